@@ -1,0 +1,170 @@
+//! The states of a job, and the only table of moves between them (SPEC 3.2).
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum JobState {
+    /// Stored; waits for its time or for the jobs it depends on.
+    Pending,
+    /// Ready to be taken.
+    Queued,
+    /// A worker is being started for it.
+    Scheduled,
+    /// Handed to a worker that has not started it yet.
+    Assigned,
+    /// Running.
+    Processing,
+    /// Failed, waits for its next try.
+    Retrying,
+    Completed,
+    /// Out of tries: stands among the dead letters.
+    Failed,
+    Cancelled,
+}
+
+impl JobState {
+    pub const ALL: [JobState; 9] = [
+        JobState::Pending,
+        JobState::Queued,
+        JobState::Scheduled,
+        JobState::Assigned,
+        JobState::Processing,
+        JobState::Retrying,
+        JobState::Completed,
+        JobState::Failed,
+        JobState::Cancelled,
+    ];
+
+    /// Whether a job in this state may become `next`. A state is never a transition to itself.
+    pub fn can_transition_to(self, next: JobState) -> bool {
+        use JobState::*;
+        match self {
+            Pending => matches!(next, Queued | Cancelled | Failed),
+            Queued => matches!(next, Scheduled | Assigned | Cancelled | Failed),
+            Scheduled => matches!(next, Assigned | Queued | Retrying | Failed | Cancelled),
+            Assigned => matches!(next, Processing | Queued | Retrying | Failed | Cancelled),
+            // `Queued`: handed back by a worker that drains.
+            Processing => matches!(next, Completed | Retrying | Failed | Cancelled | Queued),
+            Retrying => matches!(next, Queued | Cancelled | Failed),
+            Completed => false,
+            // By a person's retry only.
+            Failed | Cancelled => matches!(next, Pending),
+        }
+    }
+
+    pub fn is_terminal(self) -> bool {
+        matches!(self, JobState::Completed | JobState::Failed | JobState::Cancelled)
+    }
+
+    /// Whether a worker has it, or is being started for it.
+    pub fn is_held(self) -> bool {
+        matches!(self, JobState::Scheduled | JobState::Assigned | JobState::Processing)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            JobState::Pending => "PENDING",
+            JobState::Queued => "QUEUED",
+            JobState::Scheduled => "SCHEDULED",
+            JobState::Assigned => "ASSIGNED",
+            JobState::Processing => "PROCESSING",
+            JobState::Retrying => "RETRYING",
+            JobState::Completed => "COMPLETED",
+            JobState::Failed => "FAILED",
+            JobState::Cancelled => "CANCELLED",
+        }
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for JobState {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        JobState::ALL.into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Rows: from. Columns, in the order of `ALL`: to. `x` is a legal move.
+    const TABLE: [(&str, &str); 9] = [
+        //             P Q S A R Y C F X
+        ("PENDING", "    . x . . . . . x x"),
+        ("QUEUED", "     . . x x . . . x x"),
+        ("SCHEDULED", "  . x . x . x . x x"),
+        ("ASSIGNED", "   . x . . x x . x x"),
+        ("PROCESSING", " . x . . . x x x x"),
+        ("RETRYING", "   . x . . . . . x x"),
+        ("COMPLETED", "  . . . . . . . . ."),
+        ("FAILED", "     x . . . . . . . ."),
+        ("CANCELLED", "  x . . . . . . . ."),
+    ];
+
+    #[test]
+    fn every_pair_of_states_is_allowed_or_refused_as_the_table_says() {
+        let mut pairs = 0;
+        for (from, row) in TABLE {
+            let from: JobState = from.parse().expect("a state");
+            for (to, mark) in JobState::ALL.into_iter().zip(row.split_whitespace()) {
+                assert_eq!(from.can_transition_to(to), mark == "x", "{from} -> {to}");
+                pairs += 1;
+            }
+        }
+        assert_eq!(pairs, 81);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for state in JobState::ALL {
+            assert_eq!(state.to_string().parse(), Ok(state));
+            assert_eq!(serde_json::to_string(&state).expect("json"), format!("\"{state}\""));
+        }
+        assert_eq!("queued".parse::<JobState>(), Err(()));
+    }
+
+    proptest! {
+        /// Walks at random along legal moves: no state repeats itself, and only a person's retry leaves a final state.
+        #[test]
+        fn a_random_walk_leaves_a_final_state_only_by_a_retry(choices in prop::collection::vec(0usize..9, 1..60)) {
+            let mut state = JobState::Pending;
+            for choice in choices {
+                let next = JobState::ALL[choice];
+                if !state.can_transition_to(next) {
+                    continue;
+                }
+                prop_assert_ne!(state, next);
+                if state.is_terminal() {
+                    prop_assert_eq!(next, JobState::Pending);
+                    prop_assert_ne!(state, JobState::Completed);
+                }
+                if next == JobState::Completed {
+                    prop_assert_eq!(state, JobState::Processing, "only what runs can complete");
+                }
+                state = next;
+            }
+        }
+
+        /// Every live state can still end, whatever happened before: nothing is stuck by construction.
+        #[test]
+        fn every_live_state_can_still_end(index in 0usize..9) {
+            let state = JobState::ALL[index];
+            if !state.is_terminal() {
+                prop_assert!(state.can_transition_to(JobState::Failed));
+                prop_assert!(state.can_transition_to(JobState::Cancelled));
+            }
+        }
+    }
+}

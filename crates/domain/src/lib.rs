@@ -1,0 +1,24 @@
+//! What jobs and workers are, and which moves are legal.
+//!
+//! Everything here is pure: no I/O, no clock (a time is handed in), no database. The other crates move things; this one says
+//! what may be moved where.
+
+mod event;
+mod ids;
+mod job;
+pub mod job_state;
+mod log;
+mod priority;
+mod retry;
+mod time;
+pub mod worker_state;
+
+pub use event::{Event, EventKind};
+pub use ids::{JobId, NodeId, Run, WorkerId};
+pub use job::{DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
+pub use job_state::JobState;
+pub use log::{LogEntry, LogEvent, LogLine};
+pub use priority::{Ordering, Priority};
+pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
+pub use time::Timestamp;
+pub use worker_state::{WorkerCategory, WorkerState};

@@ -1,0 +1,83 @@
+//! A point in time, in milliseconds since 1970, written as RFC 3339 wherever people or programs read it.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// The latest time that is accepted from outside: the end of the year 9999.
+    pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
+
+    pub const fn from_ms(ms: i64) -> Self {
+        Timestamp(ms)
+    }
+
+    pub const fn as_ms(self) -> i64 {
+        self.0
+    }
+
+    /// Reads the system clock. Only handlers, `main` and the loop driver may call it.
+    pub fn now() -> Self {
+        Timestamp(jiff::Timestamp::now().as_millisecond())
+    }
+
+    pub fn plus_ms(self, ms: i64) -> Self {
+        Timestamp(self.0.saturating_add(ms))
+    }
+
+    /// Milliseconds from `earlier` to `self`; negative when `earlier` is later.
+    pub fn ms_since(self, earlier: Timestamp) -> i64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Reads RFC 3339 (`2026-11-15T20:00:00Z`, with any offset).
+    pub fn parse(text: &str) -> Option<Self> {
+        let at = text.parse::<jiff::Timestamp>().ok()?.as_millisecond();
+        (0..=Self::MAX.0).contains(&at).then_some(Timestamp(at))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_millisecond(self.0) {
+            Ok(at) => write!(f, "{at:.3}"),
+            Err(_) => write!(f, "{}ms", self.0),
+        }
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Timestamp::parse(&text).ok_or_else(|| de::Error::custom("must be a time like 2026-11-15T20:00:00Z"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_and_read_as_rfc_3339() {
+        let at = Timestamp::from_ms(1_763_236_800_123);
+        assert_eq!(at.to_string(), "2025-11-15T20:00:00.123Z");
+        assert_eq!(Timestamp::parse(&at.to_string()), Some(at));
+        assert_eq!(Timestamp::parse("2025-11-15T21:00:00.123+01:00"), Some(at), "an offset is understood");
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for text in ["", "yesterday", "2025-13-01T00:00:00Z", "2025-11-15", "-000001-01-01T00:00:00Z"] {
+            assert_eq!(Timestamp::parse(text), None, "{text}");
+        }
+    }
+}
