@@ -1,9 +1,14 @@
 //! Identities. All are UUIDv7, so they sort by the time they were made; a run is a number from one ever-growing sequence.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Mutex};
 
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
+use uuid::{ContextV7, Uuid};
+
+use crate::Timestamp;
+
+/// Keeps ids of the same millisecond in the order they were made.
+static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
 /// The number of one hand-out of a job. It only ever grows, so it is the fence: a report under an older run changes nothing.
 pub type Run = i64;
@@ -58,6 +63,19 @@ id!(
 );
 
 impl JobId {
+    /// A new identity for a job that is created at `at`: the time is part of the id.
+    pub fn at(at: Timestamp) -> JobId {
+        let ms = u64::try_from(at.as_ms()).unwrap_or(0);
+        let nanos = u32::try_from(ms % 1_000).unwrap_or(0) * 1_000_000;
+        JobId(Uuid::new_v7(uuid::Timestamp::from_unix(&CONTEXT, ms / 1_000, nanos)))
+    }
+
+    /// When the job was created.
+    pub fn created_at(self) -> Timestamp {
+        let ms = (self.0.as_u128() >> 80) as u64;
+        Timestamp::from_ms(i64::try_from(ms).unwrap_or(i64::MAX))
+    }
+
     /// The smallest id that a job created at `ms` could have: turns a time bound into an id bound.
     pub fn first_at_ms(ms: i64) -> JobId {
         let ms = u128::try_from(ms.max(0)).unwrap_or(0) & ((1 << 48) - 1);
@@ -76,10 +94,17 @@ mod tests {
     }
 
     #[test]
+    fn an_id_carries_the_time_of_its_job() {
+        let at = Timestamp::from_ms(1_763_236_800_123);
+        let ids: Vec<JobId> = (0..1_000).map(|_| JobId::at(at)).collect();
+        assert!(ids.is_sorted());
+        assert!(ids.iter().all(|id| id.created_at() == at));
+    }
+
+    #[test]
     fn a_time_bound_lies_before_every_id_of_that_time() {
         let id = JobId::new();
-        let (seconds, nanos) = id.0.get_timestamp().expect("version 7").to_unix();
-        let ms = i64::try_from(seconds * 1000 + u64::from(nanos) / 1_000_000).expect("small");
+        let ms = id.created_at().as_ms();
         assert!(JobId::first_at_ms(ms) <= id);
         assert!(JobId::first_at_ms(ms + 1) > id);
     }

@@ -1,1 +1,125 @@
+//! Keeps jobs, in SQLite or PostgreSQL, with one behaviour. The only crate with SQL.
+//!
+//! A job's state is where its id stands: `ready`, `waiting`, a `block` (handed out), `done`, `ended`. The `job` row is written
+//! once, at submit. One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the
+//! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
+mod error;
+mod lanes;
+mod types;
+mod plan;
+mod assemble;
+mod deal;
+mod lists;
+mod migrate;
+mod sqlite;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+
+pub use error::StoreError;
+pub use lanes::{Lane, LaneId};
+pub use types::{
+    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, JobPage, JobPatch, NodeInfo, Outcome, Page,
+    Poll, Recovered, Retention, RunEnd, RunNote, NoteKind, Signal, StoreOptions, Submitted, Tally,
+};
+
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// Everything that can be asked of the database, in the words of the domain.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Stores all jobs or none, each where it belongs (`ready`, or `waiting` for its time or its parents). A repeated
+    /// idempotency key with the same fingerprint answers with the job that exists.
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>>;
+
+    /// Hands out up to `ask.limit` ready jobs of the asked lanes under one new run number, in score order inside each queue
+    /// and in turn between queues. No job is handed out twice.
+    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim>;
+
+    /// Writes down what a running job tells: that it started, its progress, a line of log, a finished step. Answers for each
+    /// whether its run still holds the job; a note of a run that does not, changes nothing.
+    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>>;
+
+    /// Ends runs: state, log and what depends on it in one transaction. Answers for each whether its run still held the job; an
+    /// end of a run that does not, changes nothing. The same end may be told again and counts once.
+    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>>;
+
+    /// Cancels what nobody runs at once; asks for it where a worker has the job.
+    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome>;
+
+    /// Gives a failed or cancelled job new tries, under its own id.
+    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()>;
+
+    /// Changes a job that has not started.
+    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()>;
+
+    /// Removes a job that nobody runs, with all that belongs to it.
+    async fn job_delete(&self, id: JobId) -> Result<()>;
+
+    /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, expired ones fail, those that
+    /// wait for parents are looked at again.
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due>;
+
+    /// Removes up to `limit` finished jobs that are older than their retention; PostgreSQL also makes the partitions of the
+    /// coming days and drops the empty ones.
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;
+
+    /// The job whole, with its log and steps.
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
+
+    /// Jobs that match, newest first, without log and steps.
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
+
+    /// How many jobs stand where, per lane.
+    async fn counts(&self) -> Result<Counts>;
+
+    /// Makes this process known; its jobs are its own while its lease lasts.
+    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()>;
+
+    /// Renews the lease. `false`: somebody has taken this node for dead, and its jobs are not its own any more.
+    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool>;
+
+    /// Takes leave: what it still holds goes back to the queue without costing a try.
+    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize>;
+
+    /// Frees what dead nodes held: what had started costs a try and waits for `delay_ms`; the rest is ready again.
+    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered>;
+
+    /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due.
+    async fn poll(&self, node: NodeId) -> Result<Poll>;
+
+    /// All lanes known so far.
+    async fn lanes(&self) -> Result<Vec<Lane>>;
+
+    /// Whether the database answers.
+    async fn ping(&self) -> Result<()>;
+
+    /// Told after each commit that makes something ready or asks for a cancellation, on this node or on another.
+    fn signals(&self) -> tokio::sync::broadcast::Receiver<Signal>;
+
+    /// `sqlite` or `postgres`.
+    fn engine(&self) -> &'static str;
+
+    /// Finishes what is under way and closes.
+    async fn close(&self);
+}
+
+/// Opens the database that `url` names, migrating it if `options` allow.
+pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() {
+            return Err(StoreError::Setup("DATABASE_URL names no file; write sqlite:faena-data/faena.db".into()));
+        }
+        Ok(Arc::new(sqlite::Sqlite::open(path, options).await?))
+    } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        todo!()
+    } else {
+        Err(StoreError::Setup(
+            "DATABASE_URL is not understood; write sqlite:faena-data/faena.db or postgres://user:password@host/database".into(),
+        ))
+    }
+}

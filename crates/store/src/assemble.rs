@@ -1,0 +1,214 @@
+//! Puts the rows of one job together into what people see.
+
+use faena_domain::{
+    ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, Progress, RetryOn, Run, Step, Timestamp,
+};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::{Lane, Result, StoreError};
+
+pub struct JobRow {
+    pub id: JobId,
+    pub lane: Lane,
+    pub correlation: Option<String>,
+    pub options: JobOptions,
+    pub payload: String,
+}
+
+/// Where the job stands.
+pub enum Place {
+    Ready { ready_at: Timestamp, retry_count: u32 },
+    Waiting { state: JobState, due_at: Timestamp, blocked: bool, retry_count: u32 },
+    /// In a block, nothing told yet.
+    Assigned { run: Run, claimed_at: Timestamp, ready_at: Timestamp, retry_count: u32 },
+    Running(RunningRow),
+    Finished(FinishedRow),
+    /// The job row is there and nothing else: it was caught between two places by a read that is not one snapshot.
+    Between,
+}
+
+pub struct RunningRow {
+    pub run: Run,
+    pub worker: Uuid,
+    pub retry_count: u32,
+    pub ready_at: Timestamp,
+    pub claimed_at: Timestamp,
+    pub started_at: Timestamp,
+    pub updated_at: Timestamp,
+    pub progress: Option<String>,
+}
+
+/// How a run ended: the last one (`done`, `ended`) or an earlier one (`attempt`).
+pub struct FinishedRow {
+    pub state: JobState,
+    pub run: Run,
+    pub retry_count: u32,
+    pub worker: Option<Uuid>,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Timestamp,
+    pub result: Option<String>,
+    pub error: Option<String>,
+    pub reason: Option<String>,
+    pub log: String,
+}
+
+/// What belongs to the job besides; only read when it is shown whole.
+#[derive(Default)]
+pub struct Details {
+    pub attempts: Vec<FinishedRow>,
+    pub notes: Vec<(Option<Run>, String)>,
+    pub steps: Vec<(String, Run, Timestamp, String)>,
+}
+
+pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
+    match text {
+        None => Ok(JobOptions::default()),
+        Some(text) => serde_json::from_str(text).map_err(|e| StoreError::Broken(format!("options of a job: {e}"))),
+    }
+}
+
+pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
+    let created_at = row.id.created_at();
+    let options = row.options;
+    let retry = &options.retry;
+    let mut log = vec![LogEntry { timestamp: created_at, event: LogEvent::Created, details: String::new(), run: None }];
+    for attempt in &details.attempts {
+        LogEntry::read_chunk(&attempt.log, Some(attempt.run), &mut log);
+    }
+    for (run, chunk) in &details.notes {
+        LogEntry::read_chunk(chunk, *run, &mut log);
+    }
+    let steps = details
+        .steps
+        .into_iter()
+        .map(|(name, run, at, result)| Ok(Step { name, result: raw(result)?, at, run }))
+        .collect::<Result<Vec<Step>>>()?;
+    for step in &steps {
+        log.push(LogEntry {
+            timestamp: step.at,
+            event: LogEvent::StepCompleted,
+            details: step.name.clone(),
+            run: Some(step.run),
+        });
+    }
+    let last_attempt = details.attempts.last();
+
+    let mut view = JobView {
+        id: row.id,
+        name: options.name.clone().unwrap_or_else(|| row.lane.kind.clone()),
+        kind: row.lane.kind,
+        queue: row.lane.queue,
+        status: JobState::Queued,
+        priority: row.lane.priority,
+        payload: raw(row.payload)?,
+        max_retries: retry.max_retries,
+        retry_count: 0,
+        retry_delay: retry.retry_delay_ms,
+        backoff_multiplier: retry.backoff_multiplier,
+        max_delay: retry.max_delay_ms,
+        retry_delays: retry.retry_delays_ms.clone(),
+        jitter: retry.jitter,
+        retry_on: match &retry.retry_on {
+            RetryOn::All => "all".into(),
+            RetryOn::Transient => "transient".into(),
+            RetryOn::Patterns(patterns) => patterns.clone().into(),
+        },
+        timeout_ms: options.timeout_ms,
+        created_at,
+        updated_at: created_at,
+        scheduled_at: options.scheduled_at,
+        expires_at: options.expires_at,
+        queued_at: None,
+        started_at: None,
+        completed_at: None,
+        next_try_at: None,
+        result: None,
+        error: last_attempt.and_then(|attempt| attempt.error.clone()),
+        error_reason: last_attempt.and_then(|attempt| attempt.reason.as_deref().and_then(ErrorReason::parse)),
+        progress: None,
+        steps,
+        execution_log: Vec::new(),
+        schedule_id: options.schedule_id,
+        worker_id: None,
+        run: last_attempt.map(|attempt| attempt.run),
+        webhook_url: options.webhook_url,
+        correlation_id: row.correlation.unwrap_or_else(|| row.id.to_string()),
+        idempotency_key: options.idempotency_key,
+        unique_key: options.unique_key,
+        concurrency_key: options.concurrency_key,
+        depends_on: options.depends_on,
+        tags: options.tags,
+    };
+
+    let mut derived = |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
+    match place {
+        Place::Ready { ready_at, retry_count } => {
+            derived(ready_at, LogEvent::Queued, None);
+            view.queued_at = Some(ready_at);
+            view.retry_count = retry_count;
+        }
+        Place::Waiting { state, due_at, blocked, retry_count } => {
+            view.status = state;
+            view.retry_count = retry_count;
+            view.next_try_at = (state == JobState::Retrying && !blocked).then_some(due_at);
+        }
+        Place::Assigned { run, claimed_at, ready_at, retry_count } => {
+            derived(ready_at, LogEvent::Queued, Some(run));
+            derived(claimed_at, LogEvent::Assigned, Some(run));
+            view.status = JobState::Assigned;
+            view.queued_at = Some(ready_at);
+            view.run = Some(run);
+            view.retry_count = retry_count;
+        }
+        Place::Running(running) => {
+            derived(running.ready_at, LogEvent::Queued, Some(running.run));
+            derived(running.claimed_at, LogEvent::Assigned, Some(running.run));
+            derived(running.started_at, LogEvent::Started, Some(running.run));
+            view.status = JobState::Processing;
+            view.queued_at = Some(running.ready_at);
+            view.started_at = Some(running.started_at);
+            view.updated_at = running.updated_at;
+            view.run = Some(running.run);
+            view.worker_id = Some(running.worker.to_string());
+            view.retry_count = running.retry_count;
+            view.progress = running.progress.as_deref().and_then(|text| serde_json::from_str::<Progress>(text).ok());
+        }
+        Place::Finished(end) => {
+            LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), &mut log);
+            view.queued_at = log.iter().rev().find(|e| e.event == LogEvent::Queued).map(|e| e.timestamp);
+            view.status = end.state;
+            view.retry_count = end.retry_count;
+            view.started_at = end.started_at;
+            view.completed_at = Some(end.finished_at);
+            view.run = if end.run > 0 { Some(end.run) } else { view.run };
+            view.worker_id = end.worker.map(|worker| worker.to_string());
+            view.result = end.result.map(raw).transpose()?;
+            view.error = end.error;
+            view.error_reason = end.reason.as_deref().and_then(ErrorReason::parse);
+        }
+        Place::Between => {}
+    }
+    log.sort_by_key(|entry| (entry.timestamp, rank(entry.event)));
+    view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
+    view.execution_log = log;
+    Ok(view)
+}
+
+/// The order of what happens within one millisecond.
+fn rank(event: LogEvent) -> u8 {
+    match event {
+        LogEvent::Created => 0,
+        LogEvent::RetriedByPerson | LogEvent::ParentsDone => 1,
+        LogEvent::Queued => 2,
+        LogEvent::Assigned => 3,
+        LogEvent::Started => 4,
+        LogEvent::Completed | LogEvent::Failed | LogEvent::Cancelled => 7,
+        LogEvent::RetrySuccess => 6,
+        _ => 5,
+    }
+}
+
+fn raw(text: String) -> Result<Box<RawValue>> {
+    RawValue::from_string(text).map_err(|e| StoreError::Broken(format!("stored JSON: {e}")))
+}

@@ -1,0 +1,172 @@
+//! Which rows a submit writes: decided once, written by both engines.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use faena_domain::{Fault, JobId, JobState, NewJob, OnParentFailure, Timestamp};
+
+use crate::{LaneId, StoreError, Tally};
+
+/// Labels are the things besides its lane that a job can be listed by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i16)]
+pub enum LabelKind {
+    Tag = 0,
+    Schedule = 1,
+}
+
+/// Keys name at most one job each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(i16)]
+pub enum KeyKind {
+    Idempotency = 0,
+    /// Held until the job has finished.
+    Unique = 1,
+}
+
+pub struct PlannedJob {
+    pub id: JobId,
+    pub lane: LaneId,
+    pub correlation: Option<String>,
+    pub options: Option<String>,
+    pub payload: String,
+    pub place: Placement,
+    pub labels: Vec<(LabelKind, String)>,
+    pub expires_at: Option<Timestamp>,
+    pub parents: Vec<JobId>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Placement {
+    Ready,
+    Delayed { due_at: Timestamp },
+    /// Waits for parents; looked at again at this time even if nobody tells.
+    Blocked { look_again_at: Timestamp },
+    /// A parent has ended badly already.
+    Cancelled { cause: String },
+}
+
+impl Placement {
+    pub fn state(&self) -> JobState {
+        match self {
+            Placement::Ready => JobState::Queued,
+            Placement::Delayed { .. } | Placement::Blocked { .. } => JobState::Pending,
+            Placement::Cancelled { .. } => JobState::Cancelled,
+        }
+    }
+}
+
+/// What is known about a parent: `None` while it has not finished.
+pub type Parents = HashMap<JobId, Option<JobState>>;
+
+/// Faults of parents that do not exist. `siblings` are the jobs of the same batch.
+pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError> {
+    let siblings: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
+    let mut faults = Vec::new();
+    for (index, job) in jobs.iter().enumerate() {
+        for parent in &job.options.depends_on {
+            if !known.contains_key(parent) && !siblings.contains(parent) {
+                let path = if jobs.len() == 1 { "dependsOn".into() } else { format!("jobs[{index}].dependsOn") };
+                faults.push(Fault::new(path, format!("there is no job {parent}")));
+            }
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(StoreError::Invalid(faults)) }
+}
+
+pub fn outside_parents(jobs: &[NewJob]) -> Vec<JobId> {
+    let mut parents: Vec<JobId> = jobs.iter().flat_map(|job| job.options.depends_on.iter().copied()).collect();
+    parents.sort_unstable();
+    parents.dedup();
+    parents
+}
+
+pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
+    let place = place(&job, known, now);
+    let options = &job.options;
+    let mut labels: Vec<(LabelKind, String)> = Vec::new();
+    for tag in &options.tags {
+        if !labels.iter().any(|(_, known)| known == tag) {
+            labels.push((LabelKind::Tag, tag.clone()));
+        }
+    }
+    if let Some(schedule) = &options.schedule_id {
+        labels.push((LabelKind::Schedule, schedule.clone()));
+    }
+    let text = if *options == Default::default() {
+        None
+    } else {
+        Some(serde_json::to_string(options).expect("options are JSON"))
+    };
+    PlannedJob {
+        id: job.id,
+        lane,
+        correlation: job.correlation_id.filter(|text| *text != job.id.to_string()),
+        options: text,
+        payload: job.payload,
+        parents: if matches!(place, Placement::Blocked { .. }) { job.options.depends_on.clone() } else { Vec::new() },
+        place,
+        labels,
+        expires_at: job.options.expires_at,
+    }
+}
+
+fn place(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
+    let mut open = false;
+    for parent in &job.options.depends_on {
+        match known.get(parent).copied().flatten() {
+            None => open = true,
+            Some(JobState::Completed) => {}
+            Some(_) if job.options.on_parent_failure == OnParentFailure::Run => {}
+            Some(state) => return Placement::Cancelled { cause: parent_cause(*parent, Some(state)) },
+        }
+    }
+    if open {
+        return Placement::Blocked { look_again_at: now.plus_ms(FIRST_LOOK_MS) };
+    }
+    match job.options.scheduled_at {
+        Some(due_at) if due_at > now => Placement::Delayed { due_at },
+        _ => Placement::Ready,
+    }
+}
+
+/// A job that waits for parents is told when they end. It also looks by itself, first after this time, then ever more
+/// rarely: whoever should have told may have died, or read the list of dependents just before this job joined it.
+pub const FIRST_LOOK_MS: i64 = 2_000;
+
+pub fn next_look_at(id: JobId, now: Timestamp) -> Timestamp {
+    let age_ms = now.ms_since(id.created_at());
+    now.plus_ms(age_ms.clamp(FIRST_LOOK_MS, 3_600_000))
+}
+
+pub fn parent_cause(parent: JobId, state: Option<JobState>) -> String {
+    match state {
+        Some(state) => format!("it depends on job {parent}, which is {state}"),
+        None => format!("it depends on job {parent}, which was deleted"),
+    }
+}
+
+/// Changes of the counters that one transaction makes.
+#[derive(Default, Debug)]
+pub struct Deltas(pub BTreeMap<(LaneId, Tally), i64>);
+
+impl Deltas {
+    pub fn add(&mut self, lane: LaneId, tally: Tally, n: i64) {
+        *self.0.entry((lane, tally)).or_default() += n;
+    }
+
+    pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
+        self.add(lane, from, -n);
+        self.add(lane, to, n);
+    }
+
+    pub fn columns(&self) -> (Vec<LaneId>, Vec<i16>, Vec<i64>) {
+        let changed = self.0.iter().filter(|(_, n)| **n != 0);
+        let mut columns = (Vec::new(), Vec::new(), Vec::new());
+        for ((lane, tally), n) in changed {
+            columns.0.push(*lane);
+            columns.1.push(*tally as i16);
+            columns.2.push(*n);
+        }
+        columns
+    }
+}

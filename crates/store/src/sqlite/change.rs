@@ -1,0 +1,224 @@
+//! What a person does to a job: cancel, retry, patch, delete.
+
+use faena_domain::{JobId, JobState, LogEvent, LogLine, Timestamp};
+use rusqlite::OptionalExtension;
+
+use super::{
+    end::{add_note, forget, tell_children},
+    read,
+    submit::{apply, lane_of, put_ended_without_run, put_ready, put_waiting},
+    writer::Tx,
+};
+use crate::{
+    CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    plan::{Deltas, KeyKind, LabelKind, next_look_at},
+    types::{CANCELLED, PENDING},
+};
+
+pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+    let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if state.is_terminal() {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
+    }
+    if state.is_held() {
+        tx.connection
+            .prepare_cached("INSERT OR IGNORE INTO cancel (id, reason, at) VALUES (?, ?, ?)")?
+            .execute((id.0, reason, now.as_ms()))?;
+        add_note(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
+        tx.signal(Signal::Cancel(id));
+        return Ok(CancelOutcome::Asked { state });
+    }
+    let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
+    let retry_count = take_from_line(tx, lane, id)?;
+    put_ended_without_run(tx, lane, CANCELLED, id, retry_count, reason, "cancelled", LogEvent::Cancelled, now)?;
+    forget(tx, id, true)?;
+    let mut deltas = Deltas::default();
+    deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
+    tell_children(tx, vec![id], &mut deltas, now)?;
+    apply(tx, &deltas)?;
+    Ok(CancelOutcome::Cancelled)
+}
+
+/// Removes a job from `ready` or `waiting` and says how often it was retried.
+pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<u32> {
+    let ready: Option<(i64, u32)> = tx
+        .connection
+        .prepare_cached("SELECT ready_at, retry_count FROM ready WHERE lane = ? AND id = ?")?
+        .query_row((lane, id.0), |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    if let Some((ready_at, retry_count)) = ready {
+        tx.connection
+            .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
+            .execute((lane, ready_at, id.0))?;
+        return Ok(retry_count);
+    }
+    let retry_count = tx
+        .connection
+        .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ? RETURNING retry_count")?
+        .query_row((lane, id.0), |row| row.get(0))
+        .optional()?;
+    tx.connection.prepare_cached("DELETE FROM depends WHERE child = ?")?.execute([id.0])?;
+    Ok(retry_count.unwrap_or(0))
+}
+
+pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
+    let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if !state.can_transition_to(JobState::Pending) {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be retried" });
+    }
+    let (lane, options) = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if let Some(key) = &options.unique_key {
+        let taken = tx
+            .connection
+            .prepare_cached("INSERT OR IGNORE INTO job_key (kind, key, id) VALUES (?, ?, ?)")?
+            .execute((KeyKind::Unique as i16, key, id.0))?;
+        if taken == 0 {
+            return Err(StoreError::Conflict {
+                message: "another job with this uniqueKey has not finished".into(),
+                holder: None,
+            });
+        }
+    }
+    // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
+    tx.connection.execute(
+        "INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+         SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
+         FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ? AND run > 0",
+        (lane, id.0),
+    )?;
+    tx.connection.execute(
+        "INSERT INTO note (id, run, log)
+         SELECT id, NULL, log FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ? AND run = 0",
+        (lane, id.0),
+    )?;
+    tx.connection.execute("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?", (lane, id.0))?;
+    add_note(tx, id, None, LogLine::new(now, LogEvent::RetriedByPerson, ""))?;
+    put_waiting(tx, lane, PENDING, id, now, false, 0)?;
+    let mut deltas = Deltas::default();
+    deltas.moved(lane, Tally::of(state), Tally::Pending, 1);
+    apply(tx, &deltas)
+}
+
+pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
+    let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if !matches!(state, JobState::Pending | JobState::Queued | JobState::Retrying) {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be changed" });
+    }
+    let (lane, mut options) = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    let old = tx.shared.lanes.require(lane)?;
+    let new_lane = match patch.priority {
+        Some(priority) if priority != old.priority => lane_of(tx, &old.queue, &old.kind, priority)?,
+        _ => lane,
+    };
+    let expired_before = options.expires_at;
+    patch.apply_to(&mut options);
+    let text = if options == Default::default() { None } else { Some(serde_json::to_string(&options).expect("JSON")) };
+    tx.connection
+        .prepare_cached("UPDATE job SET lane = ?, options = ?, payload = coalesce(?, payload) WHERE id = ?")?
+        .execute((new_lane, text, &patch.payload, id.0))?;
+    if expired_before != options.expires_at {
+        if let Some(at) = expired_before {
+            tx.connection.execute("DELETE FROM expiry WHERE expires_at = ? AND id = ?", (at.as_ms(), id.0))?;
+        }
+        if let Some(at) = options.expires_at {
+            tx.connection.execute("INSERT OR IGNORE INTO expiry VALUES (?, ?)", (at.as_ms(), id.0))?;
+            tx.signal(Signal::Waiting);
+        }
+    }
+
+    let blocked = tx.connection.prepare_cached("SELECT 1 FROM depends WHERE child = ? LIMIT 1")?.exists([id.0])?;
+    let place = read::line_place(tx.connection, lane, id)?;
+    let mut deltas = Deltas::default();
+    let mut new_state = state;
+    match (state, patch.scheduled_at) {
+        // Waits for its parents or its next try: only the lane can change.
+        _ if blocked || state == JobState::Retrying => {
+            tx.connection.execute("UPDATE waiting SET lane = ? WHERE lane = ? AND id = ?", (new_lane, lane, id.0))?;
+        }
+        (_, Some(when)) => {
+            let retry_count = take_from_line(tx, lane, id)?;
+            match when.filter(|due_at| *due_at > now) {
+                Some(due_at) => {
+                    put_waiting(tx, new_lane, PENDING, id, due_at, false, retry_count)?;
+                    new_state = JobState::Pending;
+                }
+                None => {
+                    put_ready(tx, new_lane, now, id, retry_count, false)?;
+                    new_state = JobState::Queued;
+                }
+            }
+        }
+        (JobState::Queued, None) => {
+            if let Some(ready_at) = place {
+                tx.connection.execute(
+                    "UPDATE ready SET lane = ? WHERE lane = ? AND ready_at = ? AND id = ?",
+                    (new_lane, lane, ready_at, id.0),
+                )?;
+                tx.signal(Signal::Ready(new_lane));
+            }
+        }
+        (_, None) => {
+            tx.connection.execute("UPDATE waiting SET lane = ? WHERE lane = ? AND id = ?", (new_lane, lane, id.0))?;
+        }
+    }
+    deltas.add(lane, Tally::of(state), -1);
+    deltas.add(new_lane, Tally::of(new_state), 1);
+    add_note(tx, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))?;
+    apply(tx, &deltas)
+}
+
+pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
+    let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if state.is_held() {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be deleted; cancel it first" });
+    }
+    let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
+    if !state.is_terminal() {
+        take_from_line(tx, lane, id)?;
+        forget(tx, id, true)?;
+    }
+    remove(tx, lane, id)?;
+    let mut deltas = Deltas::default();
+    deltas.add(lane, Tally::of(state), -1);
+    // Whoever waits for it will never see it complete.
+    tell_children(tx, vec![id], &mut deltas, Timestamp::now())?;
+    apply(tx, &deltas)
+}
+
+/// Removes a job that stands in no line, with all that belongs to it.
+pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
+    let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
+    let connection = tx.connection;
+    for tag in &options.tags {
+        connection
+            .prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?
+            .execute((LabelKind::Tag as i16, tag, id.0))?;
+    }
+    if let Some(schedule) = &options.schedule_id {
+        connection
+            .prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?
+            .execute((LabelKind::Schedule as i16, schedule, id.0))?;
+    }
+    if let Some(key) = &options.idempotency_key {
+        connection
+            .prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?
+            .execute((KeyKind::Idempotency as i16, key, id.0))?;
+    }
+    connection.prepare_cached("DELETE FROM done WHERE lane = ? AND id = ?")?.execute((lane, id.0))?;
+    connection
+        .prepare_cached("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?")?
+        .execute((lane, id.0))?;
+    connection.prepare_cached("DELETE FROM attempt WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM note WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM step WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM job WHERE id = ?")?.execute([id.0])?;
+    Ok(())
+}
+
+/// When a blocked job is looked at next, if nobody tells before.
+pub fn look_again(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached("UPDATE waiting SET due_at = ? WHERE lane = ? AND state = 0 AND id = ?")?
+        .execute((next_look_at(id, now).as_ms(), lane, id.0))?;
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! What time brings: due jobs become ready, expired ones fail, old ones go.
+
+use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
+use rusqlite::OptionalExtension;
+use uuid::Uuid;
+
+use super::{
+    change::{look_again, remove, take_from_line},
+    end::{forget, tell_children},
+    read,
+    submit::{apply, put_ended_without_run, put_ready},
+    writer::Tx,
+};
+use crate::{
+    Due, LaneId, Result, Retention, Tally,
+    plan::Deltas,
+    types::{CANCELLED, FAILED, state_of_code},
+};
+
+pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
+    let mut due = Due::default();
+    let mut deltas = Deltas::default();
+    expire(tx, limit, now, &mut due, &mut deltas)?;
+
+    let rows: Vec<(LaneId, i16, Uuid, i64, bool, u32)> = tx
+        .connection
+        .prepare_cached(
+            "SELECT lane, state, id, due_at, blocked, retry_count FROM waiting WHERE due_at <= ? ORDER BY due_at, id LIMIT ?",
+        )?
+        .query_map((now.as_ms(), limit as i64), |r| {
+            Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    due.more |= rows.len() == limit;
+    for (lane, state, id, due_at, blocked, retry_count) in rows {
+        let id = JobId(id);
+        if blocked {
+            due.unblocked += usize::from(look_at_parents(tx, lane, id, now, &mut deltas)?);
+            continue;
+        }
+        tx.connection
+            .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state = ? AND id = ?")?
+            .execute((lane, state, id.0))?;
+        put_ready(tx, lane, Timestamp::from_ms(due_at), id, retry_count, false)?;
+        deltas.moved(lane, Tally::of(state_of_code(state)), Tally::Queued, 1);
+        due.promoted += 1;
+    }
+    apply(tx, &deltas)?;
+    due.next_at = read::next_due_at(tx.connection)?;
+    Ok(due)
+}
+
+fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Deltas) -> Result<()> {
+    let rows: Vec<(i64, Uuid)> = tx
+        .connection
+        .prepare_cached("SELECT expires_at, id FROM expiry WHERE expires_at <= ? ORDER BY expires_at, id LIMIT ?")?
+        .query_map((now.as_ms(), limit as i64), |r| Ok((r.get(0)?, r.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    due.more |= rows.len() == limit;
+    for (expires_at, id) in rows {
+        let id = JobId(id);
+        tx.connection
+            .prepare_cached("DELETE FROM expiry WHERE expires_at = ? AND id = ?")?
+            .execute((expires_at, id.0))?;
+        let Some(state) = read::state_of(tx.connection, id)? else { continue };
+        if state.is_held() || state.is_terminal() {
+            continue;
+        }
+        let Some((lane, _)) = read::lane_and_options(tx.connection, id)? else { continue };
+        let retry_count = take_from_line(tx, lane, id)?;
+        let error = format!("expired at {}", Timestamp::from_ms(expires_at));
+        let reason = ErrorReason::Expired.as_str();
+        put_ended_without_run(tx, lane, FAILED, id, retry_count, &error, reason, LogEvent::Expired, now)?;
+        forget(tx, id, true)?;
+        deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
+        tell_children(tx, vec![id], deltas, now)?;
+        due.expired += 1;
+    }
+    Ok(())
+}
+
+/// Nobody told this job that its parents are done; see for itself. `true`: it waits no more.
+fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mut Deltas) -> Result<bool> {
+    look_again(tx, lane, id, now)?;
+    let parents: Vec<Uuid> = tx
+        .connection
+        .prepare_cached("SELECT parent FROM depends WHERE child = ?")?
+        .query_map([id.0], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut ended = Vec::new();
+    for parent in parents {
+        let parent = JobId(parent);
+        if read::state_of(tx.connection, parent)?.is_none_or(JobState::is_terminal) {
+            ended.push(parent);
+        }
+    }
+    tell_children(tx, ended, deltas, now)?;
+    Ok(read::state_of(tx.connection, id)? != Some(JobState::Pending))
+}
+
+pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+    let mut old: Vec<(LaneId, Tally, Uuid)> = Vec::new();
+    let lanes = tx.shared.lanes.all();
+    for lane in &lanes {
+        let kinds = [
+            (Tally::Completed, retention.completed_ms, "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4", 0),
+            (Tally::Failed, retention.failed_ms, ENDED, FAILED),
+            (Tally::Cancelled, retention.cancelled_ms, ENDED, CANCELLED),
+        ];
+        for (tally, keep_ms, sql, state) in kinds {
+            let left = limit.saturating_sub(old.len());
+            if left == 0 {
+                break;
+            }
+            let cutoff = now.plus_ms(-keep_ms).as_ms();
+            // The id carries the creation time, so the old ones stand at the front of their lane.
+            let bound = JobId::first_at_ms(cutoff).0;
+            let mut statement = tx.connection.prepare_cached(sql)?;
+            let ids: rusqlite::Result<Vec<Uuid>> = if tally == Tally::Completed {
+                statement.query_map((lane.id, bound, cutoff, left as i64), |r| r.get(0))?.collect()
+            } else {
+                statement.query_map((lane.id, bound, cutoff, left as i64, state), |r| r.get(0))?.collect()
+            };
+            old.extend(ids?.into_iter().map(|id| (lane.id, tally, id)));
+        }
+    }
+    let mut deltas = Deltas::default();
+    for (lane, tally, id) in &old {
+        remove(tx, *lane, JobId(*id))?;
+        deltas.add(*lane, *tally, -1);
+    }
+    apply(tx, &deltas)?;
+    // A request to cancel whose job ended before it was heard.
+    let hour_ago = now.plus_ms(-3_600_000).as_ms();
+    let stale: Option<Uuid> = tx
+        .connection
+        .prepare_cached("SELECT id FROM cancel WHERE at < ? LIMIT 1")?
+        .query_row([hour_ago], |row| row.get(0))
+        .optional()?;
+    if let Some(id) = stale
+        && !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_held)
+    {
+        tx.connection.execute("DELETE FROM cancel WHERE id = ?", [id])?;
+    }
+    Ok(old.len())
+}
+
+const ENDED: &str =
+    "SELECT id FROM ended WHERE lane = ?1 AND state = ?5 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4";

@@ -1,0 +1,280 @@
+//! The embedded engine: one writer thread that commits in groups, a few readers beside it.
+
+mod change;
+mod claim;
+mod due;
+mod end;
+mod nodes;
+mod read;
+mod submit;
+mod writer;
+
+use std::{fs, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+use parking_lot::Mutex;
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::broadcast;
+
+use crate::{
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered, Result,
+    Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache, migrate,
+};
+use writer::Writer;
+
+pub struct Sqlite {
+    shared: Arc<Shared>,
+    writer: Writer,
+    readers: Arc<Readers>,
+    signals: broadcast::Sender<Signal>,
+    /// Held while this process uses the file; a second `serve` on it is refused.
+    _lock: fs::File,
+}
+
+/// What the writer thread and the callers both know.
+pub struct Shared {
+    pub lanes: LaneCache,
+    pub options: StoreOptions,
+}
+
+struct Readers {
+    connections: Vec<Mutex<Connection>>,
+    next: std::sync::atomic::AtomicUsize,
+}
+
+const READERS: usize = 3;
+
+impl Sqlite {
+    pub async fn open(path: &str, options: StoreOptions) -> Result<Sqlite> {
+        let path = path.to_owned();
+        tokio::task::spawn_blocking(move || Self::open_blocking(Path::new(&path), options))
+            .await
+            .map_err(|e| StoreError::Broken(e.to_string()))?
+    }
+
+    fn open_blocking(path: &Path, options: StoreOptions) -> Result<Sqlite> {
+        let setup = |what: String| StoreError::Setup(what);
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(|e| {
+                setup(format!("cannot make the folder {}: {e}; choose another with DATABASE_URL", folder.display()))
+            })?;
+        }
+        let lock = lock_file(path)?;
+        let writer = connect(path, 16_384).map_err(|e| opening(path, e))?;
+        prepare_schema(&writer, &options).map_err(|e| match e {
+            StoreError::Unavailable(text) | StoreError::Broken(text) => {
+                setup(format!("cannot use {}: {text}", path.display()))
+            }
+            other => other,
+        })?;
+        // Whoever used this file before is gone: its lock is ours. What it held is free at once.
+        writer.execute("DELETE FROM node", [])?;
+        let mut connections = Vec::with_capacity(READERS);
+        for _ in 0..READERS {
+            let reader = connect(path, 2_048)?;
+            reader.pragma_update(None, "query_only", true)?;
+            connections.push(Mutex::new(reader));
+        }
+        let shared = Arc::new(Shared { lanes: LaneCache::default(), options });
+        shared.lanes.insert(read::lanes(&writer)?);
+        let (signals, _) = broadcast::channel(4_096);
+        let writer = Writer::start(writer, shared.clone(), signals.clone());
+        let readers = Arc::new(Readers { connections, next: Default::default() });
+        Ok(Sqlite { shared, writer, readers, signals, _lock: lock })
+    }
+
+    async fn read<T: Send + 'static>(&self, work: impl FnOnce(&Connection, &Shared) -> Result<T> + Send + 'static) -> Result<T> {
+        let readers = self.readers.clone();
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || {
+            let at = readers.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let connection = readers.connections[at % READERS].lock();
+            // One transaction, so that all rows are of one moment.
+            let snapshot = connection.unchecked_transaction()?;
+            work(&snapshot, &shared)
+        })
+        .await
+        .map_err(|e| StoreError::Broken(e.to_string()))?
+    }
+}
+
+fn lock_file(path: &Path) -> Result<fs::File> {
+    let name = format!("{}.lock", path.display());
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&name).map_err(|e| {
+        StoreError::Setup(format!("cannot write {name}: {e}; check the folder's owner, or choose another with DATABASE_URL"))
+    })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(StoreError::Setup(format!(
+            "{} is in use by another faena; stop that one, or give this one its own DATABASE_URL",
+            path.display()
+        ))),
+        Err(fs::TryLockError::Error(e)) => Err(StoreError::Setup(format!("cannot lock {name}: {e}"))),
+    }
+}
+
+fn connect(path: &Path, cache_kib: i64) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "cache_size", -cache_kib)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.pragma_update(None, "foreign_keys", false)?;
+    // 16 MiB of log between two checkpoints: large enough to write each page once per burst, small enough to stay in cache.
+    connection.pragma_update(None, "wal_autocheckpoint", 4_096)?;
+    connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
+    connection.set_prepared_statement_cache_capacity(256);
+    Ok(connection)
+}
+
+fn opening(path: &Path, error: rusqlite::Error) -> StoreError {
+    let hint = match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::NotADatabase) => "it is no SQLite database; choose another file with DATABASE_URL",
+        Some(rusqlite::ErrorCode::DiskFull) => "the disk is full; free some space",
+        Some(rusqlite::ErrorCode::ReadOnly | rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::PermissionDenied) => {
+            "the file or its folder cannot be written; check the owner, or choose another with DATABASE_URL"
+        }
+        _ => "check the file, or choose another with DATABASE_URL",
+    };
+    StoreError::Setup(format!("cannot open {}: {error}; {hint}", path.display()))
+}
+
+fn prepare_schema(connection: &Connection, options: &StoreOptions) -> Result<()> {
+    // Exclusive from the first read on: two processes cannot migrate at once, and a failure leaves the old schema.
+    connection.execute_batch("BEGIN EXCLUSIVE")?;
+    let result = migrate_in_transaction(connection, options);
+    connection.execute_batch(if result.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    result
+}
+
+fn migrate_in_transaction(connection: &Connection, options: &StoreOptions) -> Result<()> {
+    let known: bool =
+        connection.query_row("SELECT count(*) FROM sqlite_master WHERE name = 'faena_schema'", [], |row| row.get(0))?;
+    let found: i32 = if known {
+        connection.query_row("SELECT coalesce(max(version), 0) FROM faena_schema", [], |row| row.get(0))?
+    } else {
+        0
+    };
+    let missing = migrate::missing(found, options.migrate)?;
+    if !known {
+        let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
+        if tables > 0 {
+            return Err(StoreError::Setup("it holds tables that are not Faena's; choose another file".into()));
+        }
+        connection.execute_batch(
+            "CREATE TABLE faena_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)",
+        )?;
+    }
+    for migration in missing {
+        connection.execute_batch(migration.sqlite)?;
+        connection.execute(
+            "INSERT INTO faena_schema VALUES (?, ?, ?)",
+            (migration.version, migration.name, Timestamp::now().as_ms()),
+        )?;
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Store for Sqlite {
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+        self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
+    }
+
+    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
+        self.writer.call(move |tx| claim::claim(tx, ask, now)).await
+    }
+
+    async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| end::note(tx, notes)).await
+    }
+
+    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| end::end(tx, ends, now)).await
+    }
+
+    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+        let reason = reason.to_owned();
+        self.writer.call(move |tx| change::cancel(tx, id, &reason, now)).await
+    }
+
+    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| change::retry(tx, id, now)).await
+    }
+
+    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| change::patch(tx, id, patch, now)).await
+    }
+
+    async fn job_delete(&self, id: JobId) -> Result<()> {
+        self.writer.call(move |tx| change::delete(tx, id)).await
+    }
+
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
+        self.writer.call(move |tx| due::promote(tx, limit, now)).await
+    }
+
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+        let retention = retention.clone();
+        self.writer.call(move |tx| due::prune(tx, &retention, limit, now)).await
+    }
+
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
+        self.read(move |connection, shared| read::get(connection, shared, id)).await
+    }
+
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
+        let filter = filter.clone();
+        self.read(move |connection, shared| read::list(connection, shared, &filter, page)).await
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        self.read(|connection, _| read::counts(connection)).await
+    }
+
+    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| nodes::join(tx, &node, lease_ms, now)).await
+    }
+
+    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        // SQLite: the file's lock is the lease; while this process has it, nobody else can take its jobs. Nothing is written.
+        let _ = lease_ms;
+        self.read(move |connection, _| nodes::is_known(connection, node, now)).await
+    }
+
+    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| nodes::leave(tx, node, now)).await
+    }
+
+    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
+        self.writer.call(move |tx| nodes::recover(tx, delay_ms, now)).await
+    }
+
+    async fn poll(&self, node: NodeId) -> Result<Poll> {
+        self.read(move |connection, _| read::poll(connection, node)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<Lane>> {
+        Ok(self.shared.lanes.all())
+    }
+
+    async fn ping(&self) -> Result<()> {
+        // Through the writer, so that a full disk or a stuck writer is seen, without writing anything.
+        self.writer.call(|tx| Ok(tx.connection.query_row("SELECT 1", [], |_| Ok(()))?)).await
+    }
+
+    fn signals(&self) -> broadcast::Receiver<Signal> {
+        self.signals.subscribe()
+    }
+
+    fn engine(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn close(&self) {
+        self.writer.stop().await;
+    }
+}

@@ -1,0 +1,396 @@
+//! Reading: one job whole, lists, counters, what there is to do.
+
+use std::collections::BTreeMap;
+
+use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, Row};
+use uuid::Uuid;
+
+use super::{Shared, claim::block_jobs};
+use crate::{
+    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
+    lists::{self, Ask, Source},
+    types::state_of_code,
+};
+
+pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
+    let mut statement = connection.prepare("SELECT id, queue, type, priority FROM lane")?;
+    let rows = statement.query_map([], |row| {
+        let rank: i16 = row.get(3)?;
+        Ok(Lane {
+            id: row.get(0)?,
+            queue: row.get(1)?,
+            kind: row.get(2)?,
+            priority: faena_domain::Priority::from_rank(rank).unwrap_or_default(),
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+pub fn lane_and_options(connection: &Connection, id: JobId) -> Result<Option<(LaneId, JobOptions)>> {
+    let row: Option<(LaneId, Option<String>)> = connection
+        .prepare_cached("SELECT lane, options FROM job WHERE id = ?")?
+        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    row.map(|(lane, options)| Ok((lane, parse_options(options.as_deref())?))).transpose()
+}
+
+/// The state of a job, from where its id stands. `None`: there is no such job.
+pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> {
+    let lane: Option<LaneId> = connection
+        .prepare_cached("SELECT lane FROM job WHERE id = ?")?
+        .query_row([id.0], |row| row.get(0))
+        .optional()?;
+    let Some(lane) = lane else { return Ok(None) };
+    let code: Option<i16> = connection
+        .prepare_cached(
+            "SELECT 6 FROM done WHERE lane = ?1 AND id = ?2
+             UNION ALL SELECT 1 FROM ready WHERE lane = ?1 AND id = ?2
+             UNION ALL SELECT state FROM waiting WHERE lane = ?1 AND state IN (0, 5) AND id = ?2
+             UNION ALL SELECT state FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2
+             UNION ALL SELECT 4 FROM running WHERE id = ?2
+             LIMIT 1",
+        )?
+        .query_row((lane, id.0), |row| row.get(0))
+        .optional()?;
+    Ok(Some(code.map_or(JobState::Assigned, state_of_code)))
+}
+
+/// Where in `ready` a job stands.
+pub fn line_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<i64>> {
+    Ok(connection
+        .prepare_cached("SELECT ready_at FROM ready WHERE lane = ? AND id = ?")?
+        .query_row((lane, id.0), |row| row.get(0))
+        .optional()?)
+}
+
+pub fn next_due_at(connection: &Connection) -> Result<Option<Timestamp>> {
+    let next: Option<i64> = connection
+        .prepare_cached(
+            "SELECT min(at) FROM (SELECT min(due_at) AS at FROM waiting UNION ALL SELECT min(expires_at) FROM expiry)",
+        )?
+        .query_row([], |row| row.get(0))?;
+    Ok(next.map(Timestamp::from_ms))
+}
+
+pub fn counts(connection: &Connection) -> Result<Counts> {
+    let mut by_lane = BTreeMap::new();
+    let mut statement = connection.prepare_cached("SELECT lane, tally, n FROM counter")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if let Some(tally) = Tally::from_i16(row.get(1)?) {
+            by_lane.insert((row.get(0)?, tally), row.get(2)?);
+        }
+    }
+    Ok(Counts { by_lane })
+}
+
+pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
+    // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
+    let ready_lanes = connection
+        .prepare_cached(
+            "WITH RECURSIVE lanes(lane) AS (
+                 SELECT min(lane) FROM ready
+                 UNION ALL
+                 SELECT (SELECT min(lane) FROM ready WHERE ready.lane > lanes.lane) FROM lanes WHERE lane IS NOT NULL)
+             SELECT lane FROM lanes WHERE lane IS NOT NULL",
+        )?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    // SQLite: there is one node, so every request is for it.
+    let _ = node;
+    let cancels = connection
+        .prepare_cached("SELECT id, reason FROM cancel LIMIT 1000")?
+        .query_map([], |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(Poll { ready_lanes, cancels, next_due_at: next_due_at(connection)?, nodes: 1 })
+}
+
+pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobView>> {
+    let Some(row) = job_row(connection, shared, id)? else { return Ok(None) };
+    let details = Details {
+        attempts: connection
+            .prepare_cached(
+                "SELECT state, run, retry_count, worker, started_at, finished_at, NULL, error, reason, log
+                 FROM attempt WHERE id = ? ORDER BY run",
+            )?
+            .query_map([id.0], finished_row)?
+            .collect::<rusqlite::Result<_>>()?,
+        notes: connection
+            .prepare_cached("SELECT run, log FROM note WHERE id = ? ORDER BY sequence")?
+            .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
+            .collect::<rusqlite::Result<_>>()?,
+        steps: connection
+            .prepare_cached("SELECT name, run, at, result FROM step WHERE id = ? ORDER BY at, name")?
+            .query_map([id.0], |r| Ok((r.get(0)?, r.get(1)?, Timestamp::from_ms(r.get(2)?), r.get(3)?)))?
+            .collect::<rusqlite::Result<_>>()?,
+    };
+    let place = place(connection, row.lane.id, id)?;
+    assemble::view(row, place, details).map(Some)
+}
+
+fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
+    type Columns = (LaneId, Option<String>, Option<String>, String);
+    let columns: Option<Columns> = connection
+        .prepare_cached("SELECT lane, correlation, options, payload FROM job WHERE id = ?")?
+        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
+        .optional()?;
+    let Some((lane, correlation, options, payload)) = columns else { return Ok(None) };
+    if !shared.lanes.contains(lane) {
+        shared.lanes.insert(lanes(connection)?);
+    }
+    Ok(Some(JobRow {
+        id,
+        lane: shared.lanes.require(lane)?,
+        correlation,
+        options: parse_options(options.as_deref())?,
+        payload,
+    }))
+}
+
+fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
+    if let Some(end) = connection
+        .prepare_cached(
+            "SELECT 6, run, retry_count, worker, started_at, finished_at, result, NULL, NULL, log
+             FROM done WHERE lane = ?1 AND id = ?2
+             UNION ALL
+             SELECT state, run, retry_count, worker, started_at, finished_at, NULL, error, reason, log
+             FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2",
+        )?
+        .query_row((lane, id.0), finished_row)
+        .optional()?
+    {
+        return Ok(Place::Finished(end));
+    }
+    if let Some(place) = connection
+        .prepare_cached("SELECT ready_at, retry_count FROM ready WHERE lane = ? AND id = ?")?
+        .query_row((lane, id.0), |r| {
+            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)? })
+        })
+        .optional()?
+    {
+        return Ok(place);
+    }
+    if let Some(place) = connection
+        .prepare_cached(
+            "SELECT state, due_at, blocked, retry_count FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ?",
+        )?
+        .query_row((lane, id.0), |r| {
+            Ok(Place::Waiting {
+                state: state_of_code(r.get(0)?),
+                due_at: Timestamp::from_ms(r.get(1)?),
+                blocked: r.get(2)?,
+                retry_count: r.get(3)?,
+            })
+        })
+        .optional()?
+    {
+        return Ok(place);
+    }
+    if let Some(running) = connection
+        .prepare_cached(
+            "SELECT running.run, worker, retry_count, ready_at, coalesce(block.claimed_at, started_at), started_at,
+                    updated_at, progress
+             FROM running LEFT JOIN block ON block.run = running.run WHERE running.id = ?",
+        )?
+        .query_row([id.0], |r| {
+            Ok(RunningRow {
+                run: r.get(0)?,
+                worker: r.get(1)?,
+                retry_count: r.get(2)?,
+                ready_at: Timestamp::from_ms(r.get(3)?),
+                claimed_at: Timestamp::from_ms(r.get(4)?),
+                started_at: Timestamp::from_ms(r.get(5)?),
+                updated_at: Timestamp::from_ms(r.get(6)?),
+                progress: r.get(7)?,
+            })
+        })
+        .optional()?
+    {
+        return Ok(Place::Running(running));
+    }
+    let mut blocks =
+        connection.prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries FROM block ORDER BY run DESC")?;
+    let mut rows = blocks.query([])?;
+    while let Some(row) = rows.next()? {
+        let ids: Vec<u8> = row.get(3)?;
+        let retries: Option<Vec<u8>> = row.get(4)?;
+        if let Some((_, retry_count)) = block_jobs(&ids, retries.as_deref()).into_iter().find(|(held, _)| *held == id) {
+            return Ok(Place::Assigned {
+                run: row.get(0)?,
+                claimed_at: Timestamp::from_ms(row.get(1)?),
+                ready_at: Timestamp::from_ms(row.get(2)?).max(id.created_at()),
+                retry_count,
+            });
+        }
+    }
+    Ok(Place::Between)
+}
+
+fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
+    Ok(FinishedRow {
+        state: state_of_code(row.get(0)?),
+        run: row.get(1)?,
+        retry_count: row.get(2)?,
+        worker: row.get(3)?,
+        started_at: row.get::<_, Option<i64>>(4)?.map(Timestamp::from_ms),
+        finished_at: Timestamp::from_ms(row.get(5)?),
+        result: row.get(6)?,
+        error: row.get(7)?,
+        reason: row.get(8)?,
+        log: row.get(9)?,
+    })
+}
+
+pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
+    let counts = counts(connection)?;
+    shared.lanes.insert(lanes(connection)?);
+    let ask = Ask::new(filter, page, &shared.lanes.all(), |key| key_holders(connection, key))?;
+    let (ids, total) = match &ask.source {
+        Source::Nothing => (Vec::new(), (0, true)),
+        Source::Lanes(lanes) => {
+            let ids = ids_by_lane(connection, &ask, lanes)?;
+            let total = match ask.counted(&counts, lanes) {
+                Some(total) => (total, true),
+                None => {
+                    let held = if ask.wants_held() { held_ids(connection, &ask, lanes, lists::COUNT_LIMIT)?.len() } else { 0 };
+                    (count_by_lane(connection, &ask, lanes)? + held as u64, false)
+                }
+            };
+            (ids, total)
+        }
+        Source::Label { .. } | Source::Correlation(_) | Source::Ids(_) => {
+            let all = ids_by_label(connection, &ask)?;
+            let complete = all.len() < lists::COUNT_LIMIT;
+            let mut matching = Vec::new();
+            for id in all {
+                if let Some((state, lane)) = state_of_and_lane(connection, id)?
+                    && ask.matches(state, lane)
+                {
+                    matching.push(id);
+                }
+            }
+            let total = (matching.len() as u64, complete);
+            (ask.cut(matching), total)
+        }
+    };
+    let mut jobs = Vec::with_capacity(ids.len());
+    let next = ask.next(&ids);
+    for id in ids {
+        if let Some(row) = job_row(connection, shared, id)? {
+            let place = place(connection, row.lane.id, id)?;
+            let mut view = assemble::view(row, place, Details::default())?;
+            view.execution_log = Vec::new();
+            jobs.push(view);
+        }
+    }
+    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
+}
+
+fn state_of_and_lane(connection: &Connection, id: JobId) -> Result<Option<(JobState, LaneId)>> {
+    let lane = lane_and_options(connection, id)?.map(|(lane, _)| lane);
+    Ok(state_of(connection, id)?.zip(lane))
+}
+
+/// The newest matching ids: the newest of each lane and place, put together.
+fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result<Vec<JobId>> {
+    let mut ids = Vec::new();
+    for lane in lanes {
+        for sql in ask.places(
+            "SELECT id FROM ready WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
+            |state| format!("SELECT id FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
+            "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
+            |state| format!("SELECT id FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
+        ) {
+            let mut statement = connection.prepare_cached(&sql)?;
+            let rows = statement.query_map((lane, ask.before.0, ask.from.0, ask.wanted as i64), |r| r.get::<_, Uuid>(0))?;
+            for id in rows {
+                ids.push(JobId(id?));
+            }
+        }
+    }
+    if ask.wants_held() {
+        ids.extend(held_ids(connection, ask, lanes, ask.wanted)?);
+    }
+    Ok(ask.cut_sorted(ids))
+}
+
+/// Jobs that are handed out: few at any time.
+fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], limit: usize) -> Result<Vec<JobId>> {
+    let mut held = Vec::new();
+    let mut statement = connection.prepare_cached("SELECT ids FROM block")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let ids: Vec<u8> = row.get(0)?;
+        held.extend(block_jobs(&ids, None).into_iter().map(|(id, _)| id));
+    }
+    held.retain(|id| *id < ask.before && *id >= ask.from);
+    held.sort_unstable();
+    held.dedup();
+    let mut ids = Vec::new();
+    for id in held.into_iter().rev() {
+        if ids.len() >= limit {
+            break;
+        }
+        if let Some((state, lane)) = state_of_and_lane(connection, id)?
+            && ask.wants(state)
+            && state.is_held()
+            && lanes.contains(&lane)
+        {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result<u64> {
+    let mut total: u64 = 0;
+    for lane in lanes {
+        for sql in ask.places(
+            "SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
+            |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
+            "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
+            |state| format!("SELECT count(*) FROM (SELECT 1 FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
+        ) {
+            let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
+            let count: i64 = connection
+                .prepare_cached(&sql)?
+                .query_row((lane, ask.upper.0, ask.from.0, left), |row| row.get(0))?;
+            total += count.unsigned_abs();
+        }
+    }
+    Ok(total)
+}
+
+fn ids_by_label(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
+    let limit = lists::COUNT_LIMIT as i64;
+    let ids: rusqlite::Result<Vec<Uuid>> = match &ask.source {
+        Source::Label { kind, value } => connection
+            .prepare_cached("SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
+            .query_map((*kind as i16, value, ask.before.0, ask.from.0, limit), |r| r.get(0))?
+            .collect(),
+        Source::Correlation(text) => {
+            let mut ids: Vec<Uuid> = connection
+                .prepare_cached("SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
+                .query_map((text, ask.before.0, ask.from.0, limit), |r| r.get(0))?
+                .collect::<rusqlite::Result<_>>()?;
+            if let Some(own) = ask.own_correlation(text).filter(|id| *id < ask.before && *id >= ask.from)
+                && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
+            {
+                ids.push(own.0);
+            }
+            ids.sort_unstable_by(|a, b| b.cmp(a));
+            Ok(ids)
+        }
+        Source::Ids(ids) => Ok(ids.iter().filter(|id| **id < ask.before && **id >= ask.from).map(|id| id.0).collect()),
+        Source::Lanes(_) | Source::Nothing => Ok(Vec::new()),
+    };
+    Ok(ids?.into_iter().map(JobId).collect())
+}
+
+fn key_holders(connection: &Connection, key: &str) -> Result<Vec<JobId>> {
+    let mut statement = connection.prepare_cached("SELECT id FROM job_key WHERE kind IN (0, 1) AND key = ?")?;
+    let ids = statement.query_map([key], |row| Ok(JobId(row.get(0)?)))?.collect::<rusqlite::Result<_>>();
+    ids.map_err(StoreError::from)
+}

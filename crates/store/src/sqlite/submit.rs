@@ -1,0 +1,214 @@
+//! Submit: the rows of new jobs.
+
+use std::collections::HashMap;
+
+use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Priority, Timestamp};
+use rusqlite::OptionalExtension;
+
+use super::{read, writer::Tx};
+use crate::{
+    Lane, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    lanes::{MAX_LANES, too_many_lanes},
+    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
+    types::{CANCELLED, PENDING},
+};
+
+pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+    let mut known = Parents::new();
+    for parent in plan::outside_parents(&jobs) {
+        if let Some(state) = read::state_of(tx.connection, parent)? {
+            known.insert(parent, state.is_terminal().then_some(state));
+        }
+    }
+    plan::check_parents(&jobs, &known)?;
+
+    let mut existing: HashMap<JobId, Submitted> = HashMap::new();
+    for job in &jobs {
+        if let Some(found) = take_keys(tx, job)? {
+            known.insert(found.id, found.status.is_terminal().then_some(found.status));
+            existing.insert(job.id, found);
+        }
+    }
+    for job in &mut jobs {
+        for parent in &mut job.options.depends_on {
+            if let Some(found) = existing.get(parent) {
+                *parent = found.id;
+            }
+        }
+    }
+
+    let mut deltas = Deltas::default();
+    let mut answers = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        if let Some(found) = existing.remove(&job.id) {
+            answers.push(found);
+            continue;
+        }
+        let lane = lane_of(tx, &job.queue, &job.kind, job.priority)?;
+        let planned = plan::plan(job, lane, &known, now);
+        insert(tx, &planned, now)?;
+        deltas.add(lane, Tally::of(planned.place.state()), 1);
+        answers.push(Submitted {
+            id: planned.id,
+            status: planned.place.state(),
+            created_at: planned.id.created_at(),
+            existed: false,
+        });
+    }
+    apply(tx, &deltas)?;
+    Ok(answers)
+}
+
+/// Takes the job's keys, or finds the job that has its idempotency key already.
+fn take_keys(tx: &Tx, job: &NewJob) -> Result<Option<Submitted>> {
+    let mut find = tx.connection.prepare_cached("SELECT id, fingerprint FROM job_key WHERE kind = ? AND key = ?")?;
+    let mut holder = |kind: KeyKind, key: &str| {
+        find.query_row((kind as i16, key), |row| Ok((JobId(row.get(0)?), row.get::<_, Option<Vec<u8>>>(1)?))).optional()
+    };
+    let mut insert =
+        tx.connection.prepare_cached("INSERT INTO job_key (kind, key, id, fingerprint) VALUES (?, ?, ?, ?)")?;
+    if let Some(key) = &job.options.idempotency_key {
+        if let Some((id, fingerprint)) = holder(KeyKind::Idempotency, key)? {
+            if fingerprint.as_deref() != job.fingerprint.as_ref().map(|f| f.as_slice()) {
+                return Err(StoreError::Conflict {
+                    message: "this idempotency key was used for another request".into(),
+                    holder: Some(id),
+                });
+            }
+            let status = read::state_of(tx.connection, id)?.unwrap_or(JobState::Completed);
+            return Ok(Some(Submitted { id, status, created_at: id.created_at(), existed: true }));
+        }
+        insert.execute((KeyKind::Idempotency as i16, key, job.id.0, job.fingerprint.as_ref().map(|f| f.as_slice())))?;
+    }
+    if let Some(key) = &job.options.unique_key {
+        if let Some((id, _)) = holder(KeyKind::Unique, key)? {
+            return Err(StoreError::Conflict {
+                message: format!("job {id} with this uniqueKey has not finished"),
+                holder: Some(id),
+            });
+        }
+        insert.execute((KeyKind::Unique as i16, key, job.id.0, None::<&[u8]>))?;
+    }
+    Ok(None)
+}
+
+fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
+    let connection = tx.connection;
+    connection
+        .prepare_cached("INSERT INTO job (id, lane, correlation, options, payload) VALUES (?, ?, ?, ?, ?)")?
+        .execute((job.id.0, job.lane, &job.correlation, &job.options, &job.payload))?;
+    match &job.place {
+        Placement::Ready => put_ready(tx, job.lane, job.id.created_at(), job.id, 0, false)?,
+        Placement::Delayed { due_at } => put_waiting(tx, job.lane, PENDING, job.id, *due_at, false, 0)?,
+        Placement::Blocked { look_again_at } => put_waiting(tx, job.lane, PENDING, job.id, *look_again_at, true, 0)?,
+        Placement::Cancelled { cause } => {
+            put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", LogEvent::Cancelled, now)?;
+        }
+    }
+    for (kind, value) in &job.labels {
+        connection
+            .prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?
+            .execute((*kind as i16, value, job.id.0))?;
+    }
+    if let Some(expires_at) = job.expires_at {
+        connection
+            .prepare_cached("INSERT INTO expiry (expires_at, id) VALUES (?, ?)")?
+            .execute((expires_at.as_ms(), job.id.0))?;
+        tx.signal(Signal::Waiting);
+    }
+    for parent in &job.parents {
+        connection
+            .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?
+            .execute((parent.0, job.id.0))?;
+    }
+    Ok(())
+}
+
+pub fn put_ready(tx: &Tx, lane: LaneId, ready_at: Timestamp, id: JobId, retry_count: u32, start_first: bool) -> Result<()> {
+    tx.connection
+        .prepare_cached("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) VALUES (?, ?, ?, ?, ?)")?
+        .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first))?;
+    tx.signal(Signal::Ready(lane));
+    Ok(())
+}
+
+pub fn put_waiting(
+    tx: &Tx,
+    lane: LaneId,
+    state: i16,
+    id: JobId,
+    due_at: Timestamp,
+    blocked: bool,
+    retry_count: u32,
+) -> Result<()> {
+    tx.connection
+        .prepare_cached("INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) VALUES (?, ?, ?, ?, ?, ?)")?
+        .execute((lane, state, id.0, due_at.as_ms(), blocked, retry_count))?;
+    tx.signal(Signal::Waiting);
+    Ok(())
+}
+
+/// Ends a job that is in nobody's hands.
+#[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
+pub fn put_ended_without_run(
+    tx: &Tx,
+    lane: LaneId,
+    state: i16,
+    id: JobId,
+    retry_count: u32,
+    error: &str,
+    reason: &str,
+    event: LogEvent,
+    now: Timestamp,
+) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
+             VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        )?
+        .execute((
+            lane,
+            state,
+            id.0,
+            now.as_ms(),
+            retry_count,
+            error,
+            reason,
+            LogLine::chunk(&[LogLine::new(now, event, error)]),
+        ))?;
+    Ok(())
+}
+
+pub fn lane_of(tx: &Tx, queue: &str, kind: &str, priority: Priority) -> Result<LaneId> {
+    if let Some(id) = tx.shared.lanes.id_of(queue, kind, priority) {
+        return Ok(id);
+    }
+    let found = tx
+        .connection
+        .prepare_cached("SELECT id FROM lane WHERE queue = ? AND type = ? AND priority = ?")?
+        .query_row((queue, kind, priority.rank()), |row| row.get(0))
+        .optional()?;
+    let id = match found {
+        Some(id) => id,
+        None => {
+            if tx.shared.lanes.len() + tx.new_lanes.borrow().len() >= MAX_LANES {
+                return Err(too_many_lanes());
+            }
+            tx.connection
+                .prepare_cached("INSERT INTO lane (queue, type, priority) VALUES (?, ?, ?) RETURNING id")?
+                .query_row((queue, kind, priority.rank()), |row| row.get(0))?
+        }
+    };
+    tx.new_lanes.borrow_mut().push(Lane { id, queue: queue.into(), kind: kind.into(), priority });
+    Ok(id)
+}
+
+pub fn apply(tx: &Tx, deltas: &Deltas) -> Result<()> {
+    let mut statement = tx.connection.prepare_cached(
+        "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",
+    )?;
+    for ((lane, tally), n) in deltas.0.iter().filter(|(_, n)| **n != 0) {
+        statement.execute((lane, *tally as i16, n))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! The one writer. Whatever is asked of it while it commits goes into the next commit together.
+//!
+//! Each call runs in a savepoint of the shared transaction, so that one that fails takes nothing of the others with it. Answers
+//! and signals leave after the commit.
+
+use std::{cell::RefCell, sync::Arc, thread};
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::Shared;
+use crate::{Lane, Result, Signal, StoreError};
+
+/// Calls that wait for the writer; whoever comes then waits for a place.
+const QUEUE: usize = 4_096;
+/// Calls that share one commit.
+const GROUP: usize = 512;
+
+type Answer = Box<dyn FnOnce(std::result::Result<(), String>) + Send>;
+/// Given no transaction when that was lost before its turn.
+type Call = Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>;
+
+pub struct Writer {
+    calls: Mutex<Option<mpsc::Sender<Call>>>,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+/// What a call may use: the connection inside the shared transaction, and what it leaves for after the commit.
+pub struct Tx<'a> {
+    pub connection: &'a Connection,
+    pub shared: &'a Shared,
+    pub new_lanes: RefCell<Vec<Lane>>,
+    pub signals: RefCell<Vec<Signal>>,
+}
+
+impl Tx<'_> {
+    pub fn signal(&self, signal: Signal) {
+        let mut signals = self.signals.borrow_mut();
+        if !signals.contains(&signal) {
+            signals.push(signal);
+        }
+    }
+}
+
+impl Writer {
+    pub fn start(connection: Connection, shared: Arc<Shared>, signals: broadcast::Sender<Signal>) -> Writer {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let thread = thread::Builder::new()
+            .name("sqlite-writer".into())
+            .spawn(move || run(connection, &shared, &signals, receiver))
+            .expect("a thread can be started");
+        Writer { calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) }
+    }
+
+    /// Runs `work` in the next shared transaction and answers after its commit.
+    pub async fn call<T: Send + 'static>(&self, work: impl FnOnce(&Tx) -> Result<T> + Send + 'static) -> Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        let call: Call = Box::new(move |tx| {
+            let result = tx.map(work);
+            let kept = matches!(result, Some(Ok(_)));
+            let answer: Answer = Box::new(move |commit| {
+                let answer = match (commit, result) {
+                    (Ok(()), Some(result)) => result,
+                    (Ok(()), None) => Err(closed()),
+                    (Err(error), _) => Err(StoreError::Unavailable(error)),
+                };
+                // Nobody waits any more when the caller went away; the work is done all the same.
+                let _ = sender.send(answer);
+            });
+            (kept, answer)
+        });
+        let calls = self.calls.lock().clone().ok_or_else(closed)?;
+        calls.send(call).await.map_err(|_| closed())?;
+        receiver.await.map_err(|_| closed())?
+    }
+
+    pub async fn stop(&self) {
+        self.calls.lock().take();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".into())
+}
+
+fn run(connection: Connection, shared: &Shared, signals: &broadcast::Sender<Signal>, mut calls: mpsc::Receiver<Call>) {
+    while let Some(first) = calls.blocking_recv() {
+        commit_group(&connection, shared, signals, first, &mut calls);
+    }
+    // Leaves a file without a log behind; not needed for safety.
+    let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+}
+
+fn commit_group(
+    connection: &Connection,
+    shared: &Shared,
+    signals: &broadcast::Sender<Signal>,
+    first: Call,
+    calls: &mut mpsc::Receiver<Call>,
+) {
+    let tx = Tx { connection, shared, new_lanes: RefCell::default(), signals: RefCell::default() };
+    let mut answers = Vec::new();
+    let mut outcome = execute(connection, "BEGIN IMMEDIATE");
+    let mut next = Some(first);
+    while let Some(call) = next {
+        match outcome {
+            Ok(()) => {
+                let (answer, state) = in_savepoint(&tx, call);
+                answers.push(answer);
+                outcome = state;
+            }
+            Err(_) => answers.push(call(None).1),
+        }
+        next = if answers.len() < GROUP { calls.try_recv().ok() } else { None };
+    }
+    if outcome.is_ok() {
+        outcome = execute(connection, "COMMIT");
+    }
+    if outcome.is_err() && !connection.is_autocommit() {
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    if outcome.is_ok() {
+        shared.lanes.insert(tx.new_lanes.take());
+    }
+    for answer in answers {
+        answer(outcome.clone());
+    }
+    if outcome.is_ok() {
+        for signal in tx.signals.take() {
+            let _ = signals.send(signal);
+        }
+    }
+}
+
+/// Runs one call so that its failure undoes its own writes only. The second value is an error when the whole transaction is
+/// gone, as SQLite does on a full disk.
+fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
+    let lanes = tx.new_lanes.borrow().len();
+    let signals = tx.signals.borrow().len();
+    let state = execute(tx.connection, "SAVEPOINT call");
+    let (kept, answer) = call(Some(tx));
+    if tx.connection.is_autocommit() {
+        return (answer, Err("the write was refused (is the disk full?)".into()));
+    }
+    let end = if kept {
+        execute(tx.connection, "RELEASE call")
+    } else {
+        tx.new_lanes.borrow_mut().truncate(lanes);
+        tx.signals.borrow_mut().truncate(signals);
+        execute(tx.connection, "ROLLBACK TO call").and_then(|()| execute(tx.connection, "RELEASE call"))
+    };
+    (answer, state.and(end))
+}
+
+fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), String> {
+    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(|e| {
+        match StoreError::from(e) {
+            StoreError::Unavailable(text) | StoreError::Broken(text) => text,
+            other => other.to_string(),
+        }
+    })
+}

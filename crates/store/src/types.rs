@@ -1,0 +1,392 @@
+//! What goes into the verbs and comes out of them.
+
+use std::collections::{BTreeMap, HashSet};
+
+use faena_domain::{
+    ErrorReason, JobId, JobOptions, JobState, JobView, NodeId, Ordering, Priority, Progress, Run, Timestamp, WorkerId,
+};
+
+use crate::LaneId;
+
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// `false`: refuse to start on an old schema.
+    pub migrate: bool,
+    /// Queues in which a higher priority always goes first.
+    pub strict_queues: HashSet<String>,
+    /// How long one statement may take.
+    pub statement_timeout_ms: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { migrate: true, strict_queues: HashSet::new(), statement_timeout_ms: 30_000 }
+    }
+}
+
+impl StoreOptions {
+    pub fn ordering(&self, queue: &str) -> Ordering {
+        if self.strict_queues.contains(queue) { Ordering::Strict } else { Ordering::Aging }
+    }
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Submitted {
+    pub id: JobId,
+    pub status: JobState,
+    pub created_at: Timestamp,
+    /// It was there already, under the same idempotency key.
+    pub existed: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct ClaimAsk {
+    pub node: NodeId,
+    pub lanes: Vec<LaneId>,
+    pub limit: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Claim {
+    pub run: Run,
+    pub jobs: Vec<ClaimedJob>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ClaimedJob {
+    pub id: JobId,
+    pub lane: LaneId,
+    pub ready_at: Timestamp,
+    pub retry_count: u32,
+    /// It was in the hands of a process that died, and nobody knows whether it had begun: write its start down before it
+    /// begins, so that a job that kills its worker is found out.
+    pub start_first: bool,
+    pub correlation_id: Option<String>,
+    pub options: JobOptions,
+    pub payload: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct RunNote {
+    pub id: JobId,
+    pub run: Run,
+    pub lane: LaneId,
+    pub node: NodeId,
+    pub worker: WorkerId,
+    pub retry_count: u32,
+    pub ready_at: Timestamp,
+    pub started_at: Timestamp,
+    pub at: Timestamp,
+    pub kind: NoteKind,
+}
+
+#[derive(Clone, Debug)]
+pub enum NoteKind {
+    Started,
+    Progress(Progress),
+    Message(String),
+    Step { name: String, result: String },
+}
+
+/// How one run ended.
+#[derive(Clone, Debug)]
+pub struct RunEnd {
+    pub id: JobId,
+    pub run: Run,
+    pub lane: LaneId,
+    pub retry_count: u32,
+    pub ready_at: Timestamp,
+    pub worker: WorkerId,
+    pub started_at: Option<Timestamp>,
+    pub at: Timestamp,
+    /// The log of this run, from `queued` to its end.
+    pub log: String,
+    pub outcome: Outcome,
+    /// Whether more than the fast path writes may be stored about it: its start, a request to cancel, a unique key, an expiry.
+    pub on_record: bool,
+    /// All other jobs of the same hand-out have ended, so its block can go.
+    pub closes_block: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    Completed { result: Option<String> },
+    Retry { due_at: Timestamp, error: String, reason: ErrorReason },
+    Failed { error: String, reason: ErrorReason },
+    Cancelled { cause: String },
+    /// Back to the queue without costing a try.
+    HandedBack,
+}
+
+impl Outcome {
+    pub fn state(&self) -> JobState {
+        match self {
+            Outcome::Completed { .. } => JobState::Completed,
+            Outcome::Retry { .. } => JobState::Retrying,
+            Outcome::Failed { .. } => JobState::Failed,
+            Outcome::Cancelled { .. } => JobState::Cancelled,
+            Outcome::HandedBack => JobState::Queued,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CancelOutcome {
+    Cancelled,
+    /// A worker has it and has been told.
+    Asked { state: JobState },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct JobPatch {
+    pub priority: Option<Priority>,
+    pub payload: Option<String>,
+    /// `Some(None)`: as soon as possible.
+    pub scheduled_at: Option<Option<Timestamp>>,
+    pub expires_at: Option<Option<Timestamp>>,
+    pub max_retries: Option<u32>,
+    pub retry_delay_ms: Option<u64>,
+    pub timeout_ms: Option<u64>,
+}
+
+impl JobPatch {
+    pub fn apply_to(&self, options: &mut JobOptions) {
+        if let Some(scheduled_at) = self.scheduled_at {
+            options.scheduled_at = scheduled_at;
+        }
+        if let Some(expires_at) = self.expires_at {
+            options.expires_at = expires_at;
+        }
+        if let Some(max_retries) = self.max_retries {
+            options.retry.max_retries = max_retries;
+        }
+        if let Some(retry_delay_ms) = self.retry_delay_ms {
+            options.retry.retry_delay_ms = retry_delay_ms;
+        }
+        if self.timeout_ms.is_some() {
+            options.timeout_ms = self.timeout_ms;
+        }
+    }
+
+    /// For the log: what is changed, to what. Of the payload only that it is.
+    pub fn describe(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some(priority) = self.priority {
+            parts.push(format!("priority {priority}"));
+        }
+        if self.payload.is_some() {
+            parts.push("payload".into());
+        }
+        for (name, time) in [("scheduledAt", self.scheduled_at), ("expiresAt", self.expires_at)] {
+            match time {
+                Some(Some(at)) => parts.push(format!("{name} {at}")),
+                Some(None) => parts.push(format!("no {name}")),
+                None => {}
+            }
+        }
+        if let Some(n) = self.max_retries {
+            parts.push(format!("maxRetries {n}"));
+        }
+        if let Some(ms) = self.retry_delay_ms {
+            parts.push(format!("retryDelay {ms}"));
+        }
+        if let Some(ms) = self.timeout_ms {
+            parts.push(format!("timeoutMs {ms}"));
+        }
+        parts.join(", ")
+    }
+}
+
+/// What a promotion round did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Due {
+    pub promoted: usize,
+    pub expired: usize,
+    pub unblocked: usize,
+    /// When there is something to do next.
+    pub next_at: Option<Timestamp>,
+    /// There is more that is due now.
+    pub more: bool,
+}
+
+impl Due {
+    pub fn handled(&self) -> usize {
+        self.promoted + self.expired + self.unblocked
+    }
+}
+
+/// How long finished jobs are kept.
+#[derive(Clone, Debug)]
+pub struct Retention {
+    pub completed_ms: i64,
+    pub cancelled_ms: i64,
+    pub failed_ms: i64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY_MS: i64 = 24 * 3_600_000;
+        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pub states: Vec<JobState>,
+    pub priority: Option<Priority>,
+    pub kind: Option<String>,
+    pub queue: Option<String>,
+    pub tag: Option<String>,
+    pub correlation_id: Option<String>,
+    pub schedule_id: Option<String>,
+    pub created_after: Option<Timestamp>,
+    pub created_before: Option<Timestamp>,
+    /// Part of a type or queue name, or exactly an id, a correlation id, a unique or idempotency key.
+    pub q: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Page {
+    Offset { offset: usize, limit: usize },
+    /// The jobs after (older than) this one.
+    After { id: Option<JobId>, limit: usize },
+}
+
+impl Page {
+    pub fn limit(&self) -> usize {
+        match *self {
+            Page::Offset { limit, .. } | Page::After { limit, .. } => limit,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct JobPage {
+    pub jobs: Vec<JobView>,
+    pub total: u64,
+    /// `false`: there are at least `total`; counting all would take too long.
+    pub total_is_exact: bool,
+    /// Give this as `cursor` to go on.
+    pub next: Option<JobId>,
+}
+
+/// Where jobs are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(i16)]
+pub enum Tally {
+    Pending = 0,
+    Queued = 1,
+    /// Handed out: `ASSIGNED` or `PROCESSING`.
+    Held = 2,
+    Retrying = 3,
+    Completed = 4,
+    Failed = 5,
+    Cancelled = 6,
+}
+
+impl Tally {
+    pub const ALL: [Tally; 7] = [
+        Tally::Pending,
+        Tally::Queued,
+        Tally::Held,
+        Tally::Retrying,
+        Tally::Completed,
+        Tally::Failed,
+        Tally::Cancelled,
+    ];
+
+    pub fn of(state: JobState) -> Tally {
+        match state {
+            JobState::Pending => Tally::Pending,
+            JobState::Queued => Tally::Queued,
+            JobState::Scheduled | JobState::Assigned | JobState::Processing => Tally::Held,
+            JobState::Retrying => Tally::Retrying,
+            JobState::Completed => Tally::Completed,
+            JobState::Failed => Tally::Failed,
+            JobState::Cancelled => Tally::Cancelled,
+        }
+    }
+
+    pub fn from_i16(number: i16) -> Option<Tally> {
+        Tally::ALL.into_iter().find(|tally| *tally as i16 == number)
+    }
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Counts {
+    pub by_lane: BTreeMap<(LaneId, Tally), i64>,
+}
+
+impl Counts {
+    pub fn total(&self, tally: Tally) -> i64 {
+        self.by_lane.iter().filter(|((_, t), _)| *t == tally).map(|(_, n)| n).sum()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct NodeInfo {
+    pub id: NodeId,
+    /// Where it runs, for people.
+    pub name: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recovered {
+    pub nodes: usize,
+    /// Had started; a try is gone.
+    pub orphaned: usize,
+    /// Had not started, as far as is known; ready again.
+    pub returned: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Poll {
+    pub ready_lanes: Vec<LaneId>,
+    /// Jobs of this node that shall stop, with the reason.
+    pub cancels: Vec<(JobId, String)>,
+    pub next_due_at: Option<Timestamp>,
+    /// Living nodes, this one included.
+    pub nodes: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// This lane has ready jobs.
+    Ready(LaneId),
+    /// This job, wherever it runs, shall stop.
+    Cancel(JobId),
+    /// Something was put off until a time that may be earlier than what the promoter waits for.
+    Waiting,
+}
+
+/// The number by which a state is stored.
+pub fn state_code(state: JobState) -> i16 {
+    JobState::ALL.iter().position(|known| *known == state).and_then(|at| i16::try_from(at).ok()).expect("nine states")
+}
+
+pub fn state_of_code(code: i16) -> JobState {
+    usize::try_from(code).ok().and_then(|at| JobState::ALL.get(at)).copied().unwrap_or(JobState::Pending)
+}
+
+/// The order of the two kinds of finished jobs that are not completed, and of the two kinds of waiting ones.
+pub const PENDING: i16 = 0;
+pub const RETRYING: i16 = 5;
+pub const FAILED: i16 = 7;
+pub const CANCELLED: i16 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_numbers_stay_what_they_are() {
+        assert_eq!(JobState::ALL.map(state_code), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(state_code(JobState::Pending), PENDING);
+        assert_eq!(state_code(JobState::Retrying), RETRYING);
+        assert_eq!(state_code(JobState::Failed), FAILED);
+        assert_eq!(state_code(JobState::Cancelled), CANCELLED);
+        for state in JobState::ALL {
+            assert_eq!(state_of_code(state_code(state)), state);
+        }
+    }
+}
