@@ -18,6 +18,9 @@ pub enum StoreError {
     Conflict { message: String, holder: Option<JobId> },
     #[error("the request is not valid")]
     Invalid(Vec<Fault>),
+    /// Two transactions stood in each other's way; the same call works when it is made again.
+    #[error("the database is busy: {0}")]
+    Contended(String),
     /// A defect of Faena or of the database's content.
     #[error("{0}")]
     Broken(String),
@@ -44,14 +47,13 @@ impl From<tokio_postgres::Error> for StoreError {
             // server has become read-only (a demoted primary), 57014: statement timeout, 55P03: lock timeout, 40: conflicts that
             // outlived their retries, 58: I/O.
             None => StoreError::Unavailable(text),
+            Some(code) if code.starts_with("40") || code == "55P03" => StoreError::Contended(text),
             Some(code)
                 if code.starts_with("08")
                     || code.starts_with("53")
                     || code.starts_with("57")
                     || code.starts_with("58")
-                    || code.starts_with("40")
                     || code == "25006"
-                    || code == "55P03"
                     || code == "26000" =>
             {
                 StoreError::Unavailable(text)

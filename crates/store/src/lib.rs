@@ -12,6 +12,7 @@ mod assemble;
 mod deal;
 mod lists;
 mod migrate;
+mod postgres;
 mod sqlite;
 
 use std::sync::Arc;
@@ -116,7 +117,7 @@ pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
         }
         Ok(Arc::new(sqlite::Sqlite::open(path, options).await?))
     } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        todo!()
+        Ok(Arc::new(postgres::Postgres::open(url, options).await?))
     } else {
         Err(StoreError::Setup(
             "DATABASE_URL is not understood; write sqlite:faena-data/faena.db or postgres://user:password@host/database".into(),

@@ -48,13 +48,14 @@ pub struct ClaimAsk {
 
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
-    pub run: Run,
+    /// In the order in which they shall run.
     pub jobs: Vec<ClaimedJob>,
 }
 
 #[derive(Clone, Debug)]
 pub struct ClaimedJob {
     pub id: JobId,
+    pub run: Run,
     pub lane: LaneId,
     pub ready_at: Timestamp,
     pub retry_count: u32,

@@ -57,6 +57,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
             first_ready_at = first_ready_at.min(ready_at);
             jobs.push(ClaimedJob {
                 id,
+                run,
                 lane: row.lane,
                 ready_at,
                 retry_count: row.retry_count,
@@ -72,7 +73,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         .prepare_cached("INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)")?
         .execute((run, ask.node.0, now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, &deltas)?;
-    Ok(Claim { run, jobs })
+    Ok(Claim { jobs })
 }
 
 fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>>) -> Result<()> {

@@ -1,0 +1,86 @@
+//! Group commit: calls that come while one transaction runs share the next one.
+
+use std::{pin::Pin, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
+
+use super::Shared;
+use crate::{Result, StoreError};
+
+/// Calls that wait; whoever comes then waits for a place.
+const QUEUE: usize = 4_096;
+/// Calls and jobs that share one transaction.
+const GROUP: usize = 512;
+const GROUP_JOBS: usize = 2_000;
+
+pub type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// How many jobs a call carries.
+pub trait Weight {
+    fn weight(&self) -> usize;
+}
+
+pub struct Batcher<C> {
+    calls: Mutex<Option<mpsc::Sender<C>>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+type Run<C> = for<'a> fn(&'a Shared, i16, Vec<C>) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+impl<C: Weight + Send + 'static> Batcher<C> {
+    pub fn start(shared: Arc<Shared>, workers: usize, first_shard: usize, run: Run<C>) -> Batcher<C> {
+        let (sender, receiver) = mpsc::channel::<C>(QUEUE);
+        let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
+        let workers = (0..workers)
+            .map(|n| {
+                let (shared, receiver) = (shared.clone(), receiver.clone());
+                let shard = shared.shard(first_shard + n);
+                tokio::spawn(async move {
+                    while let Some(group) = next_group(&receiver).await {
+                        run(&shared, shard, group).await;
+                    }
+                })
+            })
+            .collect();
+        Batcher { calls: Mutex::new(Some(sender)), workers: Mutex::new(workers) }
+    }
+
+    pub async fn call<T>(&self, make: impl FnOnce(Answer<T>) -> C) -> Result<T> {
+        let (answer, receiver) = oneshot::channel();
+        let calls = self.calls.lock().clone().ok_or_else(closed)?;
+        calls.send(make(answer)).await.map_err(|_| closed())?;
+        receiver.await.map_err(|_| closed())?
+    }
+
+    /// Finishes what was asked and ends.
+    pub async fn stop(&self) {
+        self.calls.lock().take();
+        let workers = std::mem::take(&mut *self.workers.lock());
+        for worker in workers {
+            let _ = worker.await;
+        }
+    }
+}
+
+async fn next_group<C: Weight>(receiver: &tokio::sync::Mutex<mpsc::Receiver<C>>) -> Option<Vec<C>> {
+    let mut receiver = receiver.lock().await;
+    let first = receiver.recv().await?;
+    let mut jobs = first.weight();
+    let mut group = vec![first];
+    while group.len() < GROUP
+        && jobs < GROUP_JOBS
+        && let Ok(call) = receiver.try_recv()
+    {
+        jobs += call.weight();
+        group.push(call);
+    }
+    Some(group)
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".into())
+}

@@ -1,0 +1,314 @@
+//! What a person does to a job: cancel, retry, patch, delete.
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    end::{Line, add_note, forget},
+    family::{self, put_ended},
+    read,
+    submit::{apply, lane_of},
+};
+use crate::{
+    CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    assemble::parse_options,
+    plan::{Deltas, KeyKind},
+    types::{CANCELLED, PENDING},
+};
+
+/// A job as a change finds it, with its row locked against other changes.
+struct Found {
+    state: JobState,
+    lane: LaneId,
+    options: JobOptions,
+}
+
+async fn find(client: &Object, id: JobId) -> Result<Found> {
+    let row = client
+        .query_opt("SELECT lane, options FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
+        .await?
+        .ok_or(StoreError::NotFound(id))?;
+    let state = *read::states_of(client, &[id]).await?.get(&id).ok_or(StoreError::NotFound(id))?;
+    Ok(Found { state, lane: row.get(0), options: parse_options(row.get(1))? })
+}
+
+/// Removes a job from `ready` or `waiting` and says how often it was retried. `None`: somebody else was faster.
+pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<Option<i16>> {
+    let row = client
+        .query_opt("DELETE FROM faena.ready WHERE lane = $1 AND id = $2 RETURNING retry_count", &[&lane, &id.0])
+        .await?;
+    if let Some(row) = row {
+        return Ok(Some(row.get(0)));
+    }
+    let row = client
+        .query_opt(
+            "DELETE FROM faena.waiting WHERE lane = $1 AND state IN (0, 5) AND id = $2 RETURNING retry_count",
+            &[&lane, &id.0],
+        )
+        .await?;
+    client.execute("DELETE FROM faena.depends WHERE child = $1", &[&id.0]).await?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+/// It moved on between being read and being taken; the caller looks again.
+fn moved() -> StoreError {
+    StoreError::Contended("the job has just moved on".into())
+}
+
+pub async fn cancel(shared: &Shared, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+    let client = shared.begin().await?;
+    let result = cancel_in(&client, shared.own_shard(), id, reason, now).await;
+    let outcome = client.end(result).await?;
+    match outcome {
+        CancelOutcome::Cancelled => family::tell_children(shared, &[id], now).await?,
+        CancelOutcome::Asked { .. } => shared.tell([Signal::Cancel(id)]),
+    }
+    Ok(outcome)
+}
+
+async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+    let found = find(client, id).await?;
+    let state = found.state;
+    if state.is_terminal() {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
+    }
+    if state.is_held() {
+        client
+            .execute(
+                "INSERT INTO faena.cancel (id, reason, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                &[&id.0, &reason, &now.as_ms()],
+            )
+            .await?;
+        add_note(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
+        return Ok(CancelOutcome::Asked { state });
+    }
+    let retry_count = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
+    put_ended(client, found.lane, CANCELLED, id, retry_count, reason, "cancelled", LogEvent::Cancelled, now).await?;
+    forget(client, &[(id.0, true)]).await?;
+    let mut deltas = Deltas::default();
+    deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
+    apply(client, shard, &deltas).await?;
+    Ok(CancelOutcome::Cancelled)
+}
+
+pub async fn retry(shared: &Shared, id: JobId, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = retry_in(&client, shared.own_shard(), id, now).await;
+    client.end(result).await?;
+    shared.tell([Signal::Waiting]);
+    Ok(())
+}
+
+async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Result<()> {
+    let found = find(client, id).await?;
+    if !found.state.can_transition_to(JobState::Pending) {
+        return Err(StoreError::InvalidTransition { from: found.state, wanted: "be retried" });
+    }
+    if let Some(key) = &found.options.unique_key {
+        let kind = KeyKind::Unique as i16;
+        let taken = client
+            .execute(
+                "INSERT INTO faena.job_key (kind, key, id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                &[&kind, key, &id.0],
+            )
+            .await?;
+        if taken == 0 {
+            return Err(StoreError::Conflict {
+                message: "another job with this uniqueKey has not finished".into(),
+                holder: None,
+            });
+        }
+    }
+    // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
+    let lane = found.lane;
+    client
+        .execute(
+            "INSERT INTO faena.attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+             SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
+             FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2 AND run > 0 ON CONFLICT DO NOTHING",
+            &[&lane, &id.0],
+        )
+        .await?;
+    client
+        .execute(
+            "INSERT INTO faena.note (id, run, log)
+             SELECT id, NULL, log FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2 AND run = 0",
+            &[&lane, &id.0],
+        )
+        .await?;
+    client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
+    add_note(client, id, None, LogLine::new(now, LogEvent::RetriedByPerson, "")).await?;
+    let mut line = Line::default();
+    line.push(lane, id, now, 0);
+    line.put_waiting(client, PENDING).await?;
+    let mut deltas = Deltas::default();
+    deltas.moved(lane, Tally::of(found.state), Tally::Pending, 1);
+    apply(client, shard, &deltas).await
+}
+
+pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = patch_in(shared, &client, id, patch, now).await;
+    let ready = client.end(result).await?;
+    if let Some((lane, ready_at)) = ready {
+        shared.cursors.lower(lane, ready_at);
+        shared.tell([Signal::Ready(lane)]);
+    }
+    shared.tell([Signal::Waiting]);
+    Ok(())
+}
+
+/// Answers with the lane and time at which the job is ready now, if it is.
+async fn patch_in(
+    shared: &Shared,
+    client: &Object,
+    id: JobId,
+    patch: &JobPatch,
+    now: Timestamp,
+) -> Result<Option<(LaneId, i64)>> {
+    let Found { state, lane, mut options } = find(client, id).await?;
+    if !matches!(state, JobState::Pending | JobState::Queued | JobState::Retrying) {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be changed" });
+    }
+    if !shared.lanes.contains(lane) {
+        shared.load_lanes().await?;
+    }
+    let old = shared.lanes.require(lane)?;
+    let new_lane = match patch.priority {
+        Some(priority) if priority != old.priority => lane_of(shared, &old.queue, &old.kind, priority).await?,
+        _ => lane,
+    };
+    let expired_before = options.expires_at;
+    patch.apply_to(&mut options);
+    let text = if options == JobOptions::default() { None } else { Some(serde_json::to_string(&options).expect("JSON")) };
+    client
+        .execute(
+            "UPDATE faena.job SET lane = $1, options = $2, payload = coalesce($3, payload) WHERE id = $4",
+            &[&new_lane, &text, &patch.payload, &id.0],
+        )
+        .await?;
+    if expired_before != options.expires_at {
+        if let Some(at) = expired_before {
+            client
+                .execute("DELETE FROM faena.expiry WHERE expires_at = $1 AND id = $2", &[&at.as_ms(), &id.0])
+                .await?;
+        }
+        if let Some(at) = options.expires_at {
+            client
+                .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
+                .await?;
+        }
+    }
+
+    let blocked = client.query_opt("SELECT 1 FROM faena.depends WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
+    let mut new_state = state;
+    let mut ready = None;
+    let shift = "UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN (0, 5) AND id = $3";
+    match patch.scheduled_at {
+        // Waits for its parents or its next try: only the lane can change.
+        _ if blocked || state == JobState::Retrying => {
+            if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
+                return Err(moved());
+            }
+        }
+        Some(when) => {
+            let retry_count = take_from_line(client, lane, id).await?.ok_or_else(moved)?;
+            let mut line = Line::default();
+            let retry_count = u32::try_from(retry_count).unwrap_or(0);
+            match when.filter(|due_at| *due_at > now) {
+                Some(due_at) => {
+                    line.push(new_lane, id, due_at, retry_count);
+                    line.put_waiting(client, PENDING).await?;
+                    new_state = JobState::Pending;
+                }
+                None => {
+                    line.push(new_lane, id, now, retry_count);
+                    line.put_ready(client, false).await?;
+                    new_state = JobState::Queued;
+                    ready = Some((new_lane, now.as_ms()));
+                }
+            }
+        }
+        None if state == JobState::Queued => {
+            let row = client
+                .query_opt(
+                    "UPDATE faena.ready SET lane = $1 WHERE lane = $2 AND id = $3 RETURNING ready_at",
+                    &[&new_lane, &lane, &id.0],
+                )
+                .await?
+                .ok_or_else(moved)?;
+            ready = Some((new_lane, row.get(0)));
+        }
+        None => {
+            if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
+                return Err(moved());
+            }
+        }
+    }
+    let mut deltas = Deltas::default();
+    deltas.add(lane, Tally::of(state), -1);
+    deltas.add(new_lane, Tally::of(new_state), 1);
+    add_note(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
+    apply(client, shared.own_shard(), &deltas).await?;
+    Ok(ready)
+}
+
+pub async fn delete(shared: &Shared, id: JobId) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = delete_in(&client, shared.own_shard(), id).await;
+    client.end(result).await?;
+    // Whoever waits for it will never see it complete.
+    family::tell_children(shared, &[id], Timestamp::now()).await
+}
+
+async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
+    let found = find(client, id).await?;
+    if found.state.is_held() {
+        return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
+    }
+    if !found.state.is_terminal() {
+        take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
+        forget(client, &[(id.0, true)]).await?;
+    }
+    client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
+    client
+        .execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&found.lane, &id.0])
+        .await?;
+    remove(client, &[id.0]).await?;
+    let mut deltas = Deltas::default();
+    deltas.add(found.lane, Tally::of(found.state), -1);
+    apply(client, shard, &deltas).await
+}
+
+/// Removes all that belongs to finished jobs besides their row in `done` or `ended`.
+pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
+    client
+        .execute(
+            "DELETE FROM faena.label l USING faena.job j, json_array_elements_text(coalesce(j.options::json -> 'tags', '[]')) AS t(tag)
+             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND l.kind = 0 AND l.value = t.tag AND l.id = j.id",
+            &[&ids],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.label l USING faena.job j
+             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND l.kind = 1
+               AND l.value = j.options::json ->> 'scheduleId' AND l.id = j.id",
+            &[&ids],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.job_key k USING faena.job j
+             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND k.kind = 0
+               AND k.key = j.options::json ->> 'idempotencyKey' AND k.id = j.id",
+            &[&ids],
+        )
+        .await?;
+    for table in ["attempt", "note", "step", "job"] {
+        client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
+    }
+    Ok(())
+}

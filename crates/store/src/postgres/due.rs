@@ -1,0 +1,290 @@
+//! What time brings: due jobs become ready, expired ones fail, old ones go.
+
+use deadpool_postgres::Object;
+use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    change::{remove, take_from_line},
+    end::forget,
+    family::{self, put_ended},
+    read,
+    submit::apply,
+};
+use crate::{
+    Due, LaneId, Result, Retention, Signal, StoreError, Tally,
+    plan::{Deltas, next_look_at},
+    types::{CANCELLED, FAILED, state_of_code},
+};
+
+pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due> {
+    let mut due = Due::default();
+    expire(shared, limit, now, &mut due).await?;
+    let promoted = promote_due(shared, limit, now).await?;
+    due.promoted = promoted;
+    due.more |= promoted == limit;
+    look_at_parents(shared, limit, now, &mut due).await?;
+    let client = shared.client().await?;
+    let next = read::next_due_at(&client).await;
+    due.next_at = client.keep(next)?;
+    Ok(due)
+}
+
+/// Safe on every node at once: what one node has locked the others pass.
+async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = async {
+        let statement = client
+            .prepare_cached(
+                "WITH due AS (
+                     DELETE FROM faena.waiting WHERE ctid = ANY (ARRAY(
+                         SELECT ctid FROM faena.waiting WHERE due_at <= $1 AND NOT blocked ORDER BY due_at, id LIMIT $2
+                         FOR UPDATE SKIP LOCKED))
+                     RETURNING lane, state, id, due_at, retry_count),
+                 put AS (
+                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
+                     SELECT lane, due_at, id, retry_count, false FROM due)
+                 SELECT lane, state, count(*), min(due_at) FROM due GROUP BY lane, state",
+            )
+            .await?;
+        let rows = client.query(&statement, &[&now.as_ms(), &(limit as i64)]).await?;
+        let mut deltas = Deltas::default();
+        let mut lanes: Vec<(LaneId, i64)> = Vec::new();
+        let mut count = 0;
+        for row in rows {
+            let (lane, state, n): (LaneId, i16, i64) = (row.get(0), row.get(1), row.get(2));
+            deltas.moved(lane, Tally::of(state_of_code(state)), Tally::Queued, n);
+            lanes.push((lane, row.get(3)));
+            count += usize::try_from(n).unwrap_or(0);
+        }
+        apply(&client, shared.own_shard(), &deltas).await?;
+        Ok((count, lanes))
+    }
+    .await;
+    let (count, lanes) = client.end(result).await?;
+    for (lane, ready_at) in lanes {
+        shared.cursors.lower(lane, ready_at);
+        shared.tell([Signal::Ready(lane)]);
+    }
+    Ok(count)
+}
+
+async fn expire(shared: &Shared, limit: usize, now: Timestamp, due: &mut Due) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = expire_in(&client, shared.own_shard(), limit, now).await;
+    let (seen, expired) = client.end(result).await?;
+    due.more |= seen == limit;
+    due.expired = expired.len();
+    if !expired.is_empty() {
+        family::tell_children(shared, &expired, now).await?;
+    }
+    Ok(())
+}
+
+async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) -> Result<(usize, Vec<JobId>)> {
+    let statement = client
+        .prepare_cached(
+            "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
+                 SELECT ctid FROM faena.expiry WHERE expires_at <= $1 ORDER BY expires_at, id LIMIT $2
+                 FOR UPDATE SKIP LOCKED)) RETURNING expires_at, id",
+        )
+        .await?;
+    let rows = client.query(&statement, &[&now.as_ms(), &(limit as i64)]).await?;
+    let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(1))).collect();
+    let states = read::states_of(client, &ids).await?;
+    let mut deltas = Deltas::default();
+    let mut expired = Vec::new();
+    for row in &rows {
+        let (at, id): (i64, JobId) = (row.get(0), JobId(row.get(1)));
+        let Some(state) = states.get(&id).copied().filter(|state| !state.is_held() && !state.is_terminal()) else { continue };
+        let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
+        // Claimed in this very moment: it runs, and that is as good.
+        let Some(retry_count) = take_from_line(client, lane, id).await? else { continue };
+        let error = format!("expired at {}", Timestamp::from_ms(at));
+        let reason = ErrorReason::Expired.as_str();
+        put_ended(client, lane, FAILED, id, retry_count, &error, reason, LogEvent::Expired, now).await?;
+        deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
+        expired.push(id);
+    }
+    if !expired.is_empty() {
+        forget(client, &expired.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+    }
+    apply(client, shard, &deltas).await?;
+    Ok((rows.len(), expired))
+}
+
+/// Jobs that wait for parents and were not told look for themselves.
+async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut Due) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = async {
+        let rows = client
+            .query(
+                "SELECT lane, id FROM faena.waiting WHERE due_at <= $1 AND blocked ORDER BY due_at, id LIMIT $2
+                 FOR UPDATE SKIP LOCKED",
+                &[&now.as_ms(), &(limit as i64)],
+            )
+            .await?;
+        let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(0)).collect();
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.get(1)).collect();
+        let next: Vec<i64> = ids.iter().map(|id| next_look_at(JobId(*id), now).as_ms()).collect();
+        client
+            .execute(
+                "UPDATE faena.waiting w SET due_at = n.at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS n(lane, id, at)
+                 WHERE w.lane = n.lane AND w.state = 0 AND w.id = n.id",
+                &[&lanes, &ids, &next],
+            )
+            .await?;
+        let parents: Vec<JobId> = client
+            .query("SELECT DISTINCT parent FROM faena.depends WHERE child = ANY($1)", &[&ids])
+            .await?
+            .iter()
+            .map(|row| JobId(row.get(0)))
+            .collect();
+        let states = read::states_of(&client, &parents).await?;
+        let ended = parents.into_iter().filter(|id| states.get(id).is_none_or(|s| s.is_terminal())).collect::<Vec<_>>();
+        Ok((ids, ended))
+    }
+    .await;
+    let (ids, ended) = client.end(result).await?;
+    due.more |= ids.len() == limit;
+    if ended.is_empty() {
+        return Ok(());
+    }
+    family::tell_children(shared, &ended, now).await?;
+    let client = shared.client().await?;
+    let children: Vec<JobId> = ids.into_iter().map(JobId).collect();
+    let states = read::states_of(&client, &children).await;
+    let states = client.keep(states)?;
+    due.unblocked = states.values().filter(|state| **state != JobState::Pending).count();
+    Ok(())
+}
+
+const DAY_MS: i64 = 24 * 3_600_000;
+const DAYS_AHEAD: i64 = 3;
+
+/// One partition of `done` per day (UTC), for today and the coming days. Safe on every node at once.
+pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    for day in 0..=DAYS_AHEAD {
+        let from = (now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS;
+        let name = partition_name(from);
+        let known = client
+            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&format!("faena.{name}")])
+            .await?
+            .get::<_, bool>(0);
+        if known {
+            continue;
+        }
+        // Rows of that day that fell into the default partition stand in the way; then they stay there, and that is all.
+        let made = client
+            .batch_execute(&format!(
+                "SET lock_timeout = '2s'; CREATE TABLE IF NOT EXISTS faena.{name} PARTITION OF faena.done \
+                 FOR VALUES FROM ({from}) TO ({}); RESET lock_timeout",
+                from + DAY_MS
+            ))
+            .await;
+        if let Err(error) = made {
+            client.batch_execute("RESET lock_timeout").await?;
+            tracing::warn!(partition = name, error = %crate::error::chain(&error), "a partition could not be made; finished jobs of that day go to the default partition");
+        }
+    }
+    client.keep(Ok(()))
+}
+
+fn partition_name(from_ms: i64) -> String {
+    let date = Timestamp::from_ms(from_ms).to_string();
+    format!("done_{}", date[..10].replace('-', ""))
+}
+
+pub async fn prune(shared: &Shared, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+    make_partitions(shared, now).await?;
+    let client = shared.begin().await?;
+    let result = prune_in(&client, shared.own_shard(), retention, limit, now).await;
+    let pruned = client.end(result).await?;
+    if pruned < limit {
+        drop_empty_partitions(shared, now.plus_ms(-retention.completed_ms)).await?;
+    }
+    Ok(pruned)
+}
+
+async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+    // Days that are over their retention, oldest first. PostgreSQL finds them by the partition bounds alone.
+    let cutoff = now.plus_ms(-retention.completed_ms).as_ms();
+    let mut rows = client
+        .query(
+            "DELETE FROM faena.done WHERE (lane, id, finished_at) IN (
+                 SELECT lane, id, finished_at FROM faena.done WHERE finished_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)
+             RETURNING lane, id, 4::int2",
+            &[&cutoff, &(limit as i64)],
+        )
+        .await?;
+    for (state, tally, keep_ms) in [
+        (FAILED, Tally::Failed as i16, retention.failed_ms),
+        (CANCELLED, Tally::Cancelled as i16, retention.cancelled_ms),
+    ] {
+        let left = limit.saturating_sub(rows.len());
+        if left == 0 {
+            break;
+        }
+        let cutoff = now.plus_ms(-keep_ms).as_ms();
+        // The id carries the creation time, so the old ones stand at the front of their lane.
+        let bound = JobId::first_at_ms(cutoff).0;
+        rows.extend(
+            client
+                .query(
+                    "DELETE FROM faena.ended WHERE ctid = ANY (ARRAY(
+                         SELECT e.ctid FROM faena.lane l CROSS JOIN LATERAL (
+                             SELECT ctid FROM faena.ended WHERE lane = l.id AND state = $1 AND id < $2 AND finished_at < $3
+                             ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED) e LIMIT $4))
+                     RETURNING lane, id, $5::int2",
+                    &[&state, &bound, &cutoff, &(left as i64), &tally],
+                )
+                .await?,
+        );
+    }
+    let mut deltas = Deltas::default();
+    let mut ids = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let tally = Tally::from_i16(row.get(2)).ok_or_else(|| StoreError::Broken("a tally is not known".into()))?;
+        deltas.add(row.get(0), tally, -1);
+        ids.push(row.get::<_, Uuid>(1));
+    }
+    if !ids.is_empty() {
+        remove(client, &ids).await?;
+    }
+    // Requests to cancel whose job ended before they were heard.
+    client
+        .execute(
+            "DELETE FROM faena.cancel c WHERE at < $1 AND NOT EXISTS (SELECT FROM faena.running r WHERE r.id = c.id)",
+            &[&now.plus_ms(-3_600_000).as_ms()],
+        )
+        .await?;
+    apply(client, shard, &deltas).await?;
+    Ok(rows.len())
+}
+
+/// Days that are over and empty go as a whole.
+async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    let rows = client
+        .query(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = 'faena.done'::regclass AND c.relname ~ '^done_[0-9]{8}$' AND c.relname < $1 ORDER BY 1",
+            &[&partition_name(cutoff.as_ms().div_euclid(DAY_MS) * DAY_MS)],
+        )
+        .await?;
+    for row in rows {
+        let name: String = row.get(0);
+        let empty = client.query_opt(&format!("SELECT 1 FROM faena.{name} LIMIT 1"), &[]).await?.is_none();
+        if empty {
+            let dropped =
+                client.batch_execute(&format!("SET lock_timeout = '1s'; DROP TABLE faena.{name}; RESET lock_timeout")).await;
+            if dropped.is_err() {
+                // Somebody is reading it; the next round tries again.
+                client.batch_execute("RESET lock_timeout").await?;
+            }
+        }
+    }
+    client.keep(Ok(()))
+}

@@ -1,0 +1,208 @@
+//! Jobs that depend on others: they go on, or are cancelled, when their parents end.
+
+use std::collections::{HashMap, HashSet};
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, JobState, LogEvent, LogLine, OnParentFailure, Timestamp};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    end::{Line, add_note, forget},
+    read,
+    submit::apply,
+};
+use crate::{
+    LaneId, Result, Signal, Tally,
+    assemble::parse_options,
+    plan::{Deltas, parent_cause},
+    types::{CANCELLED, PENDING},
+};
+
+/// Tells the children of `finished`, and so on down the graph. May be told again; what has happened happens once.
+pub async fn tell_children(shared: &Shared, finished: &[JobId], now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = tell_all(&client, finished, now).await;
+    let result = match result {
+        Ok((deltas, lanes)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| lanes),
+        Err(error) => Err(error),
+    };
+    let lanes = client.end(result).await?;
+    for lane in lanes {
+        shared.cursors.lower(lane, now.as_ms());
+        shared.tell([Signal::Ready(lane)]);
+    }
+    shared.tell([Signal::Waiting]);
+    Ok(())
+}
+
+async fn tell_all(client: &Object, finished: &[JobId], now: Timestamp) -> Result<(Deltas, HashSet<LaneId>)> {
+    let mut deltas = Deltas::default();
+    let mut lanes = HashSet::new();
+    let mut parents: Vec<JobId> = finished.to_vec();
+    while !parents.is_empty() {
+        let states = read::states_of(client, &parents).await?;
+        let edges = edges(client, &parents).await?;
+        let mut cancelled: HashMap<Uuid, String> = HashMap::new();
+        let mut good: (Vec<Uuid>, Vec<Uuid>) = Default::default();
+        for edge in &edges {
+            let state = states.get(&edge.parent).copied();
+            if state.is_some_and(|state| !state.is_terminal()) {
+                continue;
+            }
+            if state == Some(JobState::Completed) || edge.on_failure == OnParentFailure::Run {
+                good.0.push(edge.parent.0);
+                good.1.push(edge.child.0);
+            } else {
+                cancelled.insert(edge.child.0, parent_cause(edge.parent, state));
+            }
+        }
+        free(client, &good, &cancelled, now, &mut deltas, &mut lanes).await?;
+        parents = cancel(client, cancelled, now, &mut deltas).await?;
+    }
+    Ok((deltas, lanes))
+}
+
+struct Edge {
+    parent: JobId,
+    child: JobId,
+    on_failure: OnParentFailure,
+}
+
+/// The edges from these parents, with their children locked: of two parents that end at once, the second sees what the first
+/// has done.
+async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
+    let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
+    client
+        .execute(
+            "SELECT FROM faena.job j JOIN faena.waiting w ON w.lane = j.lane AND w.state = 0 AND w.id = j.id
+             WHERE j.id IN (SELECT child FROM faena.depends WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w",
+            &[&ids],
+        )
+        .await?;
+    let rows = client
+        .query(
+            "SELECT d.parent, d.child, j.options FROM faena.depends d LEFT JOIN faena.job j ON j.id = d.child
+             WHERE d.parent = ANY($1)",
+            &[&ids],
+        )
+        .await?;
+    rows.iter()
+        .map(|row| {
+            let options = parse_options(row.get(2))?;
+            Ok(Edge { parent: JobId(row.get(0)), child: JobId(row.get(1)), on_failure: options.on_parent_failure })
+        })
+        .collect()
+}
+
+/// Takes edges away and lets go the children that have none left.
+async fn free(
+    client: &Object,
+    (parents, children): &(Vec<Uuid>, Vec<Uuid>),
+    cancelled: &HashMap<Uuid, String>,
+    now: Timestamp,
+    deltas: &mut Deltas,
+    lanes: &mut HashSet<LaneId>,
+) -> Result<()> {
+    if parents.is_empty() {
+        return Ok(());
+    }
+    client
+        .execute(
+            "DELETE FROM faena.depends d USING unnest($1::uuid[], $2::uuid[]) AS e(parent, child)
+             WHERE d.parent = e.parent AND d.child = e.child",
+            &[parents, children],
+        )
+        .await?;
+    let stay: Vec<Uuid> = cancelled.keys().copied().collect();
+    let rows = client
+        .query(
+            "DELETE FROM faena.waiting w USING faena.job j
+             WHERE j.id = ANY($1) AND NOT (j.id = ANY($2))
+               AND w.lane = j.lane AND w.state = 0 AND w.id = j.id AND w.blocked
+               AND NOT EXISTS (SELECT FROM faena.depends d WHERE d.child = j.id)
+             RETURNING w.id, w.lane, j.options",
+            &[children, &stay],
+        )
+        .await?;
+    let mut ready = Line::default();
+    let mut waiting = Line::default();
+    for row in rows {
+        let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
+        add_note(client, id, None, LogLine::new(now, LogEvent::ParentsDone, "")).await?;
+        match parse_options(row.get(2))?.scheduled_at {
+            Some(due_at) if due_at > now => waiting.push(lane, id, due_at, 0),
+            _ => {
+                ready.push(lane, id, now, 0);
+                deltas.moved(lane, Tally::Pending, Tally::Queued, 1);
+                lanes.insert(lane);
+            }
+        }
+    }
+    ready.put_ready(client, false).await?;
+    waiting.put_waiting(client, PENDING).await
+}
+
+/// Cancels children and answers with those that really were.
+async fn cancel(
+    client: &Object,
+    causes: HashMap<Uuid, String>,
+    now: Timestamp,
+    deltas: &mut Deltas,
+) -> Result<Vec<JobId>> {
+    if causes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<Uuid> = causes.keys().copied().collect();
+    client.execute("DELETE FROM faena.depends WHERE child = ANY($1)", &[&ids]).await?;
+    let rows = client
+        .query(
+            "DELETE FROM faena.waiting w USING faena.job j
+             WHERE j.id = ANY($1) AND w.lane = j.lane AND w.state = 0 AND w.id = j.id AND w.blocked
+             RETURNING w.id, w.lane",
+            &[&ids],
+        )
+        .await?;
+    let mut gone = Vec::new();
+    for row in rows {
+        let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
+        let cause = causes.get(&id.0).cloned().unwrap_or_default();
+        put_ended(client, lane, CANCELLED, id, 0, &cause, "cancelled", LogEvent::Cancelled, now).await?;
+        deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
+        gone.push(id);
+    }
+    forget(client, &gone.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+    Ok(gone)
+}
+
+/// Ends a job that is in nobody's hands.
+#[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
+pub async fn put_ended(
+    client: &Object,
+    lane: LaneId,
+    state: i16,
+    id: JobId,
+    retry_count: i16,
+    error: &str,
+    reason: &str,
+    event: LogEvent,
+    now: Timestamp,
+) -> Result<()> {
+    client
+        .execute(
+            "INSERT INTO faena.ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
+             VALUES ($1, $2, $3, $4, 0, $5, $6, $7, $8)",
+            &[
+                &lane,
+                &state,
+                &id.0,
+                &now.as_ms(),
+                &retry_count,
+                &error,
+                &reason,
+                &LogLine::chunk(&[LogLine::new(now, event, error)]),
+            ],
+        )
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! The engine for many nodes on one PostgreSQL.
+//!
+//! Busy verbs go through batchers: whatever is asked while one transaction runs goes into the next one together. Ends of the
+//! same run always take the same batcher, so they keep their order.
+
+mod batch;
+mod change;
+mod claim;
+mod connect;
+mod due;
+mod end;
+mod family;
+mod nodes;
+mod notify;
+mod read;
+mod submit;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use deadpool_postgres::{Object, Pool};
+use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered, Result,
+    Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache,
+};
+use batch::Batcher;
+use claim::Cursors;
+use notify::Notifier;
+
+pub struct Postgres {
+    shared: Arc<Shared>,
+    submits: Batcher<submit::Call>,
+    reports: Vec<Batcher<end::Call>>,
+    stop: CancellationToken,
+}
+
+pub struct Shared {
+    pool: Pool,
+    lanes: LaneCache,
+    options: StoreOptions,
+    cursors: Cursors,
+    notifier: Notifier,
+    /// The counter rows of this process are its own, as far as chance allows: writers do not wait for each other.
+    first_shard: i16,
+}
+
+/// Submitting connections, and reporting ones.
+const SUBMITTERS: usize = 2;
+const REPORTERS: usize = 2;
+
+impl Postgres {
+    pub async fn open(url: &str, options: StoreOptions) -> Result<Postgres> {
+        let pool = connect::pool(url)?;
+        connect::prepare_schema(&pool, &options).await?;
+        let stop = CancellationToken::new();
+        let notifier = Notifier::start(url, pool.clone(), stop.clone())?;
+        let first_shard = i16::try_from(uuid::Uuid::new_v4().as_u128() % 16).unwrap_or(0) * 16;
+        let shared =
+            Arc::new(Shared { pool, lanes: LaneCache::default(), options, cursors: Cursors::default(), notifier, first_shard });
+        shared.load_lanes().await?;
+        due::make_partitions(&shared, Timestamp::now()).await?;
+        let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
+            Box::pin(submit::run(shared, shard, calls))
+        });
+        let reports = (0..REPORTERS)
+            .map(|n| {
+                let shard = SUBMITTERS + n;
+                Batcher::start(shared.clone(), 1, shard, |shared, shard, calls| Box::pin(end::run(shared, shard, calls)))
+            })
+            .collect();
+        Ok(Postgres { shared, submits, reports, stop })
+    }
+}
+
+impl Shared {
+    /// A connection for reads and single statements.
+    pub async fn client(&self) -> Result<Lease> {
+        let object = self.pool.get().await.map_err(|e| StoreError::Unavailable(crate::error::chain(&e)))?;
+        Ok(Lease(Some(object)))
+    }
+
+    pub async fn begin(&self) -> Result<Lease> {
+        let client = self.client().await?;
+        client.batch_execute("BEGIN").await?;
+        Ok(client)
+    }
+
+    /// Runs `work` again when it stood in another transaction's way, and not longer than a statement may take.
+    pub async fn retrying<T, F: Future<Output = Result<T>>>(&self, work: impl Fn() -> F) -> Result<T> {
+        let limit = Duration::from_millis(self.options.statement_timeout_ms);
+        let mut tries = 0;
+        loop {
+            let result = match tokio::time::timeout(limit, work()).await {
+                Ok(result) => result,
+                Err(_) => {
+                    Err(StoreError::Unavailable(format!("the database did not answer within {} s", limit.as_secs_f32())))
+                }
+            };
+            match result {
+                Err(StoreError::Contended(_)) if tries < 10 => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(tries * 3)).await;
+                }
+                Err(StoreError::Contended(text)) => return Err(StoreError::Unavailable(text)),
+                result => return result,
+            }
+        }
+    }
+
+    pub fn shard(&self, writer: usize) -> i16 {
+        self.first_shard + i16::try_from(writer).unwrap_or(0)
+    }
+
+    /// The shard of everything that does not go through a batcher.
+    pub fn own_shard(&self) -> i16 {
+        self.shard(SUBMITTERS + REPORTERS)
+    }
+
+    pub async fn load_lanes(&self) -> Result<()> {
+        let client = self.client().await?;
+        let lanes = read::lanes(&client).await;
+        self.lanes.insert(client.keep(lanes)?);
+        Ok(())
+    }
+
+    pub fn tell(&self, signals: impl IntoIterator<Item = Signal>) {
+        for signal in signals {
+            self.notifier.tell(signal);
+        }
+    }
+}
+
+/// A connection on loan. It goes back to the pool only by `keep` or `end`; dropped in the middle of something (an error, a
+/// timeout, a caller who went away) it is closed, so that nobody inherits a half-done transaction.
+pub struct Lease(Option<Object>);
+
+impl Lease {
+    /// Gives the connection back if it is still good.
+    pub fn keep<T>(mut self, result: Result<T>) -> Result<T> {
+        if matches!(result, Ok(_) | Err(StoreError::NotFound(_) | StoreError::Invalid(_) | StoreError::Conflict { .. })) {
+            drop(self.0.take());
+        }
+        result
+    }
+
+    /// Ends a transaction: commits what went well, takes back what did not.
+    pub async fn end<T>(mut self, result: Result<T>) -> Result<T> {
+        let word = match &result {
+            Ok(_) => "COMMIT",
+            Err(StoreError::Unavailable(_)) => return result,
+            Err(_) => "ROLLBACK",
+        };
+        self.batch_execute(word).await?;
+        drop(self.0.take());
+        result
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Object;
+
+    fn deref(&self) -> &Object {
+        self.0.as_ref().expect("a lease holds its connection until it ends")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            drop(Object::take(object));
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Postgres {
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+        self.submits.call(|answer| submit::Call { jobs, now, answer }).await
+    }
+
+    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
+        self.shared.retrying(|| claim::claim(&self.shared, &ask, now)).await
+    }
+
+    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
+        self.report(notes, |note| note.run, |notes| end::Work::Notes(notes), now).await
+    }
+
+    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
+        self.report(ends, |end| end.run, |ends| end::Work::Ends(ends), now).await
+    }
+
+    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+        self.shared.retrying(|| change::cancel(&self.shared, id, reason, now)).await
+    }
+
+    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::retry(&self.shared, id, now)).await
+    }
+
+    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::patch(&self.shared, id, &patch, now)).await
+    }
+
+    async fn job_delete(&self, id: JobId) -> Result<()> {
+        self.shared.retrying(|| change::delete(&self.shared, id)).await
+    }
+
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
+        self.shared.retrying(|| due::promote(&self.shared, limit, now)).await
+    }
+
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| due::prune(&self.shared, retention, limit, now)).await
+    }
+
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
+        self.shared.retrying(|| read::get(&self.shared, id)).await
+    }
+
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
+        self.shared.retrying(|| read::list(&self.shared, filter, page)).await
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        self.shared.retrying(|| read::counts(&self.shared)).await
+    }
+
+    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| nodes::join(&self.shared, &node, lease_ms, now)).await
+    }
+
+    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| nodes::renew(&self.shared, node, lease_ms, now)).await
+    }
+
+    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| nodes::leave(&self.shared, node, now)).await
+    }
+
+    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
+        self.shared.retrying(|| nodes::recover(&self.shared, delay_ms, now)).await
+    }
+
+    async fn poll(&self, node: NodeId) -> Result<Poll> {
+        self.shared.retrying(|| read::poll(&self.shared, node)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<Lane>> {
+        Ok(self.shared.lanes.all())
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.shared.retrying(|| read::ping(&self.shared)).await
+    }
+
+    fn signals(&self) -> broadcast::Receiver<Signal> {
+        self.shared.notifier.subscribe()
+    }
+
+    fn engine(&self) -> &'static str {
+        "postgres"
+    }
+
+    async fn close(&self) {
+        self.submits.stop().await;
+        for reporter in &self.reports {
+            reporter.stop().await;
+        }
+        self.stop.cancel();
+        self.shared.pool.close();
+    }
+}
+
+impl Postgres {
+    /// Sends each report to the batcher of its run and puts the answers back in order.
+    async fn report<T>(
+        &self,
+        reports: Vec<T>,
+        run_of: impl Fn(&T) -> i64,
+        work: impl Fn(Vec<T>) -> end::Work,
+        now: Timestamp,
+    ) -> Result<Vec<bool>> {
+        let count = reports.len();
+        let mut parts: Vec<(Vec<usize>, Vec<T>)> = (0..REPORTERS).map(|_| Default::default()).collect();
+        for (at, report) in reports.into_iter().enumerate() {
+            let part = &mut parts[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
+            part.0.push(at);
+            part.1.push(report);
+        }
+        let calls = parts.into_iter().zip(&self.reports).filter(|(part, _)| !part.0.is_empty()).map(|((at, part), batcher)| {
+            let work = work(part);
+            async move { Ok::<_, StoreError>((at, batcher.call(|answer| end::Call { work, now, answer }).await?)) }
+        });
+        let mut answers = vec![false; count];
+        for (places, part) in futures_util::future::try_join_all(calls).await? {
+            for (at, held) in places.into_iter().zip(part) {
+                answers[at] = held;
+            }
+        }
+        Ok(answers)
+    }
+}

@@ -1,0 +1,474 @@
+//! Reading: one job whole, lists, counters, what there is to do.
+
+use std::collections::{BTreeMap, HashMap};
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Timestamp};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::Shared;
+use crate::{
+    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Tally,
+    assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
+    lists::{self, Ask, Source},
+    types::state_of_code,
+};
+
+pub async fn ping(shared: &Shared) -> Result<()> {
+    let client = shared.client().await?;
+    let answer = client.batch_execute("SELECT 1").await;
+    client.keep(answer.map_err(Into::into))
+}
+
+pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
+    let rows = client.query("SELECT id, queue, type, priority FROM faena.lane", &[]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| Lane {
+            id: row.get(0),
+            queue: row.get(1),
+            kind: row.get(2),
+            priority: Priority::from_rank(row.get(3)).unwrap_or_default(),
+        })
+        .collect())
+}
+
+/// The states of jobs, from where their ids stand. Jobs that do not exist are left out.
+pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, JobState>> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let statement = client
+        .prepare_cached(
+            "SELECT j.id, coalesce(
+                 (SELECT 6::int2 FROM faena.done d WHERE d.lane = j.lane AND d.id = j.id LIMIT 1),
+                 (SELECT 1::int2 FROM faena.ready r WHERE r.lane = j.lane AND r.id = j.id LIMIT 1),
+                 (SELECT w.state FROM faena.waiting w WHERE w.lane = j.lane AND w.state IN (0, 5) AND w.id = j.id LIMIT 1),
+                 (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id LIMIT 1),
+                 (SELECT 4::int2 FROM faena.running u WHERE u.id = j.id),
+                 3::int2)
+             FROM faena.job j WHERE j.id = ANY($1)",
+        )
+        .await?;
+    let rows = client.query(&statement, &[&ids]).await?;
+    Ok(rows.iter().map(|row| (JobId(row.get(0)), state_of_code(row.get(1)))).collect())
+}
+
+pub async fn next_due_at(client: &Object) -> Result<Option<Timestamp>> {
+    let statement = client
+        .prepare_cached("SELECT least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry))")
+        .await?;
+    Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
+}
+
+pub async fn counts(shared: &Shared) -> Result<Counts> {
+    let client = shared.client().await?;
+    let counts = counts_in(&client).await;
+    client.keep(counts)
+}
+
+async fn counts_in(client: &Object) -> Result<Counts> {
+    let statement =
+        client.prepare_cached("SELECT lane, tally, sum(n)::int8 FROM faena.counter GROUP BY lane, tally").await?;
+    let mut by_lane = BTreeMap::new();
+    for row in client.query(&statement, &[]).await? {
+        if let Some(tally) = Tally::from_i16(row.get(1)) {
+            by_lane.insert((row.get(0), tally), row.get(2));
+        }
+    }
+    Ok(Counts { by_lane })
+}
+
+/// One query for all that an idle node wants to know.
+pub async fn poll(shared: &Shared, node: NodeId) -> Result<Poll> {
+    let client = shared.client().await?;
+    let result = poll_in(&client, node).await;
+    let poll = client.keep(result)?;
+    if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
+        shared.load_lanes().await?;
+    }
+    shared.notifier.nodes_seen(poll.nodes);
+    Ok(poll)
+}
+
+async fn poll_in(client: &Object, node: NodeId) -> Result<Poll> {
+    let statement = client
+        .prepare_cached(
+            // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
+            "WITH RECURSIVE lanes(lane) AS (
+                 (SELECT lane FROM faena.ready ORDER BY lane LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT r.lane FROM faena.ready r WHERE r.lane > lanes.lane ORDER BY r.lane LIMIT 1)
+                 FROM lanes WHERE lanes.lane IS NOT NULL)
+             SELECT ARRAY(SELECT lane FROM lanes WHERE lane IS NOT NULL),
+                    ARRAY(SELECT c.id FROM faena.cancel c WHERE EXISTS (
+                        SELECT FROM faena.block b WHERE b.node = $1 AND b.ids @> ARRAY[c.id]) ORDER BY c.id LIMIT 1000),
+                    least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry)),
+                    (SELECT count(*) FROM faena.node)",
+        )
+        .await?;
+    let row = client.query_one(&statement, &[&node.0]).await?;
+    let ids: Vec<Uuid> = row.get(1);
+    let mut cancels = Vec::new();
+    if !ids.is_empty() {
+        let rows = client.query("SELECT id, reason FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
+        cancels = rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect();
+    }
+    Ok(Poll {
+        ready_lanes: row.get(0),
+        cancels,
+        next_due_at: row.get::<_, Option<i64>>(2).map(Timestamp::from_ms),
+        nodes: usize::try_from(row.get::<_, i64>(3)).unwrap_or(1),
+    })
+}
+
+pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
+    let client = shared.client().await?;
+    let result = get_in(shared, &client, id).await;
+    client.keep(result)
+}
+
+async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
+    // One snapshot, so that a job on the move is seen in one place.
+    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let Some((row, place)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
+        client.batch_execute("COMMIT").await?;
+        return Ok(None);
+    };
+    let details = Details {
+        attempts: client
+            .query(
+                "SELECT state, run, retry_count, worker, started_at, finished_at, NULL::text, error, reason, log
+                 FROM faena.attempt WHERE id = $1 ORDER BY run",
+                &[&id.0],
+            )
+            .await?
+            .iter()
+            .map(|row| finished_row(row, 0))
+            .collect(),
+        notes: client
+            .query("SELECT run, log FROM faena.note WHERE id = $1 ORDER BY sequence", &[&id.0])
+            .await?
+            .iter()
+            .map(|row| (row.get(0), row.get(1)))
+            .collect(),
+        steps: client
+            .query("SELECT name, run, at, result FROM faena.step WHERE id = $1 ORDER BY at, name", &[&id.0])
+            .await?
+            .iter()
+            .map(|row| (row.get(0), row.get(1), Timestamp::from_ms(row.get(2)), row.get(3)))
+            .collect(),
+    };
+    client.batch_execute("COMMIT").await?;
+    assemble::view(row, place, details).map(Some)
+}
+
+/// The rows of these jobs and where they stand, newest first.
+async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Place)>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let rows = client
+        .query("SELECT id, lane, correlation, options, payload FROM faena.job WHERE id = ANY($1) ORDER BY id DESC", &[&ids])
+        .await?;
+    if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
+        shared.load_lanes().await?;
+    }
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(1)).collect();
+    let mut places = places_of(client, &lanes, &ids).await?;
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows {
+        let id: Uuid = row.get(0);
+        let place = places.remove(&id).unwrap_or(Place::Between);
+        let row = JobRow {
+            id: JobId(id),
+            lane: shared.lanes.require(row.get(1))?,
+            correlation: row.get(2),
+            options: parse_options(row.get(3))?,
+            payload: row.get(4),
+        };
+        found.push((row, place));
+    }
+    Ok(found)
+}
+
+async fn places_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Place>> {
+    let mut places = HashMap::new();
+    let keys = "unnest($1::int4[], $2::uuid[]) AS k(lane, id)";
+    let finished = client
+        .prepare_cached(&format!(
+            "SELECT k.id, 6::int2, d.run, d.retry_count, d.worker, d.started_at, d.finished_at, d.result,
+                    NULL::text, NULL::text, d.log
+             FROM {keys} JOIN faena.done d ON d.lane = k.lane AND d.id = k.id
+             UNION ALL
+             SELECT k.id, e.state, e.run, e.retry_count, e.worker, e.started_at, e.finished_at, NULL, e.error, e.reason, e.log
+             FROM {keys} JOIN faena.ended e ON e.lane = k.lane AND e.state IN (7, 8) AND e.id = k.id"
+        ))
+        .await?;
+    for row in client.query(&finished, &[&lanes, &ids]).await? {
+        places.insert(row.get(0), Place::Finished(finished_row(&row, 1)));
+    }
+    let ready = client
+        .prepare_cached(&format!(
+            "SELECT k.id, r.ready_at, r.retry_count FROM {keys} JOIN faena.ready r ON r.lane = k.lane AND r.id = k.id"
+        ))
+        .await?;
+    for row in client.query(&ready, &[&lanes, &ids]).await? {
+        places.insert(row.get(0), Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2) });
+    }
+    let waiting = client
+        .prepare_cached(&format!(
+            "SELECT k.id, w.state, w.due_at, w.blocked, w.retry_count
+             FROM {keys} JOIN faena.waiting w ON w.lane = k.lane AND w.state IN (0, 5) AND w.id = k.id"
+        ))
+        .await?;
+    for row in client.query(&waiting, &[&lanes, &ids]).await? {
+        let place = Place::Waiting {
+            state: state_of_code(row.get(1)),
+            due_at: Timestamp::from_ms(row.get(2)),
+            blocked: row.get(3),
+            retry_count: count(&row, 4),
+        };
+        places.insert(row.get(0), place);
+    }
+    let open: Vec<Uuid> = ids.iter().copied().filter(|id| !places.contains_key(id)).collect();
+    if !open.is_empty() {
+        held_places(client, &open, &mut places).await?;
+    }
+    Ok(places)
+}
+
+async fn held_places(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, Place>) -> Result<()> {
+    // A block holds the ids of many jobs; there are few blocks at any time.
+    let blocks = client
+        .query(
+            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry FROM faena.block b,
+                    unnest(b.ids, b.retries) AS u(id, retry)
+             WHERE b.ids && $1 AND u.id = ANY($1) ORDER BY b.run",
+            &[&open],
+        )
+        .await?;
+    for row in blocks {
+        let id: Uuid = row.get(0);
+        let place = Place::Assigned {
+            run: row.get(1),
+            claimed_at: Timestamp::from_ms(row.get(2)),
+            ready_at: Timestamp::from_ms(row.get(3)).max(JobId(id).created_at()),
+            retry_count: row.get::<_, Option<i16>>(4).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        };
+        places.insert(id, place);
+    }
+    let running = client
+        .query(
+            "SELECT r.id, r.run, r.worker, r.retry_count, r.ready_at, coalesce(b.claimed_at, r.started_at), r.started_at,
+                    r.updated_at, r.progress
+             FROM faena.running r LEFT JOIN faena.block b ON b.run = r.run WHERE r.id = ANY($1)",
+            &[&open],
+        )
+        .await?;
+    for row in running {
+        let running = RunningRow {
+            run: row.get(1),
+            worker: row.get(2),
+            retry_count: count(&row, 3),
+            ready_at: Timestamp::from_ms(row.get(4)),
+            claimed_at: Timestamp::from_ms(row.get(5)),
+            started_at: Timestamp::from_ms(row.get(6)),
+            updated_at: Timestamp::from_ms(row.get(7)),
+            progress: row.get(8),
+        };
+        places.insert(row.get(0), Place::Running(running));
+    }
+    Ok(())
+}
+
+fn finished_row(row: &Row, first: usize) -> FinishedRow {
+    FinishedRow {
+        state: state_of_code(row.get(first)),
+        run: row.get(first + 1),
+        retry_count: count(row, first + 2),
+        worker: row.get(first + 3),
+        started_at: row.get::<_, Option<i64>>(first + 4).map(Timestamp::from_ms),
+        finished_at: Timestamp::from_ms(row.get(first + 5)),
+        result: row.get(first + 6),
+        error: row.get(first + 7),
+        reason: row.get(first + 8),
+        log: row.get(first + 9),
+    }
+}
+
+fn count(row: &Row, column: usize) -> u32 {
+    u32::try_from(row.get::<_, i16>(column)).unwrap_or(0)
+}
+
+pub async fn list(shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
+    shared.load_lanes().await?;
+    let client = shared.client().await?;
+    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let result = list_in(shared, &client, filter, page).await;
+    client.end(result).await
+}
+
+async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobPage> {
+    let counts = counts_in(client).await?;
+    let holders = match &filter.q {
+        Some(text) => key_holders(client, text).await?,
+        None => Vec::new(),
+    };
+    let ask = Ask::new(filter, page, &shared.lanes.all(), |_| Ok(holders))?;
+    let (ids, total) = match &ask.source {
+        Source::Nothing => (Vec::new(), (0, true)),
+        Source::Lanes(lanes) => {
+            let ids = ids_by_lane(client, &ask, lanes).await?;
+            let total = match ask.counted(&counts, lanes) {
+                Some(total) => (total, true),
+                None => {
+                    let held = if ask.wants_held() { held_ids(client, &ask, lanes, lists::COUNT_LIMIT).await?.len() } else { 0 };
+                    (count_by_lane(client, &ask, lanes).await? + held as u64, false)
+                }
+            };
+            (ids, total)
+        }
+        Source::Label { .. } | Source::Correlation(_) | Source::Ids(_) => {
+            let all = ids_by_label(client, &ask).await?;
+            let complete = all.len() < lists::COUNT_LIMIT;
+            let matching = matching(client, &ask, all).await?;
+            let total = (matching.len() as u64, complete);
+            (ask.cut(matching), total)
+        }
+    };
+    let next = ask.next(&ids);
+    let mut jobs = Vec::with_capacity(ids.len());
+    for (row, place) in rows_of(shared, client, &ids).await? {
+        let mut view = assemble::view(row, place, Details::default())?;
+        view.execution_log = Vec::new();
+        jobs.push(view);
+    }
+    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
+}
+
+async fn matching(client: &Object, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<JobId>> {
+    let states = states_of(client, &ids).await?;
+    let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let lanes: HashMap<Uuid, LaneId> = client
+        .query("SELECT id, lane FROM faena.job WHERE id = ANY($1)", &[&raw])
+        .await?
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect();
+    Ok(ids
+        .into_iter()
+        .filter(|id| match (states.get(id), lanes.get(&id.0)) {
+            (Some(state), Some(lane)) => ask.matches(*state, *lane),
+            _ => false,
+        })
+        .collect())
+}
+
+/// The newest matching ids: the newest of each lane and place, put together.
+async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<Vec<JobId>> {
+    let newest = |table: &str, state: &str| {
+        format!(
+            "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
+                 SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id DESC LIMIT $4) x"
+        )
+    };
+    let mut ids = Vec::new();
+    for sql in ask.places(
+        &newest("ready", ""),
+        |state| newest("waiting", &format!("AND state = {state}")),
+        &newest("done", ""),
+        |state| newest("ended", &format!("AND state = {state}")),
+    ) {
+        let statement = client.prepare_cached(&sql).await?;
+        let rows = client.query(&statement, &[&lanes, &ask.before.0, &ask.from.0, &(ask.wanted as i64)]).await?;
+        ids.extend(rows.iter().map(|row| JobId(row.get(0))));
+    }
+    if ask.wants_held() {
+        ids.extend(held_ids(client, ask, lanes, ask.wanted).await?);
+    }
+    Ok(ask.cut_sorted(ids))
+}
+
+/// Jobs that are handed out: few at any time.
+async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], limit: usize) -> Result<Vec<JobId>> {
+    let rows = client
+        .query(
+            "SELECT DISTINCT u.id FROM faena.block b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 DESC",
+            &[&ask.before.0, &ask.from.0],
+        )
+        .await?;
+    let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
+    let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let states = states_of(client, &ids).await?;
+    let in_lanes: Vec<Uuid> = client
+        .query("SELECT id FROM faena.job WHERE id = ANY($1) AND lane = ANY($2)", &[&raw, &lanes])
+        .await?
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    Ok(ids
+        .into_iter()
+        .filter(|id| states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state)) && in_lanes.contains(&id.0))
+        .take(limit)
+        .collect())
+}
+
+async fn count_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<u64> {
+    let counted = |table: &str, state: &str| {
+        format!(
+            "SELECT count(*) FROM (SELECT 1 FROM faena.{table} WHERE lane = ANY($1) {state} AND id < $2 AND id >= $3 LIMIT $4) x"
+        )
+    };
+    let mut total: u64 = 0;
+    for sql in ask.places(
+        &counted("ready", ""),
+        |state| counted("waiting", &format!("AND state = {state}")),
+        &counted("done", ""),
+        |state| counted("ended", &format!("AND state = {state}")),
+    ) {
+        let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
+        let row = client.query_one(&sql, &[&lanes, &ask.upper.0, &ask.from.0, &left]).await?;
+        total += row.get::<_, i64>(0).unsigned_abs();
+    }
+    Ok(total)
+}
+
+async fn ids_by_label(client: &Object, ask: &Ask) -> Result<Vec<JobId>> {
+    let limit = lists::COUNT_LIMIT as i64;
+    let (before, from) = (&ask.before.0, &ask.from.0);
+    let rows = match &ask.source {
+        Source::Label { kind, value } => {
+            client
+                .query(
+                    "SELECT id FROM faena.label WHERE kind = $1 AND value = $2 AND id < $3 AND id >= $4
+                     ORDER BY id DESC LIMIT $5",
+                    &[&(*kind as i16), value, before, from, &limit],
+                )
+                .await?
+        }
+        Source::Correlation(text) => {
+            let own = ask.own_correlation(text).map(|id| id.0);
+            client
+                .query(
+                    "SELECT id FROM (
+                         SELECT id FROM faena.job WHERE correlation = $1
+                         UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
+                     WHERE id < $3 AND id >= $4 ORDER BY id DESC LIMIT $5",
+                    &[text, &own, before, from, &limit],
+                )
+                .await?
+        }
+        Source::Ids(ids) => {
+            return Ok(ids.iter().copied().filter(|id| *id < ask.before && *id >= ask.from).collect());
+        }
+        Source::Lanes(_) | Source::Nothing => Vec::new(),
+    };
+    Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
+}
+
+async fn key_holders(client: &Object, key: &str) -> Result<Vec<JobId>> {
+    let rows = client.query("SELECT id FROM faena.job_key WHERE kind IN (0, 1) AND key = $1", &[&key]).await?;
+    Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
+}

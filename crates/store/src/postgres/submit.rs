@@ -1,0 +1,499 @@
+//! Submit: the rows of new jobs, of many callers in one transaction.
+
+use std::collections::{HashMap, HashSet};
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Priority, Timestamp};
+use futures_util::future::try_join_all;
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    batch::{Answer, Weight},
+    read,
+};
+use crate::{
+    Lane, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    lanes::{MAX_LANES, too_many_lanes},
+    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
+    types::{CANCELLED, PENDING},
+};
+
+pub struct Call {
+    pub jobs: Vec<NewJob>,
+    pub now: Timestamp,
+    pub answer: Answer<Vec<Submitted>>,
+}
+
+impl Weight for Call {
+    fn weight(&self) -> usize {
+        self.jobs.len()
+    }
+}
+
+/// Stores the jobs of all `calls` in one transaction. A call that is refused takes nothing of the others with it.
+pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
+    let (mut works, answers): (Vec<_>, Vec<_>) =
+        calls.into_iter().map(|call| (Some((call.jobs, call.now)), call.answer)).unzip();
+    let mut results: Vec<Option<Result<Vec<Submitted>>>> = works.iter().map(|_| None).collect();
+    // Calls whose answer hangs on another call of the same group (they share a key) go into a group of their own.
+    while works.iter().any(Option::is_some) {
+        let group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
+        let input: Vec<(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].clone()).collect();
+        match shared.retrying(|| store(shared, shard, &input)).await {
+            Ok(outcomes) => {
+                for (at, outcome) in group.into_iter().zip(outcomes) {
+                    if let Some(outcome) = outcome {
+                        results[at] = Some(outcome);
+                        works[at] = None;
+                    }
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                for at in group {
+                    works[at] = None;
+                    results[at] = Some(Err(match &error {
+                        StoreError::Unavailable(text) => StoreError::Unavailable(text.clone()),
+                        _ => StoreError::Broken(text.clone()),
+                    }));
+                }
+            }
+        }
+    }
+    for (answer, result) in answers.into_iter().zip(results) {
+        let _ = answer.send(result.unwrap_or_else(|| Err(StoreError::Broken("a call was lost".into()))));
+    }
+}
+
+type Outcome = Option<Result<Vec<Submitted>>>;
+
+/// One transaction. `None` for a call that has to be tried again without the others.
+async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) -> Result<Vec<Outcome>> {
+    let mut outcomes: Vec<Outcome> = calls.iter().map(|_| None).collect();
+    let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
+    for (at, (jobs, _)) in calls.iter().enumerate() {
+        match lanes_of(shared, jobs).await {
+            Ok(ids) => lanes.push(ids),
+            Err(StoreError::Invalid(faults)) => {
+                outcomes[at] = Some(Err(StoreError::Invalid(faults)));
+                lanes.push(Vec::new());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let plain = calls.iter().all(|(jobs, _)| jobs.iter().all(is_plain));
+    let client = shared.client().await?;
+    let mut rows = Rows::default();
+    if plain {
+        for (at, (jobs, now)) in calls.iter().enumerate() {
+            if outcomes[at].is_none() {
+                outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], &Parents::new(), &HashMap::new(), *now)));
+            }
+        }
+        rows.write(&client, shard, Frame::Whole).await?;
+        client.keep(Ok(()))?;
+    } else {
+        client.batch_execute("BEGIN").await?;
+        let result = store_with_keys(&client, shard, calls, &lanes, &mut outcomes, &mut rows).await;
+        client.end(result).await?;
+    }
+    for (lane, ready_at) in &rows.earliest {
+        shared.cursors.lower(*lane, *ready_at);
+    }
+    shared.tell(rows.signals());
+    Ok(outcomes)
+}
+
+fn is_plain(job: &NewJob) -> bool {
+    let options = &job.options;
+    options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
+}
+
+async fn store_with_keys(
+    client: &Object,
+    shard: i16,
+    calls: &[(Vec<NewJob>, Timestamp)],
+    lanes: &[Vec<LaneId>],
+    outcomes: &mut [Outcome],
+    rows: &mut Rows,
+) -> Result<()> {
+    let parents: Vec<JobId> = calls.iter().flat_map(|(jobs, _)| plan::outside_parents(jobs)).collect();
+    let known: Parents = read::states_of(client, &parents)
+        .await?
+        .into_iter()
+        .map(|(id, state)| (id, state.is_terminal().then_some(state)))
+        .collect();
+    for (at, (jobs, _)) in calls.iter().enumerate() {
+        if outcomes[at].is_none()
+            && let Err(error) = plan::check_parents(jobs, &known)
+        {
+            outcomes[at] = Some(Err(error));
+        }
+    }
+    let taken = take_keys(client, calls, outcomes).await?;
+    for (at, (jobs, now)) in calls.iter().enumerate() {
+        if outcomes[at].is_some() || taken.again.contains(&at) {
+            continue;
+        }
+        let mut known = known.clone();
+        for found in jobs.iter().filter_map(|job| taken.existing.get(&job.id)) {
+            known.insert(found.id, found.status.is_terminal().then_some(found.status));
+        }
+        outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], &known, &taken.existing, *now)));
+    }
+    rows.write(client, shard, Frame::Inside).await
+}
+
+#[derive(Default)]
+struct Taken {
+    /// Jobs that exist already under their idempotency key.
+    existing: HashMap<JobId, Submitted>,
+    /// Calls to be tried again.
+    again: HashSet<usize>,
+}
+
+/// Takes the keys of all jobs. Whoever else is just taking the same key is waited for, and counts only if it commits.
+async fn take_keys(client: &Object, calls: &[(Vec<NewJob>, Timestamp)], outcomes: &mut [Outcome]) -> Result<Taken> {
+    struct Wish<'a> {
+        call: usize,
+        kind: i16,
+        key: &'a str,
+        id: Uuid,
+        fingerprint: Option<&'a [u8]>,
+    }
+    let mut wishes = Vec::new();
+    for (call, (jobs, _)) in calls.iter().enumerate().filter(|(at, _)| outcomes[*at].is_none()) {
+        for job in jobs {
+            let fingerprint = job.fingerprint.as_ref().map(|f| f.as_slice());
+            if let Some(key) = &job.options.idempotency_key {
+                wishes.push(Wish { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
+            }
+            if let Some(key) = &job.options.unique_key {
+                wishes.push(Wish { call, kind: KeyKind::Unique as i16, key, id: job.id.0, fingerprint: None });
+            }
+        }
+    }
+    let mut taken = Taken::default();
+    if wishes.is_empty() {
+        return Ok(taken);
+    }
+    // Always in the same order, so that two groups do not wait for each other in a circle.
+    wishes.sort_by_key(|wish| (wish.kind, wish.key));
+    let kinds: Vec<i16> = wishes.iter().map(|wish| wish.kind).collect();
+    let keys: Vec<&str> = wishes.iter().map(|wish| wish.key).collect();
+    let ids: Vec<Uuid> = wishes.iter().map(|wish| wish.id).collect();
+    let fingerprints: Vec<Option<&[u8]>> = wishes.iter().map(|wish| wish.fingerprint).collect();
+    let insert = client
+        .prepare_cached(
+            "INSERT INTO faena.job_key (kind, key, id, fingerprint)
+             SELECT * FROM unnest($1::int2[], $2::text[], $3::uuid[], $4::bytea[]) ON CONFLICT DO NOTHING RETURNING kind, id",
+        )
+        .await?;
+    let won: HashSet<(i16, Uuid)> = client
+        .query(&insert, &[&kinds, &keys, &ids, &fingerprints])
+        .await?
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect();
+    let lost: Vec<&Wish> = wishes.iter().filter(|wish| !won.contains(&(wish.kind, wish.id))).collect();
+    if lost.is_empty() {
+        return Ok(taken);
+    }
+    let holders = holders(client, &lost.iter().map(|wish| (wish.kind, wish.key)).collect::<Vec<_>>()).await?;
+    let held_by: Vec<JobId> = holders.values().map(|(id, _)| *id).collect();
+    let states = read::states_of(client, &held_by).await?;
+    for wish in lost {
+        let Some((holder, fingerprint)) = holders.get(&(wish.kind, wish.key.to_owned())) else {
+            taken.again.insert(wish.call);
+            continue;
+        };
+        let Some(status) = states.get(holder).copied() else {
+            // The holder is of this very group and not written yet.
+            taken.again.insert(wish.call);
+            continue;
+        };
+        if wish.kind == KeyKind::Unique as i16 {
+            outcomes[wish.call] = Some(Err(StoreError::Conflict {
+                message: format!("job {holder} with this uniqueKey has not finished"),
+                holder: Some(*holder),
+            }));
+        } else if fingerprint.as_deref() != wish.fingerprint {
+            outcomes[wish.call] = Some(Err(StoreError::Conflict {
+                message: "this idempotency key was used for another request".into(),
+                holder: Some(*holder),
+            }));
+        } else {
+            let found = Submitted { id: *holder, status, created_at: holder.created_at(), existed: true };
+            taken.existing.insert(JobId(wish.id), found);
+        }
+    }
+    // What is not stored now gives its keys back.
+    let mut unused: Vec<Uuid> = taken.existing.keys().map(|id| id.0).collect();
+    for (at, (jobs, _)) in calls.iter().enumerate() {
+        if outcomes[at].is_some() || taken.again.contains(&at) {
+            unused.extend(jobs.iter().map(|job| job.id.0));
+        }
+    }
+    client.execute("DELETE FROM faena.job_key WHERE key = ANY($1) AND id = ANY($2)", &[&keys, &unused]).await?;
+    Ok(taken)
+}
+
+type Holders = HashMap<(i16, String), (JobId, Option<Vec<u8>>)>;
+
+async fn holders(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
+    let kinds: Vec<i16> = keys.iter().map(|(kind, _)| *kind).collect();
+    let texts: Vec<&str> = keys.iter().map(|(_, key)| *key).collect();
+    let rows = client
+        .query(
+            "SELECT k.kind, k.key, k.id, k.fingerprint FROM unnest($1::int2[], $2::text[]) AS w(kind, key)
+             JOIN faena.job_key k ON k.kind = w.kind AND k.key = w.key",
+            &[&kinds, &texts],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (JobId(row.get(2)), row.get(3)))).collect())
+}
+
+async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
+    let mut ids = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        // Neighbours are mostly alike.
+        let same = ids.last().copied().zip(jobs.get(ids.len().wrapping_sub(1)));
+        match same {
+            Some((id, last)) if last.kind == job.kind && last.queue == job.queue && last.priority == job.priority => {
+                ids.push(id)
+            }
+            _ => ids.push(lane_of(shared, &job.queue, &job.kind, job.priority).await?),
+        }
+    }
+    Ok(ids)
+}
+
+pub async fn lane_of(shared: &Shared, queue: &str, kind: &str, priority: Priority) -> Result<LaneId> {
+    if let Some(id) = shared.lanes.id_of(queue, kind, priority) {
+        return Ok(id);
+    }
+    let client = shared.client().await?;
+    let result = async {
+        if shared.lanes.len() >= MAX_LANES {
+            return Err(too_many_lanes());
+        }
+        let rank = priority.rank();
+        client
+            .execute(
+                "INSERT INTO faena.lane (queue, type, priority) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                &[&queue, &kind, &rank],
+            )
+            .await?;
+        let row = client
+            .query_one(
+                "SELECT id FROM faena.lane WHERE queue = $1 AND type = $2 AND priority = $3",
+                &[&queue, &kind, &rank],
+            )
+            .await?;
+        Ok(row.get::<_, LaneId>(0))
+    };
+    let id = result.await;
+    let id = client.keep(id)?;
+    shared.lanes.insert([Lane { id, queue: queue.into(), kind: kind.into(), priority }]);
+    Ok(id)
+}
+
+/// The columns of everything that one transaction inserts.
+#[derive(Default)]
+struct Rows {
+    ids: Vec<Uuid>,
+    lanes: Vec<LaneId>,
+    correlations: Vec<Option<String>>,
+    options: Vec<Option<String>>,
+    payloads: Vec<String>,
+    ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>),
+    waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
+    ended: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<String>, Vec<String>),
+    labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
+    expiries: (Vec<i64>, Vec<Uuid>),
+    depends: (Vec<Uuid>, Vec<Uuid>),
+    deltas: Deltas,
+    earliest: HashMap<LaneId, i64>,
+}
+
+/// Whether `write` opens and closes the transaction itself, in the same round trip.
+enum Frame {
+    Whole,
+    Inside,
+}
+
+impl Rows {
+    fn add(
+        &mut self,
+        jobs: Vec<NewJob>,
+        lanes: &[LaneId],
+        known: &Parents,
+        existing: &HashMap<JobId, Submitted>,
+        now: Timestamp,
+    ) -> Vec<Submitted> {
+        let mut answers = Vec::with_capacity(jobs.len());
+        for (mut job, lane) in jobs.into_iter().zip(lanes) {
+            if let Some(found) = existing.get(&job.id) {
+                answers.push(found.clone());
+                continue;
+            }
+            for parent in &mut job.options.depends_on {
+                if let Some(found) = existing.get(parent) {
+                    *parent = found.id;
+                }
+            }
+            let planned = plan::plan(job, *lane, known, now);
+            let status: JobState = planned.place.state();
+            answers.push(Submitted { id: planned.id, status, created_at: planned.id.created_at(), existed: false });
+            self.deltas.add(*lane, Tally::of(status), 1);
+            self.add_planned(planned, now);
+        }
+        answers
+    }
+
+    fn add_planned(&mut self, job: PlannedJob, now: Timestamp) {
+        let id = job.id.0;
+        match job.place {
+            Placement::Ready => {
+                let ready_at = job.id.created_at().as_ms();
+                self.ready.0.push(job.lane);
+                self.ready.1.push(ready_at);
+                self.ready.2.push(id);
+                let earliest = self.earliest.entry(job.lane).or_insert(ready_at);
+                *earliest = (*earliest).min(ready_at);
+            }
+            Placement::Delayed { due_at } => self.add_waiting(job.lane, id, due_at, false),
+            Placement::Blocked { look_again_at } => self.add_waiting(job.lane, id, look_again_at, true),
+            Placement::Cancelled { cause } => {
+                self.ended.0.push(job.lane);
+                self.ended.1.push(id);
+                self.ended.2.push(now.as_ms());
+                self.ended.4.push(LogLine::chunk(&[LogLine::new(now, LogEvent::Cancelled, cause.clone())]));
+                self.ended.3.push(cause);
+            }
+        }
+        for (kind, value) in job.labels {
+            self.labels.0.push(kind as i16);
+            self.labels.1.push(value);
+            self.labels.2.push(id);
+        }
+        if let Some(expires_at) = job.expires_at {
+            self.expiries.0.push(expires_at.as_ms());
+            self.expiries.1.push(id);
+        }
+        for parent in job.parents {
+            self.depends.0.push(parent.0);
+            self.depends.1.push(id);
+        }
+        self.ids.push(id);
+        self.lanes.push(job.lane);
+        self.correlations.push(job.correlation);
+        self.options.push(job.options);
+        self.payloads.push(job.payload);
+    }
+
+    fn add_waiting(&mut self, lane: LaneId, id: Uuid, due_at: Timestamp, blocked: bool) {
+        self.waiting.0.push(lane);
+        self.waiting.1.push(id);
+        self.waiting.2.push(due_at.as_ms());
+        self.waiting.3.push(blocked);
+    }
+
+    fn signals(&self) -> Vec<Signal> {
+        let mut signals: Vec<Signal> = self.earliest.keys().map(|lane| Signal::Ready(*lane)).collect();
+        if !self.waiting.0.is_empty() || !self.expiries.0.is_empty() {
+            signals.push(Signal::Waiting);
+        }
+        signals
+    }
+
+    /// All statements go out at once; the answers are read together.
+    async fn write(&self, client: &Object, shard: i16, frame: Frame) -> Result<()> {
+        let counters = self.deltas.columns();
+        let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 8] = [
+            (
+                !self.ids.is_empty(),
+                "INSERT INTO faena.job (id, lane, correlation, options, payload)
+                 SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])",
+                vec![&self.ids, &self.lanes, &self.correlations, &self.options, &self.payloads],
+            ),
+            (
+                !self.ready.0.is_empty(),
+                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
+                 SELECT lane, ready_at, id, 0, false FROM unnest($1::int4[], $2::int8[], $3::uuid[]) AS r(lane, ready_at, id)",
+                vec![&self.ready.0, &self.ready.1, &self.ready.2],
+            ),
+            (
+                !self.waiting.0.is_empty(),
+                "INSERT INTO faena.waiting (lane, state, id, due_at, blocked, retry_count)
+                 SELECT lane, $5, id, due_at, blocked, 0
+                 FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::bool[]) AS w(lane, id, due_at, blocked)",
+                vec![&self.waiting.0, &self.waiting.1, &self.waiting.2, &self.waiting.3, &PENDING],
+            ),
+            (
+                !self.ended.0.is_empty(),
+                "INSERT INTO faena.ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
+                 SELECT lane, $6, id, at, 0, 0, error, 'cancelled', log
+                 FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::text[], $5::text[]) AS e(lane, id, at, error, log)",
+                vec![&self.ended.0, &self.ended.1, &self.ended.2, &self.ended.3, &self.ended.4, &CANCELLED],
+            ),
+            (
+                !self.labels.0.is_empty(),
+                "INSERT INTO faena.label (kind, value, id)
+                 SELECT * FROM unnest($1::int2[], $2::text[], $3::uuid[]) ON CONFLICT DO NOTHING",
+                vec![&self.labels.0, &self.labels.1, &self.labels.2],
+            ),
+            (
+                !self.expiries.0.is_empty(),
+                "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])",
+                vec![&self.expiries.0, &self.expiries.1],
+            ),
+            (
+                !self.depends.0.is_empty(),
+                "INSERT INTO faena.depends (parent, child)
+                 SELECT * FROM unnest($1::uuid[], $2::uuid[]) ON CONFLICT DO NOTHING",
+                vec![&self.depends.0, &self.depends.1],
+            ),
+            (!counters.0.is_empty(), COUNT, vec![&shard, &counters.0, &counters.1, &counters.2]),
+        ];
+        let mut statements = Vec::new();
+        for (needed, sql, parameters) in &all {
+            if *needed {
+                statements.push((client.prepare_cached(sql).await?, parameters));
+            }
+        }
+        let queries = statements.iter().map(|(statement, parameters)| client.query(statement, parameters.as_slice()));
+        match frame {
+            Frame::Inside => {
+                try_join_all(queries).await?;
+            }
+            Frame::Whole => {
+                // A failed statement makes the COMMIT a rollback, so looking at all answers is enough.
+                let begin = client.batch_execute("BEGIN");
+                let commit = client.batch_execute("COMMIT");
+                let (begun, written, committed): (_, std::result::Result<Vec<Vec<Row>>, _>, _) =
+                    futures_util::future::join3(begin, try_join_all(queries), commit).await;
+                begun?;
+                written?;
+                committed?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds to the counters of one shard.
+pub const COUNT: &str = "INSERT INTO faena.counter AS c (shard, lane, tally, n)
+     SELECT $1, lane, tally, n FROM unnest($2::int4[], $3::int2[], $4::int8[]) AS d(lane, tally, n)
+     ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n";
+
+pub async fn apply(client: &Object, shard: i16, deltas: &Deltas) -> Result<()> {
+    let (lanes, tallies, changes) = deltas.columns();
+    if !lanes.is_empty() {
+        let statement = client.prepare_cached(COUNT).await?;
+        client.execute(&statement, &[&shard, &lanes, &tallies, &changes]).await?;
+    }
+    Ok(())
+}
