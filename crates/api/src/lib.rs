@@ -1,1 +1,49 @@
+//! REST: decode, call, encode. The router is the table of contents.
 
+mod error;
+mod fields;
+mod frame;
+mod health;
+mod rest;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use faena_domain::JobLimits;
+use faena_engine::Engine;
+use tokio_util::sync::CancellationToken;
+
+pub use error::ApiError;
+
+/// What handlers work with.
+#[derive(Clone)]
+pub struct Api {
+    pub engine: Arc<Engine>,
+    pub limits: JobLimits,
+    /// The largest body that is read.
+    pub body_bytes: usize,
+    /// Streams end when this is cancelled.
+    pub closing: CancellationToken,
+}
+
+pub fn router(api: Api) -> Router {
+    let jobs = Router::new()
+        .route("/", post(rest::jobs::create).get(rest::list::list))
+        .route("/batch", post(rest::jobs::create_batch))
+        .route("/bulk/{action}", post(rest::bulk::bulk))
+        .route("/{id}", get(rest::jobs::show).patch(rest::patch::patch).delete(rest::jobs::delete))
+        .route("/{id}/cancel", post(rest::jobs::cancel))
+        .route("/{id}/retry", post(rest::jobs::retry))
+        .route("/{id}/events", get(rest::events::events));
+    Router::new()
+        .nest("/api/v1/jobs", jobs)
+        .route("/health/live", get(health::live))
+        .route("/health/ready", get(health::ready))
+        .fallback(error::not_found)
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(axum::middleware::from_fn(frame::frame))
+        .with_state(api)
+}

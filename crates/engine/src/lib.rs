@@ -1,1 +1,26 @@
+//! Moves jobs forward: loops, dispatch, the built-in worker.
+//!
+//! `Engine::start` is the list of everything that runs. Each loop does one bounded batch per round, on a period and on a nudge,
+//! and is safe to run on every node at once.
 
+mod config;
+mod beats;
+mod driver;
+mod bus;
+mod held;
+mod dispatcher;
+mod reporter;
+mod recorder;
+mod promoter;
+mod retention;
+mod nodes;
+mod poller;
+pub mod address;
+mod builtin;
+mod engine;
+
+pub use beats::{Beat, Beats};
+pub use bus::Bus;
+pub use config::{EngineConfig, Roles};
+pub use driver::Round;
+pub use engine::{CancelAnswer, Engine};

@@ -1,0 +1,111 @@
+//! Reads JSON objects field by field, so that every bad field is named and not just the first one.
+//!
+//! Values stay as the caller wrote them until a field asks for its type: a payload passes through untouched.
+
+use std::collections::BTreeMap;
+
+use faena_domain::{Fault, Timestamp};
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use crate::ApiError;
+
+pub struct Fields<'a> {
+    fields: BTreeMap<String, &'a RawValue>,
+    prefix: String,
+    pub faults: Vec<Fault>,
+}
+
+/// The largest body, read whole.
+pub fn body_object<'a>(bytes: &'a [u8], limit: usize) -> Result<Fields<'a>, ApiError> {
+    if bytes.len() > limit {
+        return Err(ApiError::too_large(limit));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| whole("must be UTF-8"))?;
+    let fields = serde_json::from_str(text).map_err(|e| {
+        whole(&match e.classify() {
+            serde_json::error::Category::Data => "must be a JSON object".to_owned(),
+            _ => format!("is not valid JSON: {e}"),
+        })
+    })?;
+    Ok(Fields { fields, prefix: String::new(), faults: Vec::new() })
+}
+
+fn whole(message: &str) -> ApiError {
+    ApiError::invalid(vec![Fault::new("body", message)])
+}
+
+impl<'a> Fields<'a> {
+    /// An object inside an array; its faults carry `prefix`.
+    pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, Fault> {
+        match serde_json::from_str(raw.get()) {
+            Ok(fields) => Ok(Fields { fields, prefix, faults: Vec::new() }),
+            Err(_) => Err(Fault::new(prefix.trim_end_matches('.'), "must be a JSON object")),
+        }
+    }
+
+    pub fn fault(&mut self, name: &str, message: impl Into<String>) {
+        self.faults.push(Fault::new(format!("{}{name}", self.prefix), message));
+    }
+
+    /// The field as it was written; `null` counts as absent.
+    pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.fields.remove(name).filter(|raw| raw.get() != "null")
+    }
+
+    /// Whether the field is there at all, be it `null`.
+    pub fn is_present(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str, wanted: &str) -> Option<T> {
+        let raw = self.raw(name)?;
+        match serde_json::from_str(raw.get()) {
+            Ok(value) => Some(value),
+            Err(_) => {
+                self.fault(name, format!("must be {wanted}"));
+                None
+            }
+        }
+    }
+
+    pub fn text(&mut self, name: &str) -> Option<String> {
+        self.take(name, "a string")
+    }
+
+    pub fn number(&mut self, name: &str) -> Option<u64> {
+        self.take(name, "a whole number, not negative")
+    }
+
+    pub fn time(&mut self, name: &str) -> Option<Timestamp> {
+        self.take(name, "a time like 2026-11-15T20:00:00Z")
+    }
+
+    /// A JSON object, kept to the letter.
+    pub fn object(&mut self, name: &str) -> Option<String> {
+        let raw = self.raw(name)?;
+        if raw.get().starts_with('{') {
+            Some(raw.get().to_owned())
+        } else {
+            self.fault(name, "must be a JSON object");
+            None
+        }
+    }
+
+    pub fn list<T: DeserializeOwned>(&mut self, name: &str, wanted: &str) -> Vec<T> {
+        self.take(name, wanted).unwrap_or_default()
+    }
+
+    /// Everything that nobody asked for is refused.
+    pub fn finish(mut self) -> Vec<Fault> {
+        let unknown: Vec<String> = self.fields.keys().cloned().collect();
+        for name in unknown {
+            self.fault(&name, "is not a known field");
+        }
+        self.faults
+    }
+
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+}

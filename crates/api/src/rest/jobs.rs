@@ -1,0 +1,143 @@
+//! One job: create, show, delete, cancel, retry.
+
+use axum::{
+    Json,
+    body::{Body, Bytes, to_bytes},
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use faena_domain::{Fault, JobId, JobState, JobView, NewJob, Timestamp};
+use faena_engine::CancelAnswer;
+use faena_store::StoreError;
+use faena_wire::{Changed, Created, CreatedBatch, Success};
+use sha2::{Digest, Sha256};
+
+use super::submit::{read_batch, read_job};
+use crate::{
+    Api, ApiError,
+    fields::body_object,
+    frame::{self, Correlation},
+};
+
+pub type Answer<T> = Result<T, ApiError>;
+
+pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> Answer<Response> {
+    let body = read_body(&api, body).await?;
+    let correlation = frame::correlation();
+    // A request that came without a correlation id starts something of its own: its job's id is its correlation id.
+    let id = match &correlation {
+        Correlation::Made(id) => JobId(*id),
+        Correlation::Given(_) => JobId::new(),
+    };
+    let mut faults = Vec::new();
+    let mut job = read_job(body_object(&body, api.body_bytes)?, id, &api.limits, &mut faults);
+    if job.reference.is_some() || !job.depends_on_refs.is_empty() {
+        faults.push(Fault::new("dependsOn", "must be job ids; refs are for batches"));
+    }
+    from_headers(&headers, &mut job, &body, &mut faults);
+    if !faults.is_empty() {
+        return Err(ApiError::invalid(faults));
+    }
+    let correlation_id = correlate(&mut job, &correlation);
+    let stored = api.engine.submit(vec![job], Timestamp::now()).await?;
+    let stored = stored.into_iter().next().ok_or(StoreError::Broken("a job was not stored".into()))?;
+    api.engine.bus.changed(stored.id, stored.status, None, stored.created_at);
+    let status = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
+    let created = Created { id: stored.id, status: stored.status, created_at: stored.created_at, correlation_id };
+    let location = [(header::LOCATION, format!("/api/v1/jobs/{}", created.id))];
+    Ok((status, location, Json(created)).into_response())
+}
+
+pub async fn create_batch(State(api): State<Api>, body: Body) -> Answer<Response> {
+    let body = read_body(&api, body).await?;
+    let mut jobs = read_batch(body_object(&body, api.body_bytes)?, &api.limits)?;
+    let correlation = Correlation::Given(frame::correlation().text());
+    for job in &mut jobs {
+        if job.options.idempotency_key.is_some() {
+            job.fingerprint = Some(fingerprint_of(job));
+        }
+        correlate(job, &correlation);
+    }
+    let stored = api.engine.submit(jobs, Timestamp::now()).await?;
+    let ids = stored.into_iter().map(|job| job.id).collect();
+    Ok((StatusCode::CREATED, Json(CreatedBatch { ids })).into_response())
+}
+
+/// The idempotency key and the trace of the request hold for its job.
+fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, faults: &mut Vec<Fault>) {
+    if let Some(value) = headers.get("idempotency-key") {
+        match value.to_str() {
+            Ok(key) if !key.is_empty() && key.len() <= 255 => job.options.idempotency_key = Some(key.to_owned()),
+            _ => faults.push(Fault::new("Idempotency-Key", "must have 1 to 255 visible characters")),
+        }
+    }
+    if job.options.idempotency_key.is_some() {
+        job.fingerprint = Some(Sha256::digest(body).into());
+    }
+    if let Some(trace) = headers.get("traceparent").and_then(|value| value.to_str().ok()).filter(|text| text.len() <= 100) {
+        job.options.traceparent = Some(trace.to_owned());
+    }
+}
+
+/// Of a job inside a batch there is no body of its own; what counts is what it asks for.
+fn fingerprint_of(job: &NewJob) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    let options = serde_json::to_string(&job.options).unwrap_or_default();
+    for part in [&job.kind, &job.queue, job.priority.as_str(), &job.payload, &options] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// What the body says goes before the header; without both, the job stands for itself.
+fn correlate(job: &mut NewJob, correlation: &Correlation) -> String {
+    if job.correlation_id.is_none()
+        && let Correlation::Given(text) = correlation
+    {
+        job.correlation_id = Some(text.clone());
+    }
+    job.correlation_id.clone().unwrap_or_else(|| job.id.to_string())
+}
+
+pub async fn read_body(api: &Api, body: Body) -> Answer<Bytes> {
+    to_bytes(body, api.body_bytes).await.map_err(|_| ApiError::too_large(api.body_bytes))
+}
+
+pub fn parse_id(text: &str) -> Answer<JobId> {
+    text.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))
+}
+
+pub async fn show(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<JobView>> {
+    let id = parse_id(&id)?;
+    let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
+    Ok(Json(job))
+}
+
+pub async fn delete(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<Success>> {
+    api.engine.store.job_delete(parse_id(&id)?).await?;
+    Ok(Json(Success { success: true }))
+}
+
+pub async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Answer<Response> {
+    let id = parse_id(&id)?;
+    let answer = api.engine.cancel(id, "cancelled by request", Timestamp::now()).await?;
+    Ok(match answer {
+        CancelAnswer::Cancelled => {
+            Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false }).into_response()
+        }
+        CancelAnswer::Asked { state } => {
+            let body = Changed { id, status: state, retry_count: None, cancel_requested: true };
+            (StatusCode::ACCEPTED, Json(body)).into_response()
+        }
+    })
+}
+
+pub async fn retry(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<Changed>> {
+    let id = parse_id(&id)?;
+    let now = Timestamp::now();
+    api.engine.store.job_retry(id, now).await?;
+    api.engine.bus.changed(id, JobState::Pending, None, now);
+    Ok(Json(Changed { id, status: JobState::Pending, retry_count: Some(0), cancel_requested: false }))
+}

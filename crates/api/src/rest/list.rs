@@ -1,0 +1,107 @@
+//! `GET /jobs`: filters, pages, cursors.
+
+use axum::{
+    Json,
+    extract::{RawQuery, State},
+    http::{HeaderMap, HeaderValue},
+};
+use faena_domain::{Fault, JobId, JobState, Priority, Timestamp};
+use faena_store::{Filter, Page};
+use faena_wire::JobList;
+
+use super::jobs::Answer;
+use crate::{Api, ApiError};
+
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<JobList>)> {
+    let ask = read_query(query.as_deref().unwrap_or(""))?;
+    let store_page = match (ask.cursor, ask.page) {
+        (Some(id), _) => Page::After { id, limit: ask.limit },
+        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
+    };
+    let found = api.engine.store.job_list(&ask.filter, store_page).await?;
+    let page = if ask.cursor.is_some() { None } else { Some(ask.page.unwrap_or(1) as u64) };
+    let limit = ask.limit as u64;
+    let mut headers = HeaderMap::new();
+    let mut put = |name: &'static str, number: u64| headers.insert(name, HeaderValue::from(number));
+    put("x-total-count", found.total);
+    put("x-limit", limit);
+    put("x-total-pages", found.total.div_ceil(limit));
+    if let Some(page) = page {
+        put("x-page", page);
+    }
+    if !found.total_is_exact {
+        headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
+    }
+    Ok((headers, Json(JobList { jobs: found.jobs, total: found.total, page, limit, next_cursor: found.next })))
+}
+
+pub struct Query {
+    pub filter: Filter,
+    page: Option<usize>,
+    limit: usize,
+    /// `Some(None)`: from the newest on.
+    cursor: Option<Option<JobId>>,
+}
+
+fn read_query(query: &str) -> Result<Query, ApiError> {
+    let mut ask = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
+    let mut faults = Vec::new();
+    for (name, value) in form_pairs(query) {
+        if let Err(message) = ask.set(&name, value) {
+            faults.push(Fault::new(name, message));
+        }
+    }
+    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+}
+
+impl Query {
+    fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+        let number = |value: &str, max: usize| {
+            value.parse::<usize>().ok().filter(|n| (1..=max).contains(n)).ok_or(format!("must be a number from 1 to {max}"))
+        };
+        match name {
+            "page" => self.page = Some(number(&value, 1_000_000)?),
+            "limit" => self.limit = number(&value, 100)?,
+            "cursor" if value.is_empty() => self.cursor = Some(None),
+            "cursor" => {
+                let id = value.parse().map_err(|_| "must be the nextCursor of another answer, or empty to begin")?;
+                self.cursor = Some(Some(id));
+            }
+            _ => set_filter(&mut self.filter, name, value)?,
+        }
+        Ok(())
+    }
+}
+
+/// Also the way bulk actions read their filter.
+pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
+    let time = |value: &str| Timestamp::parse(value).ok_or("must be a time like 2026-11-15T20:00:00Z".to_owned());
+    match name {
+        "status" => {
+            for part in value.split(',') {
+                let state: JobState =
+                    part.parse().map_err(|()| format!("must be one of {}", JobState::ALL.map(JobState::as_str).join(", ")))?;
+                filter.states.push(state);
+            }
+        }
+        "priority" => {
+            let priority: Priority = value.parse().map_err(|()| "must be LOW, NORMAL, HIGH or CRITICAL")?;
+            filter.priority = Some(priority);
+        }
+        "type" => filter.kind = Some(value),
+        "queue" => filter.queue = Some(value),
+        "tag" => filter.tag = Some(value),
+        "correlationId" => filter.correlation_id = Some(value),
+        "scheduleId" => filter.schedule_id = Some(value),
+        "createdAfter" => filter.created_after = Some(time(&value)?),
+        "createdBefore" => filter.created_before = Some(time(&value)?),
+        "q" if value.trim().is_empty() => return Err("must not be empty".into()),
+        "q" => filter.q = Some(value.trim().to_owned()),
+        _ => return Err("is not a known parameter".into()),
+    }
+    Ok(())
+}
+
+fn form_pairs(query: &str) -> Vec<(String, String)> {
+    url::form_urlencoded::parse(query.as_bytes()).into_owned().collect()
+}

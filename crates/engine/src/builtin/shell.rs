@@ -1,0 +1,107 @@
+//! `shell.run`: a program with its arguments, when the operator allows it. Never a line for a shell to interpret.
+//!
+//! The program is the leader of its own process group; whatever ends the job early (cancel, timeout, a stopping server)
+//! kills the group.
+
+use std::{collections::BTreeMap, process::Stdio};
+
+use faena_domain::Failure;
+use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::{Context, run::payload};
+use crate::EngineConfig;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Command {
+    argv: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    cwd: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Output {
+    exit_code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+/// Kills the whole group when it is dropped before its end.
+struct Group(Box<dyn ChildWrapper>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Fails when all have ended, and that is well.
+        let _ = self.0.start_kill();
+    }
+}
+
+/// Of the server's own environment only this is handed on: the rest may hold secrets.
+const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
+
+pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<String>, Failure> {
+    if !config.shell_allowed {
+        return Err(Failure::fatal(
+            "shell.run is not allowed here; the operator can allow it with worker.shell = true (FAENA_WORKER_SHELL=true)",
+        ));
+    }
+    let command: Command = payload(context)?;
+    let Some((program, arguments)) = command.argv.split_first() else {
+        return Err(Failure::fatal("the payload is not valid: argv must name a program"));
+    };
+    let mut wrap = CommandWrap::with_new(program, |inner| {
+        inner.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_clear();
+        inner.envs(INHERITED.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        inner.env("FAENA_JOB_ID", context.id().to_string());
+        inner.env("FAENA_RUN", context.run().to_string());
+        inner.env("FAENA_CORRELATION_ID", context.correlation_id());
+        inner.envs(&command.env);
+        if let Some(cwd) = &command.cwd {
+            inner.current_dir(cwd);
+        }
+    });
+    wrap.wrap(ProcessGroup::leader());
+    let child = wrap.spawn().map_err(|e| Failure::fatal(format!("cannot start {program}: {e}")))?;
+    let mut group = Group(child);
+    let stdout = group.0.stdout().take();
+    let stderr = group.0.stderr().take();
+    let limit = config.shell_output_bytes;
+    let (stdout, stderr) = tokio::join!(capture(stdout, limit), capture(stderr, limit));
+    let status = group.0.wait().await.map_err(|e| Failure::error(format!("lost sight of {program}: {e}")))?;
+    let output = Output {
+        exit_code: status.code(),
+        truncated: stdout.1 || stderr.1,
+        stdout: stdout.0,
+        stderr: stderr.0,
+    };
+    if status.success() {
+        return Ok(Some(serde_json::to_string(&output).expect("an output is JSON")));
+    }
+    let tail: String = output.stderr.chars().rev().take(500).collect::<Vec<_>>().into_iter().rev().collect();
+    Err(Failure::error(format!("{program}: {status}: {}", tail.trim())))
+}
+
+/// The first `limit` bytes; the rest is read and thrown away, so that the program is not held up.
+async fn capture(from: Option<impl AsyncRead + Unpin>, limit: usize) -> (String, bool) {
+    let mut kept = Vec::new();
+    let mut truncated = false;
+    if let Some(mut from) = from {
+        let mut buffer = vec![0; 8 << 10];
+        while let Ok(count) = from.read(&mut buffer).await {
+            if count == 0 {
+                break;
+            }
+            let room = limit.saturating_sub(kept.len());
+            kept.extend_from_slice(&buffer[..count.min(room)]);
+            truncated |= count > room;
+        }
+    }
+    (String::from_utf8_lossy(&kept).into_owned(), truncated)
+}

@@ -1,0 +1,204 @@
+//! The jobs that this process has in its hands: handed out to it and not yet ended.
+//!
+//! A run is ended once: whoever takes it out of here reports it. The database's block is the fence for everybody else.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+};
+
+use faena_domain::{JobId, LogEvent, LogLine, Run, Timestamp, WorkerId};
+use faena_store::{ClaimedJob, Outcome, RunEnd};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+/// One job in hand.
+pub struct Held {
+    pub job: ClaimedJob,
+    pub kind: Arc<str>,
+    pub claimed_at: Timestamp,
+    /// Told to stop.
+    pub cancel: CancellationToken,
+    cancel_reason: Mutex<Option<String>>,
+    /// Milliseconds; 0 while it waits for a slot.
+    started_at: AtomicI64,
+    /// Its start is written down, or about to be.
+    recorded: AtomicBool,
+}
+
+#[derive(Default)]
+pub struct Hands {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    jobs: HashMap<JobId, Arc<Held>>,
+    /// Waiting for a slot, first come first served.
+    line: VecDeque<Arc<Held>>,
+    /// How many jobs of each hand-out are still here.
+    open: HashMap<Run, usize>,
+}
+
+impl Held {
+    fn new(job: ClaimedJob, kind: Arc<str>, claimed_at: Timestamp) -> Held {
+        Held {
+            job,
+            kind,
+            claimed_at,
+            cancel: CancellationToken::new(),
+            cancel_reason: Mutex::new(None),
+            started_at: AtomicI64::new(0),
+            recorded: AtomicBool::new(false),
+        }
+    }
+
+    pub fn start(&self, now: Timestamp) {
+        self.started_at.store(now.as_ms().max(1), Ordering::Release);
+    }
+
+    pub fn started_at(&self) -> Option<Timestamp> {
+        match self.started_at.load(Ordering::Acquire) {
+            0 => None,
+            ms => Some(Timestamp::from_ms(ms)),
+        }
+    }
+
+    pub fn ask_to_stop(&self, reason: &str) {
+        self.cancel_reason.lock().get_or_insert_with(|| reason.to_owned());
+        self.cancel.cancel();
+    }
+
+    pub fn cancel_reason(&self) -> Option<String> {
+        self.cancel_reason.lock().clone()
+    }
+
+    /// From here on an end of this run has to look for what was written about it.
+    pub fn mark_recorded(&self) -> bool {
+        !self.recorded.swap(true, Ordering::AcqRel)
+    }
+
+    /// The report of this run's end, with its log.
+    pub fn end(&self, worker: WorkerId, outcome: Outcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
+        let job = &self.job;
+        let mut log = String::with_capacity(128);
+        LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
+        LogLine::new(self.claimed_at, LogEvent::Assigned, "").append_to(&mut log);
+        let started_at = self.started_at();
+        if let Some(started_at) = started_at {
+            LogLine::new(started_at, LogEvent::Started, "").append_to(&mut log);
+        }
+        for line in lines {
+            line.append_to(&mut log);
+        }
+        let options = &job.options;
+        let on_record = self.recorded.load(Ordering::Acquire)
+            || self.cancel.is_cancelled()
+            || options.unique_key.is_some()
+            || options.expires_at.is_some();
+        RunEnd {
+            id: job.id,
+            run: job.run,
+            lane: job.lane,
+            retry_count: job.retry_count,
+            ready_at: job.ready_at,
+            worker,
+            started_at,
+            at,
+            log,
+            outcome,
+            on_record,
+            closes_block: false,
+        }
+    }
+}
+
+impl Hands {
+    pub fn take_in(&self, jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>, now: Timestamp) {
+        let mut inner = self.inner.lock();
+        for (job, kind) in jobs {
+            let held = Arc::new(Held::new(job, kind, now));
+            *inner.open.entry(held.job.run).or_default() += 1;
+            inner.jobs.insert(held.job.id, held.clone());
+            inner.line.push_back(held);
+        }
+    }
+
+    pub fn next_in_line(&self) -> Option<Arc<Held>> {
+        self.inner.lock().line.pop_front()
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.inner.lock().line.len()
+    }
+
+    pub fn count(&self) -> usize {
+        self.inner.lock().jobs.len()
+    }
+
+    pub fn find(&self, id: JobId) -> Option<Arc<Held>> {
+        self.inner.lock().jobs.get(&id).cloned()
+    }
+
+    /// Lets a job go and hands its end on, marked if it is the last of its hand-out. `send` runs under the lock, so that ends
+    /// are told in the order in which they were counted: the one that closes the block is the last. `false`: it is not here
+    /// any more, and its end is nobody's business.
+    pub fn let_go(&self, held: &Held, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
+        let mut inner = self.inner.lock();
+        match inner.jobs.get(&held.job.id) {
+            Some(known) if known.job.run == held.job.run => {}
+            _ => return false,
+        }
+        inner.jobs.remove(&held.job.id);
+        if let Some(open) = inner.open.get_mut(&held.job.run) {
+            *open -= 1;
+            if *open == 0 {
+                inner.open.remove(&held.job.run);
+                end.closes_block = true;
+            }
+        }
+        send(end);
+        true
+    }
+
+    /// Everything that has begun before `before` and is not on record yet; marks it.
+    pub fn to_record(&self, before: Timestamp) -> (Vec<Arc<Held>>, Option<Timestamp>) {
+        let inner = self.inner.lock();
+        let mut due = Vec::new();
+        let mut next: Option<Timestamp> = None;
+        for held in inner.jobs.values() {
+            if held.recorded.load(Ordering::Acquire) {
+                continue;
+            }
+            match held.started_at() {
+                Some(at) if at <= before => {
+                    held.mark_recorded();
+                    due.push(held.clone());
+                }
+                Some(at) => next = Some(next.map_or(at, |known: Timestamp| known.min(at))),
+                None => {}
+            }
+        }
+        (due, next)
+    }
+
+    /// Whoever waits for a slot.
+    pub fn empty_line(&self) -> Vec<Arc<Held>> {
+        self.inner.lock().line.drain(..).collect()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Held>> {
+        self.inner.lock().jobs.values().cloned().collect()
+    }
+
+    /// This process was taken for dead: nothing of this is its own any more.
+    pub fn drop_all(&self) -> Vec<Arc<Held>> {
+        let mut inner = self.inner.lock();
+        inner.line.clear();
+        inner.open.clear();
+        inner.jobs.drain().map(|(_, held)| held).collect()
+    }
+}
