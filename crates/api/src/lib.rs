@@ -23,8 +23,9 @@ pub use error::ApiError;
 pub struct Api {
     pub engine: Arc<Engine>,
     pub limits: JobLimits,
-    /// The largest body that is read.
+    /// The largest body that is read, and the largest of a batch.
     pub body_bytes: usize,
+    pub batch_bytes: usize,
     /// Streams end when this is cancelled.
     pub closing: CancellationToken,
 }

@@ -1,1 +1,61 @@
+//! The commands that talk to a server.
 
+mod client;
+mod enqueue;
+mod jobs;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use client::{Client, Problem};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Hand in a job
+    Enqueue(enqueue::Arguments),
+    /// Look at jobs and act on them
+    Jobs {
+        #[command(subcommand)]
+        command: jobs::Command,
+    },
+}
+
+/// How to reach the server and how to print.
+#[derive(Args, Clone)]
+pub struct Connection {
+    /// The server [default: FAENA_URL, or http://127.0.0.1:3000]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// Print JSON for machines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Exit codes: 0 done, 1 the server refused or the job failed, 2 wrong usage, 3 the server cannot be reached.
+pub async fn run(command: Command) -> ExitCode {
+    let result = match command {
+        Command::Enqueue(arguments) => enqueue::run(arguments).await,
+        Command::Jobs { command } => jobs::run(command).await,
+    };
+    match result {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("faena: {problem}");
+            ExitCode::from(match problem {
+                Problem::Refused { .. } | Problem::Other(_) => 1,
+                Problem::Usage(_) => 2,
+                Problem::Unreachable { .. } => 3,
+            })
+        }
+    }
+}
+
+/// A reader that went away (`faena jobs list | head`) is no error.
+fn print(text: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+    let _ = out.flush();
+}

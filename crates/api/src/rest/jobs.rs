@@ -50,8 +50,8 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
 }
 
 pub async fn create_batch(State(api): State<Api>, body: Body) -> Answer<Response> {
-    let body = read_body(&api, body).await?;
-    let mut jobs = read_batch(body_object(&body, api.body_bytes)?, &api.limits)?;
+    let body = to_bytes(body, api.batch_bytes).await.map_err(|_| ApiError::too_large(api.batch_bytes))?;
+    let mut jobs = read_batch(body_object(&body, api.batch_bytes)?, &api.limits)?;
     let correlation = Correlation::Given(frame::correlation().text());
     for job in &mut jobs {
         if job.options.idempotency_key.is_some() {

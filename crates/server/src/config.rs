@@ -1,0 +1,457 @@
+//! The configuration: one table of keys, from which come the defaults, the names in file and environment, the checks, the
+//! example file and `faena config`.
+//!
+//! Defaults < `faena.toml` < environment < flags. A wrong value or an unknown key is one error that names its place.
+
+use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
+
+use faena_domain::JobLimits;
+use faena_engine::{EngineConfig, Roles};
+use faena_store::{Retention, StoreOptions};
+use ipnet::IpNet;
+
+pub struct Key {
+    /// `section.name`, as in the file.
+    pub path: &'static str,
+    pub env: &'static str,
+    kind: Kind,
+    default: &'static str,
+    doc: &'static str,
+    /// Understood and checked, without effect in this version.
+    reserved: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Secret,
+    Number { min: u64, max: u64 },
+    Duration,
+    Flag,
+    Choice(&'static [&'static str]),
+    Roles,
+    Networks,
+    Names,
+}
+
+const fn key(path: &'static str, env: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
+    Key { path, env, kind, default, doc, reserved: false }
+}
+
+const fn reserved(path: &'static str, env: &'static str, default: &'static str, doc: &'static str) -> Key {
+    Key { path, env, kind: Kind::Duration, default, doc, reserved: true }
+}
+
+const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error"];
+
+pub const KEYS: &[Key] = &[
+    key("server.host", "HOST", Kind::Text, "127.0.0.1", "The address to listen on."),
+    key("server.port", "PORT", Kind::Number { min: 0, max: 65_535 }, "3000", "The port to listen on; 0 takes a free one."),
+    key("server.roles", "FAENA_SERVER_ROLES", Kind::Roles, "api,engine,worker", "What this process does: the doors, the loops, the built-in worker."),
+    key("server.body_bytes", "FAENA_SERVER_BODY_BYTES", Kind::Number { min: 1_024, max: 64 << 20 }, "1048576", "The largest request body."),
+    key("server.batch_bytes", "FAENA_SERVER_BATCH_BYTES", Kind::Number { min: 1_024, max: 256 << 20 }, "16777216", "The largest body of POST /api/v1/jobs/batch."),
+    key("database.url", "DATABASE_URL", Kind::Secret, "sqlite:faena-data/faena.db", "sqlite:FILE, or postgres://user:password@host/database."),
+    key("database.timeout", "FAENA_DATABASE_TIMEOUT", Kind::Duration, "30s", "How long one call to the database may take."),
+    key("log.level", "LOG_LEVEL", Kind::Choice(LEVELS), "info", "What is logged: trace, debug, info, warn or error."),
+    key("log.format", "FAENA_LOG_FORMAT", Kind::Choice(&["pretty", "json"]), "pretty", "How it is logged: pretty or json."),
+    key("worker.concurrency", "WORKER_CONCURRENCY", Kind::Number { min: 1, max: 10_000 }, "5", "Jobs that the built-in worker runs at once."),
+    key("worker.shell", "FAENA_WORKER_SHELL", Kind::Flag, "false", "Whether shell.run may start programs on this machine."),
+    key("worker.shell_output_bytes", "FAENA_WORKER_SHELL_OUTPUT_BYTES", Kind::Number { min: 0, max: 1 << 20 }, "65536", "What is kept of each output of a program."),
+    key("worker.http_answer_bytes", "FAENA_WORKER_HTTP_ANSWER_BYTES", Kind::Number { min: 0, max: 1 << 20 }, "262144", "What is kept of the answer to http.request."),
+    reserved("worker.heartbeat", "FAENA_WORKER_HEARTBEAT", "30s", "How often remote workers report."),
+    reserved("worker.silence", "FAENA_WORKER_SILENCE", "90s", "After which silence a remote worker is lost."),
+    key("queue.strict", "FAENA_QUEUE_STRICT", Kind::Names, "", "Queues in which a higher priority always goes first, without aging."),
+    key("node.lease", "FAENA_NODE_LEASE", Kind::Duration, "15s", "After which silence a server's jobs are given to others. Renewed every third of it."),
+    key("orphan.delay", "FAENA_ORPHAN_DELAY", Kind::Duration, "5s", "How long the jobs of a dead server wait before their next try."),
+    key("drain.grace", "FAENA_DRAIN_GRACE", Kind::Duration, "30s", "How long running jobs may go on after SIGTERM."),
+    key("processing.timeout", "FAENA_PROCESSING_TIMEOUT", Kind::Duration, "30m", "How long a job may run that sets no timeoutMs."),
+    reserved("assigned.timeout", "FAENA_ASSIGNED_TIMEOUT", "5m", "How long a job may be assigned without starting."),
+    reserved("scheduled.timeout", "FAENA_SCHEDULED_TIMEOUT", "10m", "How long a worker may take to be started for a job."),
+    reserved("reconnect.grace", "FAENA_RECONNECT_GRACE", "10s", "How long a disconnected worker keeps its jobs."),
+    reserved("guardian.interval", "FAENA_GUARDIAN_INTERVAL", "30s", "How often deadlines are looked at, at the least."),
+    reserved("webhook.base_delay", "FAENA_WEBHOOK_BASE_DELAY", "1s", "The delay before the second attempt of a webhook."),
+    key("webhook.allow", "FAENA_WEBHOOK_ALLOW", Kind::Networks, "", "Private networks that may be called all the same, by http.request too."),
+    key("retention.completed", "FAENA_RETENTION_COMPLETED", Kind::Duration, "7d", "How long completed jobs are kept."),
+    key("retention.cancelled", "FAENA_RETENTION_CANCELLED", Kind::Duration, "7d", "How long cancelled jobs are kept."),
+    key("retention.failed", "FAENA_RETENTION_FAILED", Kind::Duration, "30d", "How long failed jobs are kept."),
+    key("limits.max_retries", "FAENA_LIMITS_MAX_RETRIES", Kind::Number { min: 0, max: 1_000 }, "10", "The largest maxRetries that is accepted."),
+];
+
+/// Names that begin like a key's but belong to somebody else: the command line, and what `shell.run` hands to its programs.
+const FOREIGN: [&str; 5] = ["FAENA_URL", "FAENA_CONFIG", "FAENA_JOB_ID", "FAENA_RUN", "FAENA_CORRELATION_ID"];
+
+#[derive(Clone, Debug, PartialEq)]
+struct Setting {
+    value: String,
+    origin: String,
+}
+
+pub struct Config {
+    settings: BTreeMap<&'static str, Setting>,
+}
+
+/// An error that the operator can put right: printed as one line, exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+impl Config {
+    pub fn defaults() -> Config {
+        let settings = KEYS
+            .iter()
+            .map(|key| (key.path, Setting { value: key.default.into(), origin: "default".into() }))
+            .collect();
+        Config { settings }
+    }
+
+    /// `file`: where it is, and whether it has to be there.
+    pub fn load(
+        file: (&Path, bool),
+        environment: impl IntoIterator<Item = (String, String)>,
+        flags: &[(&'static str, String)],
+    ) -> Result<Config, ConfigError> {
+        let mut config = Config::defaults();
+        config.read_file(file.0, file.1)?;
+        config.read_environment(environment)?;
+        for (path, value) in flags {
+            config.set(path, value.clone(), format!("--{}", path.rsplit('.').next().unwrap_or(path)))?;
+        }
+        Ok(config)
+    }
+
+    fn read_file(&mut self, path: &Path, required: bool) -> Result<(), ConfigError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => return Ok(()),
+            Err(error) => return Err(ConfigError(format!("cannot read {}: {error}", path.display()))),
+        };
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+            ConfigError(format!("{}, line {line}: {}", path.display(), error.message()))
+        })?;
+        for (section, content) in table {
+            let toml::Value::Table(content) = content else {
+                return Err(ConfigError(format!("{}: {section} must be a section: [{section}]", path.display())));
+            };
+            for (name, value) in content {
+                let dotted = format!("{section}.{name}");
+                let line = text.lines().position(|line| line.trim_start().starts_with(&name)).map_or(1, |at| at + 1);
+                let place = format!("{}, line {line}", path.display());
+                let Some(key) = KEYS.iter().find(|key| key.path == dotted) else {
+                    return Err(ConfigError(format!("{place}: {dotted} is not a known key; `faena config` lists them")));
+                };
+                self.set(key.path, plain(&value), place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_environment(&mut self, environment: impl IntoIterator<Item = (String, String)>) -> Result<(), ConfigError> {
+        for (name, value) in environment {
+            match KEYS.iter().find(|key| key.env == name) {
+                Some(key) => self.set(key.path, value, format!("environment {name}"))?,
+                None if name.starts_with("FAENA_")
+                    && !name.starts_with("FAENA_TEST_")
+                    && !FOREIGN.contains(&name.as_str()) =>
+                {
+                    return Err(ConfigError(format!("environment {name}: is not a known key; `faena config` lists them")));
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, path: &'static str, value: String, origin: String) -> Result<(), ConfigError> {
+        let key = KEYS.iter().find(|key| key.path == path).expect("only known keys are set");
+        key.check(&value).map_err(|what| {
+            let shown = if key.kind == Kind::Secret { "the value".to_owned() } else { format!("{value:?}") };
+            ConfigError(format!("{origin}: {path}: {shown} {what}"))
+        })?;
+        self.settings.insert(key.path, Setting { value, origin });
+        Ok(())
+    }
+
+    pub fn text(&self, path: &str) -> &str {
+        &self.settings.get(path).expect("every key has a value").value
+    }
+
+    fn number(&self, path: &str) -> u64 {
+        self.text(path).parse().expect("checked when it was set")
+    }
+
+    fn size(&self, path: &str) -> usize {
+        usize::try_from(self.number(path)).expect("bounded by its key")
+    }
+
+    fn duration(&self, path: &str) -> Duration {
+        parse_duration(self.text(path)).expect("checked when it was set")
+    }
+
+    fn duration_ms(&self, path: &str) -> i64 {
+        i64::try_from(self.duration(path).as_millis()).unwrap_or(i64::MAX)
+    }
+
+    fn names(&self, path: &str) -> Vec<String> {
+        split(self.text(path)).map(str::to_owned).collect()
+    }
+
+    pub fn roles(&self) -> Roles {
+        let names = self.names("server.roles");
+        let has = |name: &str| names.iter().any(|known| known == name);
+        Roles { api: has("api"), engine: has("engine"), worker: has("worker") }
+    }
+
+    pub fn engine(&self) -> EngineConfig {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".into());
+        EngineConfig {
+            roles: self.roles(),
+            node_name: format!("{}:{}", host.trim(), std::process::id()),
+            concurrency: self.size("worker.concurrency"),
+            node_lease: self.duration("node.lease"),
+            orphan_delay: self.duration("orphan.delay"),
+            drain_grace: self.duration("drain.grace"),
+            processing_timeout: self.duration("processing.timeout"),
+            retention: Retention {
+                completed_ms: self.duration_ms("retention.completed"),
+                cancelled_ms: self.duration_ms("retention.cancelled"),
+                failed_ms: self.duration_ms("retention.failed"),
+            },
+            allowed_networks: self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect(),
+            shell_allowed: self.text("worker.shell") == "true",
+            http_answer_bytes: self.size("worker.http_answer_bytes"),
+            shell_output_bytes: self.size("worker.shell_output_bytes"),
+        }
+    }
+
+    pub fn store(&self, migrate: bool) -> StoreOptions {
+        StoreOptions {
+            migrate,
+            strict_queues: self.names("queue.strict").into_iter().collect(),
+            statement_timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(30_000),
+        }
+    }
+
+    pub fn limits(&self) -> JobLimits {
+        JobLimits { max_retries: u32::try_from(self.number("limits.max_retries")).unwrap_or(10), ..JobLimits::default() }
+    }
+
+    pub fn port(&self) -> u16 {
+        u16::try_from(self.number("server.port")).expect("bounded by its key")
+    }
+
+    pub fn body_bytes(&self) -> (usize, usize) {
+        (self.size("server.body_bytes"), self.size("server.batch_bytes"))
+    }
+
+    /// Every key with its value and where that came from. Secrets are not shown.
+    pub fn rows(&self) -> Vec<(&'static str, String, String)> {
+        KEYS.iter()
+            .map(|key| {
+                let setting = &self.settings[key.path];
+                let value = if key.kind == Kind::Secret { without_password(&setting.value) } else { setting.value.clone() };
+                let origin = if key.reserved {
+                    format!("{} (no effect in this version)", setting.origin)
+                } else {
+                    setting.origin.clone()
+                };
+                (key.path, value, origin)
+            })
+            .collect()
+    }
+}
+
+impl Key {
+    fn check(&self, value: &str) -> Result<(), String> {
+        match self.kind {
+            Kind::Text | Kind::Secret => {
+                if value.trim().is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+            }
+            Kind::Number { min, max } => match value.parse::<u64>() {
+                Ok(number) if (min..=max).contains(&number) => Ok(()),
+                _ => Err(format!("must be a number from {min} to {max}")),
+            },
+            Kind::Duration => match parse_duration(value) {
+                Some(_) => Ok(()),
+                None => Err("must be a duration like 500ms, 30s, 5m, 12h or 7d".into()),
+            },
+            Kind::Flag => match value {
+                "true" | "false" => Ok(()),
+                _ => Err("must be true or false".into()),
+            },
+            Kind::Choice(choices) => {
+                if choices.contains(&value) { Ok(()) } else { Err(format!("must be one of {}", choices.join(", "))) }
+            }
+            Kind::Roles => {
+                let known = split(value).all(|role| matches!(role, "api" | "engine" | "worker"));
+                if known && split(value).next().is_some() { Ok(()) } else { Err("must name api, engine or worker, separated by commas".into()) }
+            }
+            Kind::Networks => match split(value).find(|net| parse_network(net).is_none()) {
+                None => Ok(()),
+                Some(net) => Err(format!("must be networks like 10.0.0.0/8 separated by commas; {net:?} is none")),
+            },
+            Kind::Names => Ok(()),
+        }
+    }
+}
+
+/// `faena.example.toml`: every key with its default and what it means.
+pub fn example() -> String {
+    let mut text = String::from(
+        "# Every key with its default. Copy what you want to change into faena.toml.\n\
+         # Order: defaults < faena.toml < environment < flags. `faena config` shows the effective values and where each came from.\n",
+    );
+    let mut section = "";
+    for key in KEYS {
+        let (current, name) = key.path.split_once('.').expect("a section and a name");
+        if current != section {
+            let _ = write!(text, "\n[{current}]\n");
+            section = current;
+        }
+        let note = if key.reserved { " (No effect in this version.)" } else { "" };
+        let value = match key.kind {
+            Kind::Number { .. } | Kind::Flag => key.default.to_owned(),
+            _ => format!("{:?}", key.default),
+        };
+        let _ = write!(text, "# {}{note} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
+    }
+    text
+}
+
+fn plain(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+fn split(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn parse_network(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from))
+}
+
+/// `500ms`, `30s`, `5m`, `12h`, `7d`, and sums of them like `42m30s`. Nothing is cut off in silence.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut total = Duration::ZERO;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let ms = match &rest[..end] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        rest = &rest[end..];
+        total = total.checked_add(Duration::from_millis(number.checked_mul(ms)?))?;
+    }
+    (total <= Duration::from_secs(3_650 * 86_400)).then_some(total)
+}
+
+/// A database address as it may be shown.
+pub fn without_password(url: &str) -> String {
+    match url::Url::parse(url) {
+        Ok(mut parsed) if parsed.password().is_some() => {
+            let _ = parsed.set_password(Some("***"));
+            parsed.to_string()
+        }
+        Ok(_) => url.to_owned(),
+        // Not understood, so it cannot be told where a password would stand.
+        Err(_) => "***".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("faena.toml");
+        std::fs::write(&path, file).expect("written");
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Config::load((&path, true), environment, &[])
+    }
+
+    fn error(file: &str, environment: &[(&str, &str)]) -> String {
+        let text = load(file, environment).err().expect("refused").to_string();
+        text[text.find("faena.toml").unwrap_or(0)..].to_owned()
+    }
+
+    #[test]
+    fn later_places_go_before_earlier_ones() {
+        let config = load("[server]\nport = 1\nhost = \"::1\"\n", &[("PORT", "2")]).expect("good");
+        assert_eq!((config.port(), config.text("server.host")), (2, "::1"));
+    }
+
+    #[test]
+    fn a_wrong_value_and_an_unknown_key_are_named_with_their_place() {
+        assert_eq!(
+            error("[server]\n\nport = 99999\n", &[]),
+            "faena.toml, line 3: server.port: \"99999\" must be a number from 0 to 65535"
+        );
+        assert_eq!(
+            error("[server]\nprot = 1\n", &[]),
+            "faena.toml, line 2: server.prot is not a known key; `faena config` lists them"
+        );
+        assert_eq!(error("[server\n", &[]), "faena.toml, line 1: unclosed table, expected `]`");
+        assert_eq!(
+            error("", &[("FAENA_NODE_LEASE", "soon")]),
+            "environment FAENA_NODE_LEASE: node.lease: \"soon\" must be a duration like 500ms, 30s, 5m, 12h or 7d"
+        );
+        assert_eq!(
+            error("", &[("FAENA_NOD_LEASE", "1s")]),
+            "environment FAENA_NOD_LEASE: is not a known key; `faena config` lists them"
+        );
+    }
+
+    #[test]
+    fn durations_are_read_whole_or_not_at_all() {
+        assert_eq!(parse_duration("42m30s"), Some(Duration::from_secs(42 * 60 + 30)));
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_duration("7d"), Some(Duration::from_secs(7 * 86_400)));
+        for text in ["", "5", "s", "5 s", "1.5s", "-1s", "5x", "99999999999999999999s", "9999999999999999d"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let config = load("", &[("DATABASE_URL", "postgres://user:geheim@host/db")]).expect("good");
+        let shown = format!("{:?}", config.rows());
+        assert!(shown.contains("postgres://user:***@host/db"), "{shown}");
+        assert!(!shown.contains("geheim"));
+    }
+
+    #[test]
+    fn the_example_file_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../faena.example.toml");
+        let stored = std::fs::read_to_string(path).unwrap_or_default();
+        assert_eq!(stored, example(), "run `cargo run -- config --example > faena.example.toml`");
+    }
+
+    #[test]
+    fn the_example_file_is_valid_with_every_line_taken_in() {
+        let taken: String = example()
+            .lines()
+            .map(|line| if line.starts_with('#') && !line.starts_with("# ") { &line[1..] } else { line })
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let config = load(&taken, &[]).expect("the defaults are good");
+        for key in KEYS {
+            assert_eq!(config.text(key.path), key.default, "{}", key.path);
+        }
+    }
+}
