@@ -12,6 +12,7 @@ use crate::{ApiError, fields::Fields};
 pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &mut Vec<Fault>) -> NewJob {
     let name = fields.text("name");
     let kind = fields.text("type");
+    let named_only = kind.is_none() && name.is_some();
     let mut job = NewJob { id, ..NewJob::new(String::new()) };
     match (name, kind) {
         (None, None) => {
@@ -77,9 +78,12 @@ pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &
     let prefix = fields.prefix().to_owned();
     let own = fields.finish();
     // A field that could not be read is named once, not again for its default's sake.
-    let checked = job.check(limits).into_iter().map(|fault| Fault::new(format!("{prefix}{}", fault.path), fault.message));
-    let checked: Vec<Fault> =
-        checked.filter(|fault| !own.iter().any(|known| known.path == fault.path)).filter(|f| job.kind != "?" || !f.path.ends_with("type")).collect();
+    let checked = job.check(limits).into_iter().map(|fault| {
+        // Without a type the name is the type.
+        let path = if named_only && fault.path == "type" { "name" } else { &fault.path };
+        Fault::new(format!("{prefix}{path}"), fault.message)
+    });
+    let checked: Vec<Fault> = checked.filter(|fault| !own.iter().any(|known| known.path == fault.path)).collect();
     faults.extend(own);
     faults.extend(checked);
     job

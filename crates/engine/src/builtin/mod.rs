@@ -13,7 +13,7 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, Failure, JobId, LogEvent, LogLine, NodeId, Progress, Timestamp, Verdict, WorkerId,
+    ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp, Verdict, WorkerId,
 };
 use faena_store::{NoteKind, Outcome, Store, StoreError};
 use futures_util::FutureExt;
@@ -144,6 +144,7 @@ impl Worker {
         if held.job.start_first && !self.start_is_on_record(&held, now).await {
             return self.let_go(&held, Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
         }
+        self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
         let result = match &*held.kind {
             // Nothing to wait for, nothing to stop.
             "noop" => Ok(None),

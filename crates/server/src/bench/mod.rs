@@ -1,3 +1,130 @@
+//! `faena bench`: this machine's limit, and Faena beside it, in one run.
+//!
+//! The limit is a bare loop over the same kind of tables without Faena: what the database gives to whoever asks it in the
+//! best way known. Ratios to it mean something on every machine; jobs per second only on the one they were measured on.
+
+mod drain;
+mod history;
+mod http_load;
+mod latency;
+mod limit_postgres;
+mod limit_sqlite;
+mod report;
+mod scratch;
+mod submit;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use report::Report;
+use scratch::Scratch;
+
 #[derive(clap::Args)]
-pub struct Arguments {}
-pub async fn run(_a: Arguments) -> anyhow::Result<()> { Ok(()) }
+pub struct Arguments {
+    /// A PostgreSQL server on which a scratch database may be made, like postgres://user:password@127.0.0.1/postgres
+    #[arg(long, value_name = "URL")]
+    postgres: Option<String>,
+    /// Leave SQLite out
+    #[arg(long)]
+    no_sqlite: bool,
+    /// Where the SQLite scratch file goes [default: the system's folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Jobs to submit and drain
+    #[arg(long, default_value_t = 300_000, value_name = "N")]
+    jobs: usize,
+    /// How long the steady flow is measured
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    seconds: u64,
+    /// Instead: the drain with 1 million jobs waiting and 10 million finished, beside the drain of an empty database
+    #[arg(long)]
+    history: bool,
+    /// Finished jobs for --history
+    #[arg(long, default_value_t = 10_000_000, value_name = "N", requires = "history")]
+    finished: usize,
+    /// Instead: the drain of 600 000 jobs on PostgreSQL while another session holds an old snapshot
+    #[arg(long)]
+    held_snapshot: bool,
+    /// Also write the figures to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let mut report = Report::new();
+    let mut scratches = Vec::new();
+    if !arguments.no_sqlite && !arguments.held_snapshot {
+        scratches.push(Scratch::sqlite(arguments.folder.as_deref())?);
+    }
+    match &arguments.postgres {
+        Some(url) => scratches.push(Scratch::postgres(url).await?),
+        None if arguments.held_snapshot => anyhow::bail!("--held-snapshot needs --postgres URL"),
+        None => eprintln!("PostgreSQL is not measured; name a server with --postgres URL"),
+    }
+    for scratch in &mut scratches {
+        let result = if arguments.held_snapshot {
+            history::held_snapshot(scratch, &mut report).await
+        } else if arguments.history {
+            history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
+        } else {
+            all(scratch, &arguments, &mut report).await
+        };
+        // The scratch database goes even when the measurement failed.
+        scratch.remove().await?;
+        result?;
+    }
+    report.print();
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, report.json())?;
+    }
+    Ok(())
+}
+
+async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {
+    let engine = scratch.engine();
+    let jobs = arguments.jobs;
+    eprintln!("{engine}: the limit");
+    let limit = match scratch {
+        Scratch::Sqlite { .. } => limit_sqlite::run(&scratch.limit_url(), jobs)?,
+        Scratch::Postgres { .. } => limit_postgres::run(&scratch.limit_url(), jobs).await?,
+    };
+    report.plain(engine, "limit: insert", limit.insert, "jobs/s");
+    report.plain(engine, "limit: drain", limit.drain, "jobs/s");
+
+    eprintln!("{engine}: bulk submit");
+    let bulk = submit::bulk(&scratch.fresh().await?, jobs).await?;
+    report.against(engine, "bulk submit, 2 x 1000", bulk, "jobs/s", limit.insert, Some(0.5));
+    let over_http = submit::bulk_http(&scratch.fresh().await?, jobs / 3).await?;
+    report.against(engine, "bulk submit over HTTP, 2 x 1000", over_http, "jobs/s", limit.insert, None);
+
+    eprintln!("{engine}: drain");
+    let url = scratch.fresh().await?;
+    submit::fill(&url, jobs).await?;
+    let drained = drain::drain(scratch, &url, jobs).await?;
+    report.against(engine, "drain, no-op, history kept", drained.rate, "jobs/s", limit.drain, Some(0.5));
+    report.at_most(engine, "memory after the drain", drained.resident_mib, "MiB", 64.0);
+    report.plain(engine, "written per job, drain", drained.bytes_per_job, "bytes");
+
+    eprintln!("{engine}: steady flow, {} s", arguments.seconds);
+    let flow = submit::steady(&scratch.fresh().await?, arguments.seconds).await?;
+    report.plain(engine, "steady flow: submitted", flow.submitted, "jobs/s");
+    report.plain(engine, "steady flow: drained", flow.drained, "jobs/s");
+
+    eprintln!("{engine}: single submits over HTTP");
+    for connections in [1, 16, 64] {
+        let bare = http_load::bare(connections).await?;
+        report.plain(engine, &format!("bare 201 server, {connections} connections"), bare, "requests/s");
+        let faena = http_load::faena(&scratch.fresh().await?, connections).await?;
+        let goal = (connections == 64).then_some(0.3);
+        report.against(engine, &format!("POST /api/v1/jobs, {connections} connections"), faena, "requests/s", bare, goal);
+    }
+
+    eprintln!("{engine}: latency");
+    let latency = latency::measure(&scratch.fresh().await?).await?;
+    let goal_ms = if engine == "sqlite" { 1.5 } else { 3.0 };
+    report.at_most(engine, "accepted to started, p50", latency.accepted_p50_ms, "ms", goal_ms);
+    report.plain(engine, "accepted to started, p99", latency.accepted_p99_ms, "ms");
+    report.plain(engine, "sent to started, p50", latency.sent_p50_ms, "ms");
+    report.plain(engine, "sent to started, p99", latency.sent_p99_ms, "ms");
+    Ok(())
+}

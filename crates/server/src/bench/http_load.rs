@@ -1,0 +1,176 @@
+//! Requests over loopback, kept alive, one at a time per connection.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use axum::{Router, http::StatusCode, routing::post};
+use faena_api::Api;
+use faena_domain::JobLimits;
+use faena_engine::{Engine, EngineConfig, Roles};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{limit_sqlite::PAYLOAD, submit};
+use crate::http;
+
+const SECONDS: u64 = 4;
+
+/// The doors of Faena in this process.
+pub struct Server {
+    pub address: SocketAddr,
+    pub engine: Arc<Engine>,
+    closing: CancellationToken,
+}
+
+impl Server {
+    pub async fn start(url: &str, roles: Roles) -> Result<Server> {
+        let store = submit::open(url).await?;
+        let engine = Engine::start(store, EngineConfig { roles, ..EngineConfig::default() }).await?;
+        let closing = CancellationToken::new();
+        let api = Api {
+            engine: engine.clone(),
+            limits: JobLimits::default(),
+            body_bytes: 1 << 20,
+            batch_bytes: 16 << 20,
+            closing: closing.clone(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        tokio::spawn(http::serve(listener, faena_api::router(api), closing.clone()));
+        Ok(Server { address, engine, closing })
+    }
+
+    pub async fn stop(self) {
+        self.closing.cancel();
+        self.engine.stop(CancellationToken::new()).await;
+        self.engine.store.close().await;
+    }
+}
+
+/// A server that reads the body and answers 201 with a few bytes: what HTTP alone costs.
+pub async fn bare(connections: usize) -> Result<f64> {
+    let router = Router::new().route(
+        "/api/v1/jobs",
+        post(|body: axum::body::Bytes| async move { (StatusCode::CREATED, format!("{{\"bytes\":{}}}", body.len())) }),
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let closing = CancellationToken::new();
+    tokio::spawn(http::serve(listener, router, closing.clone()));
+    let rate = for_a_while(address, connections).await;
+    closing.cancel();
+    rate
+}
+
+/// Single submits; nobody runs the jobs meanwhile.
+pub async fn faena(url: &str, connections: usize) -> Result<f64> {
+    let server = Server::start(url, Roles { api: true, engine: true, worker: false }).await?;
+    let rate = for_a_while(server.address, connections).await;
+    server.stop().await;
+    rate
+}
+
+async fn for_a_while(address: SocketAddr, connections: usize) -> Result<f64> {
+    let body = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
+    let done = Arc::new(AtomicUsize::new(0));
+    let deadline = Instant::now() + Duration::from_secs(SECONDS);
+    let request = request("/api/v1/jobs", &body);
+    let started = Instant::now();
+    let callers: Vec<_> = (0..connections)
+        .map(|_| {
+            let (request, done) = (request.clone(), done.clone());
+            tokio::spawn(async move {
+                let mut connection = Connection::open(address).await?;
+                while Instant::now() < deadline {
+                    connection.call(&request).await?;
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await??;
+    }
+    Ok(done.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Sends `requests` requests over `connections` connections.
+pub async fn load(address: SocketAddr, connections: usize, requests: usize, path: &str, body: &str) -> Result<Duration> {
+    let request = request(path, body);
+    let left = Arc::new(AtomicUsize::new(requests));
+    let started = Instant::now();
+    let callers: Vec<_> = (0..connections)
+        .map(|_| {
+            let (request, left) = (request.clone(), left.clone());
+            tokio::spawn(async move {
+                let mut connection = Connection::open(address).await?;
+                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+                    connection.call(&request).await?;
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await??;
+    }
+    Ok(started.elapsed())
+}
+
+pub fn request(path: &str, body: &str) -> Arc<[u8]> {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+    .into()
+}
+
+pub struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    pub async fn open(address: SocketAddr) -> Result<Connection> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Connection { stream, buffer: Vec::with_capacity(4_096) })
+    }
+
+    /// Sends a request and reads its answer to the end.
+    pub async fn call(&mut self, request: &[u8]) -> Result<Vec<u8>> {
+        self.stream.write_all(request).await?;
+        self.buffer.clear();
+        loop {
+            let count = self.stream.read_buf(&mut self.buffer).await?;
+            ensure!(count > 0, "the server closed the connection");
+            if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
+                let head = std::str::from_utf8(&self.buffer[..end])?;
+                ensure!(head.starts_with("HTTP/1.1 2"), "the server refused: {}", head.lines().next().unwrap_or(""));
+                let length: usize = head
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok())
+                    .context("an answer without length")?;
+                if self.buffer.len() >= end + 4 + length {
+                    return Ok(self.buffer[end + 4..end + 4 + length].to_vec());
+                }
+            }
+        }
+    }
+}
+
+fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
+    text.windows(wanted.len()).position(|window| window == wanted)
+}

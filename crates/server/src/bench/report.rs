@@ -1,0 +1,106 @@
+//! The figures, as a table and as JSON.
+
+use serde::Serialize;
+
+#[derive(Default)]
+pub struct Report {
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    engine: String,
+    what: String,
+    value: f64,
+    unit: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reached: Option<bool>,
+}
+
+impl Report {
+    pub fn new() -> Report {
+        Report::default()
+    }
+
+    pub fn plain(&mut self, engine: &str, what: &str, value: f64, unit: &str) {
+        self.add(engine, what, value, unit, None, None, None);
+    }
+
+    /// A figure beside a limit of the same run; `goal` is the part of it to reach.
+    pub fn against(&mut self, engine: &str, what: &str, value: f64, unit: &str, limit: f64, goal: Option<f64>) {
+        let ratio = value / limit;
+        let reached = goal.map(|goal| ratio >= goal);
+        self.add(engine, what, value, unit, Some(ratio), goal.map(|goal| format!(">= {:.0} %", goal * 100.0)), reached);
+    }
+
+    pub fn at_most(&mut self, engine: &str, what: &str, value: f64, unit: &str, goal: f64) {
+        self.add(engine, what, value, unit, None, Some(format!("<= {goal} {unit}")), Some(value <= goal));
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
+    fn add(
+        &mut self,
+        engine: &str,
+        what: &str,
+        value: f64,
+        unit: &str,
+        ratio: Option<f64>,
+        goal: Option<String>,
+        reached: Option<bool>,
+    ) {
+        let row = Row { engine: engine.into(), what: what.into(), value, unit: unit.into(), ratio, goal, reached };
+        eprintln!("  {what}: {} {unit}", number(value));
+        self.rows.push(row);
+    }
+
+    pub fn print(&self) {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
+        table.set_header(["engine", "what", "value", "of the limit", "goal", ""]);
+        for row in &self.rows {
+            table.add_row([
+                row.engine.clone(),
+                row.what.clone(),
+                format!("{} {}", number(row.value), row.unit),
+                row.ratio.map(|ratio| format!("{:.0} %", ratio * 100.0)).unwrap_or_default(),
+                row.goal.clone().unwrap_or_default(),
+                match row.reached {
+                    Some(true) => "reached".into(),
+                    Some(false) => "MISSED".into(),
+                    None => String::new(),
+                },
+            ]);
+        }
+        println!("{table}");
+    }
+
+    pub fn json(&self) -> String {
+        let body = serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "cores": std::thread::available_parallelism().map_or(0, usize::from),
+            "figures": self.rows,
+        });
+        serde_json::to_string_pretty(&body).expect("figures are JSON")
+    }
+}
+
+fn number(value: f64) -> String {
+    if value >= 1_000.0 {
+        let whole = format!("{value:.0}");
+        let mut text = String::new();
+        for (at, digit) in whole.chars().enumerate() {
+            if at > 0 && (whole.len() - at) % 3 == 0 {
+                text.push(' ');
+            }
+            text.push(digit);
+        }
+        text
+    } else {
+        format!("{value:.2}")
+    }
+}

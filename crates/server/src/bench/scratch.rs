@@ -1,0 +1,87 @@
+//! Scratch databases, removed at the end.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use tokio_postgres::NoTls;
+
+pub enum Scratch {
+    Sqlite { folder: std::path::PathBuf, made: usize },
+    Postgres { server: String, made: Vec<String> },
+}
+
+impl Scratch {
+    pub fn sqlite(folder: Option<&Path>) -> Result<Scratch> {
+        let base = folder.map_or_else(std::env::temp_dir, Path::to_owned);
+        let folder = base.join(format!("faena-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Scratch::Sqlite { folder, made: 0 })
+    }
+
+    pub async fn postgres(server: &str) -> Result<Scratch> {
+        connect(server).await.context("cannot reach the server of --postgres")?;
+        Ok(Scratch::Postgres { server: server.into(), made: Vec::new() })
+    }
+
+    pub fn engine(&self) -> &'static str {
+        match self {
+            Scratch::Sqlite { .. } => "sqlite",
+            Scratch::Postgres { .. } => "postgres",
+        }
+    }
+
+    /// The address of a database that nobody has used; the ones before are removed, so that they do not cost page cache.
+    pub async fn fresh(&mut self) -> Result<String> {
+        match self {
+            Scratch::Sqlite { folder, made } => {
+                let _ = std::fs::remove_dir_all(&*folder);
+                std::fs::create_dir_all(&*folder)?;
+                *made += 1;
+                Ok(format!("sqlite:{}/{made}.db", folder.display()))
+            }
+            Scratch::Postgres { server, made } => {
+                let client = connect(server).await?;
+                for name in made.drain(..) {
+                    client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+                }
+                let name = format!("faena_bench_{}_{}", std::process::id(), uuid::Uuid::new_v4().simple());
+                client.batch_execute(&format!("CREATE DATABASE {name}")).await?;
+                // What was thrown away is not written back while the next figure is measured.
+                client.batch_execute("CHECKPOINT").await?;
+                let mut url = url::Url::parse(server)?;
+                url.set_path(&name);
+                made.push(name);
+                Ok(url.to_string())
+            }
+        }
+    }
+
+    /// Where the limit is measured.
+    pub fn limit_url(&self) -> String {
+        match self {
+            Scratch::Sqlite { folder, .. } => folder.join("limit.db").display().to_string(),
+            Scratch::Postgres { server, .. } => server.clone(),
+        }
+    }
+
+    pub async fn remove(&mut self) -> Result<()> {
+        match self {
+            Scratch::Sqlite { folder, .. } => {
+                let _ = std::fs::remove_dir_all(&*folder);
+            }
+            Scratch::Postgres { server, made } => {
+                let client = connect(server).await?;
+                for name in made.drain(..) {
+                    client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+pub async fn connect(url: &str) -> Result<tokio_postgres::Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}

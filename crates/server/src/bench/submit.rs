@@ -1,0 +1,103 @@
+//! Submitting in bulk, and submitting and draining at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use faena_domain::{NewJob, Timestamp};
+use faena_engine::{Engine, EngineConfig, Roles};
+use faena_store::{Store, StoreOptions, Tally};
+
+use super::{
+    http_load,
+    limit_sqlite::{PAYLOAD, rate},
+};
+
+const BATCH: usize = 1_000;
+
+fn batch(count: usize) -> Vec<NewJob> {
+    (0..count).map(|_| NewJob { payload: PAYLOAD.into(), ..NewJob::new("noop") }).collect()
+}
+
+pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
+    Ok(faena_store::open(url, StoreOptions::default()).await?)
+}
+
+/// Two callers with 1 000 jobs each time.
+pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
+    let store = open(url).await?;
+    let left = Arc::new(AtomicUsize::new(jobs.div_ceil(BATCH)));
+    let started = Instant::now();
+    let callers = (0..2).map(|_| {
+        let (store, left) = (store.clone(), left.clone());
+        tokio::spawn(async move {
+            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+                store.job_submit(batch(BATCH), Timestamp::now()).await?;
+            }
+            anyhow::Ok(())
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await??;
+    }
+    let rate = rate(jobs, started);
+    store.close().await;
+    Ok(rate)
+}
+
+pub async fn fill(url: &str, jobs: usize) -> Result<()> {
+    bulk(url, jobs).await.map(|_| ())
+}
+
+/// The same over HTTP, as JSON.
+pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
+    let server = http_load::Server::start(url, Roles { api: true, engine: false, worker: false }).await?;
+    let one = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
+    let body = format!(r#"{{"jobs":[{}]}}"#, vec![one; BATCH].join(","));
+    let requests = jobs.div_ceil(BATCH);
+    let took = http_load::load(server.address, 2, requests, "/api/v1/jobs/batch", &body).await?;
+    server.stop().await;
+    Ok((requests * BATCH) as f64 / took.as_secs_f64())
+}
+
+pub struct Flow {
+    pub submitted: f64,
+    pub drained: f64,
+}
+
+/// Submits as fast as the store takes it while the worker drains, for `seconds`.
+pub async fn steady(url: &str, seconds: u64) -> Result<Flow> {
+    let store = open(url).await?;
+    let engine = Engine::start(store.clone(), EngineConfig::default()).await?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let submitted = Arc::new(AtomicUsize::new(0));
+    let callers: Vec<_> = (0..2)
+        .map(|_| {
+            let (store, stop, submitted) = (store.clone(), stop.clone(), submitted.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    store.job_submit(batch(BATCH), Timestamp::now()).await?;
+                    submitted.fetch_add(BATCH, Ordering::Relaxed);
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    let started = Instant::now();
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    let drained = store.counts().await?.total(Tally::Completed);
+    let took = started.elapsed().as_secs_f64();
+    let count = submitted.load(Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await??;
+    }
+    engine.stop(tokio_util::sync::CancellationToken::new()).await;
+    store.close().await;
+    Ok(Flow { submitted: count as f64 / took, drained: drained as f64 / took })
+}
