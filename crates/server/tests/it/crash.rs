@@ -1,0 +1,58 @@
+//! `kill -9` at any moment: nothing that was acknowledged is lost, nothing is done twice, nothing hangs.
+
+use std::{path::Path, time::Duration};
+
+use crate::{
+    faena::Faena,
+    load::{Load, Random, assert_all_completed_once},
+    postgres::Database,
+};
+
+/// FAENA_TEST_KILLS can ask for more.
+const KILLS: u64 = 50;
+const SEED: u64 = 20_261_115;
+
+async fn survives_being_killed_again_and_again(folder: &Path, environment: &[(&str, &str)], longest_life_ms: u64) {
+    let kills = std::env::var("FAENA_TEST_KILLS").ok().map_or(KILLS, |text| text.parse().unwrap());
+    let mut random = Random(SEED);
+    let mut load = Load::start(SEED, 3, Duration::from_millis(8));
+    for _ in 0..kills {
+        let mut faena = Faena::spawn(folder, environment);
+        // One in five dies before it is up: while it opens, migrates, joins or recovers.
+        if random.below(5) == 0 {
+            tokio::time::sleep(Duration::from_millis(random.below(150))).await;
+        } else {
+            faena.listening().await;
+            load.aim_at(&faena);
+            tokio::time::sleep(Duration::from_millis(random.below(longest_life_ms))).await;
+        }
+        faena.kill();
+    }
+    let faena = Faena::start(folder, environment).await;
+    load.aim_at(&faena);
+    let acknowledged = load.stop().await;
+    assert!(acknowledged.len() as u64 > kills * 5, "hardly anything was handed in: {}", acknowledged.len());
+    let jobs = assert_all_completed_once(&faena, &acknowledged).await;
+    let disturbed = jobs.iter().filter(|job| crate::faena::events(job).contains(&"recovered")).count();
+    let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
+    println!("{kills} kills, {} jobs acknowledged, {disturbed} recovered, {orphaned} orphaned", jobs.len());
+    assert!(disturbed + orphaned > 0, "no kill has met a job");
+}
+
+const SETTINGS: [(&str, &str); 3] =
+    [("FAENA_ORPHAN_DELAY", "50ms"), ("FAENA_NODE_LEASE", "300ms"), ("WORKER_CONCURRENCY", "20")];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_acknowledged_job_is_completed_once_although_the_server_is_killed_again_and_again_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    survives_being_killed_again_and_again(folder.path(), &SETTINGS, 600).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_acknowledged_job_is_completed_once_although_the_server_is_killed_again_and_again_on_postgres() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::create().await;
+    let environment = [&SETTINGS[..], &[("DATABASE_URL", database.url.as_str())]].concat();
+    // Longer than the lease, so that some lives see the jobs of the dead.
+    survives_being_killed_again_and_again(folder.path(), &environment, 1_000).await;
+}

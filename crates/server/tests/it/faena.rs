@@ -1,0 +1,188 @@
+//! One `faena serve` of a test, and how to talk to it.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::Once,
+    time::{Duration, Instant},
+};
+
+use reqwest::{Client, StatusCode};
+use serde_json::Value;
+
+/// How long anything may take before a test gives up. Generous: it only decides how long a failure takes.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The binary under test, away from the developer's environment.
+pub fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_faena"));
+    command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", folder);
+    command
+}
+
+/// Runs the binary to its end.
+pub fn run(folder: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Output {
+    command(folder).envs(environment.iter().copied()).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+pub fn http() -> Client {
+    static CRYPTO: Once = Once::new();
+    CRYPTO.call_once(|| rustls::crypto::aws_lc_rs::default_provider().install_default().unwrap());
+    Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap()
+}
+
+/// Looks again and again until there is an answer.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A server process. It is killed when the test is over.
+pub struct Faena {
+    child: Child,
+    log: PathBuf,
+    pub url: String,
+    pub http: Client,
+}
+
+impl Faena {
+    /// Starts it on a free port and waits until it listens.
+    pub async fn start(folder: &Path, environment: &[(&str, &str)]) -> Faena {
+        let mut faena = Faena::spawn(folder, environment);
+        faena.listening().await;
+        faena
+    }
+
+    /// Starts it without waiting.
+    pub fn spawn(folder: &Path, environment: &[(&str, &str)]) -> Faena {
+        let log = (0..).map(|n| folder.join(format!("faena-{n}.log"))).find(|path| !path.exists()).unwrap();
+        let child = command(folder)
+            .args(["serve", "--port", "0"])
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Faena { child, log, url: String::new(), http: http() }
+    }
+
+    pub async fn listening(&mut self) {
+        self.url = eventually("the server listens", async || {
+            let log = self.log();
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("the server ended with {status}:\n{log}");
+            }
+            let address = log.split("listens on http://").nth(1)?;
+            Some(format!("http://{}", &address[..address.find(',')?]))
+        })
+        .await;
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    pub async fn ended(&mut self) -> ExitStatus {
+        eventually("the server ends", async || self.child.try_wait().unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> (StatusCode, Value) {
+        let answer = self.http.get(format!("{}{path}", self.url)).send().await.unwrap();
+        (answer.status(), answer.json().await.unwrap())
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
+        let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await.unwrap();
+        (answer.status(), answer.json().await.unwrap())
+    }
+
+    /// Hands in one job and answers with its id.
+    pub async fn submit(&self, body: Value) -> String {
+        let (status, answer) = self.post("/api/v1/jobs", body).await;
+        assert_eq!(status, StatusCode::CREATED, "{answer}");
+        answer["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn job(&self, id: &str) -> Value {
+        let (status, job) = self.get(&format!("/api/v1/jobs/{id}")).await;
+        assert_eq!(status, StatusCode::OK, "{job}");
+        job
+    }
+
+    /// Waits until the job is in this state.
+    pub async fn job_is(&self, id: &str, state: &str) -> Value {
+        eventually(&format!("{id} is {state}"), async || {
+            let job = self.job(id).await;
+            if job["status"] != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&job["status"].as_str().unwrap()) {
+                panic!("waited for {state}, and it ended otherwise: {job:#}");
+            }
+            (job["status"] == state).then_some(job)
+        })
+        .await
+    }
+
+    /// How many jobs match.
+    pub async fn count(&self, query: &str) -> u64 {
+        let (status, list) = self.get(&format!("/api/v1/jobs?limit=1&{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{list}");
+        list["total"].as_u64().unwrap()
+    }
+
+    /// Waits until nothing is waiting or running any more.
+    pub async fn everything_ended(&self) {
+        let mut last = String::new();
+        let began = Instant::now();
+        loop {
+            let (status, list) =
+                self.get("/api/v1/jobs?limit=5&status=PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING").await;
+            if status == StatusCode::OK && list["total"] == 0 {
+                return;
+            }
+            last.clear();
+            last.push_str(&format!("{list:#}"));
+            assert!(began.elapsed() < PATIENCE, "some jobs are stuck: {last}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Faena {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log.lines().rev().take(30).collect();
+            eprintln!("--- the end of {}", self.log.display());
+            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+/// The events of a job's log, in order.
+pub fn events(job: &Value) -> Vec<&str> {
+    job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].as_str().unwrap()).collect()
+}

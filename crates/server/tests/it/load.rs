@@ -1,0 +1,211 @@
+//! Producers that hand in work while everything around them breaks, and the check that nothing of it was lost.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream};
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::faena::{Faena, http};
+
+/// Random numbers that are the same for the same seed (splitmix64).
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// What the server said while work was handed in.
+#[derive(Default)]
+pub struct Acknowledged {
+    pub ids: BTreeSet<String>,
+    /// Every answer to a key must name the same job.
+    by_key: HashMap<String, String>,
+    /// Answers other than 200 and 201, and how often; `None`: no answer at all.
+    pub refusals: HashMap<Option<u16>, usize>,
+    pub unavailable_without_retry_after: usize,
+}
+
+pub struct Load {
+    pub url: Arc<RwLock<String>>,
+    pub acknowledged: Arc<Mutex<Acknowledged>>,
+    stop: Arc<AtomicBool>,
+    producers: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// Starts `producers` that hand in jobs one by one and in batches, to the server that `url` names at that moment.
+    pub fn start(seed: u64, producers: u64, pause: Duration) -> Load {
+        let mut load = Load {
+            url: Arc::default(),
+            acknowledged: Arc::default(),
+            stop: Arc::default(),
+            producers: Vec::new(),
+        };
+        for number in 0..producers {
+            let producer = Producer {
+                random: Random(seed.wrapping_mul(1_000).wrapping_add(number)),
+                number,
+                pause,
+                http: http(),
+                url: load.url.clone(),
+                acknowledged: load.acknowledged.clone(),
+                stop: load.stop.clone(),
+            };
+            load.producers.push(tokio::spawn(producer.run()));
+        }
+        load
+    }
+
+    pub fn aim_at(&self, faena: &Faena) {
+        self.url.write().unwrap().clone_from(&faena.url);
+    }
+
+    pub fn count(&self) -> usize {
+        self.acknowledged.lock().unwrap().ids.len()
+    }
+
+    /// No more new work; what is under way is finished first. The server has to be there.
+    pub async fn stop(&mut self) -> BTreeSet<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        for producer in self.producers.drain(..) {
+            producer.await.unwrap();
+        }
+        self.acknowledged.lock().unwrap().ids.clone()
+    }
+}
+
+struct Producer {
+    random: Random,
+    number: u64,
+    pause: Duration,
+    http: Client,
+    url: Arc<RwLock<String>>,
+    acknowledged: Arc<Mutex<Acknowledged>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Producer {
+    async fn run(mut self) {
+        let mut turn = 0_u64;
+        while !self.stop.load(Ordering::Relaxed) {
+            turn += 1;
+            match self.random.below(4) {
+                0 => {
+                    let jobs: Vec<Value> = (0..1 + self.random.below(30)).map(|_| self.job()).collect();
+                    self.send("/api/v1/jobs/batch", json!({ "jobs": jobs }), None).await;
+                }
+                1 => {
+                    // Whoever gets no answer asks again under the same key, until there is one.
+                    let key = format!("key-{}-{turn}", self.number);
+                    let job = self.job();
+                    while !self.send("/api/v1/jobs", job.clone(), Some(&key)).await {
+                        tokio::time::sleep(self.pause).await;
+                    }
+                }
+                _ => {
+                    let job = self.job();
+                    self.send("/api/v1/jobs", job, None).await;
+                }
+            }
+            tokio::time::sleep(self.pause).await;
+        }
+    }
+
+    fn job(&mut self) -> Value {
+        let priority = ["LOW", "NORMAL", "HIGH", "CRITICAL"][self.random.below(4) as usize];
+        match self.random.below(3) {
+            0 => json!({"name": "noop", "maxRetries": 10, "priority": priority}),
+            _ => json!({"name": "sleep", "payload": {"ms": self.random.below(31)}, "maxRetries": 10, "priority": priority}),
+        }
+    }
+
+    /// `true`: it was acknowledged, or refused for good.
+    async fn send(&self, path: &str, body: Value, key: Option<&str>) -> bool {
+        let url = self.url.read().unwrap().clone();
+        if url.is_empty() {
+            return false;
+        }
+        let mut request = self.http.post(format!("{url}{path}")).json(&body);
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let Ok(answer) = request.send().await else {
+            *self.acknowledged.lock().unwrap().refusals.entry(None).or_default() += 1;
+            return false;
+        };
+        let status = answer.status();
+        let retry_after = answer.headers().contains_key("retry-after");
+        // Cut off in the middle of an answer: its status had arrived, its ids had not.
+        let Ok(answer) = answer.json::<Value>().await else { return false };
+        let mut acknowledged = self.acknowledged.lock().unwrap();
+        if !matches!(status, StatusCode::OK | StatusCode::CREATED) {
+            *acknowledged.refusals.entry(Some(status.as_u16())).or_default() += 1;
+            if status == StatusCode::SERVICE_UNAVAILABLE && !retry_after {
+                acknowledged.unavailable_without_retry_after += 1;
+            }
+            assert!(status.is_server_error(), "a sound request was refused: {status} {answer}");
+            return false;
+        }
+        if let Some(id) = answer["id"].as_str() {
+            acknowledged.ids.insert(id.to_owned());
+            if let Some(key) = key {
+                let first = acknowledged.by_key.entry(key.to_owned()).or_insert_with(|| id.to_owned());
+                assert_eq!(first, id, "{key} was answered with two jobs");
+            }
+        }
+        for id in answer["ids"].as_array().into_iter().flatten() {
+            acknowledged.ids.insert(id.as_str().unwrap().to_owned());
+        }
+        true
+    }
+}
+
+/// Every acknowledged job is there and completed once, and its run numbers only ever grew. Jobs that were stored and whose
+/// acknowledgement was lost on its way have to be completed too.
+pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<String>) -> Vec<Value> {
+    faena.everything_ended().await;
+    let jobs: Vec<Value> = stream::iter(acknowledged).map(|id| faena.job(id)).buffer_unordered(8).collect().await;
+    for job in &jobs {
+        assert_completed_once(job);
+    }
+    let completed = faena.count("status=COMPLETED").await;
+    assert_eq!(faena.count("").await, completed, "some jobs have ended otherwise than completed");
+    assert!(completed >= acknowledged.len() as u64, "{completed} jobs of {} acknowledged ones", acknowledged.len());
+    jobs
+}
+
+pub fn assert_completed_once(job: &Value) {
+    assert_eq!(job["status"], "COMPLETED", "{job:#}");
+    let log = job["executionLog"].as_array().unwrap();
+    let count = |event: &str| log.iter().filter(|entry| entry["event"] == event).count();
+    assert_eq!(count("completed"), 1, "{job:#}");
+    assert_eq!(count("created"), 1, "{job:#}");
+    // Each hand-out has a greater number than the one before.
+    let handed_out = log.iter().filter(|entry| entry["event"] == "assigned");
+    let runs: Vec<i64> = handed_out.map(|entry| entry["run"].as_i64().unwrap()).collect();
+    assert!(runs.is_sorted_by(|a, b| a < b), "a run number went back or came twice: {job:#}");
+    assert_eq!(runs.last().copied(), job["run"].as_i64(), "{job:#}");
+    let last_run: Vec<&Value> = log.iter().filter(|entry| entry["run"] == job["run"]).collect();
+    for event in ["assigned", "started", "completed"] {
+        let times = last_run.iter().filter(|entry| entry["event"] == event).count();
+        assert_eq!(times, 1, "{event} under the last run: {job:#}");
+    }
+    let costs = count("orphaned") + count("failed") + count("timeout");
+    assert_eq!(job["retryCount"].as_u64().unwrap(), costs as u64, "each try is in the log: {job:#}");
+}

@@ -1,0 +1,17 @@
+//! The stories: the real binary, real databases, real signals.
+//!
+//! They are run by `./test`, which starts PostgreSQL and says where it is. A story that cannot have its database fails.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+
+mod command_line;
+mod crash;
+mod disk;
+mod faena;
+mod load;
+mod nodes;
+mod outage;
+mod postgres;
+mod readme;
+mod start;
+mod stop;

@@ -1,0 +1,189 @@
+//! Several servers on one PostgreSQL share the work and stand in for each other.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    fs,
+    path::Path,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use crate::{
+    faena::{Faena, eventually},
+    load::assert_all_completed_once,
+    postgres::Database,
+};
+
+const BATCH: usize = 5_000;
+
+async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("FAENA_NODE_LEASE", "2s"),
+        ("FAENA_ORPHAN_DELAY", "50ms"),
+        ("FAENA_WORKER_SHELL", "true"),
+        ("WORKER_CONCURRENCY", "8"),
+    ];
+    // Both migrate the empty database at once.
+    let mut nodes = folders.map(|folder| Faena::spawn(folder, &environment));
+    for node in &mut nodes {
+        node.listening().await;
+    }
+    nodes
+}
+
+async fn submit_noops(faena: &Faena, count: usize) {
+    let jobs: Vec<Value> = (0..count).map(|n| json!({"name": "noop", "payload": {"n": n}, "maxRetries": 10})).collect();
+    let (status, answer) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    assert_eq!(answer["ids"].as_array().unwrap().len(), count);
+}
+
+/// Every job there is, page by page.
+async fn all_jobs(faena: &Faena) -> Vec<Value> {
+    let mut jobs = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let (status, mut list) = faena.get(&format!("/api/v1/jobs?limit=100&cursor={cursor}")).await;
+        assert_eq!(status, StatusCode::OK, "{list}");
+        jobs.append(list["jobs"].as_array_mut().unwrap());
+        match list["nextCursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => return jobs,
+        }
+    }
+}
+
+fn workers(jobs: &[Value]) -> HashSet<&str> {
+    jobs.iter().filter_map(|job| job["workerId"].as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_on_one_postgres_share_fifty_thousand_jobs_and_run_none_twice() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let nodes = two_nodes(&database, [one.path(), two.path()]).await;
+    join_all((0..10).map(|n| submit_noops(&nodes[n % 2], BATCH))).await;
+    nodes[0].everything_ended().await;
+    let jobs = all_jobs(&nodes[1]).await;
+    assert_eq!(jobs.len(), 10 * BATCH);
+    let ids: HashSet<&str> = jobs.iter().map(|job| job["id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), jobs.len(), "a job was listed twice");
+    for job in &jobs {
+        assert_eq!((&job["status"], &job["retryCount"]), (&json!("COMPLETED"), &json!(0)), "{job:#}");
+    }
+    assert_eq!(workers(&jobs).len(), 2, "both nodes have worked");
+    // The logs of a part of them, spread over all.
+    let some: BTreeSet<String> = jobs.iter().step_by(50).map(|job| job["id"].as_str().unwrap().to_owned()).collect();
+    let shown = assert_all_completed_once(&nodes[0], &some).await;
+    for job in shown {
+        assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_does_all_the_work_and_no_job_overlaps_itself() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let [mut doomed, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
+    let diary = two.path().join("diary");
+    // Each job writes down its beginning and its end; a line is appended whole or not at all.
+    let script = format!(
+        "echo begin $FAENA_JOB_ID $FAENA_RUN >>{0}; sleep 0.02; echo end $FAENA_JOB_ID $FAENA_RUN >>{0}",
+        diary.display()
+    );
+    let mut acknowledged = BTreeSet::new();
+    for part in 0..4 {
+        let mut jobs: Vec<Value> = (0..100)
+            .map(|_| json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 10}))
+            .collect();
+        jobs.extend((0..500).map(|_| json!({"name": "noop", "maxRetries": 10})));
+        jobs.extend((0..50).map(|n| json!({"name": "sleep", "payload": {"ms": n}, "maxRetries": 10})));
+        let node = if part % 2 == 0 { &doomed } else { &survivor };
+        let (status, answer) = node.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+        assert_eq!(status, StatusCode::CREATED, "{answer}");
+        acknowledged.extend(answer["ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()));
+    }
+    eventually("a part of the work is done", async || {
+        let lines = fs::read_to_string(&diary).unwrap_or_default().lines().count();
+        (lines > 200).then_some(())
+    })
+    .await;
+    doomed.kill();
+    let jobs = assert_all_completed_once(&survivor, &acknowledged).await;
+    assert_eq!(workers(&jobs).len(), 2, "both nodes have worked");
+    assert!(
+        jobs.iter().any(|job| job["retryCount"] != 0 || crate::faena::events(job).contains(&"recovered")),
+        "the killed node held nothing, so this has shown nothing"
+    );
+    assert_no_overlap(&fs::read_to_string(&diary).unwrap(), 400);
+}
+
+/// A job begins again only after its earlier run has ended, and under a greater number. Of a job whose server was killed the
+/// last thing written may be its beginning.
+fn assert_no_overlap(diary: &str, jobs: usize) {
+    let mut open: HashMap<&str, i64> = HashMap::new();
+    let mut ended: HashSet<&str> = HashSet::new();
+    for line in diary.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [what, id, run] = words[..] else { panic!("a broken line: {line}") };
+        let run: i64 = run.parse().unwrap();
+        if what == "begin" {
+            let before = open.insert(id, run);
+            assert_eq!(before, None, "{id} began again while an earlier run was under way:\n{diary}");
+        } else {
+            assert_eq!(open.remove(id), Some(run), "{id} ended under another run than it began");
+            ended.insert(id);
+        }
+    }
+    assert!(open.is_empty(), "began and never ended: {open:?}");
+    assert_eq!(ended.len(), jobs);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_runs_on_one_node_of_postgres_is_cancelled_through_the_other() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let environment = [("DATABASE_URL", database.url.as_str())];
+    let mut doors = Vec::from(environment);
+    doors.push(("FAENA_SERVER_ROLES", "api,engine"));
+    let working = Faena::start(one.path(), &environment).await;
+    let asking = Faena::start(two.path(), &doors).await;
+    let id = asking.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
+    asking.job_is(&id, "PROCESSING").await;
+    let (status, answer) = asking.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
+    assert!(status.is_success(), "{answer}");
+    let job = asking.job_is(&id, "CANCELLED").await;
+    assert_eq!(job["errorReason"], "cancelled");
+    // Its slot is free again: all five can be filled.
+    let ids = join_all((0..5).map(|_| working.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})))).await;
+    for id in &ids {
+        working.job_is(id, "PROCESSING").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_worker_jobs_on_postgres_wait_and_a_worker_that_comes_later_runs_them() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let roles = |roles: &'static str| [("DATABASE_URL", database.url.as_str()), ("FAENA_SERVER_ROLES", roles)];
+    let doors = Faena::start(one.path(), &roles("api,engine")).await;
+    let (status, health) = doors.get("/health/ready").await;
+    assert_eq!((status, health["status"].as_str()), (StatusCode::OK, Some("degraded")), "{health}");
+    let id = doors.submit(json!({"name": "noop"})).await;
+    let later = chrono_like(Duration::from_millis(1_500));
+    let delayed = doors.submit(json!({"name": "noop", "scheduledAt": later})).await;
+    doors.job_is(&delayed, "QUEUED").await;
+    assert_eq!(doors.job(&id).await["status"], "QUEUED");
+    let _worker = Faena::spawn(two.path(), &roles("worker"));
+    doors.job_is(&id, "COMPLETED").await;
+    doors.job_is(&delayed, "COMPLETED").await;
+}
+
+/// The time in `ahead`, as the API takes it.
+fn chrono_like(ahead: Duration) -> String {
+    (jiff::Timestamp::now() + ahead).to_string()
+}

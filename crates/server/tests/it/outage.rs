@@ -1,0 +1,92 @@
+//! The database goes away under load and comes back: requests are told so meanwhile, and everything resumes by itself.
+
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use serde_json::json;
+
+use crate::{
+    faena::{Faena, eventually},
+    load::{Load, assert_all_completed_once},
+    postgres::Server,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_postgres_costs_time_and_no_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Server::start();
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("FAENA_ORPHAN_DELAY", "50ms"),
+        ("FAENA_NODE_LEASE", "3s"),
+        ("WORKER_CONCURRENCY", "20"),
+    ];
+    let mut faena = Faena::start(folder.path(), &environment).await;
+    let mut load = Load::start(7, 4, Duration::from_millis(5));
+    load.aim_at(&faena);
+    for _ in 0..3 {
+        let before = load.count();
+        eventually("work is taken in", async || (load.count() > before + 200).then_some(())).await;
+        tokio::task::block_in_place(|| database.restart_at_once());
+    }
+    let before = load.count();
+    eventually("work is taken in again", async || (load.count() > before + 200).then_some(())).await;
+    let acknowledged = load.stop().await;
+    assert!(faena.has_ended().is_none(), "the server stayed");
+    assert_all_completed_once(&faena, &acknowledged).await;
+    let (status, health) = faena.get("/health/ready").await;
+    assert_eq!((status, &health["status"]), (StatusCode::OK, &json!("healthy")), "{health:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jobs_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Server::start();
+    let environment = [("DATABASE_URL", database.url.as_str())];
+    let faena = Faena::start(folder.path(), &environment).await;
+    let running = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_500}})).await;
+    faena.job_is(&running, "PROCESSING").await;
+    let waiting = faena.submit(json!({"name": "unknown.type"})).await;
+    tokio::task::block_in_place(|| database.stop_at_once());
+
+    let jobs = format!("{}/api/v1/jobs", faena.url);
+    let one = format!("{jobs}/{waiting}");
+    for request in [
+        faena.http.post(&jobs).json(&json!({"name": "noop"})),
+        faena.http.post(format!("{jobs}/batch")).json(&json!({"jobs": [{"name": "noop"}]})),
+        faena.http.get(&jobs),
+        faena.http.get(&one),
+        faena.http.get(format!("{one}/events")),
+        faena.http.patch(&one).json(&json!({"priority": "HIGH"})),
+        faena.http.post(format!("{one}/cancel")),
+        faena.http.post(format!("{one}/retry")),
+        faena.http.delete(&one),
+        faena.http.post(format!("{jobs}/bulk/cancel")).json(&json!({"all": true})),
+    ] {
+        let (client, request) = request.build_split();
+        let request = request.unwrap();
+        let what = format!("{} {}", request.method(), request.url());
+        let answer = client.execute(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{what}");
+        assert!(answer.headers().contains_key("retry-after"), "{what}");
+        let body: serde_json::Value = answer.json().await.unwrap();
+        assert_eq!(body["error"]["code"], "UNAVAILABLE", "{what}: {body}");
+    }
+    let (status, health) = faena.get("/health/ready").await;
+    assert_eq!((status, &health["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")), "{health:#}");
+    let (status, health) = faena.get("/health/live").await;
+    assert_eq!((status, health), (StatusCode::OK, json!({"status": "ok"})));
+
+    tokio::task::block_in_place(|| database.start_again());
+    // Its end came while there was nobody to tell; it is told now, and it was its first run.
+    let job = faena.job_is(&running, "COMPLETED").await;
+    assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"]);
+    let fresh = faena.submit(json!({"name": "noop"})).await;
+    faena.job_is(&fresh, "COMPLETED").await;
+    assert_eq!(faena.job(&waiting).await["status"], "QUEUED");
+    eventually("every loop is well again", async || {
+        let (status, health) = faena.get("/health/ready").await;
+        (status == StatusCode::OK && health["status"] == "healthy").then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,135 @@
+//! Databases of a test's own: one on the server that `./test` has started, or a whole server that the test may restart.
+
+use std::{
+    net::TcpListener,
+    os::unix::fs::{MetadataExt, chown},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use tokio_postgres::{Client, NoTls};
+
+/// An empty database; it is dropped when the test is over.
+pub struct Database {
+    pub url: String,
+    name: String,
+}
+
+fn server() -> String {
+    std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
+}
+
+impl Database {
+    pub async fn create() -> Database {
+        let name = format!("faena_story_{}", uuid::Uuid::new_v4().simple());
+        let client = connect(&server()).await;
+        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        let (base, _) = server().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        Database { url: format!("{base}/{name}"), name }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        // A test's own runtime cannot be waited for while it unwinds.
+        let dropped = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { connect(&server()).await.batch_execute(&sql).await })
+        })
+        .join();
+        if !matches!(dropped, Ok(Ok(()))) {
+            eprintln!("the database {} is left behind: {dropped:?}", self.name);
+        }
+    }
+}
+
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// A PostgreSQL server that belongs to one test.
+pub struct Server {
+    folder: tempfile::TempDir,
+    programs: PathBuf,
+    pub url: String,
+}
+
+impl Server {
+    pub fn start() -> Server {
+        let programs = std::env::var("FAENA_TEST_PG_BIN")
+            .expect("FAENA_TEST_PG_BIN is not set: run this test with ./test, on a machine with PostgreSQL's programs");
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Server {
+            folder,
+            programs: programs.into(),
+            url: format!("postgres://faena@127.0.0.1:{port}/postgres"),
+        };
+        if let Some(owner) = server.owner() {
+            chown(server.folder.path(), Some(owner), None).unwrap();
+        }
+        server.run("initdb", &["--username", "faena", "--auth", "trust", "--no-locale", "--encoding", "UTF8"]);
+        let options = format!("-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=");
+        server.run("pg_ctl", &["start", "--wait", "--silent", "--options", &options]);
+        server
+    }
+
+    /// As if the power had failed: no shutdown checkpoint, every connection cut, recovery at the start.
+    pub fn restart_at_once(&self) {
+        self.run("pg_ctl", &["restart", "--wait", "--silent", "--mode", "immediate"]);
+    }
+
+    pub fn stop_at_once(&self) {
+        self.run("pg_ctl", &["stop", "--wait", "--silent", "--mode", "immediate"]);
+    }
+
+    pub fn start_again(&self) {
+        // The options of the first start stand in postmaster.opts, which only `restart` reads.
+        self.run("pg_ctl", &["restart", "--wait", "--silent"]);
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// PostgreSQL refuses to run as root; then the user `postgres` runs it.
+    fn owner(&self) -> Option<u32> {
+        if Path::new("/proc/self").metadata().unwrap().uid() != 0 {
+            return None;
+        }
+        let users = std::fs::read_to_string("/etc/passwd").unwrap();
+        let line = users.lines().find(|line| line.starts_with("postgres:")).or(users.lines().find(|l| l.starts_with("nobody:")));
+        Some(line.unwrap().split(':').nth(2).unwrap().parse().unwrap())
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) {
+        let log = self.folder.path().join("log");
+        let program = self.programs.join(program);
+        let mut command = match self.owner() {
+            Some(owner) => {
+                let mut command = Command::new("setpriv");
+                command.args(["--reuid", &owner.to_string(), "--clear-groups"]).arg(&program);
+                command
+            }
+            None => Command::new(&program),
+        };
+        command.args(arguments).arg("--pgdata").arg(self.data()).current_dir(self.folder.path());
+        if program.ends_with("pg_ctl") && arguments[0] != "stop" {
+            command.arg("--log").arg(&log);
+        }
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().unwrap();
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "{program:?} {arguments:?} failed:\n{log}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.data().join("postmaster.pid").exists() {
+            self.stop_at_once();
+        }
+    }
+}
