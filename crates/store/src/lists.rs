@@ -3,7 +3,7 @@
 //! Every place where a job can stand keeps its ids in order per lane, so a page is the newest few of each lane and place, put
 //! together; the cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
-use faena_domain::{Fault, JobId, JobState};
+use faena_domain::{Fault, JobId, JobOptions, JobState};
 use uuid::Uuid;
 
 use crate::{
@@ -16,11 +16,10 @@ use crate::{
 pub const COUNT_LIMIT: usize = 10_000;
 
 pub enum Source {
-    Nothing,
+    /// The newest few of each lane and place.
     Lanes(Vec<LaneId>),
     Label { kind: LabelKind, value: String },
     Correlation(String),
-    Ids(Vec<JobId>),
 }
 
 pub struct Ask {
@@ -32,57 +31,47 @@ pub struct Ask {
     pub from: JobId,
     /// How many ids each index has to give.
     pub wanted: usize,
-    states: Vec<JobState>,
-    lanes: Option<Vec<LaneId>>,
+    filter: Filter,
+    /// The lanes that the filter's type, queue and priority leave.
+    lanes: Vec<LaneId>,
+    /// Those of them whose names the search finds.
+    found: Vec<LaneId>,
     offset: usize,
     limit: usize,
-    bounded: bool,
+}
+
+/// What a job's own row says, as far as filters ask for it.
+pub struct Candidate<'a> {
+    pub id: JobId,
+    pub state: JobState,
+    pub lane: LaneId,
+    pub correlation: Option<&'a str>,
+    pub options: &'a JobOptions,
 }
 
 impl Ask {
-    /// `key_holders` finds the jobs that have a text as their unique or idempotency key.
-    pub fn new(
-        filter: &Filter,
-        page: Page,
-        lanes: &[Lane],
-        key_holders: impl FnOnce(&str) -> Result<Vec<JobId>>,
-    ) -> Result<Ask> {
-        let by_name = filter.kind.is_some() || filter.queue.is_some() || filter.priority.is_some();
-        let mut matching: Vec<&Lane> = lanes
+    pub fn new(filter: &Filter, page: Page, lanes: &[Lane]) -> Result<Ask> {
+        let matching: Vec<&Lane> = lanes
             .iter()
             .filter(|lane| filter.kind.as_ref().is_none_or(|kind| *kind == lane.kind))
             .filter(|lane| filter.queue.as_ref().is_none_or(|queue| *queue == lane.queue))
             .filter(|lane| filter.priority.is_none_or(|priority| priority == lane.priority))
             .collect();
-        let ids = |lanes: &[&Lane]| lanes.iter().map(|lane| lane.id).collect::<Vec<_>>();
-        let restrict = by_name.then(|| ids(&matching));
-
+        let needle = filter.q.as_ref().map(|text| text.to_lowercase());
+        let named = |lane: &&&Lane| {
+            needle.as_ref().is_none_or(|needle| {
+                lane.kind.to_lowercase().contains(needle) || lane.queue.to_lowercase().contains(needle)
+            })
+        };
+        let found: Vec<LaneId> = matching.iter().filter(named).map(|lane| lane.id).collect();
         let source = if let Some(value) = &filter.tag {
             Source::Label { kind: LabelKind::Tag, value: value.clone() }
         } else if let Some(value) = &filter.schedule_id {
             Source::Label { kind: LabelKind::Schedule, value: value.clone() }
         } else if let Some(text) = &filter.correlation_id {
             Source::Correlation(text.clone())
-        } else if let Some(text) = &filter.q {
-            let mut holders = key_holders(text)?;
-            holders.extend(Uuid::parse_str(text).ok().map(JobId));
-            let needle = text.to_lowercase();
-            matching.retain(|lane| {
-                lane.kind.to_lowercase().contains(&needle) || lane.queue.to_lowercase().contains(&needle)
-            });
-            if !holders.is_empty() {
-                holders.sort_unstable_by(|a, b| b.cmp(a));
-                holders.dedup();
-                Source::Ids(holders)
-            } else if matching.is_empty() {
-                Source::Correlation(text.clone())
-            } else {
-                Source::Lanes(ids(&matching))
-            }
-        } else if matching.is_empty() {
-            Source::Nothing
         } else {
-            Source::Lanes(ids(&matching))
+            Source::Lanes(found.clone())
         };
         let upper = filter.created_before.map_or(JobId(Uuid::max()), |at| JobId::first_at_ms(at.as_ms()));
         let from = filter.created_after.map_or(JobId(Uuid::nil()), |at| JobId::first_at_ms(at.as_ms()));
@@ -90,28 +79,27 @@ impl Ask {
             Page::Offset { offset, limit } => (offset, limit, upper),
             Page::After { id, limit } => (0, limit, id.map_or(upper, |id| id.min(upper))),
         };
-        if offset + limit > COUNT_LIMIT {
+        let wanted = offset.saturating_add(limit);
+        if wanted > COUNT_LIMIT {
             return Err(StoreError::Invalid(vec![Fault::new(
                 "page",
                 format!("pages end at job {COUNT_LIMIT}; go on with cursor"),
             )]));
         }
-        Ok(Ask {
-            source,
-            before,
-            upper,
-            from,
-            wanted: offset + limit,
-            states: filter.states.clone(),
-            lanes: restrict,
-            offset,
-            limit,
-            bounded: filter.created_after.is_some() || filter.created_before.is_some(),
-        })
+        let lanes = matching.iter().map(|lane| lane.id).collect();
+        Ok(Ask { source, before, upper, from, wanted, filter: filter.clone(), lanes, found, offset, limit })
+    }
+
+    /// The text that may be a whole key, id or correlation id, when the ids come from the lanes.
+    pub fn search(&self) -> Option<&str> {
+        match self.source {
+            Source::Lanes(_) => self.filter.q.as_deref(),
+            _ => None,
+        }
     }
 
     pub fn wants(&self, state: JobState) -> bool {
-        self.states.is_empty() || self.states.contains(&state)
+        self.filter.states.is_empty() || self.filter.states.contains(&state)
     }
 
     pub fn wants_held(&self) -> bool {
@@ -149,10 +137,13 @@ impl Ask {
     /// The exact total, where the counters know it.
     pub fn counted(&self, counts: &Counts, lanes: &[LaneId]) -> Option<u64> {
         let held = [JobState::Assigned, JobState::Processing].map(|state| self.wants(state));
-        if self.bounded || held[0] != held[1] {
+        let bounded = self.filter.created_after.is_some() || self.filter.created_before.is_some();
+        if bounded || held[0] != held[1] {
             return None;
         }
-        let tallies: Vec<Tally> = JobState::ALL.into_iter().filter(|state| self.wants(*state)).map(Tally::of).collect();
+        // No job stands in SCHEDULED; its counter is that of ASSIGNED and PROCESSING.
+        let states = JobState::ALL.into_iter().filter(|state| *state != JobState::Scheduled && self.wants(*state));
+        let tallies: Vec<Tally> = states.map(Tally::of).collect();
         let total: i64 = counts
             .by_lane
             .iter()
@@ -177,12 +168,33 @@ impl Ask {
         if page.len() == self.limit { page.last().copied() } else { None }
     }
 
-    /// A job without a correlation id of its own has its id for one.
-    pub fn own_correlation(&self, text: &str) -> Option<JobId> {
-        Uuid::parse_str(text).ok().map(JobId)
+    /// Whether a job has everything that is asked for.
+    pub fn matches(&self, job: &Candidate) -> bool {
+        let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
+        let own = job.id.to_string();
+        let correlation = job.correlation.unwrap_or(&own);
+        let options = job.options;
+        let is = |value: &Option<String>, text: &str| value.as_deref() == Some(text);
+        self.wants(job.state)
+            && self.lanes.contains(&job.lane)
+            && tag.as_ref().is_none_or(|tag| options.tags.contains(tag))
+            && schedule_id.as_ref().is_none_or(|schedule| is(&options.schedule_id, schedule))
+            && correlation_id.as_ref().is_none_or(|wanted| wanted == correlation)
+            && q.as_ref().is_none_or(|text| {
+                self.found.contains(&job.lane)
+                    || own == *text
+                    || correlation == text
+                    || is(&options.unique_key, text)
+                    || is(&options.idempotency_key, text)
+            })
     }
 
-    pub fn matches(&self, state: JobState, lane: LaneId) -> bool {
-        self.wants(state) && self.lanes.as_ref().is_none_or(|lanes| lanes.contains(&lane))
+    /// Whether the lanes of the search give this job anyway.
+    pub fn is_in_lanes(&self, lane: LaneId) -> bool {
+        self.found.contains(&lane)
+    }
+
+    pub fn is_on_page(&self, id: JobId) -> bool {
+        id < self.before
     }
 }

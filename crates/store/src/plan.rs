@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::{Fault, JobId, JobState, NewJob, OnParentFailure, Timestamp};
+use faena_domain::{Fault, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
 
 use crate::{LaneId, StoreError, Tally};
 
@@ -80,6 +80,32 @@ pub fn outside_parents(jobs: &[NewJob]) -> Vec<JobId> {
     parents
 }
 
+/// The jobs of a batch that repeat an earlier one of it under its idempotency key, each with the one it repeats.
+pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
+    let conflict = |message: &str| Err(StoreError::Conflict { message: message.into(), holder: None });
+    let mut repeated = HashMap::new();
+    let mut first: HashMap<&str, &NewJob> = HashMap::new();
+    let mut unique = HashSet::new();
+    for job in jobs {
+        if let Some(key) = &job.options.idempotency_key {
+            match first.get(key.as_str()) {
+                Some(same) if same.fingerprint == job.fingerprint => {
+                    repeated.insert(job.id, same.id);
+                    continue;
+                }
+                Some(_) => return conflict("two different jobs of this batch have the same idempotency key"),
+                None => first.insert(key, job),
+            };
+        }
+        if let Some(key) = &job.options.unique_key
+            && !unique.insert(key)
+        {
+            return conflict("two jobs of this batch have the same uniqueKey");
+        }
+    }
+    Ok(repeated)
+}
+
 pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
     let place = place(&job, known, now);
     let options = &job.options;
@@ -92,11 +118,7 @@ pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plann
     if let Some(schedule) = &options.schedule_id {
         labels.push((LabelKind::Schedule, schedule.clone()));
     }
-    let text = if *options == Default::default() {
-        None
-    } else {
-        Some(serde_json::to_string(options).expect("options are JSON"))
-    };
+    let text = stored_options(options);
     PlannedJob {
         id: job.id,
         lane,
@@ -108,6 +130,11 @@ pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plann
         labels,
         expires_at: job.options.expires_at,
     }
+}
+
+/// Only what differs from the default is stored, and mostly nothing does.
+pub fn stored_options(options: &JobOptions) -> Option<String> {
+    (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
 }
 
 fn place(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
@@ -136,6 +163,22 @@ pub const FIRST_LOOK_MS: i64 = 2_000;
 pub fn next_look_at(id: JobId, now: Timestamp) -> Timestamp {
     let age_ms = now.ms_since(id.created_at());
     now.plus_ms(age_ms.clamp(FIRST_LOOK_MS, 3_600_000))
+}
+
+/// A job that was taken out of `ready` (then it has a time) or `waiting`.
+#[derive(Clone, Copy, Default)]
+pub struct Taken {
+    pub retry_count: u32,
+    pub ready_at: Option<Timestamp>,
+}
+
+impl Taken {
+    /// The log of a job that ends without a run, from the line that it stood in.
+    pub fn log(&self, now: Timestamp, event: LogEvent, details: &str) -> String {
+        let queued = self.ready_at.map(|at| LogLine::new(at, LogEvent::Queued, ""));
+        let lines: Vec<LogLine> = queued.into_iter().chain([LogLine::new(now, event, details)]).collect();
+        LogLine::chunk(&lines)
+    }
 }
 
 pub fn parent_cause(parent: JobId, state: Option<JobState>) -> String {

@@ -131,6 +131,14 @@ impl Outcome {
     }
 }
 
+impl RunEnd {
+    /// Whether this is the end that is stored as `state` at `at_ms`, told again; and not another one's, which has ended the
+    /// run in the meantime. What was to come back may have been stored as cancelled.
+    pub(crate) fn is_stored_as(&self, state: i16, at_ms: i64) -> bool {
+        self.at.as_ms() == at_ms && (state == state_code(self.outcome.state()) || state == CANCELLED)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CancelOutcome {
     Cancelled,

@@ -11,7 +11,7 @@ use super::Shared;
 use crate::{
     Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Tally,
     assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
-    lists::{self, Ask, Source},
+    lists::{self, Ask, Candidate, Source},
     types::state_of_code,
 };
 
@@ -312,30 +312,29 @@ pub async fn list(shared: &Shared, filter: &Filter, page: Page) -> Result<JobPag
 
 async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts_in(client).await?;
-    let holders = match &filter.q {
-        Some(text) => key_holders(client, text).await?,
-        None => Vec::new(),
-    };
-    let ask = Ask::new(filter, page, &shared.lanes.all(), |_| Ok(holders))?;
+    let ask = Ask::new(filter, page, &shared.lanes.all())?;
     let (ids, total) = match &ask.source {
-        Source::Nothing => (Vec::new(), (0, true)),
         Source::Lanes(lanes) => {
-            let ids = ids_by_lane(client, &ask, lanes).await?;
-            let total = match ask.counted(&counts, lanes) {
+            let named = ids_by_name(client, &ask).await?;
+            let more = named.len() as u64;
+            let ids = ids_by_lane(client, &ask, lanes, named).await?;
+            let (total, exact) = match ask.counted(&counts, lanes) {
                 Some(total) => (total, true),
-                None => {
-                    let held = if ask.wants_held() { held_ids(client, &ask, lanes, lists::COUNT_LIMIT).await?.len() } else { 0 };
-                    (count_by_lane(client, &ask, lanes).await? + held as u64, false)
-                }
+                None => (count_by_lane(client, &ask, lanes).await?, false),
             };
-            (ids, total)
+            (ids, (total + more, exact))
         }
-        Source::Label { .. } | Source::Correlation(_) | Source::Ids(_) => {
-            let all = ids_by_label(client, &ask).await?;
+        Source::Label { .. } | Source::Correlation(_) => {
+            let all = ids_by_label(client, &ask, ask.upper).await?;
             let complete = all.len() < lists::COUNT_LIMIT;
-            let matching = matching(client, &ask, all).await?;
-            let total = (matching.len() as u64, complete);
-            (ask.cut(matching), total)
+            let counted = ids_of(matching(client, &ask, all).await?);
+            let total = (counted.len() as u64, complete);
+            let page = if complete {
+                counted.into_iter().filter(|id| ask.is_on_page(*id)).collect()
+            } else {
+                ids_of(matching(client, &ask, ids_by_label(client, &ask, ask.before).await?).await?)
+            };
+            (ask.cut(page), total)
         }
     };
     let next = ask.next(&ids);
@@ -348,33 +347,52 @@ async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
     Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
 }
 
-async fn matching(client: &Object, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<JobId>> {
+/// Those of `ids` that have everything that is asked for, with their lanes.
+async fn matching(client: &Object, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<(JobId, LaneId)>> {
     let states = states_of(client, &ids).await?;
     let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let lanes: HashMap<Uuid, LaneId> = client
-        .query("SELECT id, lane FROM faena.job WHERE id = ANY($1)", &[&raw])
-        .await?
-        .iter()
-        .map(|row| (row.get(0), row.get(1)))
-        .collect();
-    Ok(ids
-        .into_iter()
-        .filter(|id| match (states.get(id), lanes.get(&id.0)) {
-            (Some(state), Some(lane)) => ask.matches(*state, *lane),
-            _ => false,
-        })
-        .collect())
+    let rows = client
+        .query("SELECT id, lane, correlation, options FROM faena.job WHERE id = ANY($1) ORDER BY id DESC", &[&raw])
+        .await?;
+    let mut found = Vec::new();
+    for row in rows {
+        let (id, lane) = (JobId(row.get(0)), row.get(1));
+        let Some(state) = states.get(&id).copied() else { continue };
+        let options = parse_options(row.get(3))?;
+        if ask.matches(&Candidate { id, state, lane, correlation: row.get(2), options: &options }) {
+            found.push((id, lane));
+        }
+    }
+    Ok(found)
+}
+
+fn ids_of(jobs: Vec<(JobId, LaneId)>) -> Vec<JobId> {
+    jobs.into_iter().map(|(id, _)| id).collect()
+}
+
+/// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
+async fn ids_by_name(client: &Object, ask: &Ask) -> Result<Vec<JobId>> {
+    let Some(text) = ask.search() else { return Ok(Vec::new()) };
+    let mut ids = key_holders(client, text).await?;
+    ids.extend(text.parse::<JobId>().ok());
+    ids.extend(ids_by_correlation(client, ask, text, ask.upper).await?);
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    ids.dedup();
+    ids.retain(|id| *id < ask.upper && *id >= ask.from);
+    let mut others = matching(client, ask, ids).await?;
+    others.retain(|(_, lane)| !ask.is_in_lanes(*lane));
+    Ok(ids_of(others))
 }
 
 /// The newest matching ids: the newest of each lane and place, put together.
-async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<Vec<JobId>> {
+async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
     let newest = |table: &str, state: &str| {
         format!(
             "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
                  SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id DESC LIMIT $4) x"
         )
     };
-    let mut ids = Vec::new();
+    let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
     for sql in ask.places(
         &newest("ready", ""),
         |state| newest("waiting", &format!("AND state = {state}")),
@@ -386,17 +404,17 @@ async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<Vec
         ids.extend(rows.iter().map(|row| JobId(row.get(0))));
     }
     if ask.wants_held() {
-        ids.extend(held_ids(client, ask, lanes, ask.wanted).await?);
+        ids.extend(held_ids(client, ask, lanes, ask.before, ask.wanted).await?);
     }
     Ok(ask.cut_sorted(ids))
 }
 
 /// Jobs that are handed out: few at any time.
-async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], limit: usize) -> Result<Vec<JobId>> {
+async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
     let rows = client
         .query(
             "SELECT DISTINCT u.id FROM faena.block b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 DESC",
-            &[&ask.before.0, &ask.from.0],
+            &[&before.0, &ask.from.0],
         )
         .await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
@@ -432,39 +450,41 @@ async fn count_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<u
         let row = client.query_one(&sql, &[&lanes, &ask.upper.0, &ask.from.0, &left]).await?;
         total += row.get::<_, i64>(0).unsigned_abs();
     }
+    if ask.wants_held() {
+        total += held_ids(client, ask, lanes, ask.upper, lists::COUNT_LIMIT).await?.len() as u64;
+    }
     Ok(total)
 }
 
-async fn ids_by_label(client: &Object, ask: &Ask) -> Result<Vec<JobId>> {
-    let limit = lists::COUNT_LIMIT as i64;
-    let (before, from) = (&ask.before.0, &ask.from.0);
-    let rows = match &ask.source {
+async fn ids_by_label(client: &Object, ask: &Ask, before: JobId) -> Result<Vec<JobId>> {
+    match &ask.source {
         Source::Label { kind, value } => {
-            client
+            let rows = client
                 .query(
                     "SELECT id FROM faena.label WHERE kind = $1 AND value = $2 AND id < $3 AND id >= $4
                      ORDER BY id DESC LIMIT $5",
-                    &[&(*kind as i16), value, before, from, &limit],
+                    &[&(*kind as i16), value, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
                 )
-                .await?
+                .await?;
+            Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
         }
-        Source::Correlation(text) => {
-            let own = ask.own_correlation(text).map(|id| id.0);
-            client
-                .query(
-                    "SELECT id FROM (
-                         SELECT id FROM faena.job WHERE correlation = $1
-                         UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
-                     WHERE id < $3 AND id >= $4 ORDER BY id DESC LIMIT $5",
-                    &[text, &own, before, from, &limit],
-                )
-                .await?
-        }
-        Source::Ids(ids) => {
-            return Ok(ids.iter().copied().filter(|id| *id < ask.before && *id >= ask.from).collect());
-        }
-        Source::Lanes(_) | Source::Nothing => Vec::new(),
-    };
+        Source::Correlation(text) => ids_by_correlation(client, ask, text, before).await,
+        Source::Lanes(_) => Ok(Vec::new()),
+    }
+}
+
+/// A job without a correlation id of its own has its id for one.
+async fn ids_by_correlation(client: &Object, ask: &Ask, text: &str, before: JobId) -> Result<Vec<JobId>> {
+    let own = text.parse::<JobId>().ok().map(|id| id.0);
+    let rows = client
+        .query(
+            "SELECT id FROM (
+                 SELECT id FROM faena.job WHERE correlation = $1
+                 UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
+             WHERE id < $3 AND id >= $4 ORDER BY id DESC LIMIT $5",
+            &[&text, &own, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
+        )
+        .await?;
     Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
 }
 

@@ -1,6 +1,6 @@
 //! What a person does to a job: cancel, retry, patch, delete.
 
-use faena_domain::{JobId, JobState, LogEvent, LogLine, Timestamp};
+use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use rusqlite::OptionalExtension;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
-    plan::{Deltas, KeyKind, LabelKind, next_look_at},
+    plan::{Deltas, KeyKind, LabelKind, Taken, next_look_at, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -29,8 +29,9 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
         return Ok(CancelOutcome::Asked { state });
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
-    let retry_count = take_from_line(tx, lane, id)?;
-    put_ended_without_run(tx, lane, CANCELLED, id, retry_count, reason, "cancelled", LogEvent::Cancelled, now)?;
+    let taken = take_from_line(tx, lane, id)?;
+    let log = taken.log(now, LogEvent::Cancelled, reason);
+    put_ended_without_run(tx, lane, CANCELLED, id, taken.retry_count, reason, "cancelled", log, now)?;
     forget(tx, id, true)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
@@ -39,8 +40,8 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
     Ok(CancelOutcome::Cancelled)
 }
 
-/// Removes a job from `ready` or `waiting` and says how often it was retried.
-pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<u32> {
+/// Removes a job from `ready` or `waiting`.
+pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     let ready: Option<(i64, u32)> = tx
         .connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready WHERE lane = ? AND id = ?")?
@@ -50,15 +51,15 @@ pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<u32> {
         tx.connection
             .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
             .execute((lane, ready_at, id.0))?;
-        return Ok(retry_count);
+        return Ok(Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) });
     }
-    let retry_count = tx
+    let retry_count: Option<u32> = tx
         .connection
         .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ? RETURNING retry_count")?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
     tx.connection.prepare_cached("DELETE FROM depends WHERE child = ?")?.execute([id.0])?;
-    Ok(retry_count.unwrap_or(0))
+    Ok(Taken { retry_count: retry_count.unwrap_or(0), ready_at: None })
 }
 
 pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
@@ -73,12 +74,19 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
             .prepare_cached("INSERT OR IGNORE INTO job_key (kind, key, id) VALUES (?, ?, ?)")?
             .execute((KeyKind::Unique as i16, key, id.0))?;
         if taken == 0 {
+            let holder: JobId = tx
+                .connection
+                .prepare_cached("SELECT id FROM job_key WHERE kind = ? AND key = ?")?
+                .query_row((KeyKind::Unique as i16, key), |row| Ok(JobId(row.get(0)?)))?;
             return Err(StoreError::Conflict {
-                message: "another job with this uniqueKey has not finished".into(),
-                holder: None,
+                message: format!("job {holder} with this uniqueKey has not finished"),
+                holder: Some(holder),
             });
         }
     }
+    restore_expiry(tx, id, options, now)?;
+    // A request that came too late for the run that has ended is not meant for the next one.
+    tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
     tx.connection.execute(
         "INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
@@ -99,6 +107,25 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     apply(tx, &deltas)
 }
 
+/// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.
+fn restore_expiry(tx: &Tx, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
+    match options.expires_at {
+        Some(at) if at > now => {
+            tx.connection
+                .prepare_cached("INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)")?
+                .execute((at.as_ms(), id.0))?;
+        }
+        Some(_) => {
+            options.expires_at = None;
+            tx.connection
+                .prepare_cached("UPDATE job SET options = ? WHERE id = ?")?
+                .execute((stored_options(&options), id.0))?;
+        }
+        None => {}
+    }
+    Ok(())
+}
+
 pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if !matches!(state, JobState::Pending | JobState::Queued | JobState::Retrying) {
@@ -112,7 +139,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     };
     let expired_before = options.expires_at;
     patch.apply_to(&mut options);
-    let text = if options == Default::default() { None } else { Some(serde_json::to_string(&options).expect("JSON")) };
+    let text = stored_options(&options);
     tx.connection
         .prepare_cached("UPDATE job SET lane = ?, options = ?, payload = coalesce(?, payload) WHERE id = ?")?
         .execute((new_lane, text, &patch.payload, id.0))?;
@@ -133,10 +160,10 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     match (state, patch.scheduled_at) {
         // Waits for its parents or its next try: only the lane can change.
         _ if blocked || state == JobState::Retrying => {
-            tx.connection.execute("UPDATE waiting SET lane = ? WHERE lane = ? AND id = ?", (new_lane, lane, id.0))?;
+            tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
         }
         (_, Some(when)) => {
-            let retry_count = take_from_line(tx, lane, id)?;
+            let retry_count = take_from_line(tx, lane, id)?.retry_count;
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
                     put_waiting(tx, new_lane, PENDING, id, due_at, false, retry_count)?;
@@ -158,7 +185,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
             }
         }
         (_, None) => {
-            tx.connection.execute("UPDATE waiting SET lane = ? WHERE lane = ? AND id = ?", (new_lane, lane, id.0))?;
+            tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
         }
     }
     deltas.add(lane, Tally::of(state), -1);
@@ -166,6 +193,8 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     add_note(tx, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))?;
     apply(tx, &deltas)
 }
+
+const SHIFT: &str = "UPDATE waiting SET lane = ? WHERE lane = ? AND state IN (0, 5) AND id = ?";
 
 pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
@@ -175,7 +204,6 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
     if !state.is_terminal() {
         take_from_line(tx, lane, id)?;
-        forget(tx, id, true)?;
     }
     remove(tx, lane, id)?;
     let mut deltas = Deltas::default();
@@ -187,6 +215,7 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
 
 /// Removes a job that stands in no line, with all that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
+    forget(tx, id, true)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
     for tag in &options.tags {
@@ -218,7 +247,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
 /// When a blocked job is looked at next, if nobody tells before.
 pub fn look_again(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
     tx.connection
-        .prepare_cached("UPDATE waiting SET due_at = ? WHERE lane = ? AND state = 0 AND id = ?")?
+        .prepare_cached("UPDATE waiting SET due_at = ? WHERE lane = ? AND state = 0 AND id = ? AND blocked = 1")?
         .execute((next_look_at(id, now).as_ms(), lane, id.0))?;
     Ok(())
 }

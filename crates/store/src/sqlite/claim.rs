@@ -1,5 +1,7 @@
 //! Claim: ready jobs become a block.
 
+use std::collections::BTreeSet;
+
 use faena_domain::{JobId, Timestamp};
 use rusqlite::OptionalExtension;
 use uuid::Uuid;
@@ -20,7 +22,8 @@ struct ReadyRow {
 
 pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
     let mut candidates = Vec::new();
-    for lane in &ask.lanes {
+    let lanes: BTreeSet<LaneId> = ask.lanes.iter().copied().collect();
+    for lane in &lanes {
         heads(tx, *lane, ask.limit, &mut candidates)?;
     }
     if candidates.is_empty() {
@@ -30,7 +33,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         .connection
         .prepare_cached("UPDATE run_sequence SET last = last + 1 RETURNING last")?
         .query_row([], |row| row.get(0))?;
-    let one_lane = ask.lanes.len() == 1;
+    let one_lane = lanes.len() == 1;
     let turn = usize::try_from(run).unwrap_or(0);
     let dealt = if one_lane { candidates } else { deal(candidates, ask.limit, turn) };
 

@@ -1,7 +1,6 @@
 //! What time brings: due jobs become ready, expired ones fail, old ones go.
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
-use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
 use super::{
@@ -67,10 +66,11 @@ fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Del
             continue;
         }
         let Some((lane, _)) = read::lane_and_options(tx.connection, id)? else { continue };
-        let retry_count = take_from_line(tx, lane, id)?;
+        let taken = take_from_line(tx, lane, id)?;
         let error = format!("expired at {}", Timestamp::from_ms(expires_at));
         let reason = ErrorReason::Expired.as_str();
-        put_ended_without_run(tx, lane, FAILED, id, retry_count, &error, reason, LogEvent::Expired, now)?;
+        let log = taken.log(now, LogEvent::Expired, &error);
+        put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
         forget(tx, id, true)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         tell_children(tx, vec![id], deltas, now)?;
@@ -130,19 +130,23 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
         deltas.add(*lane, *tally, -1);
     }
     apply(tx, &deltas)?;
-    // A request to cancel whose job ended before it was heard.
-    let hour_ago = now.plus_ms(-3_600_000).as_ms();
-    let stale: Option<Uuid> = tx
-        .connection
-        .prepare_cached("SELECT id FROM cancel WHERE at < ? LIMIT 1")?
-        .query_row([hour_ago], |row| row.get(0))
-        .optional()?;
-    if let Some(id) = stale
-        && !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_held)
-    {
-        tx.connection.execute("DELETE FROM cancel WHERE id = ?", [id])?;
-    }
+    forget_old_requests(tx, now)?;
     Ok(old.len())
+}
+
+/// Requests to cancel whose job ended before they were heard.
+fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
+    let old: Vec<Uuid> = tx
+        .connection
+        .prepare_cached("SELECT id FROM cancel WHERE at < ?")?
+        .query_map([now.plus_ms(-3_600_000).as_ms()], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for id in old {
+        if !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_held) {
+            tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id])?;
+        }
+    }
+    Ok(())
 }
 
 const ENDED: &str =

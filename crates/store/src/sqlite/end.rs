@@ -12,9 +12,8 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Tally,
-    assemble::parse_options,
-    plan::{Deltas, KeyKind, parent_cause},
+    LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
+    plan::{Deltas, KeyKind, Taken, parent_cause},
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -24,7 +23,7 @@ pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
 }
 
 fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<bool> {
-    if !block_stands(tx, note.run, blocks)? || run_has_ended(tx, note.lane, note.id, note.run)? {
+    if !block_stands(tx, note.run, blocks)? || ended_as(tx, note.lane, note.id, note.run)?.is_some() {
         return Ok(false);
     }
     let progress = match &note.kind {
@@ -83,20 +82,24 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let mut answers = Vec::with_capacity(ends.len());
     let parents_matter = has_rows(tx, "SELECT 1 FROM depends LIMIT 1")?;
     for end in ends {
+        let id = end.id;
         let stands = block_stands(tx, end.run, &mut blocks)?;
-        let (run, closes) = (end.run, end.closes_block);
-        if stands {
-            if end_one(tx, &end, &mut deltas)? && end.outcome.state().is_terminal() && parents_matter {
-                finished.push(end.id);
-            }
-            answers.push(true);
-        } else {
-            // Told again after its commit, whose answer was lost: it counts once and is not stale.
-            answers.push(run_has_ended(tx, end.lane, end.id, end.run)?);
+        let before = ended_as(tx, end.lane, end.id, end.run)?;
+        if stands && end.closes_block {
+            tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([end.run])?;
+            blocks.insert(end.run, false);
         }
-        if stands && closes {
-            tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([run])?;
-            blocks.insert(run, false);
+        match before {
+            // Told again after its commit, whose answer was lost: it counts once and is not stale.
+            Some((state, at_ms)) => answers.push(end.is_stored_as(state, at_ms)),
+            None if stands => {
+                let state = end_one(tx, end, &mut deltas)?;
+                if state.is_terminal() && parents_matter {
+                    finished.push(id);
+                }
+                answers.push(true);
+            }
+            None => answers.push(false),
         }
     }
     tell_children(tx, finished, &mut deltas, now)?;
@@ -104,20 +107,15 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     Ok(answers)
 }
 
-/// Writes one end. `false`: it was written before.
-fn end_one(tx: &Tx, end: &RunEnd, deltas: &mut Deltas) -> Result<bool> {
-    let asked_to_stop = || -> Result<Option<String>> {
-        Ok(tx
-            .connection
-            .prepare_cached("SELECT reason FROM cancel WHERE id = ?")?
-            .query_row([end.id.0], |row| row.get(0))
-            .optional()?)
-    };
-    let written = match &end.outcome {
+/// Writes one end of a run that is not over yet, and answers with what the job has become.
+fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
+    let end = turn_cancelled(tx, end)?;
+    let state = end.outcome.state();
+    match &end.outcome {
         Outcome::Completed { result } => {
             tx.connection
                 .prepare_cached(
-                    "INSERT OR IGNORE INTO done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
+                    "INSERT INTO done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 )?
                 .execute((
@@ -130,53 +128,47 @@ fn end_one(tx: &Tx, end: &RunEnd, deltas: &mut Deltas) -> Result<bool> {
                     end.worker.0,
                     result,
                     &end.log,
-                ))?
-                == 1
+                ))?;
         }
-        Outcome::Failed { error, reason } => put_ended(tx, end, FAILED, Some(error), reason.as_str())?,
-        Outcome::Cancelled { cause } => put_ended(tx, end, CANCELLED, Some(cause), "cancelled")?,
-        Outcome::Retry { due_at, error, reason } => match asked_to_stop()? {
-            Some(cause) => return cancel_instead(tx, end, cause, deltas),
-            None => {
-                let written = put_attempt(tx, end, RETRYING, Some(error), Some(reason.as_str()))?;
-                if written {
-                    put_waiting(tx, end.lane, RETRYING, end.id, *due_at, false, end.retry_count + 1)?;
-                }
-                written
-            }
-        },
-        Outcome::HandedBack => match asked_to_stop()? {
-            Some(cause) => return cancel_instead(tx, end, cause, deltas),
-            None => {
-                let written = put_attempt(tx, end, state_code(JobState::Queued), None, None)?;
-                if written {
-                    put_ready(tx, end.lane, end.ready_at, end.id, end.retry_count, false)?;
-                }
-                written
-            }
-        },
-    };
-    if written {
-        deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
-        if end.on_record {
-            forget(tx, end.id, end.outcome.state().is_terminal())?;
+        Outcome::Failed { error, reason } => put_ended(tx, &end, FAILED, error, reason.as_str())?,
+        Outcome::Cancelled { cause } => put_ended(tx, &end, CANCELLED, cause, "cancelled")?,
+        Outcome::Retry { due_at, error, reason } => {
+            put_attempt(tx, &end, RETRYING, Some(error), Some(reason.as_str()))?;
+            put_waiting(tx, end.lane, RETRYING, end.id, *due_at, false, end.retry_count + 1)?;
+        }
+        Outcome::HandedBack => {
+            put_attempt(tx, &end, state_code(JobState::Queued), None, None)?;
+            put_ready(tx, end.lane, end.ready_at, end.id, end.retry_count, false)?;
         }
     }
-    Ok(written)
+    deltas.moved(end.lane, Tally::Held, Tally::of(state), 1);
+    // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
+    if end.on_record || state != JobState::Completed {
+        forget(tx, end.id, state.is_terminal())?;
+    }
+    Ok(state)
 }
 
-fn cancel_instead(tx: &Tx, end: &RunEnd, cause: String, deltas: &mut Deltas) -> Result<bool> {
-    let mut end = RunEnd { on_record: true, ..end.clone() };
-    LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
-    end.outcome = Outcome::Cancelled { cause };
-    end_one(tx, &end, deltas)
+/// A job that somebody wants cancelled does not go back to any line.
+fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
+    if matches!(end.outcome, Outcome::Retry { .. } | Outcome::HandedBack) {
+        let asked: Option<String> = tx
+            .connection
+            .prepare_cached("SELECT reason FROM cancel WHERE id = ?")?
+            .query_row([end.id.0], |row| row.get(0))
+            .optional()?;
+        if let Some(cause) = asked {
+            LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
+            end.outcome = Outcome::Cancelled { cause };
+        }
+    }
+    Ok(end)
 }
 
-fn put_ended(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: &str) -> Result<bool> {
-    let written = tx
-        .connection
+fn put_ended(tx: &Tx, end: &RunEnd, state: i16, error: &str, reason: &str) -> Result<()> {
+    tx.connection
         .prepare_cached(
-            "INSERT OR IGNORE INTO ended (lane, state, id, finished_at, run, retry_count, started_at, worker, error, reason, log)
+            "INSERT INTO ended (lane, state, id, finished_at, run, retry_count, started_at, worker, error, reason, log)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .execute((
@@ -192,14 +184,13 @@ fn put_ended(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: &st
             reason,
             &end.log,
         ))?;
-    Ok(written == 1)
+    Ok(())
 }
 
-fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: Option<&str>) -> Result<bool> {
-    let written = tx
-        .connection
+fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: Option<&str>) -> Result<()> {
+    tx.connection
         .prepare_cached(
-            "INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+            "INSERT INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .execute((
@@ -214,30 +205,29 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
             reason,
             &end.log,
         ))?;
-    Ok(written == 1)
+    Ok(())
 }
 
-/// Removes what stood beside the fast path.
+/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
 pub fn forget(tx: &Tx, id: JobId, terminal: bool) -> Result<()> {
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
     if terminal {
         tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
-        let options: Option<Option<String>> = tx
-            .connection
-            .prepare_cached("SELECT options FROM job WHERE id = ?")?
-            .query_row([id.0], |row| row.get(0))
-            .optional()?;
-        let options = parse_options(options.flatten().as_deref())?;
-        if let Some(key) = options.unique_key {
-            tx.connection
-                .prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?
-                .execute((KeyKind::Unique as i16, key, id.0))?;
-        }
-        if let Some(expires_at) = options.expires_at {
-            tx.connection
-                .prepare_cached("DELETE FROM expiry WHERE expires_at = ? AND id = ?")?
-                .execute((expires_at.as_ms(), id.0))?;
-        }
+    }
+    let Some((_, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
+    if terminal && let Some(key) = options.unique_key {
+        tx.connection
+            .prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?
+            .execute((KeyKind::Unique as i16, key, id.0))?;
+    }
+    if let Some(expires_at) = options.expires_at {
+        let sql = if terminal {
+            "DELETE FROM expiry WHERE expires_at = ? AND id = ?"
+        } else {
+            tx.signal(Signal::Waiting);
+            "INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)"
+        };
+        tx.connection.prepare_cached(sql)?.execute((expires_at.as_ms(), id.0))?;
     }
     Ok(())
 }
@@ -283,7 +273,8 @@ fn parent_ended(
             return Ok(false);
         }
         let cause = parent_cause(parent, state);
-        put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", LogEvent::Cancelled, now)?;
+        let log = Taken::default().log(now, LogEvent::Cancelled, &cause);
+        put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", log, now)?;
         forget(tx, child, true)?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         return Ok(true);
@@ -325,16 +316,19 @@ fn block_stands(tx: &Tx, run: Run, blocks: &mut HashMap<Run, bool>) -> Result<bo
     Ok(stands)
 }
 
-/// Whether this run of the job is over, however it ended.
-pub fn run_has_ended(tx: &Tx, lane: LaneId, id: JobId, run: Run) -> Result<bool> {
+/// How and when this run of the job ended, if it is over.
+pub fn ended_as(tx: &Tx, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
     let ended = tx
         .connection
         .prepare_cached(
-            "SELECT 1 FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3
-             UNION ALL SELECT 1 FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2 AND run = ?3
-             UNION ALL SELECT 1 FROM attempt WHERE id = ?2 AND run = ?3",
+            "SELECT 6, finished_at FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3
+             UNION ALL
+             SELECT state, finished_at FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2 AND run = ?3
+             UNION ALL SELECT state, finished_at FROM attempt WHERE id = ?2 AND run = ?3
+             LIMIT 1",
         )?
-        .exists((lane, id.0, run))?;
+        .query_row((lane, id.0, run), |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
     Ok(ended)
 }
 

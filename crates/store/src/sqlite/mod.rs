@@ -28,8 +28,8 @@ pub struct Sqlite {
     writer: Writer,
     readers: Arc<Readers>,
     signals: broadcast::Sender<Signal>,
-    /// Held while this process uses the file; a second `serve` on it is refused.
-    _lock: fs::File,
+    /// Held while this process uses the file; a second `serve` on it is refused. Given up when the store is closed.
+    lock: Mutex<Option<fs::File>>,
 }
 
 /// What the writer thread and the callers both know.
@@ -81,7 +81,7 @@ impl Sqlite {
         let (signals, _) = broadcast::channel(4_096);
         let writer = Writer::start(writer, shared.clone(), signals.clone());
         let readers = Arc::new(Readers { connections, next: Default::default() });
-        Ok(Sqlite { shared, writer, readers, signals, _lock: lock })
+        Ok(Sqlite { shared, writer, readers, signals, lock: Mutex::new(Some(lock)) })
     }
 
     async fn read<T: Send + 'static>(&self, work: impl FnOnce(&Connection, &Shared) -> Result<T> + Send + 'static) -> Result<T> {
@@ -276,5 +276,6 @@ impl Store for Sqlite {
 
     async fn close(&self) {
         self.writer.stop().await;
+        drop(self.lock.lock().take());
     }
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     claim::block_jobs,
-    end::{forget, run_has_ended, tell_children},
+    end::{ended_as, forget, tell_children},
     read,
     submit::{apply, put_ready, put_waiting},
     writer::Tx,
@@ -74,6 +74,7 @@ struct Lost {
     retry_count: u32,
     run: Run,
     claimed_at: Timestamp,
+    ready_at: Timestamp,
     started_at: Option<Timestamp>,
     worker: Option<Uuid>,
 }
@@ -89,13 +90,13 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
     let mut finished = Vec::new();
     for (id, retry_count) in block_jobs(&ids, retries.as_deref()) {
         let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { continue };
-        if run_has_ended(tx, lane, id, run)? {
+        if ended_as(tx, lane, id, run)?.is_some() {
             continue;
         }
-        let running: Option<(i64, Uuid)> = tx
+        let running: Option<(i64, Uuid, i64)> = tx
             .connection
-            .prepare_cached("SELECT started_at, worker FROM running WHERE id = ? AND run = ?")?
-            .query_row((id.0, run), |r| Ok((r.get(0)?, r.get(1)?)))
+            .prepare_cached("SELECT started_at, worker, ready_at FROM running WHERE id = ? AND run = ?")?
+            .query_row((id.0, run), |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))
             .optional()?;
         let cancel: Option<String> = tx
             .connection
@@ -108,8 +109,9 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
             retry_count,
             run,
             claimed_at: Timestamp::from_ms(claimed_at),
-            started_at: running.map(|(at, _)| Timestamp::from_ms(at)),
-            worker: running.map(|(_, worker)| worker),
+            ready_at: Timestamp::from_ms(running.map_or(first_ready_at, |(_, _, at)| at)).max(id.created_at()),
+            started_at: running.map(|(at, _, _)| Timestamp::from_ms(at)),
+            worker: running.map(|(_, worker, _)| worker),
         };
         let to = match (why, cancel) {
             (_, Some(reason)) => {
@@ -160,7 +162,10 @@ const LOST: &str = "the server that ran it died";
 
 impl Lost {
     fn log(&self, last: &[LogLine]) -> String {
-        let mut lines = vec![LogLine::new(self.claimed_at, LogEvent::Assigned, "")];
+        let mut lines = vec![
+            LogLine::new(self.ready_at, LogEvent::Queued, ""),
+            LogLine::new(self.claimed_at, LogEvent::Assigned, ""),
+        ];
         if let Some(started_at) = self.started_at {
             lines.push(LogLine::new(started_at, LogEvent::Started, ""));
         }

@@ -10,7 +10,7 @@ use super::{Shared, claim::block_jobs};
 use crate::{
     Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
     assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
-    lists::{self, Ask, Source},
+    lists::{self, Ask, Candidate, Source},
     types::state_of_code,
 };
 
@@ -246,33 +246,29 @@ fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
 pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts(connection)?;
     shared.lanes.insert(lanes(connection)?);
-    let ask = Ask::new(filter, page, &shared.lanes.all(), |key| key_holders(connection, key))?;
+    let ask = Ask::new(filter, page, &shared.lanes.all())?;
     let (ids, total) = match &ask.source {
-        Source::Nothing => (Vec::new(), (0, true)),
         Source::Lanes(lanes) => {
-            let ids = ids_by_lane(connection, &ask, lanes)?;
-            let total = match ask.counted(&counts, lanes) {
+            let named = ids_by_name(connection, &ask)?;
+            let more = named.len() as u64;
+            let ids = ids_by_lane(connection, &ask, lanes, named)?;
+            let (total, exact) = match ask.counted(&counts, lanes) {
                 Some(total) => (total, true),
-                None => {
-                    let held = if ask.wants_held() { held_ids(connection, &ask, lanes, lists::COUNT_LIMIT)?.len() } else { 0 };
-                    (count_by_lane(connection, &ask, lanes)? + held as u64, false)
-                }
+                None => (count_by_lane(connection, &ask, lanes)?, false),
             };
-            (ids, total)
+            (ids, (total + more, exact))
         }
-        Source::Label { .. } | Source::Correlation(_) | Source::Ids(_) => {
-            let all = ids_by_label(connection, &ask)?;
+        Source::Label { .. } | Source::Correlation(_) => {
+            let all = ids_by_label(connection, &ask, ask.upper)?;
             let complete = all.len() < lists::COUNT_LIMIT;
-            let mut matching = Vec::new();
-            for id in all {
-                if let Some((state, lane)) = state_of_and_lane(connection, id)?
-                    && ask.matches(state, lane)
-                {
-                    matching.push(id);
-                }
-            }
-            let total = (matching.len() as u64, complete);
-            (ask.cut(matching), total)
+            let counted = matching(connection, &ask, all)?;
+            let total = (counted.len() as u64, complete);
+            let page = if complete {
+                counted.into_iter().filter(|id| ask.is_on_page(*id)).collect()
+            } else {
+                matching(connection, &ask, ids_by_label(connection, &ask, ask.before)?)?
+            };
+            (ask.cut(page), total)
         }
     };
     let mut jobs = Vec::with_capacity(ids.len());
@@ -288,14 +284,48 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
     Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
 }
 
-fn state_of_and_lane(connection: &Connection, id: JobId) -> Result<Option<(JobState, LaneId)>> {
-    let lane = lane_and_options(connection, id)?.map(|(lane, _)| lane);
-    Ok(state_of(connection, id)?.zip(lane))
+fn matching(connection: &Connection, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<JobId>> {
+    let mut found = Vec::new();
+    for id in ids {
+        if let Some((lane, correlation, options)) = row_of(connection, id)?
+            && let Some(state) = state_of(connection, id)?
+            && ask.matches(&Candidate { id, state, lane, correlation: correlation.as_deref(), options: &options })
+        {
+            found.push(id);
+        }
+    }
+    Ok(found)
+}
+
+fn row_of(connection: &Connection, id: JobId) -> Result<Option<(LaneId, Option<String>, JobOptions)>> {
+    let row: Option<(LaneId, Option<String>, Option<String>)> = connection
+        .prepare_cached("SELECT lane, correlation, options FROM job WHERE id = ?")?
+        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .optional()?;
+    row.map(|(lane, correlation, options)| Ok((lane, correlation, parse_options(options.as_deref())?))).transpose()
+}
+
+/// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
+fn ids_by_name(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
+    let Some(text) = ask.search() else { return Ok(Vec::new()) };
+    let mut ids = key_holders(connection, text)?;
+    ids.extend(text.parse::<JobId>().ok());
+    ids.extend(ids_by_correlation(connection, ask, text, ask.upper)?);
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    ids.dedup();
+    ids.retain(|id| *id < ask.upper && *id >= ask.from);
+    let mut others = Vec::new();
+    for id in matching(connection, ask, ids)? {
+        if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| ask.is_in_lanes(lane)) {
+            others.push(id);
+        }
+    }
+    Ok(others)
 }
 
 /// The newest matching ids: the newest of each lane and place, put together.
-fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result<Vec<JobId>> {
-    let mut ids = Vec::new();
+fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
+    let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
     for lane in lanes {
         for sql in ask.places(
             "SELECT id FROM ready WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
@@ -311,13 +341,13 @@ fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result<V
         }
     }
     if ask.wants_held() {
-        ids.extend(held_ids(connection, ask, lanes, ask.wanted)?);
+        ids.extend(held_ids(connection, ask, lanes, ask.before, ask.wanted)?);
     }
     Ok(ask.cut_sorted(ids))
 }
 
 /// Jobs that are handed out: few at any time.
-fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], limit: usize) -> Result<Vec<JobId>> {
+fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
     let mut held = Vec::new();
     let mut statement = connection.prepare_cached("SELECT ids FROM block")?;
     let mut rows = statement.query([])?;
@@ -325,7 +355,7 @@ fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], limit: usize) 
         let ids: Vec<u8> = row.get(0)?;
         held.extend(block_jobs(&ids, None).into_iter().map(|(id, _)| id));
     }
-    held.retain(|id| *id < ask.before && *id >= ask.from);
+    held.retain(|id| *id < before && *id >= ask.from);
     held.sort_unstable();
     held.dedup();
     let mut ids = Vec::new();
@@ -333,10 +363,10 @@ fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], limit: usize) 
         if ids.len() >= limit {
             break;
         }
-        if let Some((state, lane)) = state_of_and_lane(connection, id)?
+        if let Some(state) = state_of(connection, id)?
             && ask.wants(state)
             && state.is_held()
-            && lanes.contains(&lane)
+            && lane_and_options(connection, id)?.is_some_and(|(lane, _)| lanes.contains(&lane))
         {
             ids.push(id);
         }
@@ -360,33 +390,42 @@ fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result
             total += count.unsigned_abs();
         }
     }
+    if ask.wants_held() {
+        total += held_ids(connection, ask, lanes, ask.upper, lists::COUNT_LIMIT)?.len() as u64;
+    }
     Ok(total)
 }
 
-fn ids_by_label(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
-    let limit = lists::COUNT_LIMIT as i64;
-    let ids: rusqlite::Result<Vec<Uuid>> = match &ask.source {
-        Source::Label { kind, value } => connection
-            .prepare_cached("SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
-            .query_map((*kind as i16, value, ask.before.0, ask.from.0, limit), |r| r.get(0))?
-            .collect(),
-        Source::Correlation(text) => {
-            let mut ids: Vec<Uuid> = connection
-                .prepare_cached("SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
-                .query_map((text, ask.before.0, ask.from.0, limit), |r| r.get(0))?
-                .collect::<rusqlite::Result<_>>()?;
-            if let Some(own) = ask.own_correlation(text).filter(|id| *id < ask.before && *id >= ask.from)
-                && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
-            {
-                ids.push(own.0);
-            }
-            ids.sort_unstable_by(|a, b| b.cmp(a));
-            Ok(ids)
+fn ids_by_label(connection: &Connection, ask: &Ask, before: JobId) -> Result<Vec<JobId>> {
+    match &ask.source {
+        Source::Label { kind, value } => {
+            let mut statement = connection.prepare_cached(
+                "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?",
+            )?;
+            let limit = lists::COUNT_LIMIT as i64;
+            let ids = statement
+                .query_map((*kind as i16, value, before.0, ask.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
+                .collect::<rusqlite::Result<_>>();
+            Ok(ids?)
         }
-        Source::Ids(ids) => Ok(ids.iter().filter(|id| **id < ask.before && **id >= ask.from).map(|id| id.0).collect()),
-        Source::Lanes(_) | Source::Nothing => Ok(Vec::new()),
-    };
-    Ok(ids?.into_iter().map(JobId).collect())
+        Source::Correlation(text) => ids_by_correlation(connection, ask, text, before),
+        Source::Lanes(_) => Ok(Vec::new()),
+    }
+}
+
+/// A job without a correlation id of its own has its id for one.
+fn ids_by_correlation(connection: &Connection, ask: &Ask, text: &str, before: JobId) -> Result<Vec<JobId>> {
+    let mut ids: Vec<JobId> = connection
+        .prepare_cached("SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
+        .query_map((text, before.0, ask.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= ask.from)
+        && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
+    {
+        ids.push(own);
+    }
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(ids)
 }
 
 fn key_holders(connection: &Connection, key: &str) -> Result<Vec<JobId>> {

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Priority, Timestamp};
+use faena_domain::{JobId, JobState, LogEvent, NewJob, Priority, Timestamp};
 use rusqlite::OptionalExtension;
 
-use super::{read, writer::Tx};
+use super::{end::forget, read, writer::Tx};
 use crate::{
     Lane, LaneId, Result, Signal, StoreError, Submitted, Tally,
     lanes::{MAX_LANES, too_many_lanes},
-    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
+    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     types::{CANCELLED, PENDING},
 };
 
@@ -22,8 +22,10 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
     }
     plan::check_parents(&jobs, &known)?;
 
+    let repeated = plan::repeated(&jobs)?;
     let mut existing: HashMap<JobId, Submitted> = HashMap::new();
-    for job in &jobs {
+    let with_keys = |job: &&NewJob| job.options.idempotency_key.is_some() || job.options.unique_key.is_some();
+    for job in jobs.iter().filter(|job| !repeated.contains_key(&job.id)).filter(with_keys) {
         if let Some(found) = take_keys(tx, job)? {
             known.insert(found.id, found.status.is_terminal().then_some(found.status));
             existing.insert(job.id, found);
@@ -31,16 +33,18 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
     }
     for job in &mut jobs {
         for parent in &mut job.options.depends_on {
-            if let Some(found) = existing.get(parent) {
-                *parent = found.id;
-            }
+            *parent = repeated.get(parent).copied().unwrap_or(*parent);
+            *parent = existing.get(parent).map_or(*parent, |found| found.id);
         }
     }
 
     let mut deltas = Deltas::default();
     let mut answers = Vec::with_capacity(jobs.len());
+    let mut answered: HashMap<JobId, Submitted> = HashMap::new();
     for job in jobs {
-        if let Some(found) = existing.remove(&job.id) {
+        if let Some(found) = existing.get(&job.id).or(repeated.get(&job.id).and_then(|first| answered.get(first))) {
+            let found = Submitted { existed: true, ..found.clone() };
+            answered.insert(job.id, found.clone());
             answers.push(found);
             continue;
         }
@@ -48,12 +52,15 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
         let planned = plan::plan(job, lane, &known, now);
         insert(tx, &planned, now)?;
         deltas.add(lane, Tally::of(planned.place.state()), 1);
-        answers.push(Submitted {
-            id: planned.id,
-            status: planned.place.state(),
-            created_at: planned.id.created_at(),
-            existed: false,
-        });
+        let status = planned.place.state();
+        if status == JobState::Cancelled {
+            known.insert(planned.id, Some(status));
+        }
+        let answer = Submitted { id: planned.id, status, created_at: planned.id.created_at(), existed: false };
+        if !repeated.is_empty() {
+            answered.insert(planned.id, answer.clone());
+        }
+        answers.push(answer);
     }
     apply(tx, &deltas)?;
     Ok(answers)
@@ -102,7 +109,9 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         Placement::Delayed { due_at } => put_waiting(tx, job.lane, PENDING, job.id, *due_at, false, 0)?,
         Placement::Blocked { look_again_at } => put_waiting(tx, job.lane, PENDING, job.id, *look_again_at, true, 0)?,
         Placement::Cancelled { cause } => {
-            put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", LogEvent::Cancelled, now)?;
+            let log = Taken::default().log(now, LogEvent::Cancelled, cause);
+            put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", log, now)?;
+            forget(tx, job.id, true)?;
         }
     }
     for (kind, value) in &job.labels {
@@ -110,7 +119,9 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
             .prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?
             .execute((*kind as i16, value, job.id.0))?;
     }
-    if let Some(expires_at) = job.expires_at {
+    if let Some(expires_at) = job.expires_at
+        && job.place.state() != JobState::Cancelled
+    {
         connection
             .prepare_cached("INSERT INTO expiry (expires_at, id) VALUES (?, ?)")?
             .execute((expires_at.as_ms(), job.id.0))?;
@@ -158,7 +169,7 @@ pub fn put_ended_without_run(
     retry_count: u32,
     error: &str,
     reason: &str,
-    event: LogEvent,
+    log: String,
     now: Timestamp,
 ) -> Result<()> {
     tx.connection
@@ -166,16 +177,7 @@ pub fn put_ended_without_run(
             "INSERT INTO ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
              VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?)",
         )?
-        .execute((
-            lane,
-            state,
-            id.0,
-            now.as_ms(),
-            retry_count,
-            error,
-            reason,
-            LogLine::chunk(&[LogLine::new(now, event, error)]),
-        ))?;
+        .execute((lane, state, id.0, now.as_ms(), retry_count, error, reason, log))?;
     Ok(())
 }
 

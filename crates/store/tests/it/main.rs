@@ -1,0 +1,175 @@
+//! What the store promises, as sentences. Each is proved on SQLite and on PostgreSQL, each time on a database of its own; after
+//! each the tables are checked as a whole (`Ledger::prove`).
+//!
+//! PostgreSQL is the server that FAENA_TEST_POSTGRES names; without it `postgres::…` fails. `--skip postgres::` leaves it out.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error it does not expect should stop there")]
+
+mod changes;
+mod claims;
+mod ends;
+mod family;
+mod keys;
+mod lists;
+mod model;
+mod nodes;
+mod only;
+mod submits;
+mod support;
+mod times;
+
+/// One list, two engines: `module: sentence, sentence; …` becomes `sqlite::sentence` and `postgres::sentence`.
+macro_rules! behaviours {
+    ($($module:ident: $($test:ident),+ $(,)?;)+) => {
+        mod sqlite {
+            $($(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                crate::support::on_sqlite(crate::$module::$test).await;
+            })+)+
+        }
+
+        mod postgres {
+            $($(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                crate::support::on_postgres(crate::$module::$test).await;
+            })+)+
+        }
+    };
+}
+
+behaviours! {
+    submits:
+        a_submitted_job_can_be_read_back,
+        a_batch_is_answered_in_its_order,
+        a_payload_is_kept_to_the_letter,
+        every_option_survives_alone_and_in_a_batch,
+        a_job_for_later_waits,
+        a_job_whose_time_has_passed_is_ready,
+        an_unknown_job_is_not_there,
+        strings_that_look_like_sql_or_keys_are_just_strings;
+    keys:
+        a_repeated_idempotency_key_answers_with_the_first_job,
+        an_idempotency_key_for_another_body_is_refused,
+        twenty_at_once_with_one_idempotency_key_make_one_job,
+        a_batch_repeated_under_its_idempotency_keys_makes_nothing_new,
+        one_idempotency_key_twice_in_a_batch_makes_one_job,
+        one_idempotency_key_for_two_bodies_in_a_batch_is_refused,
+        a_child_of_a_repeated_job_depends_on_the_first_one,
+        a_unique_key_is_held_until_its_job_has_finished,
+        a_unique_key_twice_in_a_batch_is_refused,
+        twenty_at_once_with_one_unique_key_leave_one_job,
+        a_repeated_request_with_both_keys_answers_with_the_first_job,
+        a_unique_key_is_free_after_every_way_to_finish,
+        a_retry_by_a_person_takes_the_unique_key_again,
+        a_retry_by_a_person_is_refused_while_another_has_the_unique_key,
+        a_refused_batch_leaves_no_key_behind,
+        a_job_that_is_cancelled_at_once_holds_no_unique_key;
+    family:
+        an_unknown_parent_is_refused_and_nothing_is_stored,
+        a_child_waits_for_all_its_parents,
+        a_child_of_finished_parents_is_ready_at_once,
+        a_child_of_a_failed_or_cancelled_parent_is_cancelled_at_once,
+        a_failed_parent_cancels_its_children_down_the_chain,
+        a_child_that_runs_anyway_runs_after_a_failed_parent,
+        a_child_with_a_time_waits_for_it_after_its_parents,
+        two_parents_that_end_at_once_free_their_child_once,
+        a_deleted_parent_cancels_its_child,
+        a_cancelled_parent_cancels_its_child,
+        an_expired_parent_cancels_its_child,
+        a_parent_lost_for_good_cancels_its_child,
+        a_missed_word_is_caught_by_looking_again,
+        looking_again_does_not_hurry_a_sibling_that_waits_for_its_time,
+        a_graph_in_one_batch_runs_in_order,
+        a_child_cancelled_by_a_person_leaves_its_parents_alone;
+    times:
+        delayed_jobs_become_ready_in_the_order_of_their_times,
+        a_promotion_is_bounded_and_says_that_there_is_more,
+        the_next_due_time_is_told,
+        a_ready_job_expires,
+        a_waiting_job_expires,
+        a_running_job_does_not_expire_while_it_runs,
+        a_job_that_comes_back_after_its_expiry_expires,
+        a_retried_expired_job_runs,
+        a_finished_job_does_not_expire,
+        old_finished_jobs_are_pruned_by_state_and_leave_nothing,
+        pruning_is_bounded,
+        pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs,
+        a_poll_tells_what_there_is_to_do,
+        signals_tell_of_ready_waiting_and_cancelled_jobs;
+    claims:
+        a_claim_goes_by_score_so_waiting_makes_up_for_priority,
+        a_strict_queue_never_lets_a_lower_priority_pass,
+        equal_scores_go_by_id,
+        queues_take_turns,
+        a_claim_gives_only_what_was_asked_for,
+        a_lane_asked_for_twice_gives_its_jobs_once,
+        a_claim_carries_all_that_a_worker_needs,
+        a_job_is_handed_to_one_worker_only,
+        a_job_that_becomes_ready_before_the_last_claimed_one_is_found,
+        run_numbers_only_grow;
+    ends:
+        a_completed_job_shows_its_result,
+        many_ends_in_one_call_are_answered_in_order,
+        a_started_job_is_processing,
+        progress_messages_and_steps_are_kept_and_shown,
+        a_step_is_kept_once_and_survives_the_run,
+        notes_of_a_stale_run_change_nothing,
+        the_same_end_told_again_counts_once,
+        the_same_end_twice_in_one_call_counts_once,
+        another_end_of_an_ended_run_changes_nothing,
+        an_end_after_its_block_was_closed_is_stale_unless_it_was_told_before,
+        a_failed_try_waits_and_comes_back_with_its_count,
+        a_job_that_failed_for_good_stands_among_the_dead,
+        a_job_handed_back_keeps_its_count_and_its_place,
+        a_plain_job_leaves_only_what_it_needs,
+        text_that_the_database_cannot_hold_does_not_stop_the_others,
+        the_log_of_a_plain_job_is_whole,
+        the_log_of_a_retried_job_is_whole,
+        four_reporters_at_once_count_right;
+    changes:
+        a_waiting_job_is_cancelled_at_once,
+        a_running_job_is_asked_to_stop,
+        a_job_asked_to_stop_does_not_come_back,
+        a_job_may_complete_though_it_was_asked_to_stop,
+        a_finished_job_cannot_be_cancelled,
+        a_retry_by_a_person_gives_new_tries_and_keeps_the_log,
+        a_cancelled_job_can_be_retried,
+        an_old_request_to_cancel_does_not_stop_a_retried_job,
+        only_failed_and_cancelled_jobs_can_be_retried,
+        a_patch_of_the_priority_moves_the_job,
+        a_patch_of_the_payload_and_limits_is_seen_by_the_worker,
+        a_patch_of_the_time_moves_the_job,
+        a_patch_of_the_expiry_counts,
+        a_patch_of_a_blocked_job_keeps_it_blocked,
+        a_patch_of_a_retrying_job_keeps_it_retrying,
+        running_and_finished_jobs_cannot_be_patched,
+        a_deleted_job_leaves_nothing,
+        a_running_job_cannot_be_deleted,
+        changes_of_unknown_jobs_say_so;
+    nodes:
+        started_jobs_of_a_dead_node_cost_a_try,
+        a_started_job_without_tries_left_fails_when_its_node_dies,
+        jobs_that_had_not_started_are_ready_again,
+        ended_jobs_of_a_dead_node_stay_ended,
+        a_job_asked_to_stop_is_cancelled_when_its_node_dies,
+        a_completion_after_the_rescue_is_stale,
+        a_completion_before_the_rescue_stands,
+        a_completion_after_the_rescue_and_another_claim_changes_nothing,
+        rescue_and_completion_at_once_never_both_count,
+        a_node_that_leaves_hands_back_without_cost,
+        rescue_happens_once,
+        more_blocks_than_one_round_takes_are_all_freed,
+        the_log_of_a_lost_run_is_whole;
+    lists:
+        every_filter_finds_its_jobs,
+        filters_work_together,
+        a_search_finds_names_ids_and_keys,
+        the_default_correlation_id_is_the_job_id,
+        time_bounds_are_by_creation,
+        pages_and_cursors_show_every_job_once,
+        totals_do_not_depend_on_the_page,
+        pages_beyond_the_bound_are_refused,
+        counters_follow_the_jobs;
+    model:
+        any_sequence_of_verbs_keeps_to_the_model;
+}

@@ -1,0 +1,1 @@
+//! What only one engine can do, or fail at.

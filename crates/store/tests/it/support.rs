@@ -1,0 +1,432 @@
+//! What every test needs: a fresh database of its own, builders, the verbs in short, and a look behind the curtain.
+
+mod ledger;
+
+use std::{
+    any::Any,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use faena_domain::{
+    ErrorReason, JobId, JobState, JobView, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Timestamp, WorkerId,
+};
+use faena_store::{
+    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome, Page,
+    Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Tally,
+};
+use futures_util::FutureExt;
+
+pub use ledger::Ledger;
+
+/// One store on its own database, with a node that has joined and a worker.
+pub struct World {
+    pub store: Arc<dyn Store>,
+    pub node: NodeId,
+    pub worker: WorkerId,
+    pub ledger: Ledger,
+    pub url: String,
+    /// The time at which a test begins; its times are milliseconds from here.
+    pub start: Timestamp,
+}
+
+pub const LEASE_MS: i64 = 30_000;
+
+pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("faena.db");
+    let world = World::open(format!("sqlite:{}", path.display()), Ledger::Sqlite(path), StoreOptions::default()).await;
+    let outcome = world.play(test).await;
+    world.store.close().await;
+    drop(folder);
+    finish(outcome);
+}
+
+pub async fn on_postgres(test: impl AsyncFnOnce(&World)) {
+    let database = ledger::Database::create().await;
+    let world = World::open(database.url.clone(), Ledger::Postgres(database.url.clone()), StoreOptions::default()).await;
+    let outcome = world.play(test).await;
+    world.store.close().await;
+    database.drop().await;
+    finish(outcome);
+}
+
+/// A fresh PostgreSQL database without a store on it yet.
+pub async fn on_empty_postgres(test: impl AsyncFnOnce(&str, &Ledger)) {
+    let database = ledger::Database::create().await;
+    let ledger = Ledger::Postgres(database.url.clone());
+    let outcome = AssertUnwindSafe(test(&database.url, &ledger)).catch_unwind().await;
+    database.drop().await;
+    finish(outcome);
+}
+
+fn finish(outcome: Result<(), Box<dyn Any + Send>>) {
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+pub fn strict(queue: &str) -> StoreOptions {
+    StoreOptions { strict_queues: [queue.to_owned()].into(), ..StoreOptions::default() }
+}
+
+impl World {
+    pub async fn open(url: String, ledger: Ledger, options: StoreOptions) -> World {
+        let store = faena_store::open(&url, options).await.unwrap();
+        let start = Timestamp::now();
+        let node = NodeId::new();
+        let info = NodeInfo { id: node, name: "test".into() };
+        store.node_join(info, LEASE_MS, start).await.unwrap();
+        World { store, node, worker: WorkerId::new(), ledger, url, start }
+    }
+
+    /// Another store on the same database: another node on PostgreSQL, the next process on SQLite.
+    pub async fn reopen(&self, options: StoreOptions) -> World {
+        if self.store.engine() == "sqlite" {
+            self.store.close().await;
+        }
+        World { start: self.start, ..World::open(self.url.clone(), self.ledger.clone(), options).await }
+    }
+
+    /// Runs a test and then proves that every job stands in one place and is counted there, whatever the test did.
+    async fn play(&self, test: impl AsyncFnOnce(&World)) -> Result<(), Box<dyn Any + Send>> {
+        AssertUnwindSafe(async {
+            test(self).await;
+            self.ledger.prove().await;
+        })
+        .catch_unwind()
+        .await
+    }
+
+    pub fn at(&self, ms: i64) -> Timestamp {
+        self.start.plus_ms(ms)
+    }
+
+    // ---- jobs come
+
+    /// A job of this type that is created at `ms`.
+    pub fn job(&self, kind: &str, ms: i64) -> NewJob {
+        NewJob { id: self.id_at(ms), ..NewJob::new(kind) }
+    }
+
+    /// An id of exactly this time, later in order than those made before. `JobId::at` never goes back in time in one process,
+    /// and the tests of this one live in different times.
+    fn id_at(&self, ms: i64) -> JobId {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = u128::from(COUNT.fetch_add(1, Ordering::Relaxed));
+        JobId(uuid::Uuid::from_u128(JobId::first_at_ms(self.at(ms).as_ms()).0.as_u128() | 7 << 76 | 2 << 62 | count))
+    }
+
+    pub async fn try_submit(&self, jobs: Vec<NewJob>, ms: i64) -> Result<Vec<Submitted>, StoreError> {
+        self.store.job_submit(jobs, self.at(ms)).await
+    }
+
+    pub async fn submit(&self, job: NewJob) -> JobId {
+        let now = job.id.created_at();
+        self.store.job_submit(vec![job], now).await.unwrap().remove(0).id
+    }
+
+    pub async fn submit_all(&self, jobs: Vec<NewJob>) -> Vec<JobId> {
+        let now = jobs[0].id.created_at();
+        self.store.job_submit(jobs, now).await.unwrap().into_iter().map(|job| job.id).collect()
+    }
+
+    // ---- jobs run
+
+    pub async fn lanes(&self) -> Vec<LaneId> {
+        self.store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect()
+    }
+
+    pub async fn lane_of(&self, id: JobId) -> Lane {
+        let view = self.get(id).await;
+        let lanes = self.store.lanes().await.unwrap();
+        let same = |lane: &Lane| (&lane.queue, &lane.kind, lane.priority) == (&view.queue, &view.kind, view.priority);
+        lanes.into_iter().find(same).unwrap()
+    }
+
+    pub async fn claim(&self, limit: usize, ms: i64) -> Vec<ClaimedJob> {
+        self.claim_as(self.node, limit, ms).await
+    }
+
+    pub async fn claim_as(&self, node: NodeId, limit: usize, ms: i64) -> Vec<ClaimedJob> {
+        self.claim_lanes(node, self.lanes().await, limit, ms).await
+    }
+
+    pub async fn claim_lanes(&self, node: NodeId, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
+        let Claim { jobs } = self.store.job_claim(ClaimAsk { node, lanes, limit }, self.at(ms)).await.unwrap();
+        jobs
+    }
+
+    pub async fn claim_one(&self, ms: i64) -> ClaimedJob {
+        let mut jobs = self.claim(1, ms).await;
+        assert_eq!(jobs.len(), 1, "one job is ready at {ms}");
+        jobs.remove(0)
+    }
+
+    /// Submits and claims one job.
+    pub async fn running(&self, job: NewJob) -> ClaimedJob {
+        let now = job.id.created_at();
+        let id = self.submit(job).await;
+        let claimed = self.claim_one(now.ms_since(self.start)).await;
+        assert_eq!(claimed.id, id);
+        claimed
+    }
+
+    pub fn a_note(&self, job: &ClaimedJob, kind: NoteKind, ms: i64) -> RunNote {
+        RunNote {
+            id: job.id,
+            run: job.run,
+            lane: job.lane,
+            node: self.node,
+            worker: self.worker,
+            retry_count: job.retry_count,
+            ready_at: job.ready_at,
+            started_at: self.at(ms),
+            at: self.at(ms),
+            kind,
+        }
+    }
+
+    pub async fn note(&self, job: &ClaimedJob, kind: NoteKind, ms: i64) -> bool {
+        self.store.job_note(vec![self.a_note(job, kind, ms)], self.at(ms)).await.unwrap()[0]
+    }
+
+    pub async fn begin(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.note(job, NoteKind::Started, ms).await, "its run holds the job");
+    }
+
+    /// An end as the engine tells it: the log from `queued` on, everything on record, the block left open.
+    pub fn an_end(&self, job: &ClaimedJob, outcome: Outcome, ms: i64) -> RunEnd {
+        let at = self.at(ms);
+        let mut lines = vec![
+            LogLine::new(job.ready_at, LogEvent::Queued, ""),
+            LogLine::new(at, LogEvent::Assigned, ""),
+            LogLine::new(at, LogEvent::Started, ""),
+        ];
+        lines.push(match &outcome {
+            Outcome::Completed { .. } => LogLine::new(at, LogEvent::Completed, ""),
+            Outcome::Retry { error, .. } => LogLine::new(at, LogEvent::RetryScheduled, error.clone()),
+            Outcome::Failed { error, .. } => LogLine::new(at, LogEvent::Failed, error.clone()),
+            Outcome::Cancelled { cause } => LogLine::new(at, LogEvent::Cancelled, cause.clone()),
+            Outcome::HandedBack => LogLine::new(at, LogEvent::HandedBack, ""),
+        });
+        RunEnd {
+            id: job.id,
+            run: job.run,
+            lane: job.lane,
+            retry_count: job.retry_count,
+            ready_at: job.ready_at,
+            worker: self.worker,
+            started_at: Some(at),
+            at,
+            log: LogLine::chunk(&lines),
+            outcome,
+            on_record: true,
+            closes_block: false,
+        }
+    }
+
+    pub async fn end(&self, job: &ClaimedJob, outcome: Outcome, ms: i64) -> bool {
+        self.tell_end(self.an_end(job, outcome, ms)).await
+    }
+
+    pub async fn tell_end(&self, end: RunEnd) -> bool {
+        let now = end.at;
+        self.store.job_end(vec![end], now).await.unwrap()[0]
+    }
+
+    pub async fn complete(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.end(job, completed(), ms).await, "its run holds the job");
+    }
+
+    pub async fn fail(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.end(job, failed("no"), ms).await, "its run holds the job");
+    }
+
+    pub async fn retry_at(&self, job: &ClaimedJob, due_ms: i64, ms: i64) {
+        assert!(self.end(job, self.retry(due_ms), ms).await, "its run holds the job");
+    }
+
+    pub async fn hand_back(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.end(job, Outcome::HandedBack, ms).await, "its run holds the job");
+    }
+
+    pub fn retry(&self, due_ms: i64) -> Outcome {
+        Outcome::Retry { due_at: self.at(due_ms), error: "not now".into(), reason: ErrorReason::Error }
+    }
+
+    // ---- time and people
+
+    pub async fn promote(&self, ms: i64) -> Due {
+        self.store.job_promote(1_000, self.at(ms)).await.unwrap()
+    }
+
+    pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {
+        self.store.node_recover(delay_ms, self.at(ms)).await.unwrap()
+    }
+
+    pub async fn cancel(&self, id: JobId, ms: i64) -> CancelOutcome {
+        self.store.job_cancel(id, "not wanted", self.at(ms)).await.unwrap()
+    }
+
+    pub async fn retry_by_person(&self, id: JobId, ms: i64) {
+        self.store.job_retry(id, self.at(ms)).await.unwrap();
+    }
+
+    pub async fn patch(&self, id: JobId, patch: JobPatch, ms: i64) {
+        self.store.job_patch(id, patch, self.at(ms)).await.unwrap();
+    }
+
+    // ---- looking
+
+    pub async fn get(&self, id: JobId) -> JobView {
+        self.store.job_get(id).await.unwrap().expect("the job is there")
+    }
+
+    pub async fn state(&self, id: JobId) -> JobState {
+        self.get(id).await.status
+    }
+
+    pub async fn states<const N: usize>(&self, ids: [JobId; N]) -> [JobState; N] {
+        let mut states = [JobState::Pending; N];
+        for (state, id) in states.iter_mut().zip(ids) {
+            *state = self.state(id).await;
+        }
+        states
+    }
+
+    /// The names in the execution log, in order.
+    pub async fn events(&self, id: JobId) -> Vec<&'static str> {
+        self.get(id).await.execution_log.iter().map(|entry| entry.event.as_str()).collect()
+    }
+
+    pub async fn total(&self, tally: Tally) -> i64 {
+        self.store.counts().await.unwrap().total(tally)
+    }
+
+    pub async fn list(&self, filter: Filter) -> Vec<JobId> {
+        let page = self.store.job_list(&filter, Page::Offset { offset: 0, limit: 1_000 }).await.unwrap();
+        assert_eq!(page.total, page.jobs.len() as u64, "the total of {filter:?}");
+        page.jobs.into_iter().map(|job| job.id).collect()
+    }
+}
+
+pub fn completed() -> Outcome {
+    Outcome::Completed { result: Some("{\"ok\":true}".into()) }
+}
+
+pub fn failed(error: &str) -> Outcome {
+    Outcome::Failed { error: error.into(), reason: ErrorReason::Error }
+}
+
+pub fn cancelled() -> Outcome {
+    Outcome::Cancelled { cause: "as asked".into() }
+}
+
+pub fn percent(percentage: f64, message: &str) -> NoteKind {
+    NoteKind::Progress(Progress { percentage: Some(percentage), message: Some(message.into()), ..Progress::default() })
+}
+
+/// Options in passing, so that a test says only what it is about.
+pub trait Build: Sized {
+    fn queue(self, queue: &str) -> Self;
+    fn priority(self, priority: Priority) -> Self;
+    fn retries(self, max_retries: u32) -> Self;
+    fn unique(self, key: &str) -> Self;
+    fn idempotent(self, key: &str, fingerprint: u8) -> Self;
+    fn after(self, parents: &[JobId]) -> Self;
+    fn runs_anyway(self) -> Self;
+    fn scheduled(self, at: Timestamp) -> Self;
+    fn expires(self, at: Timestamp) -> Self;
+    fn tag(self, tag: &str) -> Self;
+    fn schedule(self, schedule: &str) -> Self;
+    fn correlation(self, correlation: &str) -> Self;
+}
+
+impl Build for NewJob {
+    fn queue(self, queue: &str) -> Self {
+        NewJob { queue: queue.into(), ..self }
+    }
+
+    fn priority(self, priority: Priority) -> Self {
+        NewJob { priority, ..self }
+    }
+
+    fn retries(mut self, max_retries: u32) -> Self {
+        self.options.retry.max_retries = max_retries;
+        self
+    }
+
+    fn unique(mut self, key: &str) -> Self {
+        self.options.unique_key = Some(key.into());
+        self
+    }
+
+    fn idempotent(mut self, key: &str, fingerprint: u8) -> Self {
+        self.options.idempotency_key = Some(key.into());
+        self.fingerprint = Some([fingerprint; 32]);
+        self
+    }
+
+    fn after(mut self, parents: &[JobId]) -> Self {
+        self.options.depends_on = parents.to_vec();
+        self
+    }
+
+    fn runs_anyway(mut self) -> Self {
+        self.options.on_parent_failure = faena_domain::OnParentFailure::Run;
+        self
+    }
+
+    fn scheduled(mut self, at: Timestamp) -> Self {
+        self.options.scheduled_at = Some(at);
+        self
+    }
+
+    fn expires(mut self, at: Timestamp) -> Self {
+        self.options.expires_at = Some(at);
+        self
+    }
+
+    fn tag(mut self, tag: &str) -> Self {
+        self.options.tags.push(tag.into());
+        self
+    }
+
+    fn schedule(mut self, schedule: &str) -> Self {
+        self.options.schedule_id = Some(schedule.into());
+        self
+    }
+
+    fn correlation(self, correlation: &str) -> Self {
+        NewJob { correlation_id: Some(correlation.into()), ..self }
+    }
+}
+
+/// Random numbers that are the same for the same seed (SplitMix64).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.roll() % n as u64).unwrap()
+    }
+
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+        if all.is_empty() { None } else { all.get(self.below(all.len())) }
+    }
+}

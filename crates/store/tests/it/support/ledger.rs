@@ -1,0 +1,225 @@
+//! Reads the tables beside the store, to prove what its answers cannot show.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    path::PathBuf,
+};
+
+use faena_domain::JobId;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+/// A PostgreSQL database of one test.
+pub struct Database {
+    pub url: String,
+    name: String,
+    server: String,
+}
+
+impl Database {
+    pub async fn create() -> Database {
+        let server = std::env::var("FAENA_TEST_POSTGRES").expect("run ./test, or set FAENA_TEST_POSTGRES");
+        let name = format!("faena_store_{}", uuid::Uuid::new_v4().simple());
+        run_on(&server, &format!("CREATE DATABASE {name}")).await;
+        let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is an address");
+        url.set_path(&name);
+        Database { url: url.into(), name, server }
+    }
+
+    pub async fn drop(self) {
+        run_on(&self.server, &format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
+    }
+}
+
+/// Runs SQL on any database of the test server, beside all stores.
+pub async fn run_on(url: &str, sql: &str) {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL of FAENA_TEST_POSTGRES");
+    let connection = tokio::spawn(connection);
+    client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    drop(client);
+    let _ = connection.await;
+}
+
+#[derive(Clone)]
+pub enum Ledger {
+    Sqlite(PathBuf),
+    Postgres(String),
+}
+
+/// Every table with rows that belong to one job, and the columns in which its id stands.
+const TABLES: [(&str, &str); 15] = [
+    ("job", "id"),
+    ("ready", "id"),
+    ("waiting", "id"),
+    ("running", "id"),
+    ("done", "id"),
+    ("ended", "id"),
+    ("attempt", "id"),
+    ("note", "id"),
+    ("step", "id"),
+    ("label", "id"),
+    ("job_key", "id"),
+    ("depends", "parent"),
+    ("depends", "child"),
+    ("expiry", "id"),
+    ("cancel", "id"),
+];
+
+impl Ledger {
+    /// All rows as text. `{id}` around a column name writes an id as 32 hex digits, several as one long text.
+    pub async fn rows(&self, sql: &str) -> Vec<Vec<String>> {
+        match self {
+            Ledger::Sqlite(path) => {
+                let connection = rusqlite::Connection::open(path).unwrap();
+                connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+                let mut statement = connection.prepare(sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
+                let columns = statement.column_count();
+                let mut rows = statement.query([]).unwrap();
+                let mut all = Vec::new();
+                while let Some(row) = rows.next().unwrap() {
+                    all.push((0..columns).map(|at| text(row.get_ref(at).unwrap())).collect());
+                }
+                all
+            }
+            Ledger::Postgres(url) => {
+                let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+                let connection = tokio::spawn(connection);
+                client.batch_execute("SET search_path = faena").await.unwrap();
+                let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+                drop(client);
+                let _ = connection.await;
+                let row = |message: SimpleQueryMessage| match message {
+                    SimpleQueryMessage::Row(row) => {
+                        Some((0..row.len()).map(|at| row.get(at).unwrap_or_default().to_owned()).collect())
+                    }
+                    _ => None,
+                };
+                messages.into_iter().filter_map(row).collect()
+            }
+        }
+    }
+
+    pub async fn run(&self, sql: &str) {
+        match self {
+            Ledger::Sqlite(path) => {
+                let connection = rusqlite::Connection::open(path).unwrap();
+                connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+                connection.execute_batch(sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
+            }
+            Ledger::Postgres(url) => run_on(url, &format!("SET search_path = faena; {sql}")).await,
+        }
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        self.rows(sql).await[0][0].parse().unwrap()
+    }
+
+    /// How an id is written in SQL.
+    pub fn literal(&self, id: JobId) -> String {
+        match self {
+            Ledger::Sqlite(_) => format!("x'{}'", id.0.simple()),
+            Ledger::Postgres(_) => format!("'{id}'::uuid"),
+        }
+    }
+
+    fn hex(&self, column: &str) -> String {
+        match self {
+            Ledger::Sqlite(_) => format!("lower(hex({column}))"),
+            Ledger::Postgres(_) if column == "ids" => "replace(array_to_string(ids, ''), '-', '')".into(),
+            Ledger::Postgres(_) => format!("replace({column}::text, '-', '')"),
+        }
+    }
+
+    /// Which tables still know this job.
+    pub async fn tables_with(&self, id: JobId) -> Vec<&'static str> {
+        let mut found = Vec::new();
+        for (table, column) in TABLES {
+            let sql = format!("SELECT count(*) FROM {table} WHERE {column} = {}", self.literal(id));
+            if self.number(&sql).await > 0 {
+                found.push(table);
+            }
+        }
+        found
+    }
+
+    /// Every job stands in exactly one place, every row belongs to a job that is there, and the counters are right.
+    pub async fn prove(&self) {
+        let faults = self.faults().await;
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+
+    async fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let id = self.hex("id");
+        let jobs: HashMap<String, String> = self.pairs(&format!("SELECT {id}, lane FROM job")).await.into_iter().collect();
+        let mut places: HashMap<String, Vec<(&str, String, i64)>> = HashMap::new();
+        for (place, sql, tally) in [
+            ("ready", format!("SELECT {id}, lane FROM ready"), 1),
+            ("pending", format!("SELECT {id}, lane FROM waiting WHERE state = 0"), 0),
+            ("retrying", format!("SELECT {id}, lane FROM waiting WHERE state = 5"), 3),
+            ("done", format!("SELECT {id}, lane FROM done"), 4),
+            ("failed", format!("SELECT {id}, lane FROM ended WHERE state = 7"), 5),
+            ("cancelled", format!("SELECT {id}, lane FROM ended WHERE state = 8"), 6),
+        ] {
+            for (id, lane) in self.pairs(&sql).await {
+                places.entry(id).or_default().push((place, lane, tally));
+            }
+        }
+        let mut over: HashSet<(String, String)> = HashSet::new();
+        for table in ["done", "ended", "attempt"] {
+            over.extend(self.pairs(&format!("SELECT {id}, run FROM {table}")).await);
+        }
+        for (run, ids) in self.pairs(&format!("SELECT run, {} FROM block", self.hex("ids"))).await {
+            for at in (0..ids.len()).step_by(32) {
+                let id = ids[at..at + 32].to_owned();
+                if jobs.contains_key(&id) && !over.contains(&(id.clone(), run.clone())) {
+                    let lane = jobs[&id].clone();
+                    places.entry(id).or_default().push(("held", lane, 2));
+                }
+            }
+        }
+        let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
+        for (id, lane) in &jobs {
+            match places.get(id).map(Vec::as_slice) {
+                Some([(place, standing, tally)]) => {
+                    if standing != lane {
+                        faults.push(format!("job {id} of lane {lane} stands in {place} of lane {standing}"));
+                    }
+                    *counted.entry((lane.clone(), *tally)).or_default() += 1;
+                }
+                Some(several) => faults.push(format!("job {id} stands in {several:?}")),
+                None => faults.push(format!("job {id} stands nowhere")),
+            }
+        }
+        let mut counters: BTreeMap<(String, i64), i64> = BTreeMap::new();
+        for row in self.rows("SELECT lane, tally, sum(n) FROM counter GROUP BY lane, tally HAVING sum(n) <> 0").await {
+            counters.insert((row[0].clone(), row[1].parse().unwrap()), row[2].parse().unwrap());
+        }
+        if counters != counted {
+            faults.push(format!("counters {counters:?}, counted {counted:?}"));
+        }
+        for (table, column) in TABLES {
+            let sql = format!("SELECT DISTINCT {} FROM {table}", self.hex(column));
+            for row in self.rows(&sql).await {
+                // A parent that was deleted may still be named by its child until that looks again.
+                if !jobs.contains_key(&row[0]) && (table, column) != ("depends", "parent") {
+                    faults.push(format!("{table} knows job {} that is not there", row[0]));
+                }
+            }
+        }
+        faults
+    }
+
+    async fn pairs(&self, sql: &str) -> Vec<(String, String)> {
+        self.rows(sql).await.into_iter().map(|row| (row[0].clone(), row[1].clone())).collect()
+    }
+}
+
+fn text(value: rusqlite::types::ValueRef<'_>) -> String {
+    use rusqlite::types::ValueRef::*;
+    match value {
+        Null => String::new(),
+        Integer(n) => n.to_string(),
+        Real(x) => x.to_string(),
+        Text(bytes) | Blob(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
