@@ -18,10 +18,23 @@ pub struct JobRow {
 
 /// Where the job stands.
 pub enum Place {
-    Ready { ready_at: Timestamp, retry_count: u32 },
-    Waiting { state: JobState, due_at: Timestamp, blocked: bool, retry_count: u32 },
+    Ready {
+        ready_at: Timestamp,
+        retry_count: u32,
+    },
+    Waiting {
+        state: JobState,
+        due_at: Timestamp,
+        blocked: bool,
+        retry_count: u32,
+    },
     /// In a block, nothing told yet.
-    Assigned { run: Run, claimed_at: Timestamp, ready_at: Timestamp, retry_count: u32 },
+    Assigned {
+        run: Run,
+        claimed_at: Timestamp,
+        ready_at: Timestamp,
+        retry_count: u32,
+    },
     Running(RunningRow),
     Finished(FinishedRow),
     /// The job row is there and nothing else: it was caught between two places by a read that is not one snapshot.
@@ -141,7 +154,8 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
         tags: options.tags,
     };
 
-    let mut derived = |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
+    let mut derived =
+        |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
     match place {
         Place::Ready { ready_at, retry_count } => {
             derived(ready_at, LogEvent::Queued, None);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use faena_domain::{Timestamp, Priority, Ordering, JobId};
+use faena_domain::{JobId, Ordering, Priority, Timestamp};
 
 #[derive(Clone, Debug)]
 pub struct Candidate<T> {

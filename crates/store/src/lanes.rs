@@ -57,7 +57,11 @@ impl LaneCache {
     pub fn insert(&self, lanes: impl IntoIterator<Item = Lane>) {
         let mut inner = self.inner.write();
         for lane in lanes {
-            inner.by_name.entry(lane.queue.clone()).or_default().insert((lane.kind.clone(), lane.priority.rank()), lane.id);
+            inner
+                .by_name
+                .entry(lane.queue.clone())
+                .or_default()
+                .insert((lane.kind.clone(), lane.priority.rank()), lane.id);
             inner.by_id.insert(lane.id, lane);
         }
     }
@@ -76,6 +80,8 @@ impl LaneCache {
 pub fn too_many_lanes() -> StoreError {
     StoreError::Invalid(vec![faena_domain::Fault::new(
         "type",
-        format!("would be one of more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"),
+        format!(
+            "would be one of more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"
+        ),
     )])
 }

@@ -4,16 +4,22 @@
 //! once, at submit. One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
-mod error;
-mod lanes;
-mod types;
-mod plan;
 mod assemble;
 mod deal;
+mod error;
+mod lanes;
 mod lists;
 mod migrate;
+mod plan;
 mod postgres;
 mod sqlite;
+mod types;
+
+/// For the test that holds the claim's plan.
+#[doc(hidden)]
+pub mod plan_probe {
+    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, HEADS};
+}
 
 use std::sync::Arc;
 
@@ -23,8 +29,8 @@ use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
-    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, JobPage, JobPatch, NodeInfo, Outcome, Page,
-    Poll, Recovered, Retention, RunEnd, RunNote, NoteKind, Signal, StoreOptions, Submitted, Tally,
+    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, JobPage, JobPatch, NodeInfo, NoteKind, Outcome,
+    Page, Poll, Recovered, Retention, RunEnd, RunNote, Signal, StoreOptions, Submitted, Tally,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -36,16 +42,17 @@ pub trait Store: Send + Sync + 'static {
     /// idempotency key with the same fingerprint answers with the job that exists.
     async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>>;
 
-    /// Hands out up to `ask.limit` ready jobs of the asked lanes under one new run number, in score order inside each queue
-    /// and in turn between queues. No job is handed out twice.
+    /// Hands out up to `ask.limit` ready jobs of the asked lanes, in score order inside each queue and in turn between queues.
+    /// No job is handed out twice. Each carries a new run number; jobs that share one are in one block (PostgreSQL makes one
+    /// per lane), which the last end of them closes.
     async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim>;
 
     /// Writes down what a running job tells: that it started, its progress, a line of log, a finished step. Answers for each
     /// whether its run still holds the job; a note of a run that does not, changes nothing.
     async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>>;
 
-    /// Ends runs: state, log and what depends on it in one transaction. Answers for each whether its run still held the job; an
-    /// end of a run that does not, changes nothing. The same end may be told again and counts once.
+    /// Ends runs: state and log in one transaction, then what depends on it. Answers for each whether its run still held the
+    /// job; an end of a run that does not, changes nothing. The same end (of the same time) may be told again and counts once.
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>>;
 
     /// Cancels what nobody runs at once; asks for it where a worker has the job.

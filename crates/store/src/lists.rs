@@ -18,7 +18,10 @@ pub const COUNT_LIMIT: usize = 10_000;
 pub enum Source {
     /// The newest few of each lane and place.
     Lanes(Vec<LaneId>),
-    Label { kind: LabelKind, value: String },
+    Label {
+        kind: LabelKind,
+        value: String,
+    },
     Correlation(String),
 }
 

@@ -38,11 +38,17 @@ pub struct PlannedJob {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Placement {
     Ready,
-    Delayed { due_at: Timestamp },
+    Delayed {
+        due_at: Timestamp,
+    },
     /// Waits for parents; looked at again at this time even if nobody tells.
-    Blocked { look_again_at: Timestamp },
+    Blocked {
+        look_again_at: Timestamp,
+    },
     /// A parent has ended badly already.
-    Cancelled { cause: String },
+    Cancelled {
+        cause: String,
+    },
 }
 
 impl Placement {

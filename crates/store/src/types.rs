@@ -111,10 +111,21 @@ pub struct RunEnd {
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
-    Completed { result: Option<String> },
-    Retry { due_at: Timestamp, error: String, reason: ErrorReason },
-    Failed { error: String, reason: ErrorReason },
-    Cancelled { cause: String },
+    Completed {
+        result: Option<String>,
+    },
+    Retry {
+        due_at: Timestamp,
+        error: String,
+        reason: ErrorReason,
+    },
+    Failed {
+        error: String,
+        reason: ErrorReason,
+    },
+    Cancelled {
+        cause: String,
+    },
     /// Back to the queue without costing a try.
     HandedBack,
 }
@@ -143,7 +154,9 @@ impl RunEnd {
 pub enum CancelOutcome {
     Cancelled,
     /// A worker has it and has been told.
-    Asked { state: JobState },
+    Asked {
+        state: JobState,
+    },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -256,9 +269,15 @@ pub struct Filter {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Page {
-    Offset { offset: usize, limit: usize },
+    Offset {
+        offset: usize,
+        limit: usize,
+    },
     /// The jobs after (older than) this one.
-    After { id: Option<JobId>, limit: usize },
+    After {
+        id: Option<JobId>,
+        limit: usize,
+    },
 }
 
 impl Page {

@@ -2,11 +2,12 @@
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
+use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, add_note, forget},
+    end::{Line, add_note, forget, storable},
     family::{self, put_ended},
     read,
     submit::{apply, lane_of},
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
     assemble::parse_options,
-    plan::{Deltas, KeyKind},
+    plan::{Deltas, KeyKind, LabelKind, Taken, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -34,13 +35,20 @@ async fn find(client: &Object, id: JobId) -> Result<Found> {
     Ok(Found { state, lane: row.get(0), options: parse_options(row.get(1))? })
 }
 
-/// Removes a job from `ready` or `waiting` and says how often it was retried. `None`: somebody else was faster.
-pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<Option<i16>> {
+/// Removes a job from `ready` or `waiting`. `None`: somebody else was faster.
+pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
+    let taken = |row: &Row, ready_at| {
+        let retry_count = u32::try_from(row.get::<_, i16>(0)).unwrap_or(0);
+        Some(Taken { retry_count, ready_at })
+    };
     let row = client
-        .query_opt("DELETE FROM faena.ready WHERE lane = $1 AND id = $2 RETURNING retry_count", &[&lane, &id.0])
+        .query_opt(
+            "DELETE FROM faena.ready WHERE lane = $1 AND id = $2 RETURNING retry_count, ready_at",
+            &[&lane, &id.0],
+        )
         .await?;
     if let Some(row) = row {
-        return Ok(Some(row.get(0)));
+        return Ok(taken(&row, Some(Timestamp::from_ms(row.get(1)))));
     }
     let row = client
         .query_opt(
@@ -49,7 +57,7 @@ pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<
         )
         .await?;
     client.execute("DELETE FROM faena.depends WHERE child = $1", &[&id.0]).await?;
-    Ok(row.map(|row| row.get(0)))
+    Ok(row.and_then(|row| taken(&row, None)))
 }
 
 /// It moved on between being read and being taken; the caller looks again.
@@ -78,14 +86,14 @@ async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Ti
         client
             .execute(
                 "INSERT INTO faena.cancel (id, reason, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-                &[&id.0, &reason, &now.as_ms()],
+                &[&id.0, &storable(reason), &now.as_ms()],
             )
             .await?;
         add_note(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
         return Ok(CancelOutcome::Asked { state });
     }
-    let retry_count = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
-    put_ended(client, found.lane, CANCELLED, id, retry_count, reason, "cancelled", LogEvent::Cancelled, now).await?;
+    let taken = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
+    put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
     forget(client, &[(id.0, true)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
@@ -115,12 +123,21 @@ async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Res
             )
             .await?;
         if taken == 0 {
+            // Gone in this very moment: then it is free.
+            let holder = client
+                .query_opt("SELECT id FROM faena.job_key WHERE kind = $1 AND key = $2", &[&kind, key])
+                .await?
+                .map(|row| JobId(row.get(0)))
+                .ok_or_else(moved)?;
             return Err(StoreError::Conflict {
-                message: "another job with this uniqueKey has not finished".into(),
-                holder: None,
+                message: format!("job {holder} with this uniqueKey has not finished"),
+                holder: Some(holder),
             });
         }
     }
+    restore_expiry(client, id, found.options, now).await?;
+    // A request that came too late for the run that has ended is not meant for the next one.
+    client.execute("DELETE FROM faena.cancel WHERE id = $1", &[&id.0]).await?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
     let lane = found.lane;
     client
@@ -146,6 +163,25 @@ async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Res
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(found.state), Tally::Pending, 1);
     apply(client, shard, &deltas).await
+}
+
+/// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.
+async fn restore_expiry(client: &Object, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
+    match options.expires_at {
+        Some(at) if at > now => {
+            client
+                .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
+                .await?;
+        }
+        Some(_) => {
+            options.expires_at = None;
+            client
+                .execute("UPDATE faena.job SET options = $1 WHERE id = $2", &[&stored_options(&options), &id.0])
+                .await?;
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, now: Timestamp) -> Result<()> {
@@ -182,7 +218,7 @@ async fn patch_in(
     };
     let expired_before = options.expires_at;
     patch.apply_to(&mut options);
-    let text = if options == JobOptions::default() { None } else { Some(serde_json::to_string(&options).expect("JSON")) };
+    let text = stored_options(&options);
     client
         .execute(
             "UPDATE faena.job SET lane = $1, options = $2, payload = coalesce($3, payload) WHERE id = $4",
@@ -191,9 +227,7 @@ async fn patch_in(
         .await?;
     if expired_before != options.expires_at {
         if let Some(at) = expired_before {
-            client
-                .execute("DELETE FROM faena.expiry WHERE expires_at = $1 AND id = $2", &[&at.as_ms(), &id.0])
-                .await?;
+            client.execute("DELETE FROM faena.expiry WHERE expires_at = $1 AND id = $2", &[&at.as_ms(), &id.0]).await?;
         }
         if let Some(at) = options.expires_at {
             client
@@ -214,9 +248,8 @@ async fn patch_in(
             }
         }
         Some(when) => {
-            let retry_count = take_from_line(client, lane, id).await?.ok_or_else(moved)?;
+            let retry_count = take_from_line(client, lane, id).await?.ok_or_else(moved)?.retry_count;
             let mut line = Line::default();
-            let retry_count = u32::try_from(retry_count).unwrap_or(0);
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
                     line.push(new_lane, id, due_at, retry_count);
@@ -270,7 +303,6 @@ async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
     }
     if !found.state.is_terminal() {
         take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
-        forget(client, &[(id.0, true)]).await?;
     }
     client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
     client
@@ -284,29 +316,43 @@ async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
 
 /// Removes all that belongs to finished jobs besides their row in `done` or `ended`.
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
-    client
-        .execute(
-            "DELETE FROM faena.label l USING faena.job j, json_array_elements_text(coalesce(j.options::json -> 'tags', '[]')) AS t(tag)
-             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND l.kind = 0 AND l.value = t.tag AND l.id = j.id",
-            &[&ids],
-        )
-        .await?;
-    client
-        .execute(
-            "DELETE FROM faena.label l USING faena.job j
-             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND l.kind = 1
-               AND l.value = j.options::json ->> 'scheduleId' AND l.id = j.id",
-            &[&ids],
-        )
-        .await?;
-    client
-        .execute(
-            "DELETE FROM faena.job_key k USING faena.job j
-             WHERE j.id = ANY($1) AND j.options IS NOT NULL AND k.kind = 0
-               AND k.key = j.options::json ->> 'idempotencyKey' AND k.id = j.id",
-            &[&ids],
-        )
-        .await?;
+    let finished: Vec<(Uuid, bool)> = ids.iter().map(|id| (*id, true)).collect();
+    forget(client, &finished).await?;
+    let rows =
+        client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&ids]).await?;
+    let mut labels: (Vec<i16>, Vec<String>, Vec<Uuid>) = Default::default();
+    let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
+    for row in &rows {
+        let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
+        let tags = options.tags.into_iter().map(|tag| (LabelKind::Tag, tag));
+        for (kind, value) in tags.chain(options.schedule_id.map(|schedule| (LabelKind::Schedule, schedule))) {
+            labels.0.push(kind as i16);
+            labels.1.push(value);
+            labels.2.push(id);
+        }
+        if let Some(key) = options.idempotency_key {
+            keys.0.push(key);
+            keys.1.push(id);
+        }
+    }
+    if !labels.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.label l USING unnest($1::int2[], $2::text[], $3::uuid[]) AS u(kind, value, id)
+                 WHERE l.kind = u.kind AND l.value = u.value AND l.id = u.id",
+                &[&labels.0, &labels.1, &labels.2],
+            )
+            .await?;
+    }
+    if !keys.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.job_key k USING unnest($1::text[], $2::uuid[]) AS u(key, id)
+                 WHERE k.kind = 0 AND k.key = u.key AND k.id = u.id",
+                &[&keys.0, &keys.1],
+            )
+            .await?;
+    }
     for table in ["attempt", "note", "step", "job"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
     }

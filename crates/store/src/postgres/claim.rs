@@ -95,9 +95,15 @@ pub const CLAIM: &str = "
            job.correlation, job.options, job.payload
     FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN block";
 
+pub const HEADS: &str =
+    "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
+
 pub async fn claim(shared: &Shared, ask: &ClaimAsk, now: Timestamp) -> Result<Claim> {
     let client = shared.client().await?;
-    let quotas = match ask.lanes.as_slice() {
+    let mut lanes = ask.lanes.clone();
+    lanes.sort_unstable();
+    lanes.dedup();
+    let quotas = match lanes.as_slice() {
         [] => return client.keep(Ok(Claim::default())),
         [lane] => BTreeMap::from([(*lane, ask.limit)]),
         lanes => {
@@ -119,11 +125,7 @@ pub async fn claim(shared: &Shared, ask: &ClaimAsk, now: Timestamp) -> Result<Cl
 /// How many jobs each lane may give, from a look at their heads. Nothing is locked: if another node takes some of what was
 /// seen, the claim passes them and takes the next.
 async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize) -> Result<BTreeMap<LaneId, usize>> {
-    let statement = client
-        .prepare_cached(
-            "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3",
-        )
-        .await?;
+    let statement = client.prepare_cached(HEADS).await?;
     let starts: Vec<i64> = lanes.iter().map(|lane| shared.cursors.start(*lane)).collect();
     let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
     client.batch_execute(BEGIN_CLAIM).await?;

@@ -16,7 +16,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub fn config(url: &str) -> Result<Config> {
     let mut config: Config = url.parse().map_err(|_| {
         // The parser's own words could repeat the password.
-        StoreError::Setup("DATABASE_URL is not a valid address; write postgres://user:password@host:5432/database".into())
+        StoreError::Setup(
+            "DATABASE_URL is not a valid address; write postgres://user:password@host:5432/database".into(),
+        )
     })?;
     config.application_name("faena");
     config.connect_timeout(CONNECT_TIMEOUT);
@@ -61,21 +63,15 @@ pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
         ))
     };
     let mut client = pool.get().await.map_err(|e| setup(&e))?;
-    let version: i32 = client
-        .query_one("SELECT current_setting('server_version_num')::int", &[])
-        .await
-        .map_err(|e| setup(&e))?
-        .get(0);
+    let version: i32 =
+        client.query_one("SELECT current_setting('server_version_num')::int", &[]).await.map_err(|e| setup(&e))?.get(0);
     if version < 130_000 {
         return Err(StoreError::Setup(format!("PostgreSQL {} is too old; Faena needs 13 or newer", version / 10_000)));
     }
     let tx = client.transaction().await?;
     // Nodes that start together migrate one after the other; the second finds nothing to do.
     tx.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK]).await?;
-    let known: bool = tx
-        .query_one("SELECT to_regclass('faena.faena_schema') IS NOT NULL", &[])
-        .await?
-        .get(0);
+    let known: bool = tx.query_one("SELECT to_regclass('faena.faena_schema') IS NOT NULL", &[]).await?.get(0);
     let found: i32 = if known {
         tx.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0)
     } else {
@@ -101,4 +97,3 @@ pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
     tx.commit().await?;
     Ok(())
 }
-

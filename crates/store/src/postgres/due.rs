@@ -97,13 +97,15 @@ async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) ->
     let mut expired = Vec::new();
     for row in &rows {
         let (at, id): (i64, JobId) = (row.get(0), JobId(row.get(1)));
-        let Some(state) = states.get(&id).copied().filter(|state| !state.is_held() && !state.is_terminal()) else { continue };
+        let Some(state) = states.get(&id).copied().filter(|state| !state.is_held() && !state.is_terminal()) else {
+            continue;
+        };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
         // Claimed in this very moment: it runs, and that is as good.
-        let Some(retry_count) = take_from_line(client, lane, id).await? else { continue };
+        let Some(taken) = take_from_line(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
-        put_ended(client, lane, FAILED, id, retry_count, &error, reason, LogEvent::Expired, now).await?;
+        put_ended(client, lane, FAILED, id, taken, &error, reason, LogEvent::Expired, now).await?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         expired.push(id);
     }
@@ -253,15 +255,23 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     if !ids.is_empty() {
         remove(client, &ids).await?;
     }
-    // Requests to cancel whose job ended before they were heard.
-    client
-        .execute(
-            "DELETE FROM faena.cancel c WHERE at < $1 AND NOT EXISTS (SELECT FROM faena.running r WHERE r.id = c.id)",
-            &[&now.plus_ms(-3_600_000).as_ms()],
-        )
-        .await?;
+    forget_old_requests(client, now).await?;
     apply(client, shard, &deltas).await?;
     Ok(rows.len())
+}
+
+/// Requests to cancel whose job ended before they were heard.
+async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
+    let hour_ago = now.plus_ms(-3_600_000).as_ms();
+    let rows = client.query("SELECT id FROM faena.cancel WHERE at < $1", &[&hour_ago]).await?;
+    let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
+    let states = read::states_of(client, &ids).await?;
+    let heard: Vec<Uuid> =
+        ids.iter().filter(|id| !states.get(id).is_some_and(|state| state.is_held())).map(|id| id.0).collect();
+    if !heard.is_empty() {
+        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&heard]).await?;
+    }
+    Ok(())
 }
 
 /// Days that are over and empty go as a whole.
@@ -276,14 +286,17 @@ async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()>
         .await?;
     for row in rows {
         let name: String = row.get(0);
-        let empty = client.query_opt(&format!("SELECT 1 FROM faena.{name} LIMIT 1"), &[]).await?.is_none();
-        if empty {
-            let dropped =
-                client.batch_execute(&format!("SET lock_timeout = '1s'; DROP TABLE faena.{name}; RESET lock_timeout")).await;
-            if dropped.is_err() {
-                // Somebody is reading it; the next round tries again.
-                client.batch_execute("RESET lock_timeout").await?;
-            }
+        // Locked before it is looked at: a job that finishes in this moment must not go with it.
+        let dropped = client
+            .batch_execute(&format!(
+                "BEGIN; SET LOCAL lock_timeout = '1s'; LOCK TABLE faena.{name} IN ACCESS EXCLUSIVE MODE; \
+                 DO $$ BEGIN IF NOT EXISTS (SELECT FROM faena.{name}) THEN DROP TABLE faena.{name}; END IF; END $$; COMMIT"
+            ))
+            .await;
+        if let Err(error) = dropped {
+            // Somebody is reading it; the next round tries again.
+            tracing::debug!(partition = name, error = %crate::error::chain(&error), "a partition could not be dropped");
+            client.batch_execute("ROLLBACK").await?;
         }
     }
     client.keep(Ok(()))

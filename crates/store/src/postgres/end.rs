@@ -1,6 +1,9 @@
 //! What runs tell, and how they end, of many callers in one transaction.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, LogEvent, LogLine, Run, Timestamp};
@@ -10,10 +13,12 @@ use uuid::Uuid;
 use super::{
     Shared,
     batch::{Answer, Weight},
+    claim::BEGIN_CLAIM,
     family,
 };
 use crate::{
     LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
+    assemble::parse_options,
     plan::Deltas,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
@@ -78,11 +83,13 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     runs.dedup();
     let client = shared.client().await?;
     // The block is the fence: whoever takes the jobs away deletes it first, and waits for this lock before.
-    let lock = client.prepare_cached("SELECT run FROM faena.block WHERE run = ANY($1) FOR KEY SHARE").await?;
-    let begin = client.batch_execute("BEGIN");
+    let lock =
+        client.prepare_cached("SELECT run, claimed_at FROM faena.block WHERE run = ANY($1) FOR KEY SHARE").await?;
+    // Looks up single rows only; a planner that knows nothing of fresh tables would read them whole.
+    let begin = client.batch_execute(BEGIN_CLAIM);
     let (begun, rows) = futures_util::future::join(begin, client.query(&lock, &[&runs])).await;
     begun?;
-    let held: HashSet<Run> = rows?.iter().map(|row| row.get(0)).collect();
+    let held: HashMap<Run, i64> = rows?.iter().map(|row| (row.get(0), row.get(1))).collect();
 
     let result = write(&client, shard, works, &held).await;
     let (results, effects) = client.end(result).await?;
@@ -100,80 +107,116 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
 struct Effects {
     ready: Vec<(LaneId, i64)>,
     waiting: bool,
+    /// Ends that were written, and were not before.
+    written: HashSet<Key>,
+    finished: Vec<Uuid>,
+    /// Those of them that others depend on.
     parents: Vec<JobId>,
 }
 
-async fn write(client: &Object, shard: i16, works: &[Work], held: &HashSet<Run>) -> Result<(Vec<Vec<bool>>, Effects)> {
+type Key = (Uuid, Run);
+
+fn key(end: &RunEnd) -> Key {
+    (end.id.0, end.run)
+}
+
+async fn write(
+    client: &Object,
+    shard: i16,
+    works: &[Work],
+    held: &HashMap<Run, i64>,
+) -> Result<(Vec<Vec<bool>>, Effects)> {
     let mut results = Vec::with_capacity(works.len());
-    let mut ends: Vec<RunEnd> = Vec::new();
+    let mut ends: HashMap<Key, &RunEnd> = HashMap::new();
+    let mut closed = Vec::new();
     for work in works {
-        match work {
-            Work::Notes(notes) => {
-                // Ends that came before these notes must be written first.
-                results.push(write_notes(client, notes, held, &ends).await?);
-            }
+        let answers = match work {
+            Work::Notes(notes) => write_notes(client, notes, held, &ends).await?,
             Work::Ends(list) => {
-                let stale: Vec<&RunEnd> = list.iter().filter(|end| !held.contains(&end.run)).collect();
-                let repeated = ended_runs(client, &stale).await?;
-                results.push(
-                    list.iter().map(|end| held.contains(&end.run) || repeated.contains(&(end.id.0, end.run))).collect(),
-                );
-                ends.extend(list.iter().filter(|end| held.contains(&end.run)).cloned());
+                for end in list.iter().filter(|end| held.contains_key(&end.run)) {
+                    // Of several ends of one run the first counts.
+                    ends.entry(key(end)).or_insert(end);
+                    if end.closes_block {
+                        closed.push(end.run);
+                    }
+                }
+                Vec::new()
             }
+        };
+        results.push(answers);
+    }
+    let since = held.values().copied().min().unwrap_or_default();
+    let mut effects = write_ends(client, shard, ends.values().map(|end| (*end).clone()).collect(), since).await?;
+    ends.retain(|key, _| effects.written.contains(key));
+    close(client, &closed, &mut effects).await?;
+
+    // Told again after its commit, whose answer was lost: it counts once and is not stale.
+    let all = works.iter().flat_map(|work| match work {
+        Work::Ends(list) => list.as_slice(),
+        Work::Notes(_) => &[],
+    });
+    let keys: Vec<_> =
+        all.filter(|end| !ends.contains_key(&key(end))).map(|end| (end.lane, end.id.0, end.run)).collect();
+    let before = ended(client, &keys).await?;
+    let counts = |end: &RunEnd| match ends.get(&key(end)) {
+        Some(written) => written.outcome == end.outcome && written.at == end.at,
+        None => before.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms)),
+    };
+    for (work, answers) in works.iter().zip(&mut results) {
+        if let Work::Ends(list) = work {
+            *answers = list.iter().map(counts).collect();
         }
     }
-    let effects = write_ends(client, shard, ends).await?;
     Ok((results, effects))
 }
 
-async fn write_ends(client: &Object, shard: i16, mut ends: Vec<RunEnd>) -> Result<Effects> {
+/// Writes the ends of runs that are not over yet. `since`: none of these runs began before.
+async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) -> Result<Effects> {
     let mut effects = Effects::default();
     if ends.is_empty() {
         return Ok(effects);
     }
-    turn_cancelled(client, &mut ends).await?;
     let mut deltas = Deltas::default();
-    let mut completed = Vec::new();
-    let mut others = Vec::new();
+    let (completed, mut others): (Vec<RunEnd>, Vec<RunEnd>) =
+        ends.into_iter().partition(|end| matches!(end.outcome, Outcome::Completed { .. }));
     let mut records = Vec::new();
-    let mut finished = Vec::new();
-    let mut closed = Vec::new();
-    for end in ends {
-        if end.closes_block {
-            closed.push(end.run);
-        }
+    effects.written = put_done(client, &completed, since, &mut deltas).await?;
+    for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
+        effects.finished.push(end.id.0);
         if end.on_record {
-            records.push((end.id.0, end.outcome.state().is_terminal()));
+            records.push((end.id.0, true));
         }
-        if end.outcome.state().is_terminal() {
-            finished.push(end.id.0);
-        }
-        if matches!(end.outcome, Outcome::Completed { .. }) { completed.push(end) } else { others.push(end) }
     }
-    put_done(client, &completed, &mut deltas).await?;
     if !others.is_empty() {
+        let keys: Vec<_> = others.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
+        let over = ended(client, &keys).await?;
+        others.retain(|end| !over.contains_key(&key(end)));
+        turn_cancelled(client, &mut others).await?;
         put_others(client, &others, &mut deltas, &mut effects).await?;
+        // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
+        records.extend(others.iter().map(|end| (end.id.0, end.outcome.state().is_terminal())));
     }
     if !records.is_empty() {
-        forget(client, &records).await?;
+        effects.waiting |= forget(client, &records).await?;
     }
-    let (lanes, tallies, changes) = deltas.columns();
-    let count = client.prepare_cached(super::submit::COUNT).await?;
+    super::submit::apply(client, shard, &deltas).await?;
+    Ok(effects)
+}
+
+/// Removes the blocks whose last job has ended, and sees which of the finished jobs others wait for.
+async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result<()> {
     let close = client.prepare_cached("DELETE FROM faena.block WHERE run = ANY($1)").await?;
     let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.depends WHERE parent = ANY($1)").await?;
-    let parameters: [&(dyn ToSql + Sync); 4] = [&shard, &lanes, &tallies, &changes];
     let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed];
-    let parent_parameters: [&(dyn ToSql + Sync); 1] = [&finished];
-    let (counted, closed, parents) = futures_util::future::join3(
-        client.execute(&count, &parameters),
+    let parent_parameters: [&(dyn ToSql + Sync); 1] = [&effects.finished];
+    let (closed, parents) = futures_util::future::join(
         client.execute(&close, &close_parameters),
         client.query(&parents, &parent_parameters),
     )
     .await;
-    counted?;
     closed?;
     effects.parents = parents?.iter().map(|row| JobId(row.get(0))).collect();
-    Ok(effects)
+    Ok(())
 }
 
 /// A job that somebody wants cancelled does not go back to any line.
@@ -194,17 +237,18 @@ async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
         {
             LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
             end.outcome = Outcome::Cancelled { cause: cause.clone() };
-            end.on_record = true;
         }
     }
     Ok(())
 }
 
-/// The fast path: one statement for all. What is there already (told again after a lost answer) counts once.
-async fn put_done(client: &Object, ends: &[RunEnd], deltas: &mut Deltas) -> Result<()> {
+/// The fast path: one statement for all, which passes runs that are over. `done` is looked at only from the day on which the
+/// first of these runs began. Answers with what was written.
+async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Deltas) -> Result<HashSet<Key>> {
     if ends.is_empty() {
-        return Ok(());
+        return Ok(HashSet::new());
     }
+    let until = ends.iter().map(|end| end.at.as_ms()).max().unwrap_or(since);
     let lanes: Vec<LaneId> = ends.iter().map(|end| end.lane).collect();
     let ids: Vec<Uuid> = ends.iter().map(|end| end.id.0).collect();
     let finished: Vec<i64> = ends.iter().map(|end| end.at.as_ms()).collect();
@@ -222,35 +266,44 @@ async fn put_done(client: &Object, ends: &[RunEnd], deltas: &mut Deltas) -> Resu
     let logs: Vec<&str> = ends.iter().map(|end| end.log.as_str()).collect();
     let statement = client
         .prepare_cached(
-            "WITH put AS (
-                 INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
-                 SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
-                                      $8::text[], $9::text[])
-                 ON CONFLICT DO NOTHING RETURNING lane)
-             SELECT lane, count(*) FROM put GROUP BY lane",
+            // Subqueries that cannot become joins: each is one look into an index.
+            "INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
+             SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
+                                  $8::text[], $9::text[])
+                 AS e(lane, id, finished_at, run, retry_count, started_at, worker, result, log)
+             WHERE (SELECT 1 FROM faena.done d WHERE d.lane = e.lane AND d.id = e.id
+                        AND d.finished_at BETWEEN $10 AND $11 LIMIT 1) IS NULL
+               AND (SELECT 1 FROM faena.attempt a WHERE a.id = e.id AND a.run = e.run) IS NULL
+               AND (SELECT 1 FROM faena.ended x WHERE x.lane = e.lane AND x.state IN (7, 8) AND x.id = e.id LIMIT 1) IS NULL
+             ON CONFLICT DO NOTHING RETURNING lane, id, run",
         )
         .await?;
     let rows = client
-        .query(&statement, &[&lanes, &ids, &finished, &runs, &retries, &started, &workers, &results, &logs])
+        .query(
+            &statement,
+            &[&lanes, &ids, &finished, &runs, &retries, &started, &workers, &results, &logs, &since, &until],
+        )
         .await?;
-    for row in rows {
-        deltas.moved(row.get(0), Tally::Held, Tally::Completed, row.get(1));
+    for row in &rows {
+        deltas.moved(row.get(0), Tally::Held, Tally::Completed, 1);
     }
-    Ok(())
+    Ok(rows.iter().map(|row| (row.get(1), row.get(2))).collect())
 }
 
 async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<()> {
     let over: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
     let back: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
-    for id in put_rows(client, &over, true).await? {
-        if let Some(end) = over.iter().find(|end| end.id.0 == id) {
-            deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
-        }
+    put_rows(client, &over, true).await?;
+    for end in over {
+        deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
+        effects.written.insert(key(end));
+        effects.finished.push(end.id.0);
     }
-    let written: HashSet<Uuid> = put_rows(client, &back, false).await?.into_iter().collect();
+    put_rows(client, &back, false).await?;
     let mut waiting = Line::default();
     let mut ready = Line::default();
-    for end in back.into_iter().filter(|end| written.contains(&end.id.0)) {
+    for end in back {
+        effects.written.insert(key(end));
         deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
         match &end.outcome {
             Outcome::Retry { due_at, .. } => waiting.push(end.lane, end.id, *due_at, end.retry_count + 1),
@@ -311,10 +364,10 @@ impl Line {
     }
 }
 
-/// Writes ends that are not completions into `ended` (`last`) or `attempt`, and answers with those that were not there yet.
-async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<Vec<Uuid>> {
+/// Writes ends that are not completions into `ended` (`last`) or `attempt`.
+async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
     if ends.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let lanes: Vec<LaneId> = ends.iter().map(|end| end.lane).collect();
     let states: Vec<i16> = ends
@@ -331,13 +384,13 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<Vec<U
     let retries: Vec<i16> = ends.iter().map(|end| small(end.retry_count)).collect();
     let started: Vec<Option<i64>> = ends.iter().map(|end| end.started_at.map(Timestamp::as_ms)).collect();
     let workers: Vec<Uuid> = ends.iter().map(|end| end.worker.0).collect();
-    let (errors, reasons): (Vec<Option<&str>>, Vec<Option<&str>>) = ends
+    let (errors, reasons): (Vec<Option<Cow<str>>>, Vec<Option<&str>>) = ends
         .iter()
         .map(|end| match &end.outcome {
             Outcome::Failed { error, reason } | Outcome::Retry { error, reason, .. } => {
-                (Some(error.as_str()), Some(reason.as_str()))
+                (Some(storable(error)), Some(reason.as_str()))
             }
-            Outcome::Cancelled { cause } => (Some(cause.as_str()), Some("cancelled")),
+            Outcome::Cancelled { cause } => (Some(storable(cause)), Some("cancelled")),
             _ => (None, None),
         })
         .unzip();
@@ -350,73 +403,120 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<Vec<U
     } else {
         ("attempt", "state, id, finished_at, run, retry_count, started_at, worker, error, reason, log")
     };
-    let sql = format!(
-        "INSERT INTO faena.{table} ({chosen}) SELECT {chosen} FROM unnest({arrays}) AS {columns}
-         ON CONFLICT DO NOTHING RETURNING id"
-    );
+    let sql = format!("INSERT INTO faena.{table} ({chosen}) SELECT {chosen} FROM unnest({arrays}) AS {columns}");
     let statement = client.prepare_cached(&sql).await?;
-    let rows = client
-        .query(
+    client
+        .execute(
             &statement,
             &[&lanes, &states, &ids, &finished, &runs, &retries, &started, &workers, &errors, &reasons, &logs],
         )
         .await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-/// Removes what stood beside the fast path. `true` beside an id: the job has finished.
-pub async fn forget(client: &Object, jobs: &[(Uuid, bool)]) -> Result<()> {
-    let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
-    let finished: Vec<Uuid> = jobs.iter().filter(|(_, finished)| *finished).map(|(id, _)| *id).collect();
-    client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
-    if !finished.is_empty() {
-        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&finished]).await?;
-        client
-            .execute(
-                "DELETE FROM faena.job_key k USING faena.job j
-                 WHERE j.id = ANY($1) AND j.options IS NOT NULL AND k.kind = 1
-                   AND k.key = j.options::json ->> 'uniqueKey' AND k.id = j.id",
-                &[&finished],
-            )
-            .await?;
-    }
     Ok(())
 }
 
-/// Which of these runs are over, however they ended.
-pub async fn ended_runs(client: &Object, ends: &[&RunEnd]) -> Result<HashSet<(Uuid, Run)>> {
-    let keys: Vec<(LaneId, Uuid, Run)> = ends.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
-    ended(client, &keys).await
+/// PostgreSQL: a text cannot hold the character 0, which a worker's error may well contain.
+pub fn storable(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
-pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashSet<(Uuid, Run)>> {
+/// Removes what stood beside the fast path. `true` beside an id: the job has finished. One that comes back can expire again:
+/// its expiry may have passed while it ran. Answers whether there are such.
+pub async fn forget(client: &Object, jobs: &[(Uuid, bool)]) -> Result<bool> {
+    let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
+    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, finished)| *finished).map(|(id, _)| *id).collect();
+    client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
+    if !finished.is_empty() {
+        let ids: Vec<Uuid> = finished.iter().copied().collect();
+        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
+    }
+    // Read here and not by SQL, which would stumble over what JSON may say and a text of PostgreSQL cannot hold.
+    let rows =
+        client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&all]).await?;
+    let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
+    let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
+    for row in &rows {
+        let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
+        let finished = finished.contains(&id);
+        if finished && let Some(key) = options.unique_key {
+            keys.0.push(key);
+            keys.1.push(id);
+        }
+        if let Some(at) = options.expires_at {
+            let line = if finished { &mut over } else { &mut again };
+            line.0.push(at.as_ms());
+            line.1.push(id);
+        }
+    }
+    if !keys.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.job_key k USING unnest($1::text[], $2::uuid[]) AS u(key, id)
+                 WHERE k.kind = 1 AND k.key = u.key AND k.id = u.id",
+                &[&keys.0, &keys.1],
+            )
+            .await?;
+    }
+    if !over.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.expiry e USING unnest($1::int8[], $2::uuid[]) AS u(at, id)
+                 WHERE e.expires_at = u.at AND e.id = u.id",
+                &[&over.0, &over.1],
+            )
+            .await?;
+    }
+    if !again.0.is_empty() {
+        client
+            .execute(
+                "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])
+                 ON CONFLICT DO NOTHING",
+                &[&again.0, &again.1],
+            )
+            .await?;
+    }
+    Ok(!again.0.is_empty())
+}
+
+/// How and when those of these runs ended that are over.
+pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashMap<Key, (i16, i64)>> {
     if keys.is_empty() {
-        return Ok(HashSet::new());
+        return Ok(HashMap::new());
     }
     let lanes: Vec<LaneId> = keys.iter().map(|key| key.0).collect();
     let ids: Vec<Uuid> = keys.iter().map(|key| key.1).collect();
     let runs: Vec<Run> = keys.iter().map(|key| key.2).collect();
-    let rows = client
-        .query(
-            "SELECT k.id, k.run FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS k(lane, id, run)
-             WHERE EXISTS (SELECT FROM faena.done d WHERE d.lane = k.lane AND d.id = k.id AND d.run = k.run)
-                OR EXISTS (SELECT FROM faena.ended e
-                           WHERE e.lane = k.lane AND e.state IN (7, 8) AND e.id = k.id AND e.run = k.run)
-                OR EXISTS (SELECT FROM faena.attempt a WHERE a.id = k.id AND a.run = k.run)",
-            &[&lanes, &ids, &runs],
+    let statement = client
+        .prepare_cached(
+            "SELECT k.id, k.run, o.state, o.finished_at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS k(lane, id, run)
+             CROSS JOIN LATERAL (
+                 SELECT 6::int2 AS state, finished_at FROM faena.done d
+                 WHERE d.lane = k.lane AND d.id = k.id AND d.run = k.run
+                 UNION ALL
+                 SELECT state, finished_at FROM faena.ended e
+                 WHERE e.lane = k.lane AND e.state IN (7, 8) AND e.id = k.id AND e.run = k.run
+                 UNION ALL
+                 SELECT state, finished_at FROM faena.attempt a WHERE a.id = k.id AND a.run = k.run
+                 LIMIT 1) o",
         )
         .await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    let rows = client.query(&statement, &[&lanes, &ids, &runs]).await?;
+    Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
 }
 
 /// `before`: ends of the same transaction that are not written yet.
-async fn write_notes(client: &Object, notes: &[RunNote], held: &HashSet<Run>, before: &[RunEnd]) -> Result<Vec<bool>> {
+async fn write_notes(
+    client: &Object,
+    notes: &[RunNote],
+    held: &HashMap<Run, i64>,
+    before: &HashMap<Key, &RunEnd>,
+) -> Result<Vec<bool>> {
     let keys: Vec<(LaneId, Uuid, Run)> = notes.iter().map(|note| (note.lane, note.id.0, note.run)).collect();
-    let mut over = ended(client, &keys).await?;
-    over.extend(before.iter().map(|end| (end.id.0, end.run)));
+    let over = ended(client, &keys).await?;
     let mut answers = Vec::with_capacity(notes.len());
     for note in notes {
-        let live = held.contains(&note.run) && !over.contains(&(note.id.0, note.run));
+        let key = (note.id.0, note.run);
+        let live = held.contains_key(&note.run) && !over.contains_key(&key) && !before.contains_key(&key);
         if live {
             write_note(client, note).await?;
         }
@@ -436,7 +536,8 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
                  (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
              ON CONFLICT (id) DO UPDATE SET run = excluded.run, node = excluded.node, worker = excluded.worker,
-                 retry_count = excluded.retry_count, ready_at = excluded.ready_at, started_at = excluded.started_at,
+                 retry_count = excluded.retry_count, ready_at = excluded.ready_at,
+                 started_at = CASE WHEN r.run = excluded.run THEN r.started_at ELSE excluded.started_at END,
                  updated_at = excluded.updated_at, progress = coalesce(excluded.progress, r.progress)",
         )
         .await?;
@@ -460,7 +561,8 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
     match &note.kind {
         NoteKind::Started => {}
         NoteKind::Progress(progress) => {
-            let text = progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
+            let text =
+                progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
             add_note(client, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Progress, text)).await?;
         }
         NoteKind::Message(text) => {
@@ -470,7 +572,7 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
             client
                 .execute(
                     "INSERT INTO faena.step (id, name, run, at, result) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
-                    &[&note.id.0, name, &note.run, &note.at.as_ms(), result],
+                    &[&note.id.0, &storable(name), &note.run, &note.at.as_ms(), result],
                 )
                 .await?;
         }
@@ -480,10 +582,7 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
 
 pub async fn add_note(client: &Object, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
     client
-        .execute(
-            "INSERT INTO faena.note (id, run, log) VALUES ($1, $2, $3)",
-            &[&id.0, &run, &LogLine::chunk(&[line])],
-        )
+        .execute("INSERT INTO faena.note (id, run, log) VALUES ($1, $2, $3)", &[&id.0, &run, &LogLine::chunk(&[line])])
         .await?;
     Ok(())
 }

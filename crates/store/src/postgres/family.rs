@@ -8,14 +8,14 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, add_note, forget},
+    end::{Line, add_note, forget, small, storable},
     read,
     submit::apply,
 };
 use crate::{
     LaneId, Result, Signal, Tally,
     assemble::parse_options,
-    plan::{Deltas, parent_cause},
+    plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, PENDING},
 };
 
@@ -167,7 +167,7 @@ async fn cancel(
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
         let cause = causes.get(&id.0).cloned().unwrap_or_default();
-        put_ended(client, lane, CANCELLED, id, 0, &cause, "cancelled", LogEvent::Cancelled, now).await?;
+        put_ended(client, lane, CANCELLED, id, Taken::default(), &cause, "cancelled", LogEvent::Cancelled, now).await?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         gone.push(id);
     }
@@ -182,7 +182,7 @@ pub async fn put_ended(
     lane: LaneId,
     state: i16,
     id: JobId,
-    retry_count: i16,
+    taken: Taken,
     error: &str,
     reason: &str,
     event: LogEvent,
@@ -197,10 +197,10 @@ pub async fn put_ended(
                 &state,
                 &id.0,
                 &now.as_ms(),
-                &retry_count,
-                &error,
+                &small(taken.retry_count),
+                &storable(error),
                 &reason,
-                &LogLine::chunk(&[LogLine::new(now, event, error)]),
+                &taken.log(now, event, error),
             ],
         )
         .await?;

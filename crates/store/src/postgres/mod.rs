@@ -5,7 +5,7 @@
 
 mod batch;
 mod change;
-mod claim;
+pub mod claim;
 mod connect;
 mod due;
 mod end;
@@ -24,8 +24,8 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered, Result,
-    Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache,
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered,
+    Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -59,8 +59,14 @@ impl Postgres {
         let stop = CancellationToken::new();
         let notifier = Notifier::start(url, pool.clone(), stop.clone())?;
         let first_shard = i16::try_from(uuid::Uuid::new_v4().as_u128() % 16).unwrap_or(0) * 16;
-        let shared =
-            Arc::new(Shared { pool, lanes: LaneCache::default(), options, cursors: Cursors::default(), notifier, first_shard });
+        let shared = Arc::new(Shared {
+            pool,
+            lanes: LaneCache::default(),
+            options,
+            cursors: Cursors::default(),
+            notifier,
+            first_shard,
+        });
         shared.load_lanes().await?;
         due::make_partitions(&shared, Timestamp::now()).await?;
         let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
@@ -69,7 +75,9 @@ impl Postgres {
         let reports = (0..REPORTERS)
             .map(|n| {
                 let shard = SUBMITTERS + n;
-                Batcher::start(shared.clone(), 1, shard, |shared, shard, calls| Box::pin(end::run(shared, shard, calls)))
+                Batcher::start(shared.clone(), 1, shard, |shared, shard, calls| {
+                    Box::pin(end::run(shared, shard, calls))
+                })
             })
             .collect();
         Ok(Postgres { shared, submits, reports, stop })
@@ -96,9 +104,10 @@ impl Shared {
         loop {
             let result = match tokio::time::timeout(limit, work()).await {
                 Ok(result) => result,
-                Err(_) => {
-                    Err(StoreError::Unavailable(format!("the database did not answer within {} s", limit.as_secs_f32())))
-                }
+                Err(_) => Err(StoreError::Unavailable(format!(
+                    "the database did not answer within {} s",
+                    limit.as_secs_f32()
+                ))),
             };
             match result {
                 Err(StoreError::Contended(_)) if tries < 10 => {
@@ -141,7 +150,8 @@ pub struct Lease(Option<Object>);
 impl Lease {
     /// Gives the connection back if it is still good.
     pub fn keep<T>(mut self, result: Result<T>) -> Result<T> {
-        if matches!(result, Ok(_) | Err(StoreError::NotFound(_) | StoreError::Invalid(_) | StoreError::Conflict { .. })) {
+        if matches!(result, Ok(_) | Err(StoreError::NotFound(_) | StoreError::Invalid(_) | StoreError::Conflict { .. }))
+        {
             drop(self.0.take());
         }
         result
@@ -292,10 +302,11 @@ impl Postgres {
             part.0.push(at);
             part.1.push(report);
         }
-        let calls = parts.into_iter().zip(&self.reports).filter(|(part, _)| !part.0.is_empty()).map(|((at, part), batcher)| {
-            let work = work(part);
-            async move { Ok::<_, StoreError>((at, batcher.call(|answer| end::Call { work, now, answer }).await?)) }
-        });
+        let calls =
+            parts.into_iter().zip(&self.reports).filter(|(part, _)| !part.0.is_empty()).map(|((at, part), batcher)| {
+                let work = work(part);
+                async move { Ok::<_, StoreError>((at, batcher.call(|answer| end::Call { work, now, answer }).await?)) }
+            });
         let mut answers = vec![false; count];
         for (places, part) in futures_util::future::try_join_all(calls).await? {
             for (at, held) in places.into_iter().zip(part) {

@@ -78,7 +78,9 @@ pub async fn recover(shared: &Shared, delay_ms: i64, now: Timestamp) -> Result<R
 enum Why {
     /// It said goodbye: nothing costs a try.
     Left,
-    Died { delay_ms: i64 },
+    Died {
+        delay_ms: i64,
+    },
 }
 
 struct Lost {
@@ -86,6 +88,7 @@ struct Lost {
     lane: LaneId,
     max_retries: u32,
     retry_count: u32,
+    ready_at: Timestamp,
     started_at: Option<i64>,
     worker: Option<Uuid>,
     cancel: Option<String>,
@@ -184,10 +187,7 @@ async fn free_in(client: &Object, shard: i16, run: Run, why: Why, now: Timestamp
 
 async fn take_block(client: &Object, run: Run) -> Result<Option<Block>> {
     let row = client
-        .query_opt(
-            "DELETE FROM faena.block WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries",
-            &[&run],
-        )
+        .query_opt("DELETE FROM faena.block WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
         .await?;
     let Some(row) = row else { return Ok(None) };
     let ids: Vec<Uuid> = row.get(2);
@@ -195,7 +195,7 @@ async fn take_block(client: &Object, run: Run) -> Result<Option<Block>> {
     let retries: HashMap<Uuid, i16> = ids.iter().copied().zip(retries.unwrap_or_default()).collect();
     let rows = client
         .query(
-            "SELECT j.id, j.lane, j.options, r.started_at, r.worker, c.reason FROM faena.job j
+            "SELECT j.id, j.lane, j.options, r.started_at, r.worker, c.reason, r.ready_at FROM faena.job j
              LEFT JOIN faena.running r ON r.id = j.id AND r.run = $2
              LEFT JOIN faena.cancel c ON c.id = j.id
              WHERE j.id = ANY($1) ORDER BY j.id",
@@ -205,16 +205,18 @@ async fn take_block(client: &Object, run: Run) -> Result<Option<Block>> {
     let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), run)).collect();
     let over = ended(client, &keys).await?;
     let mut lost = Vec::new();
-    for row in rows.iter().filter(|row| !over.contains(&(row.get(0), run))) {
-        let id: Uuid = row.get(0);
+    for line in rows.iter().filter(|line| !over.contains_key(&(line.get(0), run))) {
+        let id: Uuid = line.get(0);
+        let ready_at = line.get::<_, Option<i64>>(6).unwrap_or(row.get(1));
         lost.push(Lost {
             id: JobId(id),
-            lane: row.get(1),
-            max_retries: parse_options(row.get(2))?.retry.max_retries,
+            lane: line.get(1),
+            max_retries: parse_options(line.get(2))?.retry.max_retries,
             retry_count: u32::try_from(retries.get(&id).copied().unwrap_or(0)).unwrap_or(0),
-            started_at: row.get(3),
-            worker: row.get(4),
-            cancel: row.get(5),
+            ready_at: Timestamp::from_ms(ready_at).max(JobId(id).created_at()),
+            started_at: line.get(3),
+            worker: line.get(4),
+            cancel: line.get(5),
         });
     }
     Ok(Some(Block {
@@ -229,7 +231,10 @@ const LOST: &str = "the server that ran it died";
 
 impl Block {
     fn log(&self, job: &Lost, last: &[LogLine]) -> String {
-        let mut lines = vec![LogLine::new(self.claimed_at, LogEvent::Assigned, "")];
+        let mut lines = vec![
+            LogLine::new(job.ready_at, LogEvent::Queued, ""),
+            LogLine::new(self.claimed_at, LogEvent::Assigned, ""),
+        ];
         if let Some(started_at) = job.started_at {
             lines.push(LogLine::new(Timestamp::from_ms(started_at), LogEvent::Started, ""));
         }

@@ -58,7 +58,9 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
 
 pub async fn next_due_at(client: &Object) -> Result<Option<Timestamp>> {
     let statement = client
-        .prepare_cached("SELECT least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry))")
+        .prepare_cached(
+            "SELECT least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry))",
+        )
         .await?;
     Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
 }
@@ -169,7 +171,10 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
 async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Place)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
-        .query("SELECT id, lane, correlation, options, payload FROM faena.job WHERE id = ANY($1) ORDER BY id DESC", &[&ids])
+        .query(
+            "SELECT id, lane, correlation, options, payload FROM faena.job WHERE id = ANY($1) ORDER BY id DESC",
+            &[&ids],
+        )
         .await?;
     if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
         shared.load_lanes().await?;
@@ -215,7 +220,8 @@ async fn places_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<Ha
         ))
         .await?;
     for row in client.query(&ready, &[&lanes, &ids]).await? {
-        places.insert(row.get(0), Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2) });
+        places
+            .insert(row.get(0), Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2) });
     }
     let waiting = client
         .prepare_cached(&format!(
@@ -428,7 +434,9 @@ async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, l
         .collect();
     Ok(ids
         .into_iter()
-        .filter(|id| states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state)) && in_lanes.contains(&id.0))
+        .filter(|id| {
+            states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state)) && in_lanes.contains(&id.0)
+        })
         .take(limit)
         .collect())
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::{
     Shared,
     batch::{Answer, Weight},
+    end::forget,
     read,
 };
 use crate::{
@@ -38,7 +39,17 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
         calls.into_iter().map(|call| (Some((call.jobs, call.now)), call.answer)).unzip();
     let mut results: Vec<Option<Result<Vec<Submitted>>>> = works.iter().map(|_| None).collect();
     // Calls whose answer hangs on another call of the same group (they share a key) go into a group of their own.
+    let mut rounds = 0;
     while works.iter().any(Option::is_some) {
+        rounds += 1;
+        if rounds > works.len() + 10 {
+            // Each round settles one call at least, unless others keep taking the same keys.
+            for (at, work) in works.iter_mut().enumerate().filter(|(_, work)| work.is_some()) {
+                *work = None;
+                results[at] = Some(Err(StoreError::Unavailable("others are taking the same keys".into())));
+            }
+            break;
+        }
         let group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
         let input: Vec<(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].clone()).collect();
         match shared.retrying(|| store(shared, shard, &input)).await {
@@ -89,7 +100,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
     if plain {
         for (at, (jobs, now)) in calls.iter().enumerate() {
             if outcomes[at].is_none() {
-                outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], &Parents::new(), &HashMap::new(), *now)));
+                outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], Parents::new(), &Taken::default(), *now)));
             }
         }
         rows.write(&client, shard, Frame::Whole).await?;
@@ -133,6 +144,7 @@ async fn store_with_keys(
         }
     }
     let taken = take_keys(client, calls, outcomes).await?;
+    let mut forgotten = Vec::new();
     for (at, (jobs, now)) in calls.iter().enumerate() {
         if outcomes[at].is_some() || taken.again.contains(&at) {
             continue;
@@ -141,15 +153,24 @@ async fn store_with_keys(
         for found in jobs.iter().filter_map(|job| taken.existing.get(&job.id)) {
             known.insert(found.id, found.status.is_terminal().then_some(found.status));
         }
-        outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], &known, &taken.existing, *now)));
+        let answers = rows.add(jobs.clone(), &lanes[at], known, &taken, *now);
+        let cancelled = answers.iter().filter(|answer| !answer.existed && answer.status == JobState::Cancelled);
+        forgotten.extend(cancelled.map(|answer| (answer.id.0, true)));
+        outcomes[at] = Some(Ok(answers));
     }
-    rows.write(client, shard, Frame::Inside).await
+    rows.write(client, shard, Frame::Inside).await?;
+    if !forgotten.is_empty() {
+        forget(client, &forgotten).await?;
+    }
+    Ok(())
 }
 
 #[derive(Default)]
 struct Taken {
     /// Jobs that exist already under their idempotency key.
     existing: HashMap<JobId, Submitted>,
+    /// Jobs that repeat an earlier one of their batch.
+    repeated: HashMap<JobId, JobId>,
     /// Calls to be tried again.
     again: HashSet<usize>,
 }
@@ -163,9 +184,20 @@ async fn take_keys(client: &Object, calls: &[(Vec<NewJob>, Timestamp)], outcomes
         id: Uuid,
         fingerprint: Option<&'a [u8]>,
     }
+    let mut taken = Taken::default();
     let mut wishes = Vec::new();
-    for (call, (jobs, _)) in calls.iter().enumerate().filter(|(at, _)| outcomes[*at].is_none()) {
-        for job in jobs {
+    for (call, (jobs, _)) in calls.iter().enumerate() {
+        if outcomes[call].is_some() {
+            continue;
+        }
+        match plan::repeated(jobs) {
+            Ok(repeated) => taken.repeated.extend(repeated),
+            Err(error) => {
+                outcomes[call] = Some(Err(error));
+                continue;
+            }
+        }
+        for job in jobs.iter().filter(|job| !taken.repeated.contains_key(&job.id)) {
             let fingerprint = job.fingerprint.as_ref().map(|f| f.as_slice());
             if let Some(key) = &job.options.idempotency_key {
                 wishes.push(Wish { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
@@ -175,7 +207,6 @@ async fn take_keys(client: &Object, calls: &[(Vec<NewJob>, Timestamp)], outcomes
             }
         }
     }
-    let mut taken = Taken::default();
     if wishes.is_empty() {
         return Ok(taken);
     }
@@ -205,6 +236,10 @@ async fn take_keys(client: &Object, calls: &[(Vec<NewJob>, Timestamp)], outcomes
     let held_by: Vec<JobId> = holders.values().map(|(id, _)| *id).collect();
     let states = read::states_of(client, &held_by).await?;
     for wish in lost {
+        // It exists already, with all its keys. (Idempotency keys come first.)
+        if taken.existing.contains_key(&JobId(wish.id)) {
+            continue;
+        }
         let Some((holder, fingerprint)) = holders.get(&(wish.kind, wish.key.to_owned())) else {
             taken.again.insert(wish.call);
             continue;
@@ -329,24 +364,33 @@ impl Rows {
         &mut self,
         jobs: Vec<NewJob>,
         lanes: &[LaneId],
-        known: &Parents,
-        existing: &HashMap<JobId, Submitted>,
+        mut known: Parents,
+        Taken { existing, repeated, .. }: &Taken,
         now: Timestamp,
     ) -> Vec<Submitted> {
         let mut answers = Vec::with_capacity(jobs.len());
+        let mut answered: HashMap<JobId, Submitted> = HashMap::new();
         for (mut job, lane) in jobs.into_iter().zip(lanes) {
-            if let Some(found) = existing.get(&job.id) {
-                answers.push(found.clone());
+            if let Some(found) = existing.get(&job.id).or(repeated.get(&job.id).and_then(|first| answered.get(first))) {
+                let found = Submitted { existed: true, ..found.clone() };
+                answered.insert(job.id, found.clone());
+                answers.push(found);
                 continue;
             }
             for parent in &mut job.options.depends_on {
-                if let Some(found) = existing.get(parent) {
-                    *parent = found.id;
-                }
+                *parent = repeated.get(parent).copied().unwrap_or(*parent);
+                *parent = existing.get(parent).map_or(*parent, |found| found.id);
             }
-            let planned = plan::plan(job, *lane, known, now);
+            let planned = plan::plan(job, *lane, &known, now);
             let status: JobState = planned.place.state();
-            answers.push(Submitted { id: planned.id, status, created_at: planned.id.created_at(), existed: false });
+            if status == JobState::Cancelled {
+                known.insert(planned.id, Some(status));
+            }
+            let answer = Submitted { id: planned.id, status, created_at: planned.id.created_at(), existed: false };
+            if !repeated.is_empty() {
+                answered.insert(planned.id, answer.clone());
+            }
+            answers.push(answer);
             self.deltas.add(*lane, Tally::of(status), 1);
             self.add_planned(planned, now);
         }
@@ -355,6 +399,7 @@ impl Rows {
 
     fn add_planned(&mut self, job: PlannedJob, now: Timestamp) {
         let id = job.id.0;
+        let cancelled = job.place.state() == JobState::Cancelled;
         match job.place {
             Placement::Ready => {
                 let ready_at = job.id.created_at().as_ms();
@@ -379,7 +424,7 @@ impl Rows {
             self.labels.1.push(value);
             self.labels.2.push(id);
         }
-        if let Some(expires_at) = job.expires_at {
+        if let Some(expires_at) = job.expires_at.filter(|_| !cancelled) {
             self.expiries.0.push(expires_at.as_ms());
             self.expiries.1.push(id);
         }

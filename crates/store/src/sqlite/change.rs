@@ -21,9 +21,11 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
         return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
     }
     if state.is_held() {
-        tx.connection
-            .prepare_cached("INSERT OR IGNORE INTO cancel (id, reason, at) VALUES (?, ?, ?)")?
-            .execute((id.0, reason, now.as_ms()))?;
+        tx.connection.prepare_cached("INSERT OR IGNORE INTO cancel (id, reason, at) VALUES (?, ?, ?)")?.execute((
+            id.0,
+            reason,
+            now.as_ms(),
+        ))?;
         add_note(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
         tx.signal(Signal::Cancel(id));
         return Ok(CancelOutcome::Asked { state });
@@ -219,19 +221,25 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
     for tag in &options.tags {
-        connection
-            .prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?
-            .execute((LabelKind::Tag as i16, tag, id.0))?;
+        connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
+            LabelKind::Tag as i16,
+            tag,
+            id.0,
+        ))?;
     }
     if let Some(schedule) = &options.schedule_id {
-        connection
-            .prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?
-            .execute((LabelKind::Schedule as i16, schedule, id.0))?;
+        connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
+            LabelKind::Schedule as i16,
+            schedule,
+            id.0,
+        ))?;
     }
     if let Some(key) = &options.idempotency_key {
-        connection
-            .prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?
-            .execute((KeyKind::Idempotency as i16, key, id.0))?;
+        connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
+            KeyKind::Idempotency as i16,
+            key,
+            id.0,
+        ))?;
     }
     connection.prepare_cached("DELETE FROM done WHERE lane = ? AND id = ?")?.execute((lane, id.0))?;
     connection

@@ -43,15 +43,15 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
     let mut retries = Vec::new();
     let mut first_ready_at = now;
     {
-        let mut delete = tx.connection.prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?;
+        let mut delete =
+            tx.connection.prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?;
         let mut payload = tx.connection.prepare_cached("SELECT correlation, options, payload FROM job WHERE id = ?")?;
         for candidate in dealt {
             let Candidate { id, ready_at, row, .. } = candidate;
             delete.execute((row.lane, ready_at.as_ms(), id.0))?;
             deltas.moved(row.lane, Tally::Queued, Tally::Held, 1);
-            let found = payload
-                .query_row([id.0], |r| Ok((r.get(0)?, r.get::<_, Option<String>>(1)?, r.get(2)?)))
-                .optional()?;
+            let found =
+                payload.query_row([id.0], |r| Ok((r.get(0)?, r.get::<_, Option<String>>(1)?, r.get(2)?))).optional()?;
             let Some((correlation_id, options, payload)) = found else {
                 continue;
             };
@@ -73,7 +73,9 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
     }
     let retries = retries.iter().any(|byte| *byte != 0).then_some(retries);
     tx.connection
-        .prepare_cached("INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)")?
+        .prepare_cached(
+            "INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
+        )?
         .execute((run, ask.node.0, now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, &deltas)?;
     Ok(Claim { jobs })
@@ -109,7 +111,8 @@ pub fn block_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
         .enumerate()
         .filter_map(|(at, bytes)| {
             let id = JobId(Uuid::from_slice(bytes).ok()?);
-            let retry = retries.and_then(|all| all.get(at * 2..at * 2 + 2)).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
+            let retry =
+                retries.and_then(|all| all.get(at * 2..at * 2 + 2)).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
             Some((id, u32::from(retry)))
         })
         .collect()

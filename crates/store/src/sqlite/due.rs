@@ -103,7 +103,12 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
     let lanes = tx.shared.lanes.all();
     for lane in &lanes {
         let kinds = [
-            (Tally::Completed, retention.completed_ms, "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4", 0),
+            (
+                Tally::Completed,
+                retention.completed_ms,
+                "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4",
+                0,
+            ),
             (Tally::Failed, retention.failed_ms, ENDED, FAILED),
             (Tally::Cancelled, retention.cancelled_ms, ENDED, CANCELLED),
         ];

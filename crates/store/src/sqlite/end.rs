@@ -35,7 +35,8 @@ fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<b
             "INSERT INTO running (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
              ON CONFLICT DO UPDATE SET run = excluded.run, node = excluded.node, worker = excluded.worker,
-                 retry_count = excluded.retry_count, ready_at = excluded.ready_at, started_at = excluded.started_at,
+                 retry_count = excluded.retry_count, ready_at = excluded.ready_at,
+                 started_at = CASE WHEN run = excluded.run THEN started_at ELSE excluded.started_at END,
                  updated_at = excluded.updated_at, progress = coalesce(excluded.progress, progress)",
         )?
         .execute((
@@ -53,7 +54,8 @@ fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<b
     match note.kind {
         NoteKind::Started => {}
         NoteKind::Progress(progress) => {
-            let text = progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
+            let text =
+                progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
             add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Progress, text))?;
         }
         NoteKind::Message(text) => {
@@ -69,9 +71,11 @@ fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<b
 }
 
 pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
-    tx.connection
-        .prepare_cached("INSERT INTO note (id, run, log) VALUES (?, ?, ?)")?
-        .execute((id.0, run, LogLine::chunk(&[line])))?;
+    tx.connection.prepare_cached("INSERT INTO note (id, run, log) VALUES (?, ?, ?)")?.execute((
+        id.0,
+        run,
+        LogLine::chunk(&[line]),
+    ))?;
     Ok(())
 }
 
@@ -216,9 +220,11 @@ pub fn forget(tx: &Tx, id: JobId, terminal: bool) -> Result<()> {
     }
     let Some((_, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
     if terminal && let Some(key) = options.unique_key {
-        tx.connection
-            .prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?
-            .execute((KeyKind::Unique as i16, key, id.0))?;
+        tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
+            KeyKind::Unique as i16,
+            key,
+            id.0,
+        ))?;
     }
     if let Some(expires_at) = options.expires_at {
         let sql = if terminal {
@@ -279,13 +285,8 @@ fn parent_ended(
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         return Ok(true);
     }
-    tx.connection
-        .prepare_cached("DELETE FROM depends WHERE parent = ? AND child = ?")?
-        .execute((parent.0, child.0))?;
-    let open = tx
-        .connection
-        .prepare_cached("SELECT 1 FROM depends WHERE child = ? LIMIT 1")?
-        .exists([child.0])?;
+    tx.connection.prepare_cached("DELETE FROM depends WHERE parent = ? AND child = ?")?.execute((parent.0, child.0))?;
+    let open = tx.connection.prepare_cached("SELECT 1 FROM depends WHERE child = ? LIMIT 1")?.exists([child.0])?;
     if !open && take_blocked(tx, lane, child)? {
         add_note(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
         match options.scheduled_at {

@@ -18,8 +18,8 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered, Result,
-    Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache, migrate,
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered,
+    Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache, migrate,
 };
 use writer::Writer;
 
@@ -84,7 +84,10 @@ impl Sqlite {
         Ok(Sqlite { shared, writer, readers, signals, lock: Mutex::new(Some(lock)) })
     }
 
-    async fn read<T: Send + 'static>(&self, work: impl FnOnce(&Connection, &Shared) -> Result<T> + Send + 'static) -> Result<T> {
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &Shared) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let readers = self.readers.clone();
         let shared = self.shared.clone();
         tokio::task::spawn_blocking(move || {
@@ -102,7 +105,9 @@ impl Sqlite {
 fn lock_file(path: &Path) -> Result<fs::File> {
     let name = format!("{}.lock", path.display());
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&name).map_err(|e| {
-        StoreError::Setup(format!("cannot write {name}: {e}; check the folder's owner, or choose another with DATABASE_URL"))
+        StoreError::Setup(format!(
+            "cannot write {name}: {e}; check the folder's owner, or choose another with DATABASE_URL"
+        ))
     })?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -134,9 +139,9 @@ fn opening(path: &Path, error: rusqlite::Error) -> StoreError {
     let hint = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::NotADatabase) => "it is no SQLite database; choose another file with DATABASE_URL",
         Some(rusqlite::ErrorCode::DiskFull) => "the disk is full; free some space",
-        Some(rusqlite::ErrorCode::ReadOnly | rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::PermissionDenied) => {
-            "the file or its folder cannot be written; check the owner, or choose another with DATABASE_URL"
-        }
+        Some(
+            rusqlite::ErrorCode::ReadOnly | rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::PermissionDenied,
+        ) => "the file or its folder cannot be written; check the owner, or choose another with DATABASE_URL",
         _ => "check the file, or choose another with DATABASE_URL",
     };
     StoreError::Setup(format!("cannot open {}: {error}; {hint}", path.display()))

@@ -65,7 +65,9 @@ pub fn recover(tx: &Tx, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
 enum Why {
     /// It said goodbye: nothing costs a try.
     Left,
-    Died { delay_ms: i64 },
+    Died {
+        delay_ms: i64,
+    },
 }
 
 struct Lost {

@@ -210,8 +210,8 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     {
         return Ok(Place::Running(running));
     }
-    let mut blocks =
-        connection.prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries FROM block ORDER BY run DESC")?;
+    let mut blocks = connection
+        .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries FROM block ORDER BY run DESC")?;
     let mut rows = blocks.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(3)?;

@@ -115,9 +115,11 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         }
     }
     for (kind, value) in &job.labels {
-        connection
-            .prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?
-            .execute((*kind as i16, value, job.id.0))?;
+        connection.prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?.execute((
+            *kind as i16,
+            value,
+            job.id.0,
+        ))?;
     }
     if let Some(expires_at) = job.expires_at
         && job.place.state() != JobState::Cancelled
@@ -135,7 +137,14 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-pub fn put_ready(tx: &Tx, lane: LaneId, ready_at: Timestamp, id: JobId, retry_count: u32, start_first: bool) -> Result<()> {
+pub fn put_ready(
+    tx: &Tx,
+    lane: LaneId,
+    ready_at: Timestamp,
+    id: JobId,
+    retry_count: u32,
+    start_first: bool,
+) -> Result<()> {
     tx.connection
         .prepare_cached("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) VALUES (?, ?, ?, ?, ?)")?
         .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first))?;
@@ -153,7 +162,9 @@ pub fn put_waiting(
     retry_count: u32,
 ) -> Result<()> {
     tx.connection
-        .prepare_cached("INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) VALUES (?, ?, ?, ?, ?, ?)")?
+        .prepare_cached(
+            "INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) VALUES (?, ?, ?, ?, ?, ?)",
+        )?
         .execute((lane, state, id.0, due_at.as_ms(), blocked, retry_count))?;
     tx.signal(Signal::Waiting);
     Ok(())

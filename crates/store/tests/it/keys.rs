@@ -172,7 +172,8 @@ pub async fn a_refused_batch_leaves_no_key_behind(world: &World) {
     world.submit(world.job("sync", 0).unique("taken")).await;
     let batch = vec![world.job("a", 1).unique("free").idempotent("free", 1), world.job("b", 1).unique("taken")];
     holder(world.try_submit(batch, 1).await);
-    let unknown = vec![world.job("a", 2).unique("free").idempotent("free", 1), world.job("b", 2).after(&[JobId::new()])];
+    let unknown =
+        vec![world.job("a", 2).unique("free").idempotent("free", 1), world.job("b", 2).after(&[JobId::new()])];
     assert!(matches!(world.try_submit(unknown, 2).await, Err(StoreError::Invalid(_))));
 
     let answer = world.try_submit(vec![world.job("a", 3).unique("free").idempotent("free", 2)], 3).await.unwrap();

@@ -56,7 +56,9 @@ pub async fn ended_jobs_of_a_dead_node_stay_ended(world: &World) {
     for job in &jobs {
         world.begin(job, 1).await;
     }
-    for (job, outcome) in jobs.iter().zip([completed(), failed("no"), cancelled(), world.retry(100), Outcome::HandedBack]) {
+    for (job, outcome) in
+        jobs.iter().zip([completed(), failed("no"), cancelled(), world.retry(100), Outcome::HandedBack])
+    {
         assert!(world.end(job, outcome, 2).await);
     }
     let freed = world.recover(5_000, 10).await;

@@ -134,19 +134,16 @@ pub async fn an_unknown_job_is_not_there(world: &World) {
 pub async fn strings_that_look_like_sql_or_keys_are_just_strings(world: &World) {
     let nasty = ["'; DROP TABLE job; --", "{a,b}", "null", "\\", "\"", "%_", "0", "ñ\u{202e}x", "a\\u0000b"];
     for text in nasty {
-        let mut job = world
-            .job(text, 0)
-            .queue(text)
-            .tag(text)
-            .schedule(text)
-            .correlation(text)
-            .unique(text)
-            .idempotent(text, 1);
+        let mut job =
+            world.job(text, 0).queue(text).tag(text).schedule(text).correlation(text).unique(text).idempotent(text, 1);
         job.options.name = Some(text.into());
         job.options.retry.retry_on = RetryOn::Patterns(vec!["\0".into()]);
         let id = world.submit(job).await;
         let view = world.get(id).await;
-        assert_eq!([&view.kind, &view.queue, &view.name, &view.correlation_id, &view.tags[0]], [text; 5].map(|t| t).each_ref());
+        assert_eq!(
+            [&view.kind, &view.queue, &view.name, &view.correlation_id, &view.tags[0]],
+            [text; 5].map(|t| t).each_ref()
+        );
         assert_eq!(world.list(faena_store::Filter { tag: Some(text.into()), ..Default::default() }).await, [id]);
         let claimed = world.claim_one(1).await;
         world.complete(&claimed, 2).await;

@@ -20,7 +20,7 @@ use faena_store::{
 };
 use futures_util::FutureExt;
 
-pub use ledger::Ledger;
+pub use ledger::{Ledger, run_on};
 
 /// One store on its own database, with a node that has joined and a worker.
 pub struct World {
@@ -47,7 +47,7 @@ pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
 
 pub async fn on_postgres(test: impl AsyncFnOnce(&World)) {
     let database = ledger::Database::create().await;
-    let world = World::open(database.url.clone(), Ledger::Postgres(database.url.clone()), StoreOptions::default()).await;
+    let world = World::open(database.url.clone(), Ledger::postgres(&database.url), StoreOptions::default()).await;
     let outcome = world.play(test).await;
     world.store.close().await;
     database.drop().await;
@@ -57,7 +57,7 @@ pub async fn on_postgres(test: impl AsyncFnOnce(&World)) {
 /// A fresh PostgreSQL database without a store on it yet.
 pub async fn on_empty_postgres(test: impl AsyncFnOnce(&str, &Ledger)) {
     let database = ledger::Database::create().await;
-    let ledger = Ledger::Postgres(database.url.clone());
+    let ledger = Ledger::postgres(&database.url);
     let outcome = AssertUnwindSafe(test(&database.url, &ledger)).catch_unwind().await;
     database.drop().await;
     finish(outcome);

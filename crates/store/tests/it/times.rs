@@ -107,7 +107,8 @@ pub async fn a_retried_expired_job_runs(world: &World) {
     world.promote(300).await;
     assert_eq!(world.state(expired).await, JobState::Queued);
 
-    let early = world.running(world.job("b", 400).priority(faena_domain::Priority::Critical).expires(world.at(1_000))).await;
+    let early =
+        world.running(world.job("b", 400).priority(faena_domain::Priority::Critical).expires(world.at(1_000))).await;
     world.fail(&early, 401).await;
     world.retry_by_person(early.id, 402).await;
     assert_eq!(world.promote(1_000).await.expired, 1, "an expiry that is still to come holds");
@@ -185,7 +186,8 @@ pub async fn pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs(worl
     end.on_record = false;
     assert!(world.tell_end(end).await);
     world.store.job_prune(&Retention::default(), 100, world.at(61 * MINUTE_MS)).await.unwrap();
-    let asked: HashSet<JobId> = world.store.poll(world.node).await.unwrap().cancels.into_iter().map(|(id, _)| id).collect();
+    let asked: HashSet<JobId> =
+        world.store.poll(world.node).await.unwrap().cancels.into_iter().map(|(id, _)| id).collect();
     assert_eq!(asked, HashSet::from([held[0].id, held[1].id]));
 }
 
@@ -210,7 +212,8 @@ pub async fn a_poll_tells_what_there_is_to_do(world: &World) {
 
 pub async fn signals_tell_of_ready_waiting_and_cancelled_jobs(world: &World) {
     let mut signals = world.store.signals();
-    let mut next = async || tokio::time::timeout(std::time::Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
+    let mut next =
+        async || tokio::time::timeout(std::time::Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
     let ready = world.submit(world.job("a", 0)).await;
     let lane = world.lane_of(ready).await.id;
     assert_eq!(next().await, Signal::Ready(lane));

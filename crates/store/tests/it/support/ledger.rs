@@ -3,10 +3,12 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use faena_domain::JobId;
-use tokio_postgres::{NoTls, SimpleQueryMessage};
+use tokio::sync::OnceCell;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 /// A PostgreSQL database of one test.
 pub struct Database {
@@ -42,7 +44,7 @@ pub async fn run_on(url: &str, sql: &str) {
 #[derive(Clone)]
 pub enum Ledger {
     Sqlite(PathBuf),
-    Postgres(String),
+    Postgres { url: String, client: Arc<OnceCell<Client>> },
 }
 
 /// Every table with rows that belong to one job, and the columns in which its id stands.
@@ -65,7 +67,24 @@ const TABLES: [(&str, &str); 15] = [
 ];
 
 impl Ledger {
-    /// All rows as text. `{id}` around a column name writes an id as 32 hex digits, several as one long text.
+    pub fn postgres(url: &str) -> Ledger {
+        Ledger::Postgres { url: url.into(), client: Arc::default() }
+    }
+
+    /// One connection beside the store's.
+    pub async fn client(&self) -> &Client {
+        let Ledger::Postgres { url, client } = self else { panic!("only PostgreSQL has connections") };
+        client
+            .get_or_init(|| async {
+                let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+                tokio::spawn(connection);
+                client.batch_execute("SET search_path = faena").await.unwrap();
+                client
+            })
+            .await
+    }
+
+    /// All rows as text.
     pub async fn rows(&self, sql: &str) -> Vec<Vec<String>> {
         match self {
             Ledger::Sqlite(path) => {
@@ -80,13 +99,8 @@ impl Ledger {
                 }
                 all
             }
-            Ledger::Postgres(url) => {
-                let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
-                let connection = tokio::spawn(connection);
-                client.batch_execute("SET search_path = faena").await.unwrap();
-                let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
-                drop(client);
-                let _ = connection.await;
+            Ledger::Postgres { .. } => {
+                let messages = self.client().await.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
                 let row = |message: SimpleQueryMessage| match message {
                     SimpleQueryMessage::Row(row) => {
                         Some((0..row.len()).map(|at| row.get(at).unwrap_or_default().to_owned()).collect())
@@ -105,7 +119,9 @@ impl Ledger {
                 connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
                 connection.execute_batch(sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
             }
-            Ledger::Postgres(url) => run_on(url, &format!("SET search_path = faena; {sql}")).await,
+            Ledger::Postgres { .. } => {
+                self.client().await.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+            }
         }
     }
 
@@ -117,15 +133,15 @@ impl Ledger {
     pub fn literal(&self, id: JobId) -> String {
         match self {
             Ledger::Sqlite(_) => format!("x'{}'", id.0.simple()),
-            Ledger::Postgres(_) => format!("'{id}'::uuid"),
+            Ledger::Postgres { .. } => format!("'{id}'::uuid"),
         }
     }
 
     fn hex(&self, column: &str) -> String {
         match self {
             Ledger::Sqlite(_) => format!("lower(hex({column}))"),
-            Ledger::Postgres(_) if column == "ids" => "replace(array_to_string(ids, ''), '-', '')".into(),
-            Ledger::Postgres(_) => format!("replace({column}::text, '-', '')"),
+            Ledger::Postgres { .. } if column == "ids" => "replace(array_to_string(ids, ''), '-', '')".into(),
+            Ledger::Postgres { .. } => format!("replace({column}::text, '-', '')"),
         }
     }
 
@@ -150,7 +166,8 @@ impl Ledger {
     async fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let id = self.hex("id");
-        let jobs: HashMap<String, String> = self.pairs(&format!("SELECT {id}, lane FROM job")).await.into_iter().collect();
+        let jobs: HashMap<String, String> =
+            self.pairs(&format!("SELECT {id}, lane FROM job")).await.into_iter().collect();
         let mut places: HashMap<String, Vec<(&str, String, i64)>> = HashMap::new();
         for (place, sql, tally) in [
             ("ready", format!("SELECT {id}, lane FROM ready"), 1),

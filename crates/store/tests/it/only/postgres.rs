@@ -1,0 +1,332 @@
+//! Many nodes on one PostgreSQL: plans, group commit, schema, partitions, leases and a database that goes away.
+
+use std::time::Duration;
+
+use faena_domain::{JobState, NodeId, Timestamp};
+use faena_store::{ClaimAsk, NodeInfo, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
+use futures_util::future::join_all;
+
+use crate::support::*;
+
+const DAY_MS: i64 = 24 * 3_600_000;
+
+async fn setup_error(url: &str, options: StoreOptions) -> String {
+    match faena_store::open(url, options).await.err() {
+        Some(StoreError::Setup(text)) => text,
+        other => panic!("a set-up error was expected, not {other:?}"),
+    }
+}
+
+/// The plans of a claim's statements, as the planner makes them under the settings of a claim.
+async fn claim_plans(world: &World) -> Vec<String> {
+    let client = world.ledger.client().await;
+    let node = NodeId::new();
+    let mut plans = Vec::new();
+    for (sql, arguments) in
+        [(plan_probe::CLAIM, format!("1, 0, 100, '{}', 0, 0", node.0)), (plan_probe::HEADS, "1, 0, 100".to_owned())]
+    {
+        client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
+        client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            client.batch_execute(&format!("SET LOCAL plan_cache_mode = {mode}")).await.unwrap();
+            let rows = client.query(&format!("EXPLAIN EXECUTE probe ({arguments})"), &[]).await.unwrap();
+            plans.push(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"));
+        }
+        client.batch_execute("ROLLBACK; DEALLOCATE probe").await.unwrap();
+    }
+    plans
+}
+
+async fn claims_go_by_index(world: &World, when: &str) {
+    for plan in claim_plans(world).await {
+        assert!(plan.contains("ready_pkey on ready"), "{when}:\n{plan}");
+        for slow in ["Sort", "Seq Scan on ready", "Seq Scan on job", "Hash Join", "Merge Join", "Bitmap"] {
+            assert!(!plan.contains(slow), "{slow} {when}:\n{plan}");
+        }
+    }
+}
+
+/// Many ready rows at once, with their jobs, as a burst of submits would leave them.
+const BURST: &str = "INSERT INTO job (id, lane, payload)
+         SELECT ('018f0000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 1, '{}' FROM generate_series(1, 50000) AS n;
+     INSERT INTO ready (lane, ready_at, id, retry_count, start_first) SELECT lane, 1000, id, 0, false FROM job;
+     INSERT INTO counter (shard, lane, tally, n) VALUES (0, 1, 1, 50000)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_goes_by_the_index_whatever_the_planner_knows() {
+    on_postgres(async |world: &World| {
+        claims_go_by_index(world, "on fresh tables").await;
+        world.ledger.run("INSERT INTO lane (queue, type, priority) VALUES ('default', 'a', 2)").await;
+        world
+            .ledger
+            .run("ALTER TABLE ready SET (autovacuum_enabled = off); ALTER TABLE job SET (autovacuum_enabled = off)")
+            .await;
+        world.ledger.run(BURST).await;
+        claims_go_by_index(world, "after a burst without ANALYZE").await;
+
+        let (reader, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        reader.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM faena.job").await.unwrap();
+        for _ in 0..20 {
+            assert_eq!(world.claim_lanes(world.node, vec![1], 1_000, 0).await.len(), 1_000);
+        }
+        claims_go_by_index(world, "under a held snapshot").await;
+        reader.batch_execute("COMMIT").await.unwrap();
+        world.ledger.run("ANALYZE").await;
+        claims_go_by_index(world, "with statistics").await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_submits_share_transactions() {
+    on_postgres(async |world: &World| {
+        world.submit(world.job("a", 0)).await;
+        let calls = (0..200).map(|_| world.try_submit(vec![world.job("a", 0)], 0));
+        assert!(join_all(calls).await.into_iter().all(|answer| answer.is_ok()));
+        // Rows of one transaction carry its number.
+        let took = world.ledger.number("SELECT count(DISTINCT xmin::text) FROM job").await;
+        assert!(took < 60, "201 submits took {took} transactions");
+        let jobs = world.claim(201, 1).await;
+        join_all(jobs.iter().map(|job| world.end(job, completed(), 2))).await;
+        let took = world.ledger.number("SELECT count(DISTINCT xmin::text) FROM done").await;
+        assert!(took < 60, "201 ends took {took} transactions");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_refused_call_takes_nothing_of_the_others_with_it() {
+    on_postgres(async |world: &World| {
+        world.submit(world.job("a", 0).unique("k")).await;
+        let calls = (0..100).map(|n| {
+            let job = if n % 3 == 0 { world.job("a", 1).unique("k") } else { world.job(&format!("kind-{n}"), 1) };
+            world.try_submit(vec![world.job("b", 1), job], 1)
+        });
+        let answers = join_all(calls).await;
+        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 66);
+        assert_eq!(world.claim(1_000, 2).await.len(), 133);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stores_that_open_at_once_on_an_empty_database_all_work() {
+    on_empty_postgres(async |url: &str, ledger: &Ledger| {
+        let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
+        let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 1);
+        for store in stores {
+            store.ping().await.unwrap();
+            store.close().await;
+            assert!(matches!(store.ping().await, Err(StoreError::Unavailable(_))));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_or_older_schema_is_refused_and_left_alone() {
+    on_empty_postgres(async |url: &str, ledger: &Ledger| {
+        let no_migrate = || StoreOptions { migrate: false, ..StoreOptions::default() };
+        assert!(setup_error(url, no_migrate()).await.contains("faena migrate"));
+        let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'faena'";
+        assert_eq!(ledger.number(schemas).await, 0, "nothing was made");
+        faena_store::open(url, StoreOptions::default()).await.unwrap().close().await;
+        faena_store::open(url, no_migrate()).await.unwrap().close().await;
+        ledger.run("INSERT INTO faena_schema VALUES (999, 'future', 0)").await;
+        let tables = "SELECT count(*) FROM pg_class";
+        let before = ledger.number(tables).await;
+        let text = setup_error(url, StoreOptions::default()).await;
+        assert!(text.contains("999") && text.contains("newer faena"), "{text}");
+        assert_eq!(ledger.number(tables).await, before);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_cannot_be_reached_is_a_set_up_error_without_the_password() {
+    let text = setup_error("postgres://me:secret-word@127.0.0.1:1/none", StoreOptions::default()).await;
+    assert!(text.contains("check that it runs") && !text.contains("secret-word"), "{text}");
+    let text = setup_error("postgres://me:secret-word@host:notaport/none", StoreOptions::default()).await;
+    assert!(!text.contains("secret-word"), "{text}");
+}
+
+async fn partitions(world: &World) -> Vec<String> {
+    let sql = "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+               WHERE i.inhparent = 'faena.done'::regclass ORDER BY 1";
+    world.ledger.rows(sql).await.into_iter().map(|mut row| row.remove(0)).collect()
+}
+
+fn day(at: Timestamp) -> String {
+    format!("done_{}", at.to_string()[..10].replace('-', ""))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finished_jobs_stand_by_day_and_a_day_goes_as_a_whole() {
+    on_postgres(async |world: &World| {
+        let names = partitions(world).await;
+        for ahead in 0..4 {
+            assert!(names.contains(&day(world.at(ahead * DAY_MS))), "{names:?}");
+        }
+        let today = world.running(world.job("a", 0)).await;
+        world.complete(&today, 1).await;
+        let far = world.running(world.job("a", 10 * DAY_MS)).await;
+        world.complete(&far, 10 * DAY_MS + 1).await;
+        let in_table = async |table: &str| world.ledger.number(&format!("SELECT count(*) FROM {table}")).await;
+        assert_eq!(in_table(&day(world.at(0))).await, 1);
+        assert_eq!(in_table("done_default").await, 1, "a day without partition");
+        assert_eq!(world.states([today.id, far.id]).await, [JobState::Completed; 2]);
+
+        let retention = Retention { completed_ms: 5 * DAY_MS, ..Retention::default() };
+        assert_eq!(world.store.job_prune(&retention, 100, world.at(3 * DAY_MS)).await.unwrap(), 0);
+        assert!(partitions(world).await.contains(&day(world.at(6 * DAY_MS))), "the coming days are made");
+        assert!(partitions(world).await.contains(&day(world.at(0))), "not before its time");
+        assert_eq!(world.store.job_prune(&retention, 100, world.at(7 * DAY_MS)).await.unwrap(), 1);
+        let names = partitions(world).await;
+        assert!(!names.contains(&day(world.at(0))), "{names:?}");
+        assert!(names.contains(&"done_default".to_owned()));
+        assert_eq!(
+            world.store.job_prune(&retention, 100, world.at(16 * DAY_MS)).await.unwrap(),
+            1,
+            "from the default one"
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_with_jobs_in_it_is_not_dropped() {
+    on_postgres(async |world: &World| {
+        let old = world.running(world.job("a", 0)).await;
+        world.complete(&old, 1).await;
+        // Its retention is over, but this round was full before it came to it.
+        let retention = Retention { completed_ms: DAY_MS, ..Retention::default() };
+        assert_eq!(world.store.job_prune(&retention, 0, world.at(9 * DAY_MS)).await.unwrap(), 0);
+        assert_eq!(world.state(old.id).await, JobState::Completed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_lease_ran_out_is_taken_for_dead() {
+    on_postgres(async |world: &World| {
+        let other = NodeInfo { id: NodeId::new(), name: "other".into() };
+        world.store.node_join(other.clone(), 1_000, world.at(0)).await.unwrap();
+        assert_eq!(world.store.poll(world.node).await.unwrap().nodes, 2);
+        world.submit(world.job("a", 0)).await;
+        let job = world.claim_as(other.id, 1, 1).await.remove(0);
+        assert!(world.store.node_renew(other.id, 1_000, world.at(900)).await.unwrap());
+
+        assert_eq!(world.recover(0, 1_500).await.nodes, 0, "its lease was renewed");
+        let freed = world.recover(0, 1_901).await;
+
+        assert_eq!((freed.nodes, freed.returned), (1, 1));
+        assert!(!world.store.node_renew(other.id, 1_000, world.at(1_902)).await.unwrap());
+        assert!(world.store.node_renew(world.node, LEASE_MS, world.at(1_902)).await.unwrap());
+        assert!(!world.end(&job, completed(), 1_903).await);
+        assert_eq!(world.state(job.id).await, JobState::Queued);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_to_cancel_is_for_the_node_that_has_the_job() {
+    on_postgres(async |world: &World| {
+        let other = NodeInfo { id: NodeId::new(), name: "other".into() };
+        world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
+        let mine = world.running(world.job("a", 0)).await;
+        world.cancel(mine.id, 1).await;
+        assert!(world.store.poll(other.id).await.unwrap().cancels.is_empty());
+        assert_eq!(world.store.poll(world.node).await.unwrap().cancels.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_hear_of_each_other_and_see_the_same() {
+    on_postgres(async |world: &World| {
+        let other = world.reopen(StoreOptions::default()).await;
+        // Each learns by its poll that it is not alone; the listener may still be connecting, so it is told until it hears.
+        world.store.poll(world.node).await.unwrap();
+        let mut signals = other.store.signals();
+        let lane = loop {
+            let id = world.submit(world.job("a", 0)).await;
+            let heard = tokio::time::timeout(Duration::from_millis(200), signals.recv()).await;
+            if let Ok(Ok(Signal::Ready(lane))) = heard {
+                assert_eq!(lane, world.lane_of(id).await.id);
+                break lane;
+            }
+        };
+        let ask = ClaimAsk { node: other.node, lanes: vec![lane], limit: 1 };
+        let job = other.store.job_claim(ask, other.at(1)).await.unwrap().jobs.remove(0);
+        assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node made");
+        let strange = world.submit(world.job("made-elsewhere", 0)).await;
+        assert!(!other.store.poll(other.node).await.unwrap().ready_lanes.is_empty());
+        let lane = world.lane_of(strange).await.id;
+        assert_eq!(other.claim_lanes(other.node, vec![lane], 1, 2).await.len(), 1);
+        other.store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_strict_queue_is_strict_on_several_lanes() {
+    on_postgres(async |world: &World| {
+        let strict = world.reopen(strict("line")).await;
+        for (kind, ms) in [("a", 0), ("b", 1), ("c", 2)] {
+            strict.submit(strict.job(kind, ms).queue("line")).await;
+        }
+        let kinds: Vec<_> = join_all(strict.claim(3, 5).await.iter().map(|job| strict.get(job.id))).await;
+        assert_eq!(kinds.iter().map(|job| job.kind.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        strict.store.close().await;
+    })
+    .await;
+}
+
+async fn until_it_works(world: &World, ms: i64) -> u32 {
+    for tries in 0..200 {
+        match world.try_submit(vec![world.job("a", ms)], ms).await {
+            Ok(_) => return tries,
+            Err(StoreError::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    panic!("it does not work again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_goes_away_is_unavailable_and_works_again() {
+    on_postgres(async |world: &World| {
+        let server = std::env::var("FAENA_TEST_POSTGRES").unwrap();
+        let name = world.ledger.rows("SELECT current_database()").await[0][0].clone();
+        let kill = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'faena'"
+        );
+        let job = world.running(world.job("a", 0)).await;
+
+        run_on(&server, &kill).await;
+        until_it_works(world, 1).await;
+        run_on(&server, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
+        run_on(&server, &kill).await;
+        let store: &dyn Store = &*world.store;
+        let end = world.an_end(&job, completed(), 2);
+        // The first of each may still meet a connection that was cut; none may wait for long or say anything else.
+        for _ in 0..2 {
+            let answers = [
+                store.ping().await.err(),
+                store.job_get(job.id).await.err(),
+                store.job_end(vec![end.clone()], world.at(2)).await.err(),
+                store.job_promote(10, world.at(2)).await.err(),
+                world.try_submit(vec![world.job("a", 2)], 2).await.err(),
+            ];
+            assert!(answers.iter().all(|answer| matches!(answer, Some(StoreError::Unavailable(_)))), "{answers:?}");
+        }
+        run_on(&server, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
+
+        until_it_works(world, 3).await;
+        assert!(world.tell_end(end).await, "the end that could not be told is told again");
+        assert_eq!(world.state(job.id).await, JobState::Completed);
+    })
+    .await;
+}

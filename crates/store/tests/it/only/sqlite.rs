@@ -1,0 +1,209 @@
+//! The embedded file: who may open it, what happens when it cannot be written, and that callers share commits.
+
+use std::path::Path;
+
+use faena_domain::{JobState, NewJob, Timestamp};
+use faena_store::{StoreError, StoreOptions, Tally};
+use futures_util::future::join_all;
+
+use crate::support::*;
+
+async fn setup_error(url: &str, options: StoreOptions) -> String {
+    match faena_store::open(url, options).await.err() {
+        Some(StoreError::Setup(text)) => text,
+        other => panic!("a set-up error was expected, not {other:?}"),
+    }
+}
+
+fn url(path: &Path) -> String {
+    format!("sqlite:{}", path.display())
+}
+
+#[tokio::test]
+async fn a_file_in_use_is_refused() {
+    on_sqlite(async |world: &World| {
+        let text = setup_error(&world.url, StoreOptions::default()).await;
+        assert!(text.contains("in use by another faena"), "{text}");
+        world.submit(world.job("a", 0)).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_closed_file_can_be_opened_again_and_holds_everything() {
+    on_sqlite(async |world: &World| {
+        let done = world.running(world.job("a", 0)).await;
+        world.complete(&done, 1).await;
+        let lost = world.running(world.job("b", 2)).await;
+        let started = world.running(world.job("c", 3)).await;
+        world.begin(&started, 4).await;
+
+        let next = world.reopen(StoreOptions::default()).await;
+
+        assert!(!next.store.node_renew(world.node, LEASE_MS, next.at(5)).await.unwrap(), "the old node is gone");
+        assert!(next.store.node_renew(next.node, LEASE_MS, next.at(5)).await.unwrap());
+        let freed = next.recover(100, 5).await;
+        assert_eq!((freed.orphaned, freed.returned), (1, 1));
+        assert_eq!(
+            next.states([done.id, lost.id, started.id]).await,
+            [JobState::Completed, JobState::Queued, JobState::Retrying]
+        );
+        assert!(next.claim_one(6).await.start_first);
+        assert!(!next.end(&started, completed(), 7).await);
+        next.store.close().await;
+        assert!(matches!(next.try_submit(vec![next.job("a", 8)], 8).await, Err(StoreError::Unavailable(_))));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.txt");
+    let content = "not a database, but long enough to be looked at as one ".repeat(40);
+    std::fs::write(&path, &content).unwrap();
+    let text = setup_error(&url(&path), StoreOptions::default()).await;
+    assert!(text.contains("no SQLite database"), "{text}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+}
+
+#[tokio::test]
+async fn a_database_of_somebody_else_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.db");
+    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
+    let text = setup_error(&url(&path), StoreOptions::default()).await;
+    assert!(text.contains("not Faena's"), "{text}");
+    let tables: i64 = rusqlite::Connection::open(&path)
+        .unwrap()
+        .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(tables, 1);
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_made_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a-file");
+    std::fs::write(&file, "").unwrap();
+    let text = setup_error(&url(&file.join("below").join("faena.db")), StoreOptions::default()).await;
+    assert!(text.contains("cannot make the folder") && text.contains("DATABASE_URL"), "{text}");
+    let text = setup_error(&url(folder.path()), StoreOptions::default()).await;
+    assert!(text.contains("cannot open"), "a folder is no file: {text}");
+    for bad in ["sqlite:", "mysql://x", ""] {
+        assert!(setup_error(bad, StoreOptions::default()).await.contains("DATABASE_URL"), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_newer_or_older_schema_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("faena.db");
+    let no_migrate = || StoreOptions { migrate: false, ..StoreOptions::default() };
+    assert!(setup_error(&url(&path), no_migrate()).await.contains("faena migrate"));
+    faena_store::open(&url(&path), StoreOptions::default()).await.unwrap().close().await;
+    faena_store::open(&url(&path), no_migrate()).await.unwrap().close().await;
+    let ledger = Ledger::Sqlite(path.clone());
+    ledger.run("INSERT INTO faena_schema VALUES (999, 'future', 0)").await;
+    let text = setup_error(&url(&path), StoreOptions::default()).await;
+    assert!(text.contains("999") && text.contains("newer faena"), "{text}");
+    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 999);
+}
+
+/// Every commit appends to the log one frame that ends a transaction.
+fn commits(path: &Path) -> usize {
+    let log = std::fs::read(format!("{}-wal", path.display())).unwrap();
+    let page = usize::try_from(u32::from_be_bytes(log[8..12].try_into().unwrap())).unwrap();
+    log[32..].chunks_exact(24 + page).filter(|frame| frame[4..8] != [0; 4]).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_submits_share_commits() {
+    on_sqlite(async |world: &World| {
+        let Ledger::Sqlite(path) = &world.ledger else { unreachable!() };
+        let before = commits(path);
+        let calls = (0..200).map(|_| world.try_submit(vec![world.job("a", 0)], 0));
+        assert!(join_all(calls).await.into_iter().all(|answer| answer.is_ok()));
+        let took = commits(path) - before;
+        assert!(took < 100, "200 calls took {took} commits");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_refused_call_takes_nothing_of_the_others_with_it() {
+    on_sqlite(async |world: &World| {
+        world.submit(world.job("a", 0).unique("k")).await;
+        let calls = (0..100).map(|n| {
+            let job = if n % 3 == 0 { world.job("a", 1).unique("k") } else { world.job(&format!("kind-{n}"), 1) };
+            world.try_submit(vec![world.job("b", 1), job], 1)
+        });
+        let answers = join_all(calls).await;
+        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 66);
+        assert_eq!(world.total(Tally::Queued).await, 1 + 2 * 66);
+        assert_eq!(world.claim(1_000, 2).await.len(), 133, "the lanes of all that were stored are known");
+    })
+    .await;
+}
+
+/// A small disk of its own, gone with the value. Needs root, as the test machines have.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> SmallDisk {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", path])
+            .status()
+            .unwrap();
+        assert!(mounted.success(), "this test mounts a small disk, for which it must be root");
+        SmallDisk(folder)
+    }
+
+    fn grow(&self, size: &str) {
+        let path = self.0.path().to_str().unwrap();
+        let grown =
+            std::process::Command::new("mount").args(["-o", &format!("remount,size={size}"), path]).status().unwrap();
+        assert!(grown.success());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").args(["-l"]).arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_loses_nothing_that_was_acknowledged() {
+    let disk = SmallDisk::new("3m");
+    let path = disk.0.path().join("faena.db");
+    let world = World::open(url(&path), Ledger::Sqlite(path.clone()), StoreOptions::default()).await;
+    let large = |n: i64| NewJob { payload: format!("{{\"x\":\"{}\"}}", "y".repeat(20_000)), ..world.job("a", n) };
+    let mut stored = Vec::new();
+    let mut refused = 0;
+    for round in 0..40 {
+        let calls = (0..8).map(|_| world.try_submit(vec![large(round)], round));
+        for answer in join_all(calls).await {
+            match answer {
+                Ok(answer) => stored.push(answer[0].id),
+                Err(StoreError::Unavailable(_)) => refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(!stored.is_empty() && refused > 0, "{} stored, {refused} refused", stored.len());
+
+    disk.grow("64m");
+    stored.push(world.submit(large(50)).await);
+    let mut claimed: Vec<_> = world.claim(1_000, 51).await.into_iter().map(|job| job.id).collect();
+    claimed.sort_unstable();
+    stored.sort_unstable();
+    assert_eq!(claimed, stored, "what was acknowledged, and nothing else");
+    world.ledger.prove().await;
+    let next = world.reopen(StoreOptions::default()).await;
+    assert_eq!(next.recover(0, 60).await.returned, stored.len());
+    assert!(next.start <= Timestamp::now());
+    next.store.close().await;
+}
