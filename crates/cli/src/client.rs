@@ -5,7 +5,6 @@ use std::{fmt, time::Duration};
 use faena_wire::ErrorBody;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::Connection;
 
@@ -92,7 +91,9 @@ impl Client {
         Problem::Unreachable { url: self.base.clone(), why }
     }
 
-    pub async fn value(&self, request: RequestBuilder) -> Result<Value, Problem> {
-        self.call(request).await
+    /// The answer as it was written: read and written again, a large number would not be the same.
+    pub async fn text(&self, request: RequestBuilder) -> Result<String, Problem> {
+        let answer = self.send(request.timeout(Duration::from_secs(30))).await?;
+        answer.text().await.map_err(|e| Problem::Other(format!("the answer did not arrive whole: {e}")))
     }
 }

@@ -7,7 +7,6 @@ use comfy_table::{Table, presets};
 use faena_domain::{JobState, JobView, Timestamp};
 use faena_wire::{Changed, JobList};
 use reqwest::Method;
-use serde_json::Value;
 
 use crate::{Client, Connection, Problem, print, watch};
 
@@ -66,7 +65,7 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &format!("/api/v1/jobs/{}", one.id));
             if one.connection.json {
-                print(&client.value(request).await?.to_string());
+                print(&client.text(request).await?);
             } else {
                 print(&describe(&client.call(request).await?));
             }
@@ -81,13 +80,11 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
 async fn change(one: One, action: &str) -> Result<ExitCode, Problem> {
     let client = Client::new(&one.connection)?;
     let request = client.request(Method::POST, &format!("/api/v1/jobs/{}/{action}", one.id));
-    let value: Value = client.value(request).await?;
     if one.connection.json {
-        print(&value.to_string());
+        print(&client.text(request).await?);
         return Ok(ExitCode::SUCCESS);
     }
-    let changed: Changed =
-        serde_json::from_value(value).map_err(|e| Problem::Other(format!("the answer was not understood: {e}")))?;
+    let changed: Changed = client.call(request).await?;
     if changed.cancel_requested {
         print(&format!("{} is {}; its worker has been told to stop", changed.id, changed.status));
     } else {
@@ -117,7 +114,7 @@ async fn show_list(list: List) -> Result<ExitCode, Problem> {
     .collect();
     let request = client.request(Method::GET, "/api/v1/jobs").query(&query);
     if list.connection.json {
-        print(&client.value(request).await?.to_string());
+        print(&client.text(request).await?);
         return Ok(ExitCode::SUCCESS);
     }
     let found: JobList = client.call(request).await?;

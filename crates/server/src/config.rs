@@ -114,7 +114,11 @@ impl Config {
         config.read_file(file.0, file.1)?;
         config.read_environment(environment)?;
         for (path, value) in flags {
-            config.set(path, value.clone(), format!("--{}", path.rsplit('.').next().unwrap_or(path)))?;
+            let flag = match *path {
+                "database.url" => "database-url",
+                path => path.rsplit('.').next().unwrap_or(path),
+            };
+            config.set(path, value.clone(), format!("--{flag}"))?;
         }
         Ok(config)
     }
