@@ -1,1 +1,231 @@
+//! The commands that people and scripts type, against a real server.
+//!
+//! Exit codes: 0 done, 1 the server refused or the job failed, 2 wrong usage, 3 the server cannot be reached.
 
+use std::{
+    io::Write,
+    net::TcpListener,
+    path::Path,
+    process::{Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::faena::{Faena, command, run};
+
+struct Shell {
+    folder: tempfile::TempDir,
+    faena: Faena,
+}
+
+impl Shell {
+    async fn open() -> Shell {
+        let folder = tempfile::tempdir().unwrap();
+        let faena = Faena::start(folder.path(), &[]).await;
+        Shell { folder, faena }
+    }
+
+    /// Exit code, stdout, stderr.
+    fn faena(&self, arguments: &[&str]) -> (i32, String, String) {
+        taken_apart(&run(self.folder.path(), &[("FAENA_URL", &self.faena.url)], arguments))
+    }
+
+    /// What it prints when all is well.
+    fn says(&self, arguments: &[&str]) -> String {
+        let (code, stdout, stderr) = self.faena(arguments);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
+        stdout
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.says(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+}
+
+fn taken_apart(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_handed_in_followed_and_shown() {
+    let shell = Shell::open().await;
+    let id = shell.says(&["enqueue", "sleep", r#"{"ms": 1}"#, "--queue", "quiet", "--priority", "high", "--tag", "a"]);
+    let id = id.trim();
+    shell.faena.job_is(id, "COMPLETED").await;
+    let shown = shell.says(&["jobs", "show", id]);
+    for part in [id, "sleep  COMPLETED", "quiet (HIGH)", r#"{"ms": 1}"#, "1 of 4", "created", "completed"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let watched = shell.says(&["jobs", "watch", id]);
+    assert!(watched.ends_with(&format!("{id} COMPLETED\n")), "{watched}");
+
+    let created = shell.json(&["enqueue", "noop", "--json", "--correlation-id", "abc"]);
+    assert_eq!(created["correlationId"], "abc");
+    let watched = shell.says(&["enqueue", "noop", "--watch", "--json"]);
+    let last: Value = serde_json::from_str(watched.lines().last().unwrap()).unwrap();
+    assert_eq!(last["status"], "COMPLETED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_follows_a_job_learns_from_the_exit_code_how_it_ended() {
+    let shell = Shell::open().await;
+    let (code, stdout, stderr) = shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
+    assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
+    assert!(stdout.contains("FAILED: the payload is not valid: url: 127.0.0.1 is a private"), "{stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_listed_as_a_table_or_as_json() {
+    let shell = Shell::open().await;
+    assert!(shell.says(&["jobs", "list"]).ends_with("0 of 0 jobs\n"));
+    for n in 0..3 {
+        shell.says(&["enqueue", "elsewhere.kind", "--queue", &format!("q{n}")]);
+    }
+    let table = shell.says(&["jobs", "list", "--limit", "2"]);
+    assert!(table.contains("elsewhere.kind") && table.contains("QUEUED") && table.contains("q2"), "{table}");
+    assert!(!table.contains("q0"), "newest first: {table}");
+    let cursor = table.rsplit("--cursor ").next().unwrap().trim();
+    let rest = shell.says(&["jobs", "list", "--cursor", cursor]);
+    assert!(rest.contains("q0") && !rest.contains("q1"), "{rest}");
+    let list = shell.json(&["jobs", "list", "--json", "--status", "queued", "--queue", "q1"]);
+    assert_eq!((&list["total"], &list["jobs"][0]["queue"]), (&json!(1), &json!("q1")));
+    let (code, _, stderr) = shell.faena(&["jobs", "list", "--status", "asleep"]);
+    assert_eq!(code, 1);
+    assert!(stderr.contains("VALIDATION_ERROR") && stderr.contains("status"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_cancelled_and_tried_again() {
+    let shell = Shell::open().await;
+    let id = shell.says(&["enqueue", "elsewhere.kind"]);
+    let id = id.trim();
+    assert_eq!(shell.says(&["jobs", "cancel", id]), format!("{id} is CANCELLED\n"));
+    let (code, stdout, stderr) = shell.faena(&["jobs", "cancel", id]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.starts_with("faena: ") && stderr.contains("(INVALID_TRANSITION)"), "{stderr}");
+    let again = shell.json(&["jobs", "retry", id, "--json"]);
+    assert_eq!(again, json!({"id": id, "status": "PENDING", "retryCount": 0}));
+    shell.faena.job_is(id, "QUEUED").await;
+    let running = shell.says(&["enqueue", "sleep", r#"{"ms": 600000}"#]);
+    shell.faena.job_is(running.trim(), "PROCESSING").await;
+    assert_eq!(shell.says(&["jobs", "cancel", running.trim()]), format!("{} is CANCELLED\n", running.trim()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
+    let shell = Shell::open().await;
+    let unknown = "018f0000-0000-7000-8000-000000000000";
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nowhere = format!("http://{free}");
+    for (arguments, code, part) in [
+        (vec!["jobs", "show", unknown], 1, "NOT_FOUND"),
+        (vec!["jobs", "show", "abc"], 1, "VALIDATION_ERROR"),
+        (vec!["jobs", "watch", unknown], 1, "NOT_FOUND"),
+        (vec!["jobs", "retry", unknown], 1, "NOT_FOUND"),
+        (vec!["enqueue", "noop", "--priority", "huge"], 1, "priority: must be LOW"),
+        (vec!["enqueue", "noop", "[1]"], 1, "payload: must be a JSON object"),
+        (vec!["enqueue", "noop", "{"], 2, "the payload is not valid JSON"),
+        (vec!["enqueue"], 2, "Usage"),
+        (vec!["jobs"], 2, "Usage"),
+        (vec!["no-such-command"], 2, "unrecognized subcommand"),
+        (vec!["jobs", "list", "--limit", "many"], 2, "invalid value"),
+        (vec!["jobs", "list", "--url", "localhost:3000"], 2, "write http://host:port"),
+        (vec!["jobs", "list", "--url", &nowhere], 3, "faena serve"),
+        (vec!["enqueue", "noop", "--url", &nowhere], 3, "faena serve"),
+    ] {
+        let (found, stdout, stderr) = shell.faena(&arguments);
+        assert_eq!((found, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_passes_through_untouched() {
+    let shell = Shell::open().await;
+    let payload = r#"{"z":1,"a":12345678901234567890123,"exact":0.10,"text":"ñ \u0000"}"#;
+    let mut child = command(shell.folder.path())
+        .args(["enqueue", "elsewhere.kind", "-", "--url", &shell.faena.url])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(payload.as_bytes()).unwrap();
+    let (code, id, _) = taken_apart(&child.wait_with_output().unwrap());
+    assert_eq!(code, 0);
+    let shown = shell.says(&["jobs", "show", id.trim(), "--json"]);
+    assert!(shown.contains(payload), "{shown}");
+    let listed = shell.says(&["jobs", "list", "--json"]);
+    assert!(listed.contains(payload), "{listed}");
+}
+
+#[test]
+fn the_effective_configuration_is_shown_with_its_origins() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("faena.toml"), "[server]\nport = 4000\n").unwrap();
+    let environment =
+        [("LOG_LEVEL", "debug"), ("DATABASE_URL", "postgres://user:geheim@127.0.0.1/faena"), ("FAENA_NODE_LEASE", "1m30s")];
+    let (code, text, stderr) = taken_apart(&run(folder.path(), &environment, &["config", "--json"]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let config: Value = serde_json::from_str(&text).unwrap();
+    for (key, value, origin) in [
+        ("server.port", "4000", "faena.toml, line 2"),
+        ("server.host", "127.0.0.1", "default"),
+        ("log.level", "debug", "environment LOG_LEVEL"),
+        ("node.lease", "1m30s", "environment FAENA_NODE_LEASE"),
+        ("database.url", "postgres://user:***@127.0.0.1/faena", "environment DATABASE_URL"),
+    ] {
+        assert_eq!(config[key], json!({"value": value, "origin": origin}), "{key}");
+    }
+    let (code, table, _) = taken_apart(&run(folder.path(), &environment, &["config", "--database-url", "sqlite:x.db"]));
+    assert_eq!(code, 0);
+    assert!(table.contains("sqlite:x.db") && table.contains("--database-url"), "{table}");
+    assert!(!text.contains("geheim") && !table.contains("geheim"));
+    assert!(!folder.path().join("x.db").exists(), "looking changes nothing");
+}
+
+#[test]
+fn the_example_configuration_is_one_that_can_be_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, text, _) = taken_apart(&run(folder.path(), &[], &["config", "--example"]));
+    assert_eq!(code, 0);
+    let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../faena.example.toml");
+    assert_eq!(text, std::fs::read_to_string(stored).unwrap());
+    std::fs::write(folder.path().join("faena.toml"), text).unwrap();
+    assert_eq!(run(folder.path(), &[], &["config"]).status.code(), Some(0));
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, text, stderr) = taken_apart(&run(folder.path(), &[], &["completions", shell]));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
+        assert!(text.contains("enqueue") && text.contains("faena"), "{shell}");
+    }
+    let (code, _, stderr) = taken_apart(&run(folder.path(), &[], &["completions", "cobol"]));
+    assert_eq!(code, 2, "{stderr}");
+    let script = folder.path().join("faena.bash");
+    std::fs::write(&script, run(folder.path(), &[], &["completions", "bash"]).stdout).unwrap();
+    assert!(std::process::Command::new("bash").arg("-n").arg(&script).status().unwrap().success());
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_are_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, part) in [(["--help"], "Durable jobs"), (["--version"], "faena ")] {
+        let (code, stdout, stderr) = taken_apart(&run(folder.path(), &[], &arguments));
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert!(stdout.contains(part), "{stdout}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("set -o pipefail; '{}' config --example | head -n 1", env!("CARGO_BIN_EXE_faena"));
+    let output = std::process::Command::new("bash").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}

@@ -33,6 +33,7 @@ async fn survives_being_killed_again_and_again(folder: &Path, environment: &[(&s
     let acknowledged = load.stop().await;
     assert!(acknowledged.len() as u64 > kills * 5, "hardly anything was handed in: {}", acknowledged.len());
     let jobs = assert_all_completed_once(&faena, &acknowledged).await;
+    load.assert_refused_properly();
     let disturbed = jobs.iter().filter(|job| crate::faena::events(job).contains(&"recovered")).count();
     let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
     println!("{kills} kills, {} jobs acknowledged, {disturbed} recovered, {orphaned} orphaned", jobs.len());

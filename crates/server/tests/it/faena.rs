@@ -62,9 +62,15 @@ impl Faena {
 
     /// Starts it without waiting.
     pub fn spawn(folder: &Path, environment: &[(&str, &str)]) -> Faena {
+        Faena::spawn_with(command(folder), folder, environment, &[])
+    }
+
+    /// `program`: the binary, or something that starts it. `flags`: what `serve` is told besides.
+    pub fn spawn_with(mut program: Command, folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> Faena {
         let log = (0..).map(|n| folder.join(format!("faena-{n}.log"))).find(|path| !path.exists()).unwrap();
-        let child = command(folder)
+        let child = program
             .args(["serve", "--port", "0"])
+            .args(flags)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -80,6 +80,14 @@ impl Load {
         self.acknowledged.lock().unwrap().ids.len()
     }
 
+    /// Whoever was not served was told so in the right way: 503, when to come again, and never a 500.
+    pub fn assert_refused_properly(&self) {
+        let acknowledged = self.acknowledged.lock().unwrap();
+        let odd: Vec<_> = acknowledged.refusals.iter().filter(|(status, _)| !matches!(status, None | Some(503))).collect();
+        assert!(odd.is_empty(), "{odd:?}");
+        assert_eq!(acknowledged.unavailable_without_retry_after, 0);
+    }
+
     /// No more new work; what is under way is finished first. The server has to be there.
     pub async fn stop(&mut self) -> BTreeSet<String> {
         self.stop.store(true, Ordering::Relaxed);

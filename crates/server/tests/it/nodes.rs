@@ -174,7 +174,7 @@ async fn without_a_worker_jobs_on_postgres_wait_and_a_worker_that_comes_later_ru
     let (status, health) = doors.get("/health/ready").await;
     assert_eq!((status, health["status"].as_str()), (StatusCode::OK, Some("degraded")), "{health}");
     let id = doors.submit(json!({"name": "noop"})).await;
-    let later = chrono_like(Duration::from_millis(1_500));
+    let later = in_time(Duration::from_millis(1_500));
     let delayed = doors.submit(json!({"name": "noop", "scheduledAt": later})).await;
     doors.job_is(&delayed, "QUEUED").await;
     assert_eq!(doors.job(&id).await["status"], "QUEUED");
@@ -184,6 +184,40 @@ async fn without_a_worker_jobs_on_postgres_wait_and_a_worker_that_comes_later_ru
 }
 
 /// The time in `ahead`, as the API takes it.
-fn chrono_like(ahead: Duration) -> String {
+fn in_time(ahead: Duration) -> String {
     (jiff::Timestamp::now() + ahead).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_on_postgres_that_was_asleep_loses_its_jobs_changes_nothing_and_works_again() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("FAENA_NODE_LEASE", "1s"),
+        ("FAENA_ORPHAN_DELAY", "50ms"),
+        ("WORKER_CONCURRENCY", "1"),
+    ];
+    let sleeper = Faena::start(one.path(), &environment).await;
+    let id = sleeper.submit(json!({"name": "sleep", "payload": {"ms": 2_000}})).await;
+    let first = sleeper.job_is(&id, "PROCESSING").await;
+    sleeper.signal("STOP");
+    let mut other = Faena::start(two.path(), &environment).await;
+    let second = eventually("the other node has it", async || {
+        let job = other.job(&id).await;
+        (job["status"] == "PROCESSING" && job["run"] != first["run"]).then_some(job)
+    })
+    .await;
+    assert!(second["run"].as_i64() > first["run"].as_i64());
+    assert_eq!((&second["retryCount"], &second["errorReason"]), (&json!(1), &json!("orphaned")), "{second:#}");
+    sleeper.signal("CONT");
+    // It wakes up, its own run is long over, and it tells so: nobody listens to it.
+    let done = other.job_is(&id, "COMPLETED").await;
+    crate::load::assert_completed_once(&done);
+    assert_eq!((&done["run"], &done["workerId"]), (&second["run"], &second["workerId"]), "{done:#}");
+    other.kill();
+    let next = sleeper.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
+    let next = sleeper.job_is(&next, "COMPLETED").await;
+    assert_eq!(next["workerId"], first["workerId"]);
+    assert_eq!(sleeper.job(&id).await, done, "nothing has changed since");
 }

@@ -34,6 +34,7 @@ async fn a_restarted_postgres_costs_time_and_no_job() {
     let acknowledged = load.stop().await;
     assert!(faena.has_ended().is_none(), "the server stayed");
     assert_all_completed_once(&faena, &acknowledged).await;
+    load.assert_refused_properly();
     let (status, health) = faena.get("/health/ready").await;
     assert_eq!((status, &health["status"]), (StatusCode::OK, &json!("healthy")), "{health:#}");
 }
@@ -89,4 +90,30 @@ async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jo
         (status == StatusCode::OK && health["status"] == "healthy").then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its_node() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let database = Server::start();
+    let environment =
+        [("DATABASE_URL", database.url.as_str()), ("FAENA_NODE_LEASE", "1s"), ("WORKER_CONCURRENCY", "1")];
+    let nodes = [
+        Faena::start(folders[0].path(), &environment).await,
+        Faena::start(folders[1].path(), &environment).await,
+    ];
+    let mut running = Vec::new();
+    for _ in &nodes {
+        let id = nodes[0].submit(json!({"name": "sleep", "payload": {"ms": 5_000}})).await;
+        nodes[0].job_is(&id, "PROCESSING").await;
+        running.push(id);
+    }
+    tokio::task::block_in_place(|| database.stop_at_once());
+    // The length of the outage: more than two leases.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    tokio::task::block_in_place(|| database.start_again());
+    for id in &running {
+        let job = nodes[1].job_is(id, "COMPLETED").await;
+        assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"], "{job:#}");
+    }
 }
