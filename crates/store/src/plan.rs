@@ -131,7 +131,11 @@ pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plann
         correlation: job.correlation_id.filter(|text| *text != job.id.to_string()),
         options: text,
         payload: job.payload,
-        parents: if matches!(place, Placement::Blocked { .. }) { job.options.depends_on.clone() } else { Vec::new() },
+        parents: if matches!(place, Placement::Blocked { .. }) {
+            open_parents(&job.options, known)
+        } else {
+            Vec::new()
+        },
         place,
         labels,
         expires_at: job.options.expires_at,
@@ -141,6 +145,12 @@ pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plann
 /// Only what differs from the default is stored, and mostly nothing does.
 pub fn stored_options(options: &JobOptions) -> Option<String> {
     (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
+}
+
+/// Nobody tells of a parent that has finished already.
+fn open_parents(options: &JobOptions, known: &Parents) -> Vec<JobId> {
+    let open = |parent: &&JobId| known.get(*parent).copied().flatten().is_none();
+    options.depends_on.iter().filter(open).copied().collect()
 }
 
 fn place(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {

@@ -190,7 +190,8 @@ async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) 
     if !others.is_empty() {
         let keys: Vec<_> = others.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
         let over = ended(client, &keys).await?;
-        others.retain(|end| !over.contains_key(&key(end)));
+        let there = existing(client, keys.iter().map(|key| key.1)).await?;
+        others.retain(|end| !over.contains_key(&key(end)) && there.contains(&end.id.0));
         turn_cancelled(client, &mut others).await?;
         put_others(client, &others, &mut deltas, &mut effects).await?;
         // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
@@ -274,6 +275,7 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
              WHERE (SELECT 1 FROM faena.done d WHERE d.lane = e.lane AND d.id = e.id
                         AND d.finished_at BETWEEN $10 AND $11 LIMIT 1) IS NULL
                AND (SELECT 1 FROM faena.attempt a WHERE a.id = e.id AND a.run = e.run) IS NULL
+               AND (SELECT 1 FROM faena.job j WHERE j.id = e.id) IS NOT NULL
                AND (SELECT 1 FROM faena.ended x WHERE x.lane = e.lane AND x.state IN (7, 8) AND x.id = e.id LIMIT 1) IS NULL
              ON CONFLICT DO NOTHING RETURNING lane, id, run",
         )
@@ -478,6 +480,13 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, bool)]) -> Result<bool> {
     Ok(!again.0.is_empty())
 }
 
+/// Those of these jobs that were not deleted or pruned: the block of one of their runs may still name them.
+async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<HashSet<Uuid>> {
+    let ids: Vec<Uuid> = ids.collect();
+    let statement = client.prepare_cached("SELECT id FROM faena.job WHERE id = ANY($1)").await?;
+    Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
+}
+
 /// How and when those of these runs ended that are over.
 pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashMap<Key, (i16, i64)>> {
     if keys.is_empty() {
@@ -513,10 +522,14 @@ async fn write_notes(
 ) -> Result<Vec<bool>> {
     let keys: Vec<(LaneId, Uuid, Run)> = notes.iter().map(|note| (note.lane, note.id.0, note.run)).collect();
     let over = ended(client, &keys).await?;
+    let there = existing(client, keys.iter().map(|key| key.1)).await?;
     let mut answers = Vec::with_capacity(notes.len());
     for note in notes {
         let key = (note.id.0, note.run);
-        let live = held.contains_key(&note.run) && !over.contains_key(&key) && !before.contains_key(&key);
+        let live = held.contains_key(&note.run)
+            && !over.contains_key(&key)
+            && !before.contains_key(&key)
+            && there.contains(&note.id.0);
         if live {
             write_note(client, note).await?;
         }

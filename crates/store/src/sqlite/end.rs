@@ -23,7 +23,10 @@ pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
 }
 
 fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<bool> {
-    if !block_stands(tx, note.run, blocks)? || ended_as(tx, note.lane, note.id, note.run)?.is_some() {
+    if !block_stands(tx, note.run, blocks)?
+        || ended_as(tx, note.lane, note.id, note.run)?.is_some()
+        || !job_exists(tx, note.id)?
+    {
         return Ok(false);
     }
     let progress = match &note.kind {
@@ -96,7 +99,8 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
         match before {
             // Told again after its commit, whose answer was lost: it counts once and is not stale.
             Some((state, at_ms)) => answers.push(end.is_stored_as(state, at_ms)),
-            None if stands => {
+            // A job that was deleted or pruned may still be named by the block of one of its runs.
+            None if stands && job_exists(tx, end.id)? => {
                 let state = end_one(tx, end, &mut deltas)?;
                 if state.is_terminal() && parents_matter {
                     finished.push(id);
@@ -331,6 +335,10 @@ pub fn ended_as(tx: &Tx, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i1
         .query_row((lane, id.0, run), |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     Ok(ended)
+}
+
+fn job_exists(tx: &Tx, id: JobId) -> Result<bool> {
+    Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([id.0])?)
 }
 
 fn has_rows(tx: &Tx, sql: &str) -> Result<bool> {

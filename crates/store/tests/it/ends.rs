@@ -189,6 +189,23 @@ pub async fn an_end_after_its_block_was_closed_is_stale_unless_it_was_told_befor
     world.complete(&again, 53).await;
 }
 
+pub async fn a_report_of_a_deleted_job_changes_nothing(world: &World) {
+    world.submit_all((0..6).map(|_| world.job("a", 0)).collect()).await;
+    let jobs = world.claim(6, 1).await;
+    for (job, outcome) in
+        jobs.iter().zip([completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()])
+    {
+        assert!(world.end(job, outcome, 2).await);
+        world.store.job_delete(job.id).await.unwrap();
+        for late in [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()] {
+            assert!(!world.end(job, late, 3).await);
+        }
+        assert!(!world.note(job, NoteKind::Message("late".into()), 3).await);
+        assert_eq!(world.ledger.tables_with(job.id).await, [""; 0]);
+    }
+    world.complete(&jobs[5], 4).await;
+}
+
 pub async fn a_failed_try_waits_and_comes_back_with_its_count(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.begin(&first, 1).await;

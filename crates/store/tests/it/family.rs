@@ -38,6 +38,19 @@ pub async fn a_child_waits_for_all_its_parents(world: &World) {
     assert_eq!(world.claim_one(5).await.id, child);
 }
 
+pub async fn a_child_of_a_finished_and_an_open_parent_waits_for_the_open_one_only(world: &World) {
+    let done = world.running(world.job("a", 0)).await;
+    world.complete(&done, 1).await;
+    let failed = world.running(world.job("a", 2)).await;
+    world.fail(&failed, 3).await;
+    let open = world.running(world.job("b", 4)).await;
+    let child = world.submit(world.job("child", 5).after(&[done.id, open.id])).await;
+    let anyway = world.submit(world.job("child", 5).after(&[done.id, failed.id, open.id]).runs_anyway()).await;
+    assert_eq!(world.states([child, anyway]).await, [PENDING; 2]);
+    world.complete(&open, 6).await;
+    assert_eq!(world.states([child, anyway]).await, [QUEUED; 2]);
+}
+
 pub async fn a_child_of_finished_parents_is_ready_at_once(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     world.complete(&parent, 1).await;

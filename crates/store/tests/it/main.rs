@@ -67,6 +67,7 @@ behaviours! {
     family:
         an_unknown_parent_is_refused_and_nothing_is_stored,
         a_child_waits_for_all_its_parents,
+        a_child_of_a_finished_and_an_open_parent_waits_for_the_open_one_only,
         a_child_of_finished_parents_is_ready_at_once,
         a_child_of_a_failed_or_cancelled_parent_is_cancelled_at_once,
         a_failed_parent_cancels_its_children_down_the_chain,
@@ -118,6 +119,7 @@ behaviours! {
         the_same_end_twice_in_one_call_counts_once,
         another_end_of_an_ended_run_changes_nothing,
         an_end_after_its_block_was_closed_is_stale_unless_it_was_told_before,
+        a_report_of_a_deleted_job_changes_nothing,
         a_failed_try_waits_and_comes_back_with_its_count,
         a_job_that_failed_for_good_stands_among_the_dead,
         a_job_handed_back_keeps_its_count_and_its_place,

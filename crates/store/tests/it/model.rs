@@ -1,2 +1,486 @@
+//! Random sequences of verbs, against a model that keeps each job as one small record.
+//!
+//! After each step every job must be in the model's state, a claim must hand out exactly what the model says is first, and a
+//! report of an old run must change nothing.
+
+use std::collections::BTreeMap;
+
+use faena_domain::{JobId, JobState, NodeId, Ordering, Priority};
+use faena_store::{
+    CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Outcome, Page, Retention, RunEnd, StoreError,
+};
+
 use crate::support::*;
-pub async fn any_sequence_of_verbs_keeps_to_the_model(_world: &World) {}
+
+const SEEDS: [u64; 4] = [1, 20, 300, 4_000];
+const STEPS: usize = 150;
+
+#[derive(Debug)]
+struct Job {
+    state: JobState,
+    priority: Priority,
+    retries: u32,
+    max_retries: u32,
+    ready_at: i64,
+    due_at: i64,
+    scheduled_at: Option<i64>,
+    expires_at: Option<i64>,
+    finished_at: i64,
+    parents: Vec<JobId>,
+    runs_anyway: bool,
+    unique: Option<String>,
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    claimed: ClaimedJob,
+    dead: bool,
+    asked_to_stop: bool,
+}
+
+#[derive(Default)]
+struct Model {
+    jobs: BTreeMap<JobId, Job>,
+    /// Hand-outs that are over, one way or another.
+    past: Vec<ClaimedJob>,
+}
+
+impl Model {
+    fn with(&self, wanted: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, job)| wanted(job)).map(|(id, _)| *id).collect()
+    }
+
+    fn job(&mut self, id: JobId) -> &mut Job {
+        self.jobs.get_mut(&id).unwrap()
+    }
+
+    /// The first `limit` ready jobs of the only queue.
+    fn first(&self, limit: usize, start: i64) -> Vec<JobId> {
+        let mut ready: Vec<(i64, JobId)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.state == JobState::Queued)
+            .map(|(id, job)| {
+                let at = faena_domain::Timestamp::from_ms(start + job.ready_at);
+                (Ordering::Aging.score(job.priority, at), *id)
+            })
+            .collect();
+        ready.sort_unstable();
+        ready.into_iter().take(limit).map(|(_, id)| id).collect()
+    }
+
+    fn finish(&mut self, id: JobId, state: JobState, now: i64) {
+        let job = self.job(id);
+        job.state = state;
+        job.finished_at = now;
+        job.parents.clear();
+        self.release(id);
+        self.tell_children(id, Some(state), now);
+    }
+
+    fn release(&mut self, id: JobId) {
+        if let Some(held) = self.job(id).held.take() {
+            self.past.push(held.claimed);
+        }
+    }
+
+    fn tell_children(&mut self, parent: JobId, state: Option<JobState>, now: i64) {
+        for child in self.with(|job| job.parents.contains(&parent)) {
+            let job = self.job(child);
+            if state == Some(JobState::Completed) || job.runs_anyway {
+                job.parents.retain(|id| *id != parent);
+                if job.parents.is_empty() {
+                    self.wait_or_go(child, now);
+                }
+            } else {
+                self.finish(child, JobState::Cancelled, now);
+            }
+        }
+    }
+
+    fn wait_or_go(&mut self, id: JobId, now: i64) {
+        let job = self.job(id);
+        match job.scheduled_at.filter(|at| *at > now) {
+            Some(at) => (job.state, job.due_at) = (JobState::Pending, at),
+            None => (job.state, job.ready_at) = (JobState::Queued, now),
+        }
+    }
+
+    fn come_back(&mut self, id: JobId, outcome: &Outcome, now: i64, due_ms: i64) {
+        if self.job(id).held.as_ref().is_some_and(|held| held.asked_to_stop) {
+            return self.finish(id, JobState::Cancelled, now);
+        }
+        self.release(id);
+        let job = self.job(id);
+        if matches!(outcome, Outcome::HandedBack) {
+            job.state = JobState::Queued;
+        } else {
+            (job.state, job.due_at) = (JobState::Retrying, due_ms);
+            job.retries += 1;
+        }
+    }
+}
+
+struct Play<'a> {
+    world: &'a World,
+    model: Model,
+    dice: Dice,
+    now: i64,
+    dead: NodeId,
+    told: String,
+}
+
+pub async fn any_sequence_of_verbs_keeps_to_the_model(world: &World) {
+    let mut play =
+        Play { world, model: Model::default(), dice: Dice(0), now: 0, dead: NodeId::new(), told: String::new() };
+    for seed in SEEDS {
+        play.dice = Dice(seed);
+        for step in 0..STEPS {
+            play.now += i64::try_from(play.dice.below(300)).unwrap() + 1;
+            world.store.node_renew(world.node, LEASE_MS, world.at(play.now)).await.unwrap();
+            play.step().await;
+            play.compare(&format!("seed {seed}, step {step}")).await;
+            if step % 10 == 0 {
+                world.ledger.prove().await;
+            }
+        }
+    }
+    assert!(play.model.past.len() > 50, "enough has happened to mean something");
+}
+
+impl Play<'_> {
+    async fn step(&mut self) {
+        match self.dice.below(100) {
+            0..22 => self.submit().await,
+            22..42 => self.claim().await,
+            42..50 => self.start().await,
+            50..68 => self.end().await,
+            68..73 => self.report_of_the_past().await,
+            73..79 => self.cancel().await,
+            79..83 => self.retry().await,
+            83..88 => self.patch().await,
+            88..90 => self.delete().await,
+            90..95 => self.promote().await,
+            95..98 => self.recover().await,
+            _ => self.prune().await,
+        }
+    }
+
+    async fn compare(&mut self, when: &str) {
+        let page =
+            self.world.store.job_list(&Filter::default(), Page::Offset { offset: 0, limit: 2_000 }).await.unwrap();
+        let seen: BTreeMap<JobId, (JobState, u32)> =
+            page.jobs.iter().map(|job| (job.id, (job.status, job.retry_count))).collect();
+        let wanted: BTreeMap<JobId, (JobState, u32)> =
+            self.model.jobs.iter().map(|(id, job)| (*id, (job.state, job.retries))).collect();
+        for (id, wanted) in &wanted {
+            assert_eq!(seen.get(id), Some(wanted), "{when}: job {id} after {}: {:?}", self.told, self.model.jobs[id]);
+        }
+        assert_eq!(seen.len(), wanted.len(), "{when}: after {}", self.told);
+        assert_eq!(page.total, wanted.len() as u64, "{when}: after {}", self.told);
+    }
+
+    fn held(&mut self) -> Option<(JobId, ClaimedJob)> {
+        let held = self.model.with(|job| job.held.is_some());
+        let id = *self.dice.pick(&held)?;
+        Some((id, self.model.jobs[&id].held.as_ref()?.claimed.clone()))
+    }
+
+    fn any(&mut self) -> Option<JobId> {
+        let all = self.model.with(|_| true);
+        self.dice.pick(&all).copied()
+    }
+
+    async fn submit(&mut self) {
+        let now = self.now;
+        let mut jobs = Vec::new();
+        for _ in 0..=self.dice.below(3) {
+            let priority = Priority::ALL[self.dice.below(4)];
+            let mut job = self.world.job(["a", "b"][self.dice.below(2)], now).priority(priority);
+            job = job.retries(u32::try_from(self.dice.below(3)).unwrap());
+            let mut model = Job {
+                state: JobState::Queued,
+                priority,
+                retries: 0,
+                max_retries: job.options.retry.max_retries,
+                ready_at: now,
+                due_at: 0,
+                scheduled_at: None,
+                expires_at: None,
+                finished_at: 0,
+                parents: Vec::new(),
+                runs_anyway: false,
+                unique: None,
+                held: None,
+            };
+            if self.dice.chance(20) {
+                model.scheduled_at = Some(now + 500);
+                job = job.scheduled(self.world.at(now + 500));
+            }
+            if self.dice.chance(20) {
+                model.expires_at = Some(now + 2_000);
+                job = job.expires(self.world.at(now + 2_000));
+            }
+            if self.dice.chance(30) {
+                let parents: Vec<JobId> = (0..=self.dice.below(2)).filter_map(|_| self.any()).collect();
+                if self.dice.chance(30) {
+                    model.runs_anyway = true;
+                    job = job.runs_anyway();
+                }
+                model.parents = parents.clone();
+                job = job.after(&parents);
+            }
+            if self.dice.chance(15) {
+                let key = format!("key-{}", self.dice.below(3));
+                model.unique = Some(key.clone());
+                job = job.unique(&key);
+            }
+            jobs.push((job, model));
+        }
+        let keys: Vec<&String> = jobs.iter().filter_map(|(_, model)| model.unique.as_ref()).collect();
+        let taken = |key: &String| {
+            let holds = |job: &Job| !job.state.is_terminal() && job.unique.as_ref() == Some(key);
+            self.model.jobs.values().any(holds)
+        };
+        let refused = keys.iter().any(|key| taken(key) || keys.iter().filter(|other| other == &key).count() > 1);
+        let answer = self.world.try_submit(jobs.iter().map(|(job, _)| job.clone()).collect(), now).await;
+        self.told = format!("submit of {} at {now}", jobs.len());
+        if refused {
+            assert!(matches!(answer, Err(StoreError::Conflict { .. })), "{answer:?}");
+            return;
+        }
+        answer.unwrap();
+        for (job, model) in jobs {
+            let parents = model.parents.clone();
+            self.model.jobs.insert(job.id, model);
+            let state_of = |id: &JobId| self.model.jobs[id].state;
+            let open: Vec<JobId> = parents.iter().copied().filter(|id| !state_of(id).is_terminal()).collect();
+            let bad = parents.iter().any(|id| state_of(id).is_terminal() && state_of(id) != JobState::Completed);
+            let bad = bad && !self.model.jobs[&job.id].runs_anyway;
+            self.model.job(job.id).parents = open.clone();
+            if bad {
+                self.model.finish(job.id, JobState::Cancelled, now);
+            } else if open.is_empty() {
+                self.model.wait_or_go(job.id, now);
+            } else {
+                self.model.job(job.id).state = JobState::Pending;
+            }
+        }
+    }
+
+    async fn claim(&mut self) {
+        let limit = 1 + self.dice.below(4);
+        let dead = self.dice.chance(25);
+        let node = if dead { self.dead } else { self.world.node };
+        let wanted = self.model.first(limit, self.world.start.as_ms());
+        let jobs = self.world.claim_as(node, limit, self.now).await;
+        self.told = format!("claim of {limit} at {}", self.now);
+        assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), wanted, "{}", self.told);
+        for claimed in jobs {
+            assert!(
+                self.model.past.iter().all(|past| past.id != claimed.id || past.run < claimed.run),
+                "runs only grow"
+            );
+            let job = self.model.job(claimed.id);
+            assert_eq!(claimed.retry_count, job.retries);
+            job.state = JobState::Assigned;
+            job.held = Some(Held { claimed, dead, asked_to_stop: false });
+        }
+    }
+
+    async fn start(&mut self) {
+        let Some((id, claimed)) = self.held() else { return };
+        self.told = format!("start of {id}");
+        let kind = if self.dice.chance(50) { NoteKind::Started } else { percent(1.0, "on") };
+        assert!(self.world.note(&claimed, kind, self.now).await, "{}", self.told);
+        self.model.job(id).state = JobState::Processing;
+    }
+
+    fn outcome(&mut self) -> (Outcome, i64) {
+        let due = self.now + i64::try_from(self.dice.below(800)).unwrap();
+        let outcome = match self.dice.below(10) {
+            0..4 => completed(),
+            4..6 => failed("no"),
+            6..8 => self.world.retry(due),
+            8 => Outcome::HandedBack,
+            _ => cancelled(),
+        };
+        (outcome, due)
+    }
+
+    async fn end(&mut self) {
+        let Some((id, claimed)) = self.held() else { return };
+        let (outcome, due) = self.outcome();
+        self.told = format!("end of {id} by {outcome:?}");
+        let job = &self.model.jobs[&id];
+        let plain = job.state == JobState::Assigned
+            && job.unique.is_none()
+            && job.expires_at.is_none()
+            && job.held.as_ref().is_some_and(|held| !held.asked_to_stop);
+        let last_of_its_block = self
+            .model
+            .with(|job| job.held.as_ref().is_some_and(|held| held.claimed.run == claimed.run && held.claimed.id != id));
+        let end = RunEnd {
+            on_record: !plain,
+            closes_block: last_of_its_block.is_empty(),
+            ..self.world.an_end(&claimed, outcome.clone(), self.now)
+        };
+        let repeats = 1 + self.dice.below(2);
+        for _ in 0..repeats {
+            assert!(self.world.tell_end(end.clone()).await, "{}", self.told);
+        }
+        if outcome.state().is_terminal() {
+            self.model.finish(id, outcome.state(), self.now);
+        } else {
+            self.model.come_back(id, &outcome, self.now, due);
+        }
+    }
+
+    async fn report_of_the_past(&mut self) {
+        let Some(claimed) = self.dice.pick(&self.model.past).cloned() else { return };
+        let (outcome, _) = self.outcome();
+        self.told = format!("late {outcome:?} of {} under {}", claimed.id, claimed.run);
+        assert!(!self.world.end(&claimed, outcome, self.now).await, "{}", self.told);
+        assert!(!self.world.note(&claimed, NoteKind::Started, self.now).await, "{}", self.told);
+    }
+
+    async fn cancel(&mut self) {
+        let Some(id) = self.any() else { return };
+        self.told = format!("cancel of {id}");
+        let answer = self.world.store.job_cancel(id, "no", self.world.at(self.now)).await;
+        let job = self.model.job(id);
+        if job.state.is_terminal() {
+            assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
+        } else if let Some(held) = &mut job.held {
+            held.asked_to_stop = true;
+            assert_eq!(answer.unwrap(), CancelOutcome::Asked { state: job.state });
+        } else {
+            assert_eq!(answer.unwrap(), CancelOutcome::Cancelled);
+            self.model.finish(id, JobState::Cancelled, self.now);
+        }
+    }
+
+    async fn retry(&mut self) {
+        let Some(id) = self.any() else { return };
+        self.told = format!("retry of {id}");
+        let answer = self.world.store.job_retry(id, self.world.at(self.now)).await;
+        let job = &self.model.jobs[&id];
+        if !matches!(job.state, JobState::Failed | JobState::Cancelled) {
+            assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })), "{answer:?}");
+            return;
+        }
+        let other = |other: &Job| !other.state.is_terminal() && other.unique == job.unique;
+        if job.unique.is_some() && self.model.jobs.values().any(other) {
+            assert!(matches!(answer, Err(StoreError::Conflict { .. })), "{answer:?}");
+            return;
+        }
+        answer.unwrap();
+        let now = self.now;
+        let job = self.model.job(id);
+        (job.state, job.retries, job.due_at) = (JobState::Pending, 0, now);
+        job.expires_at = job.expires_at.filter(|at| *at > now);
+    }
+
+    async fn patch(&mut self) {
+        let Some(id) = self.any() else { return };
+        let priority = Priority::ALL[self.dice.below(4)];
+        let time = self.dice.chance(40).then(|| self.dice.chance(50).then_some(self.now + 700));
+        self.told = format!("patch of {id} to {priority}, {time:?}");
+        let scheduled_at = time.map(|time| time.map(|ms| self.world.at(ms)));
+        let patch = JobPatch { priority: Some(priority), scheduled_at, ..JobPatch::default() };
+        let answer = self.world.store.job_patch(id, patch, self.world.at(self.now)).await;
+        let now = self.now;
+        let job = self.model.job(id);
+        if job.state.is_terminal() || job.held.is_some() {
+            assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })), "{answer:?}");
+            return;
+        }
+        answer.unwrap();
+        job.priority = priority;
+        if let Some(time) = time {
+            job.scheduled_at = time;
+            if job.parents.is_empty() && job.state != JobState::Retrying {
+                self.model.wait_or_go(id, now);
+            }
+        }
+    }
+
+    async fn delete(&mut self) {
+        let Some(id) = self.any() else { return };
+        self.told = format!("delete of {id}");
+        let answer = self.world.store.job_delete(id).await;
+        if self.model.jobs[&id].held.is_some() {
+            assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
+            return;
+        }
+        answer.unwrap();
+        self.model.jobs.remove(&id);
+        // Deleting reads the clock itself, so what it makes ready is ready at a time that only the store knows.
+        let freed = self.model.with(|job| job.parents.contains(&id));
+        self.model.tell_children(id, None, self.now);
+        self.learn_ready_times(&freed).await;
+    }
+
+    /// Where the model cannot know when a job became ready, it asks.
+    async fn learn_ready_times(&mut self, ids: &[JobId]) {
+        for id in ids {
+            if self.model.jobs.get(id).is_some_and(|job| job.state == JobState::Queued) {
+                let at = self.world.get(*id).await.queued_at.unwrap();
+                self.model.job(*id).ready_at = at.ms_since(self.world.start);
+            }
+        }
+    }
+
+    async fn promote(&mut self) {
+        self.told = format!("promotion at {}", self.now);
+        self.world.promote(self.now).await;
+        let now = self.now;
+        let waits = |job: &Job| !job.state.is_terminal() && job.held.is_none();
+        loop {
+            let expired = self.model.with(|job| waits(job) && job.expires_at.is_some_and(|at| at <= now));
+            let Some(id) = expired.first() else { break };
+            self.model.finish(*id, JobState::Failed, now);
+        }
+        for (_, job) in self.model.jobs.iter_mut() {
+            let waiting = matches!(job.state, JobState::Pending | JobState::Retrying) && job.parents.is_empty();
+            if waiting && job.due_at <= now {
+                (job.state, job.ready_at) = (JobState::Queued, job.due_at);
+            }
+        }
+    }
+
+    async fn recover(&mut self) {
+        let (now, delay) = (self.now, 200);
+        self.told = format!("recovery at {now}");
+        loop {
+            let freed = self.world.recover(delay, now).await;
+            if freed.orphaned + freed.returned == 0 {
+                break;
+            }
+        }
+        let lost = self.model.with(|job| job.held.as_ref().is_some_and(|held| held.dead));
+        for id in &lost {
+            let job = &self.model.jobs[id];
+            if job.held.as_ref().is_some_and(|held| held.asked_to_stop) {
+                self.model.finish(*id, JobState::Cancelled, now);
+            } else if job.state == JobState::Assigned {
+                self.model.come_back(*id, &Outcome::HandedBack, now, 0);
+            } else if job.retries < job.max_retries {
+                self.model.come_back(*id, &self.world.retry(0), now, now + delay);
+            } else {
+                self.model.finish(*id, JobState::Failed, now);
+            }
+        }
+        self.learn_ready_times(&lost).await;
+    }
+
+    async fn prune(&mut self) {
+        self.told = format!("pruning at {}", self.now);
+        let keep_ms = 5_000;
+        let retention = Retention { completed_ms: keep_ms, failed_ms: keep_ms, cancelled_ms: keep_ms };
+        self.world.store.job_prune(&retention, 1_000, self.world.at(self.now)).await.unwrap();
+        let cutoff = self.now - keep_ms;
+        self.model.jobs.retain(|_, job| !(job.state.is_terminal() && job.finished_at < cutoff));
+    }
+}

@@ -21,7 +21,9 @@ impl Database {
     pub async fn create() -> Database {
         let server = std::env::var("FAENA_TEST_POSTGRES").expect("run ./test, or set FAENA_TEST_POSTGRES");
         let name = format!("faena_store_{}", uuid::Uuid::new_v4().simple());
+        // What is tested here does not hang on the disk, and waiting for it would take most of the time.
         run_on(&server, &format!("CREATE DATABASE {name}")).await;
+        run_on(&server, &format!("ALTER DATABASE {name} SET synchronous_commit = off")).await;
         let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is an address");
         url.set_path(&name);
         Database { url: url.into(), name, server }
