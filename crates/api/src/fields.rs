@@ -35,6 +35,33 @@ fn whole(message: &str) -> ApiError {
     ApiError::invalid(vec![Fault::new("body", message)])
 }
 
+/// Half a surrogate pair is JSON by its grammar and no text: most parsers refuse everything around it. Text that cannot hold
+/// one is not parsed for it.
+fn has_broken_characters(json: &str) -> bool {
+    if !json.contains("\\ud") && !json.contains("\\uD") {
+        return false;
+    }
+    let mut characters = json.as_bytes();
+    while let Some(at) = characters.iter().position(|byte| *byte == b'\\') {
+        let half = |bytes: &[u8]| {
+            let digits = bytes.strip_prefix(b"\\u")?.get(..4)?;
+            u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+        };
+        let escape = &characters[at..];
+        let length = match half(escape) {
+            Some(0xd800..=0xdbff) => match half(escape.get(6..).unwrap_or_default()) {
+                Some(0xdc00..=0xdfff) => 12,
+                _ => return true,
+            },
+            Some(0xdc00..=0xdfff) => return true,
+            Some(_) => 6,
+            None => 2,
+        };
+        characters = escape.get(length..).unwrap_or_default();
+    }
+    false
+}
+
 impl<'a> Fields<'a> {
     /// An object inside an array; its faults carry `prefix`.
     pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, Fault> {
@@ -84,11 +111,14 @@ impl<'a> Fields<'a> {
     /// A JSON object, kept to the letter.
     pub fn object(&mut self, name: &str) -> Option<String> {
         let raw = self.raw(name)?;
-        if raw.get().starts_with('{') {
-            Some(raw.get().to_owned())
-        } else {
+        if !raw.get().starts_with('{') {
             self.fault(name, "must be a JSON object");
             None
+        } else if has_broken_characters(raw.get()) {
+            self.fault(name, "must not contain half a character (a surrogate without its other half)");
+            None
+        } else {
+            Some(raw.get().to_owned())
         }
     }
 

@@ -56,7 +56,8 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
             }
         })
         .collect();
-    let all: Vec<Health> = [database.status, workers.status].into_iter().chain(loops.iter().map(|l| l.status)).collect();
+    let all: Vec<Health> =
+        [database.status, workers.status].into_iter().chain(loops.iter().map(|l| l.status)).collect();
     let status = if all.contains(&Health::Unhealthy) {
         Health::Unhealthy
     } else if all.contains(&Health::Degraded) {

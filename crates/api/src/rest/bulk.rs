@@ -1,17 +1,13 @@
 //! `POST /jobs/bulk/{cancel,retry,delete}`: one action on every job that a filter finds.
 
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use axum::{Json, body::Body, extract::State};
 use faena_domain::{Fault, JobId, JobState, Timestamp};
 use faena_store::{Filter, Page, StoreError};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    jobs::{Answer, read_body},
+    jobs::{Answer, Segment, read_body},
     list::set_filter,
 };
 use crate::{Api, ApiError, fields::body_object};
@@ -50,12 +46,14 @@ impl Action {
     }
 }
 
-pub async fn bulk(State(api): State<Api>, Path(action): Path<String>, body: Body) -> Answer<Json<BulkAnswer>> {
+pub async fn bulk(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Json<BulkAnswer>> {
     let action = match action.as_str() {
         "cancel" => Action::Cancel,
         "retry" => Action::Retry,
         "delete" => Action::Delete,
-        other => return Err(ApiError::not_found(format!("there is no bulk action {other}; cancel, retry and delete are"))),
+        other => {
+            return Err(ApiError::not_found(format!("there is no bulk action {other}; cancel, retry and delete are")));
+        }
     };
     let body = read_body(&api, body).await?;
     let (mut filter, dry_run) = read_ask(&api, &body)?;

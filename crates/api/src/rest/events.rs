@@ -6,7 +6,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    extract::{Path, State},
+    extract::State,
     response::sse::{Event as SseEvent, KeepAlive, Sse},
 };
 use faena_domain::{EventKind, JobId, JobView, Timestamp};
@@ -14,14 +14,14 @@ use faena_store::StoreError;
 use futures_util::Stream;
 use tokio::sync::{broadcast, mpsc};
 
-use super::jobs::{Answer, parse_id};
+use super::jobs::{Answer, Segment, parse_id};
 use crate::Api;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub async fn events(
     State(api): State<Api>,
-    Path(id): Path<String>,
+    Segment(id): Segment,
 ) -> Answer<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
     let id = parse_id(&id)?;
     let changes = api.engine.bus.subscribe();
@@ -47,11 +47,12 @@ async fn follow(
     while let Some(view) = job {
         let mark = (view.updated_at, view.execution_log.len(), view.status.to_string());
         if seen.as_ref() != Some(&mark) {
-            let kind = if view.status == faena_domain::JobState::Processing && seen.as_ref().is_some_and(|s| s.2 == mark.2) {
-                EventKind::JobProgress
-            } else {
-                EventKind::of_state(view.status)
-            };
+            let kind =
+                if view.status == faena_domain::JobState::Processing && seen.as_ref().is_some_and(|s| s.2 == mark.2) {
+                    EventKind::JobProgress
+                } else {
+                    EventKind::of_state(view.status)
+                };
             seen = Some(mark);
             let event = SseEvent::default().event(kind.as_str()).json_data(&view);
             let Ok(event) = event else { return };

@@ -3,8 +3,8 @@
 use axum::{
     Json,
     body::{Body, Bytes, to_bytes},
-    extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, Path, State},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use faena_domain::{Fault, JobId, JobState, JobView, NewJob, Timestamp};
@@ -75,16 +75,22 @@ fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, faults: &mu
     if job.options.idempotency_key.is_some() {
         job.fingerprint = Some(Sha256::digest(body).into());
     }
-    if let Some(trace) = headers.get("traceparent").and_then(|value| value.to_str().ok()).filter(|text| text.len() <= 100) {
+    if let Some(trace) =
+        headers.get("traceparent").and_then(|value| value.to_str().ok()).filter(|text| text.len() <= 100)
+    {
         job.options.traceparent = Some(trace.to_owned());
     }
 }
 
-/// Of a job inside a batch there is no body of its own; what counts is what it asks for.
+/// Of a job inside a batch there is no body of its own; what counts is what it asks for. The ids that its refs have become
+/// are new with every request, so the refs themselves stand for them.
 fn fingerprint_of(job: &NewJob) -> [u8; 32] {
     let mut hash = Sha256::new();
-    let options = serde_json::to_string(&job.options).unwrap_or_default();
-    for part in [&job.kind, &job.queue, job.priority.as_str(), &job.payload, &options] {
+    let mut options = job.options.clone();
+    options.depends_on.truncate(options.depends_on.len().saturating_sub(job.depends_on_refs.len()));
+    let options = serde_json::to_string(&options).unwrap_or_default();
+    let refs = serde_json::to_string(&job.depends_on_refs).unwrap_or_default();
+    for part in [&job.kind, &job.queue, job.priority.as_str(), &job.payload, &options, &refs] {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -105,27 +111,42 @@ pub async fn read_body(api: &Api, body: Body) -> Answer<Bytes> {
     to_bytes(body, api.body_bytes).await.map_err(|_| ApiError::too_large(api.body_bytes))
 }
 
+/// The variable part of a path. One that is no text is answered like every other mistake.
+pub struct Segment(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Segment> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(text)) => Ok(Segment(text)),
+            Err(_) => Err(ApiError::invalid(vec![Fault::new("path", "must be UTF-8")])),
+        }
+    }
+}
+
 pub fn parse_id(text: &str) -> Answer<JobId> {
     text.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))
 }
 
-pub async fn show(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<JobView>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<JobView>> {
     let id = parse_id(&id)?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     Ok(Json(job))
 }
 
-pub async fn delete(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<Success>> {
+pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {
     api.engine.store.job_delete(parse_id(&id)?).await?;
     Ok(Json(Success { success: true }))
 }
 
-pub async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Answer<Response> {
+pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Response> {
     let id = parse_id(&id)?;
     let answer = api.engine.cancel(id, "cancelled by request", Timestamp::now()).await?;
     Ok(match answer {
         CancelAnswer::Cancelled => {
-            Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false }).into_response()
+            Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })
+                .into_response()
         }
         CancelAnswer::Asked { state } => {
             let body = Changed { id, status: state, retry_count: None, cancel_requested: true };
@@ -134,7 +155,7 @@ pub async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Answer<Re
     })
 }
 
-pub async fn retry(State(api): State<Api>, Path(id): Path<String>) -> Answer<Json<Changed>> {
+pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Changed>> {
     let id = parse_id(&id)?;
     let now = Timestamp::now();
     api.engine.store.job_retry(id, now).await?;

@@ -57,7 +57,11 @@ fn read_query(query: &str) -> Result<Query, ApiError> {
 impl Query {
     fn set(&mut self, name: &str, value: String) -> Result<(), String> {
         let number = |value: &str, max: usize| {
-            value.parse::<usize>().ok().filter(|n| (1..=max).contains(n)).ok_or(format!("must be a number from 1 to {max}"))
+            value
+                .parse::<usize>()
+                .ok()
+                .filter(|n| (1..=max).contains(n))
+                .ok_or(format!("must be a number from 1 to {max}"))
         };
         match name {
             "page" => self.page = Some(number(&value, 1_000_000)?),
@@ -76,11 +80,16 @@ impl Query {
 /// Also the way bulk actions read their filter.
 pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
     let time = |value: &str| Timestamp::parse(value).ok_or("must be a time like 2026-11-15T20:00:00Z".to_owned());
+    // No name, tag or key has any, and PostgreSQL cannot even be asked for some.
+    if value.contains(char::is_control) {
+        return Err("must not contain control characters".into());
+    }
     match name {
         "status" => {
             for part in value.split(',') {
-                let state: JobState =
-                    part.parse().map_err(|()| format!("must be one of {}", JobState::ALL.map(JobState::as_str).join(", ")))?;
+                let state: JobState = part
+                    .parse()
+                    .map_err(|()| format!("must be one of {}", JobState::ALL.map(JobState::as_str).join(", ")))?;
                 filter.states.push(state);
             }
         }

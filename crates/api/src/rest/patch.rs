@@ -1,23 +1,36 @@
 //! `PATCH /jobs/:id`: changes a job that has not started.
 
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
-use faena_domain::{Fault, JobView, Priority, RetryPolicy, Timestamp};
+use axum::{Json, body::Body, extract::State};
+use faena_domain::{Fault, JobId, JobView, NewJob, Priority, Timestamp};
 use faena_store::{JobPatch, StoreError};
 
-use super::jobs::{Answer, parse_id, read_body};
+use super::jobs::{Answer, Segment, parse_id, read_body};
 use crate::{Api, ApiError, fields::body_object};
 
-pub async fn patch(State(api): State<Api>, Path(id): Path<String>, body: Body) -> Answer<Json<JobView>> {
+pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<JobView>> {
     let id = parse_id(&id)?;
     let body = read_body(&api, body).await?;
     let patch = read_patch(&api, &body)?;
+    check_times(&api, id, &patch).await?;
     api.engine.store.job_patch(id, patch, Timestamp::now()).await?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     Ok(Json(job))
+}
+
+/// A job must not expire before its time has come, whichever of the two is changed.
+async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> Answer<()> {
+    if patch.scheduled_at.is_none() && patch.expires_at.is_none() {
+        return Ok(());
+    }
+    let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
+    let scheduled_at = patch.scheduled_at.unwrap_or(job.scheduled_at);
+    let expires_at = patch.expires_at.unwrap_or(job.expires_at);
+    match (scheduled_at, expires_at) {
+        (Some(start), Some(end)) if end <= start => {
+            Err(ApiError::invalid(vec![Fault::new("expiresAt", "must be later than scheduledAt")]))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn read_patch(api: &Api, body: &[u8]) -> Answer<JobPatch> {
@@ -37,13 +50,13 @@ fn read_patch(api: &Api, body: &[u8]) -> Answer<JobPatch> {
         timeout_ms: fields.number("timeoutMs"),
     };
     let mut faults = fields.finish();
-    let mut retry = RetryPolicy::default();
-    retry.max_retries = patch.max_retries.unwrap_or(retry.max_retries);
-    retry.retry_delay_ms = patch.retry_delay_ms.unwrap_or(retry.retry_delay_ms);
-    retry.check(&api.limits, &mut faults);
-    if patch.timeout_ms == Some(0) {
-        faults.push(Fault::new("timeoutMs", "must be at least 1"));
-    }
+    // What would be refused of a new job is refused here, and said in the same words.
+    let mut changed = NewJob::new("patched");
+    patch.apply_to(&mut changed.options);
+    let checked =
+        changed.check(&api.limits).into_iter().filter(|fault| !faults.iter().any(|known| known.path == fault.path));
+    let checked: Vec<Fault> = checked.collect();
+    faults.extend(checked);
     if patch.describe().is_empty() && faults.is_empty() {
         faults.push(Fault::new(
             "body",

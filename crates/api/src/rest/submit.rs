@@ -265,7 +265,13 @@ mod tests {
     #[test]
     fn a_long_chain_is_no_circle() {
         let jobs: Vec<String> = (0..5_000)
-            .map(|n| if n == 0 { r#"{"name":"a","ref":"r0"}"#.into() } else { format!(r#"{{"name":"a","ref":"r{n}","dependsOn":["r{}"]}}"#, n - 1) })
+            .map(|n| {
+                if n == 0 {
+                    r#"{"name":"a","ref":"r0"}"#.into()
+                } else {
+                    format!(r#"{{"name":"a","ref":"r{n}","dependsOn":["r{}"]}}"#, n - 1)
+                }
+            })
             .collect();
         assert_eq!(faults(&format!(r#"{{"jobs":[{}]}}"#, jobs.join(","))), Vec::<String>::new());
     }

@@ -1,0 +1,213 @@
+//! The router of one test, over an SQLite file of its own.
+
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderMap, Request, StatusCode},
+};
+use faena_api::Api;
+use faena_domain::{JobLimits, Timestamp};
+use faena_engine::{Engine, EngineConfig};
+use faena_store::StoreOptions;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+pub struct App {
+    pub router: Router,
+    pub engine: Arc<Engine>,
+    pub closing: CancellationToken,
+    _place: Place,
+}
+
+/// Where the test's jobs are kept; gone when it is over.
+enum Place {
+    Folder(#[expect(dead_code, reason = "kept for its end")] tempfile::TempDir),
+    Database(String),
+}
+
+pub const BODY_BYTES: usize = 64 << 10;
+pub const BATCH_BYTES: usize = 2 << 20;
+
+impl App {
+    pub async fn start() -> App {
+        App::start_with(EngineConfig::default()).await
+    }
+
+    pub async fn start_with(config: EngineConfig) -> App {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("faena.db").display());
+        App::open(&url, Place::Folder(folder), config).await
+    }
+
+    /// Over a database of its own on the server that `./test` has started.
+    pub async fn start_on_postgres() -> App {
+        let name = format!("faena_api_{}", uuid::Uuid::new_v4().simple());
+        run_sql(&format!("CREATE DATABASE {name}")).await;
+        let server = postgres_server();
+        let (base, _) = server.rsplit_once('/').unwrap();
+        App::open(&format!("{base}/{name}"), Place::Database(name), EngineConfig::default()).await
+    }
+
+    async fn open(url: &str, place: Place, config: EngineConfig) -> App {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
+        let engine = Engine::start(store, config).await.unwrap();
+        let closing = CancellationToken::new();
+        let api = Api {
+            engine: engine.clone(),
+            limits: JobLimits::default(),
+            body_bytes: BODY_BYTES,
+            batch_bytes: BATCH_BYTES,
+            closing: closing.clone(),
+        };
+        App { router: faena_api::router(api), engine, closing, _place: place }
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = answer.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        Answer { status: parts.status, headers: parts.headers, text: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    pub async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> Answer {
+        self.send(Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call("GET", path, "").await
+    }
+
+    pub async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
+        self.call("POST", path, body).await
+    }
+
+    /// Hands in a job and answers with its id.
+    pub async fn create(&self, body: &str) -> String {
+        let answer = self.post("/api/v1/jobs", body.to_owned()).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
+        answer.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn job(&self, id: &str) -> Value {
+        let answer = self.get(&format!("/api/v1/jobs/{id}")).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        answer.json()
+    }
+
+    pub async fn job_is(&self, id: &str, state: &str) -> Value {
+        let began = Instant::now();
+        loop {
+            let job = self.job(id).await;
+            if job["status"] == state {
+                return job;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "waited for {state}: {job:#}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn total(&self) -> u64 {
+        self.get("/api/v1/jobs").await.json()["total"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Place::Database(name) = self else { return };
+        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        // A test's own runtime cannot be waited for while it unwinds.
+        let dropped = std::thread::spawn(move || {
+            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_sql(&sql));
+        });
+        if dropped.join().is_err() {
+            eprintln!("a database is left behind");
+        }
+    }
+}
+
+fn postgres_server() -> String {
+    std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
+}
+
+async fn run_sql(sql: &str) {
+    let (client, connection) = tokio_postgres::connect(&postgres_server(), tokio_postgres::NoTls).await.unwrap();
+    let connection = tokio::spawn(connection);
+    client.batch_execute(sql).await.unwrap();
+    drop(client);
+    let _ = connection.await;
+}
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {:?}", self.headers)).to_str().unwrap()
+    }
+
+    /// Status and body, without what is different each time.
+    pub fn shown(&self) -> String {
+        format!("{}\n{}", self.status, redacted(&self.json()))
+    }
+
+    /// The same in one line per fault: what most tests of refusals want to see.
+    pub fn faults(&self) -> String {
+        let body = self.json();
+        let error = &body["error"];
+        let mut text = format!(
+            "{} {}: {}",
+            self.status.as_u16(),
+            error["code"].as_str().unwrap(),
+            error["message"].as_str().unwrap()
+        );
+        for fault in error["details"].as_array().into_iter().flatten() {
+            write!(text, "\n{}: {}", fault["path"].as_str().unwrap(), fault["message"].as_str().unwrap()).unwrap();
+        }
+        assert_eq!(error["requestId"], self.header("x-request-id"), "{body}");
+        redact(&text)
+    }
+}
+
+pub fn redacted(value: &Value) -> String {
+    redact(&serde_json::to_string_pretty(value).unwrap())
+}
+
+/// Ids become `<id 1>`, `<id 2>` … in the order in which they appear, times `<time>`.
+fn redact(text: &str) -> String {
+    let mut out = String::new();
+    let mut ids: Vec<&str> = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        if let Some(id) = rest.get(..36).filter(|part| part.as_bytes()[8] == b'-' && part.parse::<uuid::Uuid>().is_ok())
+        {
+            let number = ids.iter().position(|known| *known == id).unwrap_or_else(|| {
+                ids.push(id);
+                ids.len() - 1
+            });
+            write!(out, "<id {}>", number + 1).unwrap();
+            rest = &rest[36..];
+        } else if let Some(time) = rest.get(..24).filter(|part| Timestamp::parse(part).is_some()) {
+            out.push_str("<time>");
+            rest = &rest[time.len()..];
+        } else {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+        }
+    }
+    out
+}

@@ -1,0 +1,203 @@
+//! `POST /jobs/batch`: all or nothing.
+
+use axum::http::StatusCode;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::app::{App, BATCH_BYTES};
+
+const BATCH: &str = "/api/v1/jobs/batch";
+
+fn batch(jobs: impl IntoIterator<Item = Value>) -> String {
+    json!({ "jobs": jobs.into_iter().collect::<Vec<_>>() }).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_graph_goes_in_at_once_and_runs_in_its_order() {
+    let app = App::start().await;
+    let answer = app
+        .post(
+            BATCH,
+            batch([
+                json!({"name": "noop", "ref": "roof", "dependsOn": ["wall 1", "wall 2"]}),
+                json!({"name": "noop", "ref": "wall 1", "dependsOn": ["ground"]}),
+                json!({"name": "noop", "ref": "wall 2", "dependsOn": ["ground"]}),
+                json!({"name": "sleep", "ref": "ground", "payload": {"ms": 30}}),
+            ]),
+        )
+        .await;
+    assert_snapshot!(answer.shown(), @r#"
+    201 Created
+    {
+      "ids": [
+        "<id 1>",
+        "<id 2>",
+        "<id 3>",
+        "<id 4>"
+      ]
+    }
+    "#);
+    let ids: Vec<String> = serde_json::from_value(answer.json()["ids"].clone()).unwrap();
+    let roof = app.job_is(&ids[0], "COMPLETED").await;
+    assert_eq!(roof["dependsOn"], json!([ids[1], ids[2]]));
+    let time = |job: &Value, what: &str| job[what].as_str().unwrap().to_owned();
+    let ground = app.job(&ids[3]).await;
+    for wall in [app.job(&ids[1]).await, app.job(&ids[2]).await] {
+        assert!(time(&ground, "completedAt") <= time(&wall, "startedAt"));
+        assert!(time(&wall, "completedAt") <= time(&roof, "startedAt"));
+    }
+    assert_eq!(roof["correlationId"], ground["correlationId"], "one request, one correlation id");
+    assert_eq!(roof["correlationId"], answer.header("x-correlation-id"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn circles_and_refs_that_are_unknown_or_given_twice_are_refused() {
+    let app = App::start().await;
+    let mut said = String::new();
+    for jobs in [
+        json!([{"name": "noop", "ref": "a", "dependsOn": ["b"]}, {"name": "noop", "ref": "b", "dependsOn": ["a"]}]),
+        json!([{"name": "noop", "ref": "a", "dependsOn": ["a"]}]),
+        json!([{"name": "noop", "ref": "a"}, {"name": "noop", "ref": "a"}]),
+        json!([{"name": "noop"}, {"name": "noop", "dependsOn": ["nobody"]}]),
+        json!([{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}]),
+    ] {
+        said.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.faults()));
+    }
+    assert_snapshot!(said, @"
+    400 VALIDATION_ERROR: jobs[0].dependsOn: goes in a circle
+    jobs[0].dependsOn: goes in a circle
+    400 VALIDATION_ERROR: jobs[0].dependsOn: goes in a circle
+    jobs[0].dependsOn: goes in a circle
+    400 VALIDATION_ERROR: jobs[1].ref: a is used twice
+    jobs[1].ref: a is used twice
+    400 VALIDATION_ERROR: jobs[1].dependsOn: nobody is neither a job id nor a ref of this batch
+    jobs[1].dependsOn: nobody is neither a job id nor a ref of this batch
+    400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
+    dependsOn: there is no job <id 1>
+    ");
+    assert_eq!(app.total().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_job_spoils_the_batch_and_every_fault_is_named() {
+    let app = App::start().await;
+    let jobs =
+        json!([{"name": "noop"}, {"name": ""}, 7, {"name": "noop", "nmae": 1, "maxRetries": 99}, {"payload": []}]);
+    assert_snapshot!(app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.faults(), @"
+    400 VALIDATION_ERROR: 6 fields are not valid
+    jobs[1].name: must have 1 to 100 characters, has 0
+    jobs[2]: must be a JSON object
+    jobs[3].nmae: is not a known field
+    jobs[3].maxRetries: must be from 0 to 10, is 99
+    jobs[4].name: is required
+    jobs[4].payload: must be a JSON object
+    ");
+    assert_eq!(app.total().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflict_in_one_job_spoils_the_batch() {
+    let app = App::start().await;
+    app.create(r#"{"name": "elsewhere.kind", "uniqueKey": "taken"}"#).await;
+    let jobs = [json!({"name": "noop"}), json!({"name": "noop", "uniqueKey": "taken"}), json!({"name": "noop"})];
+    let answer = app.post(BATCH, batch(jobs)).await;
+    assert_snapshot!(answer.faults(), @"
+    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    id: <id 1>
+    ");
+    let twice =
+        [json!({"name": "elsewhere.kind", "uniqueKey": "k"}), json!({"name": "elsewhere.kind", "uniqueKey": "k"})];
+    assert_eq!(app.post(BATCH, batch(twice)).await.status, StatusCode::CONFLICT);
+    assert_eq!(app.total().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_sent_again_with_its_keys_makes_nothing_new() {
+    let app = App::start().await;
+    let body = batch((0..3).map(|n| json!({"name": "noop", "idempotencyKey": format!("k{n}"), "payload": {"n": n}})));
+    let first = app.post(BATCH, body.clone()).await;
+    let second = app.post(BATCH, body).await;
+    assert_eq!(first.json()["ids"], second.json()["ids"]);
+    assert_eq!(app.total().await, 3);
+    let other = batch([json!({"name": "noop", "idempotencyKey": "k1", "payload": {"n": 7}})]);
+    assert_eq!(app.post(BATCH, other).await.status, StatusCode::CONFLICT);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graph_that_is_sent_again_with_its_keys_makes_nothing_new() {
+    let app = App::start().await;
+    let body = batch([
+        json!({"name": "elsewhere.kind", "idempotencyKey": "a", "ref": "a"}),
+        json!({"name": "elsewhere.kind", "idempotencyKey": "b", "dependsOn": ["a"]}),
+    ]);
+    let first = app.post(BATCH, body.clone()).await;
+    assert_eq!(first.status, StatusCode::CREATED, "{}", first.text);
+    let second = app.post(BATCH, body).await;
+    assert_eq!(second.json(), first.json(), "the same bodies under the same keys are the same jobs");
+    assert_eq!(app.total().await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_job_may_depend_on_one_of_its_batch_that_was_there_already() {
+    let app = App::start().await;
+    let parent = json!({"name": "sleep", "payload": {"ms": 1}, "idempotencyKey": "a", "ref": "a"});
+    let first = app.post(BATCH, batch([parent.clone()])).await;
+    let second = app.post(BATCH, batch([parent, json!({"name": "noop", "dependsOn": ["a"]})])).await;
+    assert_eq!(second.status, StatusCode::CREATED, "{}", second.text);
+    assert_eq!(second.json()["ids"][0], first.json()["ids"][0]);
+    let child = app.job_is(second.json()["ids"][1].as_str().unwrap(), "COMPLETED").await;
+    assert_eq!(child["dependsOn"], json!([first.json()["ids"][0]]), "it waits for the one that is there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_jobs_are_taken_and_one_more_is_refused() {
+    let app = App::start().await;
+    let jobs = |count: usize| batch((0..count).map(|_| json!({"name": "elsewhere.kind"})));
+    assert_snapshot!(app.post(BATCH, jobs(10_001)).await.faults(), @"
+    400 VALIDATION_ERROR: jobs: must have at most 10000 jobs, has 10001
+    jobs: must have at most 10000 jobs, has 10001
+    ");
+    assert_eq!(app.total().await, 0);
+    let taken = app.post(BATCH, jobs(10_000)).await;
+    assert_eq!((taken.status, taken.json()["ids"].as_array().unwrap().len()), (StatusCode::CREATED, 10_000));
+    assert_eq!(app.total().await, 10_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_without_jobs_is_refused() {
+    let app = App::start().await;
+    let mut said = String::new();
+    for body in [
+        "{}",
+        r#"{"jobs": []}"#,
+        r#"{"jobs": {}}"#,
+        r#"{"jobs": null}"#,
+        r#"{"jobs": [{"name": "noop"}], "more": 1}"#,
+        "",
+    ] {
+        said.push_str(&format!("{}\n", app.post(BATCH, body).await.faults()));
+    }
+    assert_snapshot!(said, @"
+    400 VALIDATION_ERROR: jobs: must be a list of jobs
+    jobs: must be a list of jobs
+    400 VALIDATION_ERROR: jobs: must not be empty
+    jobs: must not be empty
+    400 VALIDATION_ERROR: jobs: must be a list of jobs
+    jobs: must be a list of jobs
+    400 VALIDATION_ERROR: jobs: must be a list of jobs
+    jobs: must be a list of jobs
+    400 VALIDATION_ERROR: more: is not a known field
+    more: is not a known field
+    400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    ");
+    assert_eq!(app.post(BATCH, " ".repeat(BATCH_BYTES + 1)).await.status, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_wrong_throughout_is_answered_with_a_bounded_list() {
+    let app = App::start().await;
+    let answer = app.post(BATCH, batch((0..5_000).map(|_| json!({"name": ""})))).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert_eq!(answer.json()["error"]["details"].as_array().unwrap().len(), 100);
+}

@@ -1,0 +1,118 @@
+//! `POST /jobs/bulk/{cancel,retry,delete}`.
+
+use insta::assert_snapshot;
+use serde_json::json;
+
+use crate::app::App;
+
+async fn stocked() -> App {
+    let app = App::start().await;
+    for _ in 0..3 {
+        app.create(r#"{"name": "elsewhere.kind", "queue": "old"}"#).await;
+    }
+    for _ in 0..2 {
+        app.create(r#"{"name": "elsewhere.kind", "queue": "new"}"#).await;
+    }
+    let done = app.create(r#"{"name": "noop", "queue": "old"}"#).await;
+    app.job_is(&done, "COMPLETED").await;
+    app
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+    let app = stocked().await;
+    let answer = app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "old"}, "dryRun": true}"#).await;
+    assert_snapshot!(answer.shown(), @r#"
+    200 OK
+    {
+      "done": 0,
+      "dryRun": true,
+      "matched": 3,
+      "sample": [
+        "<id 1>",
+        "<id 2>",
+        "<id 3>"
+      ],
+      "skipped": 0
+    }
+    "#);
+    assert_eq!(app.get("/api/v1/jobs?status=QUEUED").await.json()["total"], 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_cancelled_retried_and_deleted_by_filter() {
+    let app = stocked().await;
+    let count = async |query: &str| app.get(&format!("/api/v1/jobs?{query}")).await.json()["total"].clone();
+    let numbers = async |action: &str, body: &str| {
+        let answer = app.post(&format!("/api/v1/jobs/bulk/{action}"), body.to_owned()).await.json();
+        json!([answer["matched"], answer["done"], answer["skipped"]])
+    };
+    assert_eq!(numbers("cancel", r#"{"filter": {"queue": "old"}}"#).await, json!([3, 3, 0]));
+    assert_eq!((count("status=CANCELLED").await, count("status=QUEUED").await), (json!(3), json!(2)));
+    assert_eq!(numbers("retry", r#"{"filter": {"status": "CANCELLED"}}"#).await, json!([3, 3, 0]));
+    assert_eq!(count("status=CANCELLED").await, 0);
+    assert_eq!(
+        numbers("retry", r#"{"filter": {"status": "COMPLETED"}}"#).await,
+        json!([0, 0, 0]),
+        "nothing to retry there"
+    );
+    assert_eq!(numbers("delete", r#"{"filter": {"queue": "new"}}"#).await, json!([2, 2, 0]));
+    assert_eq!(numbers("delete", r#"{"all": true}"#).await, json!([4, 4, 0]));
+    assert_eq!(count("").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_jobs_than_fit_on_a_page_are_all_reached() {
+    let app = App::start().await;
+    let jobs: Vec<_> = (0..250).map(|_| json!({"name": "elsewhere.kind"})).collect();
+    app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
+    for action in ["cancel", "retry", "cancel", "delete"] {
+        let answer = app.post(&format!("/api/v1/jobs/bulk/{action}"), r#"{"all": true}"#).await.json();
+        assert_eq!((&answer["matched"], &answer["done"]), (&json!(250), &json!(250)), "{action}: {answer}");
+    }
+    assert_eq!(app.total().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_jobs_are_told_to_stop() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
+    app.job_is(&id, "PROCESSING").await;
+    app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"type": "sleep"}}"#).await;
+    app.job_is(&id, "CANCELLED").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_reach_further_than_was_meant_is_refused() {
+    let app = stocked().await;
+    let mut said = String::new();
+    for body in [
+        "{}",
+        r#"{"filter": {}}"#,
+        r#"{"filter": {"colour": "red", "status": "ASLEEP"}}"#,
+        r#"{"filter": "all"}"#,
+        r#"{"filter": {"queue": "old"}, "dryrun": true}"#,
+        r#"{"filter": {"queue": "old"}, "dryRun": "yes"}"#,
+        "",
+    ] {
+        said.push_str(&format!("{}\n", app.post("/api/v1/jobs/bulk/delete", body).await.faults()));
+    }
+    assert_snapshot!(said, @r#"
+    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
+    filter: would match every job; say "all": true if that is meant
+    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
+    filter: would match every job; say "all": true if that is meant
+    400 VALIDATION_ERROR: 2 fields are not valid
+    filter.colour: is not a known parameter
+    filter.status: must be one of PENDING, QUEUED, SCHEDULED, ASSIGNED, PROCESSING, RETRYING, COMPLETED, FAILED, CANCELLED
+    400 VALIDATION_ERROR: filter: must be an object
+    filter: must be an object
+    400 VALIDATION_ERROR: dryrun: is not a known field
+    dryrun: is not a known field
+    400 VALIDATION_ERROR: dryRun: must be true or false
+    dryRun: must be true or false
+    400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    "#);
+    assert_eq!(app.total().await, 6);
+}

@@ -1,0 +1,259 @@
+//! `POST /jobs` and `GET /jobs/:id`.
+
+use axum::http::{Request, StatusCode};
+use insta::assert_snapshot;
+use serde_json::json;
+
+use crate::app::{App, redacted};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_needs_no_more_than_a_name() {
+    let app = App::start().await;
+    let answer = app.post("/api/v1/jobs", r#"{"name": "elsewhere.kind"}"#).await;
+    assert_snapshot!(answer.shown(), @r#"
+    201 Created
+    {
+      "correlationId": "<id 1>",
+      "createdAt": "<time>",
+      "id": "<id 1>",
+      "status": "QUEUED"
+    }
+    "#);
+    let id = answer.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(answer.header("location"), format!("/api/v1/jobs/{id}"));
+    assert_snapshot!(redacted(&app.job(&id).await), @r#"
+    {
+      "backoffMultiplier": 2.0,
+      "completedAt": null,
+      "concurrencyKey": null,
+      "correlationId": "<id 1>",
+      "createdAt": "<time>",
+      "error": null,
+      "errorReason": null,
+      "executionLog": [
+        {
+          "event": "created",
+          "timestamp": "<time>"
+        },
+        {
+          "event": "queued",
+          "timestamp": "<time>"
+        }
+      ],
+      "expiresAt": null,
+      "id": "<id 1>",
+      "idempotencyKey": null,
+      "jitter": 0.0,
+      "maxDelay": 60000,
+      "maxRetries": 3,
+      "name": "elsewhere.kind",
+      "payload": {},
+      "priority": "NORMAL",
+      "progress": null,
+      "queue": "default",
+      "queuedAt": "<time>",
+      "result": null,
+      "retryCount": 0,
+      "retryDelay": 1000,
+      "retryOn": "all",
+      "run": null,
+      "scheduleId": null,
+      "scheduledAt": null,
+      "startedAt": null,
+      "status": "QUEUED",
+      "tags": [],
+      "timeoutMs": null,
+      "type": "elsewhere.kind",
+      "uniqueKey": null,
+      "updatedAt": "<time>",
+      "webhookUrl": null,
+      "workerId": null
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_that_can_be_given_is_kept() {
+    let app = App::start().await;
+    let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let id = app
+        .create(&format!(
+            r#"{{
+                "name": "Say hello", "type": "email.send", "queue": "mail", "payload": {{"to": "ñ", "n": 12345678901234567890123}},
+                "priority": "HIGH", "maxRetries": 5, "retryDelay": 200, "backoffMultiplier": 1.5, "maxDelay": 5000,
+                "retryDelays": [10000, 30000], "jitter": true, "retryOn": ["deadlock", "code * of 7"], "timeoutMs": 1234,
+                "scheduledAt": "2031-01-01T00:00:00Z", "expiresAt": "2031-01-02T01:00:00+01:00",
+                "webhookUrl": "https://example.org/hook", "correlationId": "order-7", "idempotencyKey": "once",
+                "uniqueKey": "mail-7", "concurrencyKey": "customer-7", "dependsOn": ["{parent}"],
+                "onParentFailure": "run", "tags": ["a", "b"]
+            }}"#
+        ))
+        .await;
+    let answer = app.get(&format!("/api/v1/jobs/{id}")).await;
+    let job = answer.json();
+    assert_eq!(
+        (&job["scheduledAt"], &job["expiresAt"]),
+        (&json!("2031-01-01T00:00:00.000Z"), &json!("2031-01-02T00:00:00.000Z"))
+    );
+    assert!(answer.text.contains(r#""payload":{"to": "ñ", "n": 12345678901234567890123}"#), "{}", answer.text);
+    assert_snapshot!(answer.shown(), @r#"
+    200 OK
+    {
+      "backoffMultiplier": 1.5,
+      "completedAt": null,
+      "concurrencyKey": "customer-7",
+      "correlationId": "order-7",
+      "createdAt": "<time>",
+      "dependsOn": [
+        "<id 1>"
+      ],
+      "error": null,
+      "errorReason": null,
+      "executionLog": [
+        {
+          "event": "created",
+          "timestamp": "<time>"
+        }
+      ],
+      "expiresAt": "<time>",
+      "id": "<id 2>",
+      "idempotencyKey": "once",
+      "jitter": 0.2,
+      "maxDelay": 5000,
+      "maxRetries": 5,
+      "name": "Say hello",
+      "payload": {
+        "n": 1.2345678901234568e+22,
+        "to": "ñ"
+      },
+      "priority": "HIGH",
+      "progress": null,
+      "queue": "mail",
+      "queuedAt": null,
+      "result": null,
+      "retryCount": 0,
+      "retryDelay": 200,
+      "retryDelays": [
+        10000,
+        30000
+      ],
+      "retryOn": [
+        "deadlock",
+        "code * of 7"
+      ],
+      "run": null,
+      "scheduleId": null,
+      "scheduledAt": "<time>",
+      "startedAt": null,
+      "status": "PENDING",
+      "tags": [
+        "a",
+        "b"
+      ],
+      "timeoutMs": 1234,
+      "type": "email.send",
+      "uniqueKey": "mail-7",
+      "updatedAt": "<time>",
+      "webhookUrl": "https://example.org/hook",
+      "workerId": null
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completed_job_tells_its_whole_story() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "noop"}"#).await;
+    let job = app.job_is(&id, "COMPLETED").await;
+    let events: Vec<_> = job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].clone()).collect();
+    assert_eq!(json!(events), json!(["created", "queued", "assigned", "started", "completed"]));
+    assert_eq!(job["correlationId"], id, "without a correlation id of its own it stands for itself");
+    assert_eq!(job["workerId"], app.engine.worker_id.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_key_and_the_same_body_is_the_same_job_and_another_body_is_refused() {
+    let app = App::start().await;
+    let keyed = |body: &'static str| {
+        let request = Request::post("/api/v1/jobs").header("idempotency-key", "once");
+        app.send(request.body(body.into()).unwrap())
+    };
+    let first = keyed(r#"{"name": "noop"}"#).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    let id = first.json()["id"].as_str().unwrap().to_owned();
+    let second = keyed(r#"{"name": "noop"}"#).await;
+    assert_eq!((second.status, &second.json()["id"]), (StatusCode::OK, &json!(id)));
+    let other = keyed(r#"{"name": "noop", "priority": "HIGH"}"#).await;
+    assert_snapshot!(other.faults(), @"
+    409 CONFLICT: this idempotency key was used for another request
+    id: <id 1>
+    ");
+    assert_eq!(other.json()["error"]["details"][0]["message"], id, "it says which job has the key");
+    // The key outlives the job's end.
+    app.job_is(&id, "COMPLETED").await;
+    let third = keyed(r#"{"name": "noop"}"#).await;
+    assert_eq!((third.status, &third.json()["id"]), (StatusCode::OK, &json!(id)));
+    assert_eq!(third.json()["status"], "COMPLETED", "and the answer says how it stands");
+    assert_eq!(app.total().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_requests_with_one_key_at_once_make_one_job() {
+    let app = App::start().await;
+    let answers = futures_util::future::join_all((0..50).map(|_| {
+        let request = Request::post("/api/v1/jobs").header("idempotency-key", "at once");
+        app.send(request.body(r#"{"name": "noop"}"#.into()).unwrap())
+    }))
+    .await;
+    let ids: std::collections::HashSet<String> = answers.iter().map(|a| a.json()["id"].to_string()).collect();
+    assert_eq!(ids.len(), 1);
+    assert_eq!(answers.iter().filter(|answer| answer.status == StatusCode::CREATED).count(), 1);
+    assert_eq!(app.total().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_is_free_again_when_its_job_has_ended() {
+    let app = App::start().await;
+    let body = r#"{"name": "elsewhere.kind", "uniqueKey": "only one"}"#;
+    let id = app.create(body).await;
+    let refused = app.post("/api/v1/jobs", body).await;
+    assert_snapshot!(refused.faults(), @"
+    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    id: <id 1>
+    ");
+    assert_eq!(refused.json()["error"]["details"][0]["message"], id);
+    app.post(&format!("/api/v1/jobs/{id}/cancel"), "").await;
+    let again = app.create(body).await;
+    assert_ne!(again, id);
+    // The one that gave the key away cannot have it back while it is taken.
+    let back = app.post(&format!("/api/v1/jobs/{id}/retry"), "").await;
+    assert_snapshot!(back.faults(), @"
+    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    id: <id 1>
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_parent_ended_badly_is_cancelled_or_runs_as_it_asked() {
+    let app = App::start().await;
+    let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let child = app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"]}}"#)).await;
+    let stubborn =
+        app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"], "onParentFailure": "run"}}"#)).await;
+    assert_eq!(app.job(&child).await["status"], "PENDING");
+    app.post(&format!("/api/v1/jobs/{parent}/cancel"), "").await;
+    let child = app.job_is(&child, "CANCELLED").await;
+    assert!(child["error"].as_str().unwrap().contains(&parent), "{child:#}");
+    app.job_is(&stubborn, "COMPLETED").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_does_not_exist_is_refused() {
+    let app = App::start().await;
+    let body = r#"{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}"#;
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @"
+    400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
+    dependsOn: there is no job <id 1>
+    ");
+    assert_eq!(app.total().await, 0);
+}

@@ -1,0 +1,78 @@
+//! `GET /jobs/:id/events`: a job's changes as they happen, until it ends.
+
+use std::time::Duration;
+
+use axum::{body::Body, http::Request};
+use futures_util::StreamExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use crate::app::App;
+
+/// Every event until the stream ends: its name and the job it carries.
+async fn follow(app: &App, id: &str) -> Vec<(String, Value)> {
+    let request = Request::get(format!("/api/v1/jobs/{id}/events")).body(Body::empty()).unwrap();
+    let answer = app.router.clone().oneshot(request).await.unwrap();
+    assert_eq!(answer.headers()["content-type"], "text/event-stream");
+    let mut text = String::new();
+    let mut body = answer.into_body().into_data_stream();
+    let whole = async {
+        while let Some(part) = body.next().await {
+            text.push_str(std::str::from_utf8(&part.unwrap()).unwrap());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), whole).await.expect("the stream ends with its job");
+    let field =
+        |event: &str, name: &str| event.lines().find_map(|line| line.strip_prefix(name).map(|v| v.trim().to_owned()));
+    text.split("\n\n")
+        .filter_map(|event| Some((field(event, "event:")?, serde_json::from_str(&field(event, "data:")?).unwrap())))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_followed_through_its_progress_to_its_end() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600, "steps": 3}}"#).await;
+    let events = follow(&app, &id).await;
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names.last(), Some(&"job.completed"), "{names:?}");
+    assert!(names.contains(&"job.progress"), "{names:?}");
+    let seen: Vec<u64> = events.iter().filter_map(|(_, job)| job["progress"]["completedSteps"].as_u64()).collect();
+    assert!(seen.is_sorted(), "{seen:?}");
+    assert!(!seen.is_empty());
+    let (_, last) = events.last().unwrap();
+    assert_eq!((&last["id"], &last["status"]), (&Value::from(id.as_str()), &Value::from("COMPLETED")));
+    assert_eq!(*last, app.job(&id).await, "the last event carries the whole job");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_job_that_has_ended_the_stream_is_its_end() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
+    app.job_is(&id, "FAILED").await;
+    let events = follow(&app, &id).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].0, "job.failed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_cancelled_or_deleted_ends_its_stream() {
+    let app = App::start().await;
+    for (method, action) in [("POST", "/cancel"), ("DELETE", "")] {
+        let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+        let path = format!("/api/v1/jobs/{id}{action}");
+        let (events, answer) = tokio::join!(follow(&app, &id), app.call(method, &path, ""));
+        assert!(answer.status.is_success());
+        let first = &events[0].1["status"];
+        assert!(first == "QUEUED" || first == "CANCELLED", "{events:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closing_server_ends_its_streams() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let closing = app.closing.clone();
+    let (events, ()) = tokio::join!(follow(&app, &id), async move { closing.cancel() });
+    assert_eq!(events.len(), 1);
+}

@@ -1,0 +1,271 @@
+//! Everything that can be wrong with a request is named, with its path.
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
+use insta::assert_snapshot;
+
+use crate::app::{App, BODY_BYTES};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_of_the_wrong_type_is_named() {
+    let app = App::start().await;
+    let body = r#"{
+        "name": 1, "type": [], "queue": {}, "payload": "text", "priority": "URGENT", "maxRetries": -1, "retryDelay": "1s",
+        "backoffMultiplier": "two", "maxDelay": 1.5, "retryDelays": [1, "x"], "jitter": "much", "retryOn": 7, "timeoutMs": true,
+        "scheduledAt": "tomorrow", "expiresAt": 7, "webhookUrl": 1, "correlationId": 1, "idempotencyKey": 1, "uniqueKey": 1,
+        "concurrencyKey": 1, "dependsOn": "x", "onParentFailure": "panic", "tags": "x", "ref": 1
+    }"#;
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @r#"
+    400 VALIDATION_ERROR: 24 fields are not valid
+    name: must be a string
+    type: must be a string
+    queue: must be a string
+    payload: must be a JSON object
+    priority: must be LOW, NORMAL, HIGH or CRITICAL
+    correlationId: must be a string
+    ref: must be a string
+    maxRetries: must be a whole number, not negative
+    retryDelay: must be a whole number, not negative
+    backoffMultiplier: must be a number
+    maxDelay: must be a whole number, not negative
+    retryDelays: must be a list of milliseconds
+    jitter: must be true, false or a number from 0 to 1
+    retryOn: must be "all", "transient" or a list of patterns
+    timeoutMs: must be a whole number, not negative
+    scheduledAt: must be a time like 2026-11-15T20:00:00Z
+    expiresAt: must be a time like 2026-11-15T20:00:00Z
+    webhookUrl: must be a string
+    idempotencyKey: must be a string
+    uniqueKey: must be a string
+    concurrencyKey: must be a string
+    tags: must be a list of strings
+    onParentFailure: must be "cancel" or "run"
+    dependsOn: must be a list of job ids or refs
+    "#);
+    assert_eq!(app.total().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_out_of_its_range_is_named() {
+    let app = App::start().await;
+    let long = "x".repeat(256);
+    let many: Vec<String> = (0..33).map(|n| format!("\"t{n}\"")).collect();
+    let body = format!(
+        r#"{{
+        "name": "{long}", "type": "", "queue": "two\nlines", "maxRetries": 11, "retryDelay": 99, "backoffMultiplier": 0.5,
+        "maxDelay": 1, "retryDelays": [604800001], "jitter": 1.5, "retryOn": [], "timeoutMs": 0,
+        "scheduledAt": "2031-01-02T00:00:00Z", "expiresAt": "2031-01-01T00:00:00Z", "webhookUrl": "ftp://example.org",
+        "correlationId": "", "idempotencyKey": "{long}", "uniqueKey": "", "concurrencyKey": "a\u0000b", "tags": [{}]
+    }}"#,
+        many.join(",")
+    );
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @r#"
+    400 VALIDATION_ERROR: 18 fields are not valid
+    name: must have 1 to 255 characters, has 256
+    type: must have 1 to 100 characters, has 0
+    queue: must not contain control characters
+    correlationId: must have 1 to 255 characters, has 0
+    idempotencyKey: must have 1 to 255 characters, has 256
+    uniqueKey: must have 1 to 255 characters, has 0
+    concurrencyKey: must not contain control characters
+    webhookUrl: must start with http:// or https://
+    maxRetries: must be from 0 to 10, is 11
+    retryDelay: must be from 100 to 3600000, is 99
+    maxDelay: must be from 100 to 604800000, is 1
+    retryDelays[0]: must be from 0 to 604800000, is 604800001
+    backoffMultiplier: must be from 1 to 100
+    jitter: must be true, false or a number from 0 to 1
+    retryOn: must be "all", "transient" or 1 to 50 patterns of 1 to 200 bytes
+    timeoutMs: must be from 1 to 2592000000, is 0
+    tags: must be from 0 to 32, is 33
+    expiresAt: must be later than scheduledAt
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_knows_is_refused() {
+    let app = App::start().await;
+    let body = r#"{"name": "noop", "prioritty": "HIGH", "id": "x", "status": "COMPLETED"}"#;
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @"
+    400 VALIDATION_ERROR: 3 fields are not valid
+    id: is not a known field
+    prioritty: is not a known field
+    status: is not a known field
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_required_and_null_is_as_good_as_nothing() {
+    let app = App::start().await;
+    assert_snapshot!(app.post("/api/v1/jobs", "{}").await.faults(), @"
+    400 VALIDATION_ERROR: name: is required
+    name: is required
+    ");
+    assert_snapshot!(app.post("/api/v1/jobs", r#"{"name": null, "payload": null}"#).await.faults(), @"
+    400 VALIDATION_ERROR: name: is required
+    name: is required
+    ");
+    app.create(r#"{"name": "noop", "payload": null, "priority": null, "tags": null, "scheduledAt": null}"#).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_no_json_object_is_refused() {
+    let app = App::start().await;
+    let mut said = String::new();
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b"\"text\"",
+        b"{\"name\": ",
+        b"{\"name\": \"noop\"} x",
+        b"{'name': 'noop'}",
+        b"{\"name\": \"\xff\"}",
+    ];
+    for body in bodies {
+        let answer = app.post("/api/v1/jobs", body.to_vec()).await;
+        said.push_str(&format!("{}\n", answer.faults()));
+    }
+    assert_snapshot!(said, @"
+    400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    400 VALIDATION_ERROR: body: must be a JSON object
+    body: must be a JSON object
+    400 VALIDATION_ERROR: body: must be a JSON object
+    body: must be a JSON object
+    400 VALIDATION_ERROR: body: must be a JSON object
+    body: must be a JSON object
+    400 VALIDATION_ERROR: body: must be a JSON object
+    body: must be a JSON object
+    400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 9
+    body: is not valid JSON: EOF while parsing a value at line 1 column 9
+    400 VALIDATION_ERROR: body: is not valid JSON: trailing characters at line 1 column 18
+    body: is not valid JSON: trailing characters at line 1 column 18
+    400 VALIDATION_ERROR: body: is not valid JSON: key must be a string at line 1 column 2
+    body: is not valid JSON: key must be a string at line 1 column 2
+    400 VALIDATION_ERROR: body: must be UTF-8
+    body: must be UTF-8
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_too_large_is_refused_and_one_that_just_fits_is_taken() {
+    let app = App::start().await;
+    let body = |size: usize| {
+        let frame = r#"{"name": "elsewhere.kind", "payload": {"text": ""}}"#;
+        frame.replace("\"\"", &format!("\"{}\"", "x".repeat(size - frame.len())))
+    };
+    assert_eq!(app.post("/api/v1/jobs", body(BODY_BYTES)).await.status, StatusCode::CREATED);
+    assert_snapshot!(app.post("/api/v1/jobs", body(BODY_BYTES + 1)).await.faults(), @"413 PAYLOAD_TOO_LARGE: the body is larger than 65536 bytes");
+    let patch = app.call("PATCH", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000", body(BODY_BYTES + 1)).await;
+    assert_eq!(patch.status, StatusCode::PAYLOAD_TOO_LARGE);
+    // Without a length in front, too.
+    let chunks = futures_util::stream::iter((0..70).map(|_| Ok::<_, std::io::Error>("x".repeat(1 << 10))));
+    let request = Request::post("/api/v1/jobs").body(Body::from_stream(chunks)).unwrap();
+    assert_eq!(app.send(request).await.status, StatusCode::PAYLOAD_TOO_LARGE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_allowed() {
+    let app = App::start().await;
+    let none = "/api/v1/jobs/018f0000-0000-7000-8000-000000000000";
+    let mut said = String::new();
+    for (method, path) in [
+        ("GET", "/api/v1/nothing"),
+        ("GET", "/api/v1/jobs/"),
+        ("GET", none),
+        ("DELETE", none),
+        ("POST", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel"),
+        ("POST", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000/retry"),
+        ("GET", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000/events"),
+        ("POST", "/api/v1/jobs/bulk/explode"),
+        ("PUT", "/api/v1/jobs"),
+        ("POST", none),
+        ("GET", "/api/v1/jobs/batch/x"),
+        ("DELETE", "/health/live"),
+        ("GET", "/api/v1/jobs/not-an-id"),
+        ("POST", "/api/v1/jobs/not-an-id/cancel"),
+        ("PATCH", "/api/v1/jobs/%FF"),
+        ("DELETE", "/api/v1/jobs/018f0000-0000-7000-8000-00000000000g"),
+    ] {
+        said.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.faults()));
+    }
+    assert_snapshot!(said, @"
+    GET /api/v1/nothing: 404 NOT_FOUND: there is nothing at /api/v1/nothing
+    GET /api/v1/jobs/: 404 NOT_FOUND: there is nothing at /api/v1/jobs/
+    GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
+    DELETE /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
+    POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel: 404 NOT_FOUND: there is no job <id 1>
+    POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/retry: 404 NOT_FOUND: there is no job <id 1>
+    GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000/events: 404 NOT_FOUND: there is no job <id 1>
+    POST /api/v1/jobs/bulk/explode: 404 NOT_FOUND: there is no bulk action explode; cancel, retry and delete are
+    PUT /api/v1/jobs: 405 METHOD_NOT_ALLOWED: this method is not known here
+    POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 405 METHOD_NOT_ALLOWED: this method is not known here
+    GET /api/v1/jobs/batch/x: 404 NOT_FOUND: there is nothing at /api/v1/jobs/batch/x
+    DELETE /health/live: 405 METHOD_NOT_ALLOWED: this method is not known here
+    GET /api/v1/jobs/not-an-id: 400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    POST /api/v1/jobs/not-an-id/cancel: 400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    PATCH /api/v1/jobs/%FF: 400 VALIDATION_ERROR: path: must be UTF-8
+    path: must be UTF-8
+    DELETE /api/v1/jobs/018f0000-0000-7000-8000-00000000000g: 400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    ");
+    let patch = app.call("PATCH", none, r#"{"priority": "LOW"}"#).await;
+    assert_eq!(patch.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotency_key_that_is_no_text_is_refused() {
+    let app = App::start().await;
+    for key in [&b""[..], &b"\xff"[..], &[b'x'; 256][..]] {
+        let request = Request::post("/api/v1/jobs").header("idempotency-key", key).body(r#"{"name": "noop"}"#.into());
+        let answer = app.send(request.unwrap()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        assert_eq!(answer.json()["error"]["details"][0]["path"], "Idempotency-Key");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strange_texts_are_refused_or_kept_and_never_break_anything() {
+    take_strange_texts(App::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strange_texts_are_refused_or_kept_and_never_break_anything_on_postgres() {
+    take_strange_texts(App::start_on_postgres().await).await;
+}
+
+async fn take_strange_texts(app: App) {
+    let deep = format!("{}{}", "[".repeat(2_000), "]".repeat(2_000));
+    for (body, status) in [
+        (r#"{"name": "\u0000"}"#.to_owned(), 400),
+        (r#"{"name": "\ud800"}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere 🦀 ñ"}"#.to_owned(), 201),
+        (r#"{"name": "elsewhere", "payload": {"a": "\u0000 \\ud800 \ud83e\udd80"}}"#.to_owned(), 201),
+        (r#"{"name": "elsewhere", "payload": {"a": "\ud800"}}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "payload": {"\uDFFF": 1}}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "payload": {"a": 1, "a": 2}}"#.to_owned(), 201),
+        (r#"{"name": "elsewhere", "payload": {"a": 1e999}}"#.to_owned(), 201),
+        (format!(r#"{{"name": "elsewhere", "payload": {{"a": {deep}}}}}"#), 201),
+        (r#"{"name": "elsewhere", "queue": "'; DROP TABLE job; --"}"#.to_owned(), 201),
+        (r#"{"name": "elsewhere", "backoffMultiplier": 1e999}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "maxRetries": 18446744073709551616}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "maxRetries": 4294967299}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "scheduledAt": "9999-12-31T23:59:59Z"}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "scheduledAt": "1969-12-31T23:59:59Z"}"#.to_owned(), 400),
+        (r#"{"name": "elsewhere", "name": "again"}"#.to_owned(), 201),
+    ] {
+        let answer = app.post("/api/v1/jobs", body.clone()).await;
+        assert_eq!(answer.status.as_u16(), status, "{body}: {}", answer.text);
+        if status == 201 {
+            let id = answer.json()["id"].as_str().unwrap().to_owned();
+            assert_eq!(app.get(&format!("/api/v1/jobs/{id}")).await.status, StatusCode::OK, "{body}");
+        }
+    }
+    assert_eq!(app.get("/api/v1/jobs").await.status, StatusCode::OK);
+}

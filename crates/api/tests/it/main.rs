@@ -1,0 +1,13 @@
+//! The doors, over a real store and engine: status and body of every answer.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+
+mod app;
+mod batch;
+mod bulk;
+mod change;
+mod create;
+mod events;
+mod faults;
+mod frame;
+mod list;
