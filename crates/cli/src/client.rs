@@ -26,7 +26,10 @@ impl fmt::Display for Problem {
         match self {
             Problem::Usage(text) | Problem::Other(text) => f.write_str(text),
             Problem::Unreachable { url, why } => {
-                write!(f, "cannot reach {url}: {why}; start the server with `faena serve`, or name it with --url or FAENA_URL")
+                write!(
+                    f,
+                    "cannot reach {url}: {why}; start the server with `faena serve`, or name it with --url or FAENA_URL"
+                )
             }
             Problem::Refused { code, message, details } => {
                 write!(f, "{message} ({code})")?;
@@ -75,7 +78,12 @@ impl Client {
             Ok(body) => Err(Problem::Refused {
                 code: body.error.code,
                 message: body.error.message,
-                details: body.error.details.into_iter().map(|fault| format!("{}: {}", fault.path, fault.message)).collect(),
+                details: body
+                    .error
+                    .details
+                    .into_iter()
+                    .map(|fault| format!("{}: {}", fault.path, fault.message))
+                    .collect(),
             }),
             Err(_) => Err(Problem::Other(format!("{} answered {status}; is that a faena server?", self.base))),
         }

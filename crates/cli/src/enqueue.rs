@@ -56,7 +56,8 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Problem> {
     let client = Client::new(&arguments.connection)?;
     let body = body(&arguments)?;
-    let mut request = client.request(Method::POST, "/api/v1/jobs").header("content-type", "application/json").body(body);
+    let mut request =
+        client.request(Method::POST, "/api/v1/jobs").header("content-type", "application/json").body(body);
     if let Some(key) = &arguments.idempotency_key {
         request = request.header("idempotency-key", key);
     }

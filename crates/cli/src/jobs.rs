@@ -175,5 +175,9 @@ pub fn describe(job: &JobView) -> String {
 }
 
 fn shorten(text: &str) -> String {
-    if text.chars().count() <= 200 { text.to_owned() } else { format!("{}… (--json shows all)", text.chars().take(200).collect::<String>()) }
+    if text.chars().count() <= 200 {
+        text.to_owned()
+    } else {
+        format!("{}… (--json shows all)", text.chars().take(200).collect::<String>())
+    }
 }

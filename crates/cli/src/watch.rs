@@ -52,12 +52,13 @@ async fn follow(client: &Client, id: &str, show: &mut Show) -> Result<Option<Job
         bytes.drain(..valid);
         while let Some(end) = buffer.find("\n\n") {
             let event: String = buffer.drain(..end + 2).collect();
-            let data: String = event.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
+            let data: String =
+                event.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
             if data.is_empty() {
                 continue;
             }
-            let job: JobView =
-                serde_json::from_str(&data).map_err(|e| Problem::Other(format!("the stream was not understood: {e}")))?;
+            let job: JobView = serde_json::from_str(&data)
+                .map_err(|e| Problem::Other(format!("the stream was not understood: {e}")))?;
             show.update(&job, &data);
             if job.status.is_terminal() {
                 return Ok(Some(job.status));

@@ -177,7 +177,8 @@ impl ConfigArguments {
         let named = self.config.clone().or_else(|| std::env::var_os("FAENA_CONFIG").map(PathBuf::from));
         let required = named.is_some();
         let path = named.unwrap_or_else(|| "faena.toml".into());
-        let environment = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let environment =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         Config::load((&path, required), environment, flags)
     }
 }

@@ -46,35 +46,147 @@ const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error"];
 
 pub const KEYS: &[Key] = &[
     key("server.host", "HOST", Kind::Text, "127.0.0.1", "The address to listen on."),
-    key("server.port", "PORT", Kind::Number { min: 0, max: 65_535 }, "3000", "The port to listen on; 0 takes a free one."),
-    key("server.roles", "FAENA_SERVER_ROLES", Kind::Roles, "api,engine,worker", "What this process does: the doors, the loops, the built-in worker."),
-    key("server.body_bytes", "FAENA_SERVER_BODY_BYTES", Kind::Number { min: 1_024, max: 64 << 20 }, "1048576", "The largest request body."),
-    key("server.batch_bytes", "FAENA_SERVER_BATCH_BYTES", Kind::Number { min: 1_024, max: 256 << 20 }, "16777216", "The largest body of POST /api/v1/jobs/batch."),
-    key("database.url", "DATABASE_URL", Kind::Secret, "sqlite:faena-data/faena.db", "sqlite:FILE, or postgres://user:password@host/database."),
-    key("database.timeout", "FAENA_DATABASE_TIMEOUT", Kind::Duration, "30s", "How long one call to the database may take."),
+    key(
+        "server.port",
+        "PORT",
+        Kind::Number { min: 0, max: 65_535 },
+        "3000",
+        "The port to listen on; 0 takes a free one.",
+    ),
+    key(
+        "server.roles",
+        "FAENA_SERVER_ROLES",
+        Kind::Roles,
+        "api,engine,worker",
+        "What this process does: the doors, the loops, the built-in worker.",
+    ),
+    key(
+        "server.body_bytes",
+        "FAENA_SERVER_BODY_BYTES",
+        Kind::Number { min: 1_024, max: 64 << 20 },
+        "1048576",
+        "The largest request body.",
+    ),
+    key(
+        "server.batch_bytes",
+        "FAENA_SERVER_BATCH_BYTES",
+        Kind::Number { min: 1_024, max: 256 << 20 },
+        "16777216",
+        "The largest body of POST /api/v1/jobs/batch.",
+    ),
+    key(
+        "database.url",
+        "DATABASE_URL",
+        Kind::Secret,
+        "sqlite:faena-data/faena.db",
+        "sqlite:FILE, or postgres://user:password@host/database.",
+    ),
+    key(
+        "database.timeout",
+        "FAENA_DATABASE_TIMEOUT",
+        Kind::Duration,
+        "30s",
+        "How long one call to the database may take.",
+    ),
     key("log.level", "LOG_LEVEL", Kind::Choice(LEVELS), "info", "What is logged: trace, debug, info, warn or error."),
-    key("log.format", "FAENA_LOG_FORMAT", Kind::Choice(&["pretty", "json"]), "pretty", "How it is logged: pretty or json."),
-    key("worker.concurrency", "WORKER_CONCURRENCY", Kind::Number { min: 1, max: 10_000 }, "5", "Jobs that the built-in worker runs at once."),
-    key("worker.shell", "FAENA_WORKER_SHELL", Kind::Flag, "false", "Whether shell.run may start programs on this machine."),
-    key("worker.shell_output_bytes", "FAENA_WORKER_SHELL_OUTPUT_BYTES", Kind::Number { min: 0, max: 1 << 20 }, "65536", "What is kept of each output of a program."),
-    key("worker.http_answer_bytes", "FAENA_WORKER_HTTP_ANSWER_BYTES", Kind::Number { min: 0, max: 1 << 20 }, "262144", "What is kept of the answer to http.request."),
+    key(
+        "log.format",
+        "FAENA_LOG_FORMAT",
+        Kind::Choice(&["pretty", "json"]),
+        "pretty",
+        "How it is logged: pretty or json.",
+    ),
+    key(
+        "worker.concurrency",
+        "WORKER_CONCURRENCY",
+        Kind::Number { min: 1, max: 10_000 },
+        "5",
+        "Jobs that the built-in worker runs at once.",
+    ),
+    key(
+        "worker.shell",
+        "FAENA_WORKER_SHELL",
+        Kind::Flag,
+        "false",
+        "Whether shell.run may start programs on this machine.",
+    ),
+    key(
+        "worker.shell_output_bytes",
+        "FAENA_WORKER_SHELL_OUTPUT_BYTES",
+        Kind::Number { min: 0, max: 1 << 20 },
+        "65536",
+        "What is kept of each output of a program.",
+    ),
+    key(
+        "worker.http_answer_bytes",
+        "FAENA_WORKER_HTTP_ANSWER_BYTES",
+        Kind::Number { min: 0, max: 1 << 20 },
+        "262144",
+        "What is kept of the answer to http.request.",
+    ),
     reserved("worker.heartbeat", "FAENA_WORKER_HEARTBEAT", "30s", "How often remote workers report."),
     reserved("worker.silence", "FAENA_WORKER_SILENCE", "90s", "After which silence a remote worker is lost."),
-    key("queue.strict", "FAENA_QUEUE_STRICT", Kind::Names, "", "Queues in which a higher priority always goes first, without aging."),
-    key("node.lease", "FAENA_NODE_LEASE", Kind::Duration, "15s", "After which silence a server's jobs are given to others. Renewed every third of it."),
-    key("orphan.delay", "FAENA_ORPHAN_DELAY", Kind::Duration, "5s", "How long the jobs of a dead server wait before their next try."),
+    key(
+        "queue.strict",
+        "FAENA_QUEUE_STRICT",
+        Kind::Names,
+        "",
+        "Queues in which a higher priority always goes first, without aging.",
+    ),
+    key(
+        "node.lease",
+        "FAENA_NODE_LEASE",
+        Kind::Duration,
+        "15s",
+        "After which silence a server's jobs are given to others. Renewed every third of it.",
+    ),
+    key(
+        "orphan.delay",
+        "FAENA_ORPHAN_DELAY",
+        Kind::Duration,
+        "5s",
+        "How long the jobs of a dead server wait before their next try.",
+    ),
     key("drain.grace", "FAENA_DRAIN_GRACE", Kind::Duration, "30s", "How long running jobs may go on after SIGTERM."),
-    key("processing.timeout", "FAENA_PROCESSING_TIMEOUT", Kind::Duration, "30m", "How long a job may run that sets no timeoutMs."),
+    key(
+        "processing.timeout",
+        "FAENA_PROCESSING_TIMEOUT",
+        Kind::Duration,
+        "30m",
+        "How long a job may run that sets no timeoutMs.",
+    ),
     reserved("assigned.timeout", "FAENA_ASSIGNED_TIMEOUT", "5m", "How long a job may be assigned without starting."),
-    reserved("scheduled.timeout", "FAENA_SCHEDULED_TIMEOUT", "10m", "How long a worker may take to be started for a job."),
+    reserved(
+        "scheduled.timeout",
+        "FAENA_SCHEDULED_TIMEOUT",
+        "10m",
+        "How long a worker may take to be started for a job.",
+    ),
     reserved("reconnect.grace", "FAENA_RECONNECT_GRACE", "10s", "How long a disconnected worker keeps its jobs."),
     reserved("guardian.interval", "FAENA_GUARDIAN_INTERVAL", "30s", "How often deadlines are looked at, at the least."),
-    reserved("webhook.base_delay", "FAENA_WEBHOOK_BASE_DELAY", "1s", "The delay before the second attempt of a webhook."),
-    key("webhook.allow", "FAENA_WEBHOOK_ALLOW", Kind::Networks, "", "Private networks that may be called all the same, by http.request too."),
+    reserved(
+        "webhook.base_delay",
+        "FAENA_WEBHOOK_BASE_DELAY",
+        "1s",
+        "The delay before the second attempt of a webhook.",
+    ),
+    key(
+        "webhook.allow",
+        "FAENA_WEBHOOK_ALLOW",
+        Kind::Networks,
+        "",
+        "Private networks that may be called all the same, by http.request too.",
+    ),
     key("retention.completed", "FAENA_RETENTION_COMPLETED", Kind::Duration, "7d", "How long completed jobs are kept."),
     key("retention.cancelled", "FAENA_RETENTION_CANCELLED", Kind::Duration, "7d", "How long cancelled jobs are kept."),
     key("retention.failed", "FAENA_RETENTION_FAILED", Kind::Duration, "30d", "How long failed jobs are kept."),
-    key("limits.max_retries", "FAENA_LIMITS_MAX_RETRIES", Kind::Number { min: 0, max: 1_000 }, "10", "The largest maxRetries that is accepted."),
+    key(
+        "limits.max_retries",
+        "FAENA_LIMITS_MAX_RETRIES",
+        Kind::Number { min: 0, max: 1_000 },
+        "10",
+        "The largest maxRetries that is accepted.",
+    ),
 ];
 
 /// Names that begin like a key's but belong to somebody else: the command line, and what `shell.run` hands to its programs.
@@ -142,7 +254,9 @@ impl Config {
                 let line = text.lines().position(|line| line.trim_start().starts_with(&name)).map_or(1, |at| at + 1);
                 let place = format!("{}, line {line}", path.display());
                 let Some(key) = KEYS.iter().find(|key| key.path == dotted) else {
-                    return Err(ConfigError(format!("{place}: {dotted} is not a known key; `faena config` lists them")));
+                    return Err(ConfigError(format!(
+                        "{place}: {dotted} is not a known key; `faena config` lists them"
+                    )));
                 };
                 self.set(key.path, plain(&value), place)?;
             }
@@ -158,7 +272,9 @@ impl Config {
                     && !name.starts_with("FAENA_TEST_")
                     && !FOREIGN.contains(&name.as_str()) =>
                 {
-                    return Err(ConfigError(format!("environment {name}: is not a known key; `faena config` lists them")));
+                    return Err(ConfigError(format!(
+                        "environment {name}: is not a known key; `faena config` lists them"
+                    )));
                 }
                 None => {}
             }
@@ -237,7 +353,10 @@ impl Config {
     }
 
     pub fn limits(&self) -> JobLimits {
-        JobLimits { max_retries: u32::try_from(self.number("limits.max_retries")).unwrap_or(10), ..JobLimits::default() }
+        JobLimits {
+            max_retries: u32::try_from(self.number("limits.max_retries")).unwrap_or(10),
+            ..JobLimits::default()
+        }
     }
 
     pub fn port(&self) -> u16 {
@@ -253,7 +372,8 @@ impl Config {
         KEYS.iter()
             .map(|key| {
                 let setting = &self.settings[key.path];
-                let value = if key.kind == Kind::Secret { without_password(&setting.value) } else { setting.value.clone() };
+                let value =
+                    if key.kind == Kind::Secret { without_password(&setting.value) } else { setting.value.clone() };
                 let origin = if key.reserved {
                     format!("{} (no effect in this version)", setting.origin)
                 } else {
@@ -269,7 +389,11 @@ impl Key {
     fn check(&self, value: &str) -> Result<(), String> {
         match self.kind {
             Kind::Text | Kind::Secret => {
-                if value.trim().is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+                if value.trim().is_empty() {
+                    Err("must not be empty".into())
+                } else {
+                    Ok(())
+                }
             }
             Kind::Number { min, max } => match value.parse::<u64>() {
                 Ok(number) if (min..=max).contains(&number) => Ok(()),
@@ -284,11 +408,19 @@ impl Key {
                 _ => Err("must be true or false".into()),
             },
             Kind::Choice(choices) => {
-                if choices.contains(&value) { Ok(()) } else { Err(format!("must be one of {}", choices.join(", "))) }
+                if choices.contains(&value) {
+                    Ok(())
+                } else {
+                    Err(format!("must be one of {}", choices.join(", ")))
+                }
             }
             Kind::Roles => {
                 let known = split(value).all(|role| matches!(role, "api" | "engine" | "worker"));
-                if known && split(value).next().is_some() { Ok(()) } else { Err("must name api, engine or worker, separated by commas".into()) }
+                if known && split(value).next().is_some() {
+                    Ok(())
+                } else {
+                    Err("must name api, engine or worker, separated by commas".into())
+                }
             }
             Kind::Networks => match split(value).find(|net| parse_network(net).is_none()) {
                 None => Ok(()),

@@ -32,7 +32,8 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let engine = Engine::start(store.clone(), config.engine()).await?;
     let closing = CancellationToken::new();
     let (body_bytes, batch_bytes) = config.body_bytes();
-    let api = Api { engine: engine.clone(), limits: config.limits(), body_bytes, batch_bytes, closing: closing.clone() };
+    let api =
+        Api { engine: engine.clone(), limits: config.limits(), body_bytes, batch_bytes, closing: closing.clone() };
     let server = match listener {
         Some(listener) => {
             let address = listener.local_addr().context("the listening address")?;
@@ -44,12 +45,19 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
             Some(tokio::spawn(http::serve(listener, faena_api::router(api), closing.clone())))
         }
         None => {
-            tracing::info!("faena {} works without doors, as {}", env!("CARGO_PKG_VERSION"), config.text("server.roles"));
+            tracing::info!(
+                "faena {} works without doors, as {}",
+                env!("CARGO_PKG_VERSION"),
+                config.text("server.roles")
+            );
             None
         }
     };
     stop.first().await;
-    tracing::info!("stopping: running jobs have {:?} to finish; a second signal ends them now", engine.config.drain_grace);
+    tracing::info!(
+        "stopping: running jobs have {:?} to finish; a second signal ends them now",
+        engine.config.drain_grace
+    );
     shut_down(engine, store, closing, server, stop).await;
     tracing::info!("stopped");
     Ok(())
@@ -124,7 +132,9 @@ fn start_logging(config: &Config) {
         registry.with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr)).try_init()
     } else {
         let colours = std::io::stderr().is_terminal();
-        registry.with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr)).try_init()
+        registry
+            .with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr))
+            .try_init()
     };
     // Only in tests can there be one already.
     let _ = result;

@@ -71,7 +71,8 @@ async fn a_job_is_handed_in_followed_and_shown() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_follows_a_job_learns_from_the_exit_code_how_it_ended() {
     let shell = Shell::open().await;
-    let (code, stdout, stderr) = shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
+    let (code, stdout, stderr) =
+        shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
     assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
     assert!(stdout.contains("FAILED: the payload is not valid: url: 127.0.0.1 is a private"), "{stdout}");
 }
@@ -164,8 +165,11 @@ async fn a_payload_passes_through_untouched() {
 fn the_effective_configuration_is_shown_with_its_origins() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("faena.toml"), "[server]\nport = 4000\n").unwrap();
-    let environment =
-        [("LOG_LEVEL", "debug"), ("DATABASE_URL", "postgres://user:geheim@127.0.0.1/faena"), ("FAENA_NODE_LEASE", "1m30s")];
+    let environment = [
+        ("LOG_LEVEL", "debug"),
+        ("DATABASE_URL", "postgres://user:geheim@127.0.0.1/faena"),
+        ("FAENA_NODE_LEASE", "1m30s"),
+    ];
     let (code, text, stderr) = taken_apart(&run(folder.path(), &environment, &["config", "--json"]));
     assert_eq!((code, stderr.as_str()), (0, ""));
     let config: Value = serde_json::from_str(&text).unwrap();

@@ -142,7 +142,8 @@ impl Faena {
     pub async fn job_is(&self, id: &str, state: &str) -> Value {
         eventually(&format!("{id} is {state}"), async || {
             let job = self.job(id).await;
-            if job["status"] != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&job["status"].as_str().unwrap()) {
+            if job["status"] != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&job["status"].as_str().unwrap())
+            {
                 panic!("waited for {state}, and it ended otherwise: {job:#}");
             }
             (job["status"] == state).then_some(job)

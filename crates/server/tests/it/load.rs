@@ -51,12 +51,8 @@ pub struct Load {
 impl Load {
     /// Starts `producers` that hand in jobs one by one and in batches, to the server that `url` names at that moment.
     pub fn start(seed: u64, producers: u64, pause: Duration) -> Load {
-        let mut load = Load {
-            url: Arc::default(),
-            acknowledged: Arc::default(),
-            stop: Arc::default(),
-            producers: Vec::new(),
-        };
+        let mut load =
+            Load { url: Arc::default(), acknowledged: Arc::default(), stop: Arc::default(), producers: Vec::new() };
         for number in 0..producers {
             let producer = Producer {
                 random: Random(seed.wrapping_mul(1_000).wrapping_add(number)),
@@ -83,7 +79,8 @@ impl Load {
     /// Whoever was not served was told so in the right way: 503, when to come again, and never a 500.
     pub fn assert_refused_properly(&self) {
         let acknowledged = self.acknowledged.lock().unwrap();
-        let odd: Vec<_> = acknowledged.refusals.iter().filter(|(status, _)| !matches!(status, None | Some(503))).collect();
+        let odd: Vec<_> =
+            acknowledged.refusals.iter().filter(|(status, _)| !matches!(status, None | Some(503))).collect();
         assert!(odd.is_empty(), "{odd:?}");
         assert_eq!(acknowledged.unavailable_without_retry_after, 0);
     }
@@ -139,7 +136,9 @@ impl Producer {
         let priority = ["LOW", "NORMAL", "HIGH", "CRITICAL"][self.random.below(4) as usize];
         match self.random.below(3) {
             0 => json!({"name": "noop", "maxRetries": 10, "priority": priority}),
-            _ => json!({"name": "sleep", "payload": {"ms": self.random.below(31)}, "maxRetries": 10, "priority": priority}),
+            _ => {
+                json!({"name": "sleep", "payload": {"ms": self.random.below(31)}, "maxRetries": 10, "priority": priority})
+            }
         }
     }
 

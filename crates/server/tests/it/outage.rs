@@ -98,10 +98,8 @@ async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its
     let database = Server::start();
     let environment =
         [("DATABASE_URL", database.url.as_str()), ("FAENA_NODE_LEASE", "1s"), ("WORKER_CONCURRENCY", "1")];
-    let nodes = [
-        Faena::start(folders[0].path(), &environment).await,
-        Faena::start(folders[1].path(), &environment).await,
-    ];
+    let nodes =
+        [Faena::start(folders[0].path(), &environment).await, Faena::start(folders[1].path(), &environment).await];
     let mut running = Vec::new();
     for _ in &nodes {
         let id = nodes[0].submit(json!({"name": "sleep", "payload": {"ms": 5_000}})).await;

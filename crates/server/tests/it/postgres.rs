@@ -63,11 +63,8 @@ impl Server {
             .expect("FAENA_TEST_PG_BIN is not set: run this test with ./test, on a machine with PostgreSQL's programs");
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Server {
-            folder,
-            programs: programs.into(),
-            url: format!("postgres://faena@127.0.0.1:{port}/postgres"),
-        };
+        let server =
+            Server { folder, programs: programs.into(), url: format!("postgres://faena@127.0.0.1:{port}/postgres") };
         if let Some(owner) = server.owner() {
             chown(server.folder.path(), Some(owner), None).unwrap();
         }
@@ -101,7 +98,10 @@ impl Server {
             return None;
         }
         let users = std::fs::read_to_string("/etc/passwd").unwrap();
-        let line = users.lines().find(|line| line.starts_with("postgres:")).or(users.lines().find(|l| l.starts_with("nobody:")));
+        let line = users
+            .lines()
+            .find(|line| line.starts_with("postgres:"))
+            .or(users.lines().find(|l| l.starts_with("nobody:")));
         Some(line.unwrap().split(':').nth(2).unwrap().parse().unwrap())
     }
 

@@ -178,7 +178,10 @@ fn an_unknown_key_and_a_wrong_value_are_named_with_their_place() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("faena.toml");
     for (content, expected) in [
-        ("[server]\nprot = 1\n", "faena: faena.toml, line 2: server.prot is not a known key; `faena config` lists them"),
+        (
+            "[server]\nprot = 1\n",
+            "faena: faena.toml, line 2: server.prot is not a known key; `faena config` lists them",
+        ),
         ("[node]\nlease = \"soon\"\n", "faena: faena.toml, line 2: node.lease: \"soon\" must be a duration like"),
         ("port = 1\n", "faena: faena.toml: port must be a section: [port]"),
         ("[server\n", "faena: faena.toml, line 1:"),
@@ -189,7 +192,9 @@ fn an_unknown_key_and_a_wrong_value_are_named_with_their_place() {
         assert_eq!(complaint(&run(folder.path(), &[], &["config"])), said);
     }
     std::fs::remove_file(&file).unwrap();
-    for (name, value) in [("FAENA_NOD_LEASE", "1s"), ("FAENA_NODE_LEASE", "-1s"), ("PORT", "65536"), ("LOG_LEVEL", "loud")] {
+    for (name, value) in
+        [("FAENA_NOD_LEASE", "1s"), ("FAENA_NODE_LEASE", "-1s"), ("PORT", "65536"), ("LOG_LEVEL", "loud")]
+    {
         let said = refused(folder.path(), &[(name, value)], &[]);
         assert!(said.starts_with(&format!("faena: environment {name}: ")), "{said}");
     }

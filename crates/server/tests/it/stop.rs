@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::faena::{Faena, eventually, events};
+use crate::faena::{Faena, events, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_runs_when_the_server_is_told_to_stop_may_finish_and_what_waits_stays() {
@@ -62,8 +62,7 @@ async fn a_second_signal_ends_it_at_once_and_still_hands_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_a_job_has_started_does_not_outlive_a_stopped_server() {
     let folder = tempfile::tempdir().unwrap();
-    let mut faena =
-        Faena::start(folder.path(), &[("FAENA_WORKER_SHELL", "true"), ("FAENA_DRAIN_GRACE", "1ms")]).await;
+    let mut faena = Faena::start(folder.path(), &[("FAENA_WORKER_SHELL", "true"), ("FAENA_DRAIN_GRACE", "1ms")]).await;
     let script = "sleep 3600 & echo $! >pid.tmp; mv pid.tmp pid; wait";
     let payload = json!({"argv": ["sh", "-c", script], "cwd": folder.path()});
     faena.submit(json!({"name": "shell.run", "payload": payload})).await;
