@@ -22,5 +22,5 @@ mod engine;
 pub use beats::{Beat, Beats};
 pub use bus::Bus;
 pub use config::{EngineConfig, Roles};
-pub use driver::Round;
+pub use driver::{Driver, Round};
 pub use engine::{CancelAnswer, Engine};

@@ -6,9 +6,6 @@ mod config;
 mod http;
 mod serve;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> std::process::ExitCode {
     // Before anything touches TLS: one crypto library for the whole process.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

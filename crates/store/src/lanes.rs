@@ -32,14 +32,14 @@ pub struct LaneCache {
 #[derive(Default)]
 struct Inner {
     by_id: HashMap<LaneId, Lane>,
-    by_name: HashMap<String, HashMap<(String, i16), LaneId>>,
+    /// Queue, type, priority.
+    by_name: HashMap<String, HashMap<String, [Option<LaneId>; 4]>>,
 }
 
 impl LaneCache {
     pub fn id_of(&self, queue: &str, kind: &str, priority: Priority) -> Option<LaneId> {
         let inner = self.inner.read();
-        // Two look-ups with borrowed keys would need a key type of its own; the inner map is small.
-        inner.by_name.get(queue)?.get(&(kind.to_owned(), priority.rank())).copied()
+        inner.by_name.get(queue)?.get(kind)?[place(priority)]
     }
 
     pub fn get(&self, id: LaneId) -> Option<Lane> {
@@ -57,11 +57,8 @@ impl LaneCache {
     pub fn insert(&self, lanes: impl IntoIterator<Item = Lane>) {
         let mut inner = self.inner.write();
         for lane in lanes {
-            inner
-                .by_name
-                .entry(lane.queue.clone())
-                .or_default()
-                .insert((lane.kind.clone(), lane.priority.rank()), lane.id);
+            let kinds = inner.by_name.entry(lane.queue.clone()).or_default();
+            kinds.entry(lane.kind.clone()).or_default()[place(lane.priority)] = Some(lane.id);
             inner.by_id.insert(lane.id, lane);
         }
     }
@@ -75,6 +72,10 @@ impl LaneCache {
     pub fn len(&self) -> usize {
         self.inner.read().by_id.len()
     }
+}
+
+fn place(priority: Priority) -> usize {
+    usize::try_from(priority.rank()).unwrap_or(0)
 }
 
 pub fn too_many_lanes() -> StoreError {

@@ -79,6 +79,12 @@ pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError>
     if faults.is_empty() { Ok(()) } else { Err(StoreError::Invalid(faults)) }
 }
 
+/// Whether a submit of this job cannot be refused by what is stored already.
+pub fn is_plain(job: &NewJob) -> bool {
+    let options = &job.options;
+    options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
+}
+
 pub fn outside_parents(jobs: &[NewJob]) -> Vec<JobId> {
     let mut parents: Vec<JobId> = jobs.iter().flat_map(|job| job.options.depends_on.iter().copied()).collect();
     parents.sort_unstable();
@@ -216,6 +222,12 @@ impl Deltas {
     pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
         self.add(lane, from, -n);
         self.add(lane, to, n);
+    }
+
+    pub fn merge(&mut self, other: Deltas) {
+        for (key, n) in other.0 {
+            *self.0.entry(key).or_default() += n;
+        }
     }
 
     pub fn columns(&self) -> (Vec<LaneId>, Vec<i16>, Vec<i64>) {

@@ -3,7 +3,7 @@
 //! The program is the leader of its own process group; whatever ends the job early (cancel, timeout, a stopping server)
 //! kills the group.
 
-use std::{collections::BTreeMap, process::Stdio};
+use std::{collections::BTreeMap, process::Stdio, time::Duration};
 
 use faena_domain::Failure;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
@@ -43,6 +43,9 @@ impl Drop for Group {
     }
 }
 
+/// How long the outputs of a program are listened to after its end, when somebody still holds them open.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Of the server's own environment only this is handed on: the rest may hold secrets.
 const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
 
@@ -70,16 +73,28 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     wrap.wrap(ProcessGroup::leader());
     let child = wrap.spawn().map_err(|e| Failure::fatal(format!("cannot start {program}: {e}")))?;
     let mut group = Group(child);
-    let stdout = group.0.stdout().take();
-    let stderr = group.0.stderr().take();
-    let limit = config.shell_output_bytes;
-    let (stdout, stderr) = tokio::join!(capture(stdout, limit), capture(stderr, limit));
-    let status = group.0.wait().await.map_err(|e| Failure::error(format!("lost sight of {program}: {e}")))?;
+    let (mut stdout, mut stderr) = (Captured::new(config), Captured::new(config));
+    let (out, err) = (group.0.stdout().take(), group.0.stderr().take());
+    let status = {
+        let capture = async { tokio::join!(stdout.take_in(out), stderr.take_in(err)) };
+        tokio::pin!(capture);
+        let status = tokio::select! {
+            _ = &mut capture => group.0.wait().await,
+            status = group.0.wait() => {
+                // It has ended and left children behind that hold its outputs. They end with it; one that has made off to a
+                // group of its own is not waited for.
+                let _ = group.0.start_kill();
+                let _ = tokio::time::timeout(LAST_WORDS, capture).await;
+                status
+            }
+        };
+        status.map_err(|e| Failure::error(format!("lost sight of {program}: {e}")))?
+    };
     let output = Output {
         exit_code: status.code(),
-        truncated: stdout.1 || stderr.1,
-        stdout: stdout.0,
-        stderr: stderr.0,
+        truncated: stdout.truncated || stderr.truncated,
+        stdout: stdout.text(),
+        stderr: stderr.text(),
     };
     if status.success() {
         return Ok(Some(serde_json::to_string(&output).expect("an output is JSON")));
@@ -88,20 +103,32 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     Err(Failure::error(format!("{program}: {status}: {}", tail.trim())))
 }
 
-/// The first `limit` bytes; the rest is read and thrown away, so that the program is not held up.
-async fn capture(from: Option<impl AsyncRead + Unpin>, limit: usize) -> (String, bool) {
-    let mut kept = Vec::new();
-    let mut truncated = false;
-    if let Some(mut from) = from {
+/// The first `limit` bytes of an output; the rest is read and thrown away, so that the program is not held up.
+struct Captured {
+    limit: usize,
+    kept: Vec<u8>,
+    truncated: bool,
+}
+
+impl Captured {
+    fn new(config: &EngineConfig) -> Captured {
+        Captured { limit: config.shell_output_bytes, kept: Vec::new(), truncated: false }
+    }
+
+    async fn take_in(&mut self, from: Option<impl AsyncRead + Unpin>) {
+        let Some(mut from) = from else { return };
         let mut buffer = vec![0; 8 << 10];
         while let Ok(count) = from.read(&mut buffer).await {
             if count == 0 {
                 break;
             }
-            let room = limit.saturating_sub(kept.len());
-            kept.extend_from_slice(&buffer[..count.min(room)]);
-            truncated |= count > room;
+            let room = self.limit.saturating_sub(self.kept.len());
+            self.kept.extend_from_slice(&buffer[..count.min(room)]);
+            self.truncated |= count > room;
         }
     }
-    (String::from_utf8_lossy(&kept).into_owned(), truncated)
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
 }

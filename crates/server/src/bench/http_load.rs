@@ -11,73 +11,74 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use axum::{Router, http::StatusCode, routing::post};
-use faena_api::Api;
-use faena_domain::JobLimits;
-use faena_engine::{Engine, EngineConfig, Roles};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{limit_sqlite::PAYLOAD, submit};
+use super::{drain::Server, limit_sqlite::PAYLOAD};
 use crate::http;
 
 const SECONDS: u64 = 4;
 
-/// The doors of Faena in this process.
-pub struct Server {
+/// A server in a process of its own, killed when it goes out of scope: the load must not share its threads.
+pub struct Target {
     pub address: SocketAddr,
-    pub engine: Arc<Engine>,
-    closing: CancellationToken,
+    _server: Server,
 }
 
-impl Server {
-    pub async fn start(url: &str, roles: Roles) -> Result<Server> {
-        let store = submit::open(url).await?;
-        let engine = Engine::start(store, EngineConfig { roles, ..EngineConfig::default() }).await?;
-        let closing = CancellationToken::new();
-        let api = Api {
-            engine: engine.clone(),
-            limits: JobLimits::default(),
-            body_bytes: 1 << 20,
-            batch_bytes: 16 << 20,
-            closing: closing.clone(),
-        };
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        tokio::spawn(http::serve(listener, faena_api::router(api), closing.clone()));
-        Ok(Server { address, engine, closing })
+impl Target {
+    /// A server that reads the body and answers 201 with a few bytes: what HTTP alone costs.
+    pub async fn bare() -> Result<Target> {
+        Target::start(|port| vec!["bench".into(), "--bare-server".into(), port.to_string()]).await
     }
 
-    pub async fn stop(self) {
-        self.closing.cancel();
-        self.engine.stop(CancellationToken::new()).await;
-        self.engine.store.close().await;
+    /// Faena, with its doors open and nobody who runs the jobs.
+    pub async fn faena(url: &str) -> Result<Target> {
+        Target::start(|port| {
+            ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url].map(String::from).to_vec()
+        })
+        .await
+    }
+
+    async fn start(arguments: impl FnOnce(u16) -> Vec<String>) -> Result<Target> {
+        let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let child = std::process::Command::new(std::env::current_exe()?)
+            .args(arguments(address.port()))
+            .env("LOG_LEVEL", "warn")
+            .stdin(std::process::Stdio::null())
+            .spawn()
+            .context("cannot start the server")?;
+        let target = Target { address, _server: Server(child) };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(address).await.is_err() {
+            ensure!(Instant::now() < deadline, "the server does not listen");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(target)
     }
 }
 
-/// A server that reads the body and answers 201 with a few bytes: what HTTP alone costs.
-pub async fn bare(connections: usize) -> Result<f64> {
+/// What `faena bench --bare-server PORT` runs.
+pub async fn serve_bare(port: u16) -> Result<()> {
     let router = Router::new().route(
         "/api/v1/jobs",
         post(|body: axum::body::Bytes| async move { (StatusCode::CREATED, format!("{{\"bytes\":{}}}", body.len())) }),
     );
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let closing = CancellationToken::new();
-    tokio::spawn(http::serve(listener, router, closing.clone()));
-    let rate = for_a_while(address, connections).await;
-    closing.cancel();
-    rate
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    http::serve(listener, router, CancellationToken::new()).await;
+    Ok(())
 }
 
-/// Single submits; nobody runs the jobs meanwhile.
+pub async fn bare(connections: usize) -> Result<f64> {
+    let target = Target::bare().await?;
+    for_a_while(target.address, connections).await
+}
+
 pub async fn faena(url: &str, connections: usize) -> Result<f64> {
-    let server = Server::start(url, Roles { api: true, engine: true, worker: false }).await?;
-    let rate = for_a_while(server.address, connections).await;
-    server.stop().await;
-    rate
+    let target = Target::faena(url).await?;
+    for_a_while(target.address, connections).await
 }
 
 async fn for_a_while(address: SocketAddr, connections: usize) -> Result<f64> {

@@ -45,12 +45,17 @@ pub struct Arguments {
     /// Instead: the drain of 600 000 jobs on PostgreSQL while another session holds an old snapshot
     #[arg(long)]
     held_snapshot: bool,
+    #[arg(long, hide = true, value_name = "PORT")]
+    bare_server: Option<u16>,
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 pub async fn run(arguments: Arguments) -> Result<()> {
+    if let Some(port) = arguments.bare_server {
+        return http_load::serve_bare(port).await;
+    }
     let mut report = Report::new();
     let mut scratches = Vec::new();
     if !arguments.no_sqlite && !arguments.held_snapshot {

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Result;
 use faena_domain::{NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig, Roles};
+use faena_engine::{Engine, EngineConfig};
 use faena_store::{Store, StoreOptions, Tally};
 
 use super::{
@@ -56,12 +56,11 @@ pub async fn fill(url: &str, jobs: usize) -> Result<()> {
 
 /// The same over HTTP, as JSON.
 pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
-    let server = http_load::Server::start(url, Roles { api: true, engine: false, worker: false }).await?;
+    let server = http_load::Target::faena(url).await?;
     let one = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
     let body = format!(r#"{{"jobs":[{}]}}"#, vec![one; BATCH].join(","));
     let requests = jobs.div_ceil(BATCH);
     let took = http_load::load(server.address, 2, requests, "/api/v1/jobs/batch", &body).await?;
-    server.stop().await;
     Ok((requests * BATCH) as f64 / took.as_secs_f64())
 }
 

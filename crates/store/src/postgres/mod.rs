@@ -197,11 +197,11 @@ impl Store for Postgres {
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(notes, |note| note.run, |notes| end::Work::Notes(notes), now).await
+        self.report(notes, |note| note.run, end::Work::Notes, now).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(ends, |end| end.run, |ends| end::Work::Ends(ends), now).await
+        self.report(ends, |end| end.run, end::Work::Ends, now).await
     }
 
     async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {

@@ -94,7 +94,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
             Err(error) => return Err(error),
         }
     }
-    let plain = calls.iter().all(|(jobs, _)| jobs.iter().all(is_plain));
+    let plain = calls.iter().all(|(jobs, _)| jobs.iter().all(plan::is_plain));
     let client = shared.client().await?;
     let mut rows = Rows::default();
     if plain {
@@ -115,11 +115,6 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
     }
     shared.tell(rows.signals());
     Ok(outcomes)
-}
-
-fn is_plain(job: &NewJob) -> bool {
-    let options = &job.options;
-    options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
 }
 
 async fn store_with_keys(
@@ -335,6 +330,9 @@ pub async fn lane_of(shared: &Shared, queue: &str, kind: &str, priority: Priorit
     Ok(id)
 }
 
+/// Lanes, ids, times, causes and logs.
+type Ended = (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<String>, Vec<String>);
+
 /// The columns of everything that one transaction inserts.
 #[derive(Default)]
 struct Rows {
@@ -345,7 +343,7 @@ struct Rows {
     payloads: Vec<String>,
     ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>),
     waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
-    ended: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<String>, Vec<String>),
+    ended: Ended,
     labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
     expiries: (Vec<i64>, Vec<Uuid>),
     depends: (Vec<Uuid>, Vec<Uuid>),

@@ -38,7 +38,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
     tell_children(tx, vec![id], &mut deltas, now)?;
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     Ok(CancelOutcome::Cancelled)
 }
 
@@ -106,7 +106,8 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     put_waiting(tx, lane, PENDING, id, now, false, 0)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Pending, 1);
-    apply(tx, &deltas)
+    apply(tx, deltas);
+    Ok(())
 }
 
 /// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.
@@ -193,7 +194,8 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     deltas.add(lane, Tally::of(state), -1);
     deltas.add(new_lane, Tally::of(new_state), 1);
     add_note(tx, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))?;
-    apply(tx, &deltas)
+    apply(tx, deltas);
+    Ok(())
 }
 
 const SHIFT: &str = "UPDATE waiting SET lane = ? WHERE lane = ? AND state IN (0, 5) AND id = ?";
@@ -212,7 +214,8 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
     deltas.add(lane, Tally::of(state), -1);
     // Whoever waits for it will never see it complete.
     tell_children(tx, vec![id], &mut deltas, Timestamp::now())?;
-    apply(tx, &deltas)
+    apply(tx, deltas);
+    Ok(())
 }
 
 /// Removes a job that stands in no line, with all that belongs to it.

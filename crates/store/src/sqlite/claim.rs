@@ -77,7 +77,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
             "INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
         )?
         .execute((run, ask.node.0, now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     Ok(Claim { jobs })
 }
 

@@ -44,7 +44,7 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
         deltas.moved(lane, Tally::of(state_of_code(state)), Tally::Queued, 1);
         due.promoted += 1;
     }
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     due.next_at = read::next_due_at(tx.connection)?;
     Ok(due)
 }
@@ -134,7 +134,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
         remove(tx, *lane, JobId(*id))?;
         deltas.add(*lane, *tally, -1);
     }
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     forget_old_requests(tx, now)?;
     Ok(old.len())
 }

@@ -111,7 +111,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
         }
     }
     tell_children(tx, finished, &mut deltas, now)?;
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     Ok(answers)
 }
 

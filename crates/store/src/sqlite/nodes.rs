@@ -156,7 +156,7 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
         forget(tx, id, matches!(to, Tally::Cancelled | Tally::Failed))?;
     }
     tell_children(tx, finished, &mut deltas, now)?;
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     Ok(freed)
 }
 

@@ -62,7 +62,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
         }
         answers.push(answer);
     }
-    apply(tx, &deltas)?;
+    apply(tx, deltas);
     Ok(answers)
 }
 
@@ -216,12 +216,7 @@ pub fn lane_of(tx: &Tx, queue: &str, kind: &str, priority: Priority) -> Result<L
     Ok(id)
 }
 
-pub fn apply(tx: &Tx, deltas: &Deltas) -> Result<()> {
-    let mut statement = tx.connection.prepare_cached(
-        "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",
-    )?;
-    for ((lane, tally), n) in deltas.0.iter().filter(|(_, n)| **n != 0) {
-        statement.execute((lane, *tally as i16, n))?;
-    }
-    Ok(())
+/// Leaves changes of the counters for the end of the transaction.
+pub fn apply(tx: &Tx, deltas: Deltas) {
+    tx.deltas.borrow_mut().merge(deltas);
 }

@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::Shared;
-use crate::{Lane, Result, Signal, StoreError};
+use crate::{Lane, Result, Signal, StoreError, plan::Deltas};
 
 /// Calls that wait for the writer; whoever comes then waits for a place.
 const QUEUE: usize = 4_096;
@@ -18,8 +18,13 @@ const QUEUE: usize = 4_096;
 const GROUP: usize = 512;
 
 type Answer = Box<dyn FnOnce(std::result::Result<(), String>) + Send>;
-/// Given no transaction when that was lost before its turn.
-type Call = Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>;
+struct Call {
+    /// Given no transaction when that was lost before its turn.
+    run: Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>,
+    /// Whether it may fail after it has begun to write, without taking the others with it.
+    undoable: bool,
+}
+type Told = (Vec<Answer>, std::result::Result<(), String>);
 
 pub struct Writer {
     calls: Mutex<Option<mpsc::Sender<Call>>>,
@@ -32,6 +37,9 @@ pub struct Tx<'a> {
     pub shared: &'a Shared,
     pub new_lanes: RefCell<Vec<Lane>>,
     pub signals: RefCell<Vec<Signal>>,
+    /// Changes of the counters: of the call that runs, and of those before it. Written once, before the commit.
+    pub deltas: RefCell<Deltas>,
+    all_deltas: RefCell<Deltas>,
 }
 
 impl Tx<'_> {
@@ -46,17 +54,44 @@ impl Tx<'_> {
 impl Writer {
     pub fn start(connection: Connection, shared: Arc<Shared>, signals: broadcast::Sender<Signal>) -> Writer {
         let (sender, receiver) = mpsc::channel(QUEUE);
+        // Answers are given by a task of the runtime: waking a hundred callers from another thread one by one costs more than
+        // their writes.
+        let (tell, mut told) = mpsc::unbounded_channel::<Told>();
+        tokio::runtime::Handle::current().spawn(async move {
+            while let Some((answers, outcome)) = told.recv().await {
+                for answer in answers {
+                    answer(outcome.clone());
+                }
+            }
+        });
         let thread = thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || run(connection, &shared, &signals, receiver))
+            .spawn(move || run(connection, &shared, &signals, receiver, &tell))
             .expect("a thread can be started");
         Writer { calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) }
     }
 
     /// Runs `work` in the next shared transaction and answers after its commit.
     pub async fn call<T: Send + 'static>(&self, work: impl FnOnce(&Tx) -> Result<T> + Send + 'static) -> Result<T> {
+        self.send(work, true).await
+    }
+
+    /// The same for work that is never refused once it has begun to write. Saves the savepoint; should the work fail all the
+    /// same, the whole transaction is taken back.
+    pub async fn call_sure<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.send(work, false).await
+    }
+
+    async fn send<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx) -> Result<T> + Send + 'static,
+        undoable: bool,
+    ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
-        let call: Call = Box::new(move |tx| {
+        let run = Box::new(move |tx: Option<&Tx>| {
             let result = tx.map(work);
             let kept = matches!(result, Some(Ok(_)));
             let answer: Answer = Box::new(move |commit| {
@@ -71,7 +106,7 @@ impl Writer {
             (kept, answer)
         });
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
-        calls.send(call).await.map_err(|_| closed())?;
+        calls.send(Call { run, undoable }).await.map_err(|_| closed())?;
         receiver.await.map_err(|_| closed())?
     }
 
@@ -88,9 +123,17 @@ fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".into())
 }
 
-fn run(connection: Connection, shared: &Shared, signals: &broadcast::Sender<Signal>, mut calls: mpsc::Receiver<Call>) {
+fn run(
+    connection: Connection,
+    shared: &Shared,
+    signals: &broadcast::Sender<Signal>,
+    mut calls: mpsc::Receiver<Call>,
+    tell: &mpsc::UnboundedSender<Told>,
+) {
     while let Some(first) = calls.blocking_recv() {
-        commit_group(&connection, shared, signals, first, &mut calls);
+        let told = commit_group(&connection, shared, signals, first, &mut calls);
+        // The runtime is gone, and so are the callers.
+        let _ = tell.send(told);
     }
     // Leaves a file without a log behind; not needed for safety.
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
@@ -102,24 +145,31 @@ fn commit_group(
     signals: &broadcast::Sender<Signal>,
     first: Call,
     calls: &mut mpsc::Receiver<Call>,
-) {
-    let tx = Tx { connection, shared, new_lanes: RefCell::default(), signals: RefCell::default() };
+) -> Told {
+    let tx = Tx {
+        connection,
+        shared,
+        new_lanes: RefCell::default(),
+        signals: RefCell::default(),
+        deltas: RefCell::default(),
+        all_deltas: RefCell::default(),
+    };
     let mut answers = Vec::new();
     let mut outcome = execute(connection, "BEGIN IMMEDIATE");
     let mut next = Some(first);
     while let Some(call) = next {
         match outcome {
             Ok(()) => {
-                let (answer, state) = in_savepoint(&tx, call);
+                let (answer, state) = if call.undoable { in_savepoint(&tx, call) } else { as_part(&tx, call) };
                 answers.push(answer);
                 outcome = state;
             }
-            Err(_) => answers.push(call(None).1),
+            Err(_) => answers.push((call.run)(None).1),
         }
         next = if answers.len() < GROUP { calls.try_recv().ok() } else { None };
     }
     if outcome.is_ok() {
-        outcome = execute(connection, "COMMIT");
+        outcome = count(&tx).and_then(|()| execute(connection, "COMMIT"));
     }
     if outcome.is_err() && !connection.is_autocommit() {
         let _ = connection.execute_batch("ROLLBACK");
@@ -127,14 +177,33 @@ fn commit_group(
     if outcome.is_ok() {
         shared.lanes.insert(tx.new_lanes.take());
     }
-    for answer in answers {
-        answer(outcome.clone());
-    }
     if outcome.is_ok() {
         for signal in tx.signals.take() {
             let _ = signals.send(signal);
         }
     }
+    (answers, outcome)
+}
+
+fn count(tx: &Tx) -> std::result::Result<(), String> {
+    let write = || -> rusqlite::Result<()> {
+        let mut statement = tx.connection.prepare_cached(
+            "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",
+        )?;
+        for ((lane, tally), n) in tx.all_deltas.borrow().0.iter().filter(|(_, n)| **n != 0) {
+            statement.execute((lane, *tally as i16, n))?;
+        }
+        Ok(())
+    };
+    write().map_err(text)
+}
+
+/// Runs one call whose failure is everybody's.
+fn as_part(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
+    let (kept, answer) = (call.run)(Some(tx));
+    let lost = !kept || tx.connection.is_autocommit();
+    tx.all_deltas.borrow_mut().merge(tx.deltas.take());
+    (answer, if lost { Err("the write was refused (is the disk full?)".into()) } else { Ok(()) })
 }
 
 /// Runs one call so that its failure undoes its own writes only. The second value is an error when the whole transaction is
@@ -143,11 +212,13 @@ fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
     let lanes = tx.new_lanes.borrow().len();
     let signals = tx.signals.borrow().len();
     let state = execute(tx.connection, "SAVEPOINT call");
-    let (kept, answer) = call(Some(tx));
+    let (kept, answer) = (call.run)(Some(tx));
+    let deltas = tx.deltas.take();
     if tx.connection.is_autocommit() {
         return (answer, Err("the write was refused (is the disk full?)".into()));
     }
     let end = if kept {
+        tx.all_deltas.borrow_mut().merge(deltas);
         execute(tx.connection, "RELEASE call")
     } else {
         tx.new_lanes.borrow_mut().truncate(lanes);
@@ -158,10 +229,12 @@ fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
 }
 
 fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), String> {
-    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(|e| {
-        match StoreError::from(e) {
-            StoreError::Unavailable(text) | StoreError::Broken(text) => text,
-            other => other.to_string(),
-        }
-    })
+    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(text)
+}
+
+fn text(error: rusqlite::Error) -> String {
+    match StoreError::from(error) {
+        StoreError::Unavailable(text) | StoreError::Broken(text) => text,
+        other => other.to_string(),
+    }
 }

@@ -416,18 +416,22 @@ impl Play<'_> {
         }
         answer.unwrap();
         self.model.jobs.remove(&id);
-        // Deleting reads the clock itself, so what it makes ready is ready at a time that only the store knows.
-        let freed = self.model.with(|job| job.parents.contains(&id));
+        // Deleting reads the clock itself, so what it makes ready or cancels is so at a time that only the store knows.
+        let told = self.model.with(|job| !job.parents.is_empty());
         self.model.tell_children(id, None, self.now);
-        self.learn_ready_times(&freed).await;
+        self.learn_times(&told).await;
     }
 
-    /// Where the model cannot know when a job became ready, it asks.
-    async fn learn_ready_times(&mut self, ids: &[JobId]) {
+    /// Where the model cannot know when a job became ready or ended, it asks.
+    async fn learn_times(&mut self, ids: &[JobId]) {
         for id in ids {
-            if self.model.jobs.get(id).is_some_and(|job| job.state == JobState::Queued) {
-                let at = self.world.get(*id).await.queued_at.unwrap();
-                self.model.job(*id).ready_at = at.ms_since(self.world.start);
+            let seen = self.world.get(*id).await;
+            let ms = |at: Option<faena_domain::Timestamp>| at.unwrap().ms_since(self.world.start);
+            let job = self.model.job(*id);
+            match job.state {
+                JobState::Queued => job.ready_at = ms(seen.queued_at),
+                state if state.is_terminal() => job.finished_at = ms(seen.completed_at),
+                _ => {}
             }
         }
     }
@@ -472,7 +476,7 @@ impl Play<'_> {
                 self.model.finish(*id, JobState::Failed, now);
             }
         }
-        self.learn_ready_times(&lost).await;
+        self.learn_times(&lost).await;
     }
 
     async fn prune(&mut self) {

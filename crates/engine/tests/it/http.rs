@@ -1,0 +1,254 @@
+//! `http.request` against a real server on loopback.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use faena_domain::{ErrorReason, JobState, JobView, LogEvent, NewJob};
+use faena_engine::EngineConfig;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::world::{World, count, events, job, once, open_postgres, open_sqlite, result};
+
+/// The far end: remembers what it was asked, and answers as the path says.
+struct FarEnd {
+    url: String,
+    calls: Arc<Mutex<Vec<Value>>>,
+}
+
+impl FarEnd {
+    async fn start() -> FarEnd {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let router = Router::new().fallback(answer).with_state(calls.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        FarEnd { url, calls }
+    }
+
+    fn calls(&self) -> Vec<Value> {
+        self.calls.lock().clone()
+    }
+}
+
+async fn answer(State(calls): State<Arc<Mutex<Vec<Value>>>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let headers: serde_json::Map<String, Value> =
+        parts.headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().into())).collect();
+    let count = {
+        let mut calls = calls.lock();
+        calls.push(json!({
+            "method": parts.method.as_str(), "path": parts.uri.to_string(), "headers": headers,
+            "body": String::from_utf8_lossy(&body),
+        }));
+        calls.len()
+    };
+    match parts.uri.path() {
+        "/json" => ([("x-far", "yes"), ("set-cookie", "secret=1")], axum::Json(json!({"answer": 42}))).into_response(),
+        "/text" => "plain".into_response(),
+        "/second-time-lucky" if count == 1 => (StatusCode::INTERNAL_SERVER_ERROR, "not yet").into_response(),
+        "/second-time-lucky" => "now".into_response(),
+        "/busy" => (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "7")], "come later").into_response(),
+        "/too-many" => (StatusCode::TOO_MANY_REQUESTS, "slow down").into_response(),
+        "/gone" => (StatusCode::GONE, "never again").into_response(),
+        "/elsewhere" => (StatusCode::FOUND, [("location", "/json")]).into_response(),
+        "/large" => "x".repeat(1 << 20).into_response(),
+        "/endless" => {
+            let parts = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 1024])));
+            Body::from_stream(parts).into_response()
+        }
+        "/silent" => std::future::pending().await,
+        "/nul" => (StatusCode::INTERNAL_SERVER_ERROR, Bytes::from_static(b"a\0b\xff")).into_response(),
+        "/nul-fine" => Bytes::from_static(b"a\0b\xff").into_response(),
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+fn allowed() -> EngineConfig {
+    EngineConfig { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], ..EngineConfig::default() }
+}
+
+fn request(payload: Value) -> NewJob {
+    once("http.request", payload.to_string())
+}
+
+fn error(job: &JobView) -> &str {
+    job.error.as_deref().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_payload_says_is_sent_and_the_answer_is_the_result() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let mut call = request(json!({
+        "method": "put", "url": format!("{}/json?a=b", far.url), "headers": {"X-Own": "mine", "Content-Type": "text/odd"},
+        "body": {"big": 1},
+    }));
+    call.correlation_id = Some("order-7".into());
+    let job = world.ends(call, JobState::Completed).await;
+    let answer = result(&job);
+    assert_eq!((&answer["status"], &answer["body"]), (&json!(200), &json!({"answer": 42})));
+    assert_eq!(answer["headers"]["x-far"], "yes");
+    assert_eq!(answer["headers"]["set-cookie"], Value::Null, "cookies are not kept");
+    let call = &far.calls()[0];
+    assert_eq!((&call["method"], &call["path"], &call["body"]), (&json!("PUT"), &json!("/json?a=b"), &json!("{\"big\":1}")));
+    let headers = &call["headers"];
+    assert_eq!((&headers["x-own"], &headers["content-type"]), (&json!("mine"), &json!("text/odd")));
+    assert_eq!(headers["x-job-id"], job.id.to_string());
+    assert_eq!(headers["x-job-run"], job.run.unwrap().to_string());
+    assert_eq!(headers["x-correlation-id"], "order-7");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_text_is_sent_as_it_is_and_json_as_it_was_written() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let url = format!("{}/text", far.url);
+    let text = world.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
+    assert_eq!(result(&text)["body"], "plain");
+    let written = format!(r#"{{"url": "{url}", "method": "POST", "body": [1.0, 12345678901234567890123]}}"#);
+    world.ends(once("http.request", written), JobState::Completed).await;
+    let calls = far.calls();
+    assert_eq!((&calls[0]["body"], &calls[0]["headers"]["content-type"]), (&json!("a \"text\""), &Value::Null));
+    assert_eq!(calls[1]["body"], "[1.0, 12345678901234567890123]");
+    assert_eq!(calls[1]["headers"]["content-type"], "application/json");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_expected_status_decides_what_is_a_success() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let call = |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
+    let job = world.ends(call("/gone", json!(410)), JobState::Completed).await;
+    assert_eq!(result(&job)["status"], 410);
+    world.ends(call("/gone", json!([200, 410])), JobState::Completed).await;
+    world.ends(call("/elsewhere", json!(302)), JobState::Completed).await;
+    let job = world.ends(call("/text", json!(201)), JobState::Failed).await;
+    assert_eq!(error(&job), "HTTP 200 OK: plain");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_pass_is_tried_again_and_what_will_not_is_given_up_at_once() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let call = |path: &str| {
+        let mut call = job("http.request", json!({"url": format!("{}{path}", far.url)}).to_string());
+        call.options.retry.retry_delays_ms = vec![1];
+        call
+    };
+    let lucky = world.ends(call("/second-time-lucky"), JobState::Completed).await;
+    assert_eq!((lucky.retry_count, count(&lucky, LogEvent::RetrySuccess)), (1, 1), "{:?}", events(&lucky));
+    for (path, tries) in [("/too-many", 3), ("/gone", 0), ("/nothing", 0), ("/elsewhere", 3)] {
+        let job = world.ends(call(path), JobState::Failed).await;
+        assert_eq!(job.retry_count, tries, "{path}: {:?}", job.error);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_far_end_may_say_when_to_come_again() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let id = world.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
+    let job = world.job_is(id, JobState::Retrying).await;
+    let failed = job.execution_log.iter().find(|entry| entry.event == LogEvent::Failed).unwrap();
+    assert_eq!(job.next_try_at.unwrap().ms_since(failed.timestamp), 7_000);
+    assert_eq!(error(&job), "HTTP 503 Service Unavailable: come later");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_large_answer_only_the_allowed_part_is_kept() {
+    let world = World::with(EngineConfig { http_answer_bytes: 10, ..allowed() }).await;
+    let far = FarEnd::start().await;
+    for path in ["/large", "/endless"] {
+        let job = world.ends(request(json!({"url": format!("{}{path}", far.url)})), JobState::Completed).await;
+        assert_eq!((&result(&job)["body"], &result(&job)["truncated"]), (&json!("xxxxxxxxxx"), &json!(true)), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_far_end_that_does_not_answer_is_given_up() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let url = format!("{}/silent", far.url);
+    let job = world.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
+    assert!(error(&job).contains("timed out"), "{}", error(&job));
+    let mut limited = request(json!({"url": url}));
+    limited.options.timeout_ms = Some(30);
+    let job = world.ends(limited, JobState::Failed).await;
+    assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirection_is_not_followed() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let job = world.ends(request(json!({"url": format!("{}/elsewhere", far.url)})), JobState::Failed).await;
+    assert!(error(&job).starts_with("HTTP 302"), "{}", error(&job));
+    assert_eq!(far.calls().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn this_machine_is_not_called_unless_it_is_allowed() {
+    let (world, far) = (World::new().await, FarEnd::start().await);
+    let port = far.url.rsplit(':').next().unwrap();
+    for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "0.0.0.0", "127.1"] {
+        let job = world.ends(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
+        assert!(error(&job).contains("private or reserved address"), "{host}: {}", error(&job));
+    }
+    assert_eq!(far.calls(), Vec::<Value>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_this_machine_may_be_called_when_its_network_is_allowed() {
+    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let url = far.url.replace("127.0.0.1", "localhost");
+    world.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_makes_no_request_is_not_tried_again() {
+    let world = World::with(allowed()).await;
+    for payload in [
+        json!({}),
+        json!({"url": "nonsense"}),
+        json!({"url": "ftp://example.org/"}),
+        json!({"url": "http://user:geheim@127.0.0.1/"}),
+        json!({"url": "http://127.0.0.1/", "method": "NO WAY"}),
+        json!({"url": "http://127.0.0.1/", "headers": {"bad name": "x"}}),
+        json!({"url": "http://127.0.0.1/", "headers": {"x": "a\nb"}}),
+        json!({"url": "http://127.0.0.1/", "colour": "red"}),
+    ] {
+        let job = world.ends(job("http.request", payload.to_string()), JobState::Failed).await;
+        assert!(error(&job).starts_with("the payload is not valid: "), "{payload}: {}", error(&job));
+        assert!(!error(&job).contains("geheim"));
+        assert_eq!(job.retry_count, 0, "{payload}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_does_not_tell_the_secrets_of_its_address() {
+    let world = World::with(allowed()).await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let job = world.ends(request(json!({"url": format!("http://{free}/?token=geheim")})), JobState::Failed).await;
+    assert!(error(&job).contains("Connection refused"), "{}", error(&job));
+    assert!(!error(&job).contains("geheim"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_no_database_takes_as_text_hold_up_nothing_on_sqlite() {
+    strange_bytes(World::over(open_sqlite().await, allowed()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_no_database_takes_as_text_hold_up_nothing_on_postgres() {
+    strange_bytes(World::over(open_postgres().await, allowed()).await).await;
+}
+
+async fn strange_bytes(world: World) {
+    let far = FarEnd::start().await;
+    let failed = world.ends(request(json!({"url": format!("{}/nul", far.url)})), JobState::Failed).await;
+    assert!(error(&failed).starts_with("HTTP 500 Internal Server Error: a"), "{}", error(&failed));
+    let fine = world.ends(request(json!({"url": format!("{}/nul-fine", far.url)})), JobState::Completed).await;
+    assert_eq!(result(&fine)["body"], "a\0b\u{fffd}");
+    world.ends(job("noop", "{}"), JobState::Completed).await;
+}

@@ -1,0 +1,287 @@
+//! What becomes of a run: success, failure, timeout, expiry, cancellation, and in which order runs begin.
+
+use std::time::Duration;
+
+use faena_domain::{ErrorReason, JobId, JobState, LogEvent, NewJob, NodeId, Priority, RetryOn, Run, Timestamp};
+use faena_engine::{CancelAnswer, EngineConfig};
+use faena_store::{ClaimAsk, NodeInfo, Store};
+
+use crate::world::{World, count, events, eventually, job, once, open_postgres, open_sqlite, reopened, submit};
+
+fn one_slot() -> EngineConfig {
+    EngineConfig { concurrency: 1, ..EngineConfig::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_and_a_moment_of_sleep_complete() {
+    let world = World::new().await;
+    for kind in [job("noop", "{}"), job("sleep", r#"{"ms": 1}"#)] {
+        let job = world.ends(kind, JobState::Completed).await;
+        assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
+        assert_eq!(job.worker_id, Some(world.engine.worker_id.to_string()));
+        assert!(job.result.is_none() && job.error.is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_is_wrong_is_not_tried_again() {
+    let world = World::new().await;
+    for payload in ["{}", r#"{"ms": -1}"#, r#"{"ms": 1, "more": 2}"#, r#"{"ms": 1, "steps": 1001}"#] {
+        let job = world.ends(job("sleep", payload), JobState::Failed).await;
+        assert!(job.error.unwrap().starts_with("the payload is not valid: "));
+        assert_eq!((job.retry_count, job.error_reason), (0, Some(ErrorReason::Error)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_is_told_as_it_happens() {
+    let world = World::new().await;
+    let id = world.submit(job("sleep", r#"{"ms": 400, "steps": 4}"#)).await;
+    let mut seen = Vec::new();
+    eventually("it ends", async || {
+        let job = world.job(id).await;
+        seen.extend(job.progress.as_ref().and_then(|progress| progress.completed_steps));
+        (job.status == JobState::Completed).then_some(())
+    })
+    .await;
+    seen.dedup();
+    assert!(seen.is_sorted() && seen.iter().all(|step| (1..=4).contains(step)), "{seen:?}");
+    assert!(!seen.is_empty());
+    let job = world.job(id).await;
+    assert_eq!(count(&job, LogEvent::Progress), 4, "{:?}", events(&job));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_run_out_and_the_last_error_stays() {
+    let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
+    let mut failing = job("shell.run", r#"{"argv": ["sh", "-c", "echo broken >&2; exit 3"]}"#);
+    failing.options.retry.max_retries = 2;
+    failing.options.retry.retry_delays_ms = vec![1];
+    let job = world.ends(failing, JobState::Failed).await;
+    assert_eq!(job.error.as_deref(), Some("sh: exit status: 3: broken"));
+    assert_eq!((job.retry_count, job.error_reason), (2, Some(ErrorReason::Error)));
+    assert_eq!((count(&job, LogEvent::Failed), count(&job, LogEvent::RetryScheduled)), (3, 2), "{:?}", events(&job));
+    let runs: Vec<_> = job.execution_log.iter().filter(|e| e.event == LogEvent::Assigned).map(|e| e.run).collect();
+    assert!(runs.len() == 3 && runs.is_sorted_by(|a, b| a < b), "{runs:?}");
+    assert!(job.completed_at.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_succeeds_after_others_failed_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
+    // Fails while the file is not there, and makes it.
+    let script = "test -e made || { touch made; exit 1; }";
+    let payload = serde_json::json!({"argv": ["sh", "-c", script], "cwd": folder.path()});
+    let mut job = job("shell.run", payload.to_string());
+    job.options.retry.retry_delays_ms = vec![1];
+    let job = world.ends(job, JobState::Completed).await;
+    assert_eq!(job.retry_count, 1);
+    assert_eq!((count(&job, LogEvent::Failed), count(&job, LogEvent::RetryScheduled)), (1, 1), "{:?}", events(&job));
+    assert_eq!(events(&job)[6..], ["queued", "assigned", "started", "retry_success", "completed"]);
+    assert_eq!((job.error, job.error_reason), (None, None), "what is completed has no error");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_looks_transient_is_tried_again_when_asked_so() {
+    let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
+    let failing = |text: &str| {
+        let mut job = job("shell.run", serde_json::json!({"argv": ["sh", "-c", format!("echo {text} >&2; exit 1")]}).to_string());
+        job.options.retry.retry_on = RetryOn::Transient;
+        job.options.retry.retry_delays_ms = vec![1];
+        job
+    };
+    assert_eq!(world.ends(failing("no such user"), JobState::Failed).await.retry_count, 0);
+    assert_eq!(world.ends(failing("rate limit exceeded"), JobState::Failed).await.retry_count, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_takes_too_long_is_stopped_and_the_reason_is_timeout() {
+    let world = World::with(one_slot()).await;
+    let mut slow = once("sleep", r#"{"ms": 3600000}"#);
+    slow.options.timeout_ms = Some(20);
+    let job = world.ends(slow, JobState::Failed).await;
+    assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
+    assert_eq!(job.error.as_deref(), Some("took longer than its limit of 20 ms"));
+    assert_eq!(events(&job).last(), Some(&"timeout"));
+    world.ends(once("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_without_a_limit_of_its_own_has_that_of_the_server() {
+    let config = EngineConfig { processing_timeout: Duration::from_millis(20), ..EngineConfig::default() };
+    let world = World::with(config).await;
+    let job = world.ends(once("sleep", r#"{"ms": 3600000}"#), JobState::Failed).await;
+    assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_nobody_could_start_in_time_expires() {
+    let world = World::with(one_slot()).await;
+    let blocker = world.submit(job("sleep", r#"{"ms": 600000}"#)).await;
+    world.job_is(blocker, JobState::Processing).await;
+    for kind in ["noop", "elsewhere.kind"] {
+        let mut late = job(kind, "{}");
+        late.options.expires_at = Some(Timestamp::now().plus_ms(50));
+        let job = world.ends(late, JobState::Failed).await;
+        assert_eq!(job.error_reason, Some(ErrorReason::Expired), "{kind}");
+        assert_eq!(count(&job, LogEvent::Started), 0, "{kind}");
+        assert_eq!(count(&job, LogEvent::Expired), 1, "{kind}: {:?}", events(&job));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_job_starts_at_its_time_and_not_before() {
+    let world = World::new().await;
+    let due = Timestamp::now().plus_ms(300);
+    let mut delayed = job("noop", "{}");
+    delayed.options.scheduled_at = Some(due);
+    let id = world.submit(delayed).await;
+    assert_eq!(world.job(id).await.status, JobState::Pending);
+    let job = world.job_is(id, JobState::Completed).await;
+    assert!(job.started_at.unwrap() >= due, "{job:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
+    let world = World::with(one_slot()).await;
+    let blocker = world.submit(job("sleep", r#"{"ms": 600000}"#)).await;
+    world.job_is(blocker, JobState::Processing).await;
+    let id = world.submit(job("sleep", r#"{"ms": 1}"#)).await;
+    let answer = world.engine.cancel(id, "changed my mind", Timestamp::now()).await.unwrap();
+    assert_eq!(answer, CancelAnswer::Cancelled);
+    let answer = world.engine.cancel(blocker, "cancelled by request", Timestamp::now()).await.unwrap();
+    assert_eq!(answer, CancelAnswer::Cancelled);
+    world.ends(job("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
+    for (id, reason, started) in [(id, "changed my mind", 0), (blocker, "cancelled by request", 1)] {
+        let job = world.job(id).await;
+        assert_eq!((job.status, job.error_reason), (JobState::Cancelled, Some(ErrorReason::Cancelled)));
+        assert_eq!(job.error.as_deref(), Some(reason));
+        assert_eq!(count(&job, LogEvent::Started), started, "{:?}", events(&job));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_becomes_free_is_filled_at_once_and_the_jobs_keep_their_order() {
+    let world = World::with(one_slot()).await;
+    let jobs: Vec<NewJob> = (0..50).map(|_| job("sleep", r#"{"ms": 1}"#)).collect();
+    let stored = world.store.job_submit(jobs, Timestamp::now()).await.unwrap();
+    let mut ended = Vec::new();
+    for job in &stored {
+        ended.push(world.job_is(job.id, JobState::Completed).await);
+    }
+    let starts: Vec<Timestamp> = ended.iter().map(|job| job.started_at.unwrap()).collect();
+    assert!(starts.is_sorted(), "first come, first served");
+    for pair in ended.windows(2) {
+        assert!(pair[0].completed_at <= pair[1].started_at, "one slot runs one job at a time");
+    }
+    // None of them waited for a poll or a safety round: the longest pause is far below every period.
+    let pauses = ended.windows(2).map(|pair| pair[1].started_at.unwrap().ms_since(pair[0].completed_at.unwrap()));
+    assert!(pauses.max().unwrap() < 5_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn higher_priorities_go_first_and_equal_ones_in_their_order() {
+    let world = World::with(one_slot()).await;
+    let blocker = world.submit(job("sleep", r#"{"ms": 300}"#)).await;
+    world.job_is(blocker, JobState::Processing).await;
+    let mut ids = Vec::new();
+    for (name, priority) in [
+        ("low", Priority::Low),
+        ("normal 1", Priority::Normal),
+        ("high", Priority::High),
+        ("normal 2", Priority::Normal),
+        ("critical", Priority::Critical),
+    ] {
+        let mut job = job("sleep", r#"{"ms": 3}"#);
+        job.priority = priority;
+        ids.push((name, world.submit(job).await));
+    }
+    let mut started = Vec::new();
+    for (name, id) in ids {
+        started.push((world.job_is(id, JobState::Completed).await.started_at.unwrap(), name));
+    }
+    started.sort();
+    let order: Vec<&str> = started.into_iter().map(|(_, name)| name).collect();
+    assert_eq!(order, ["critical", "high", "normal 1", "normal 2", "low"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_here_can_run_stays_queued_and_holds_up_nobody() {
+    let world = World::with(one_slot()).await;
+    let mut unknown = Vec::new();
+    for n in 0..300 {
+        let mut job = job(&format!("elsewhere.{}", n % 10), "{}");
+        job.priority = Priority::Critical;
+        unknown.push(world.submit(job).await);
+    }
+    for _ in 0..20 {
+        world.ends(job("sleep", r#"{"ms": 0}"#), JobState::Completed).await;
+    }
+    for id in unknown {
+        let job = world.job(id).await;
+        assert_eq!((job.status, count(&job, LogEvent::Assigned)), (JobState::Queued, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_queues_share_one_slot() {
+    let world = World::with(one_slot()).await;
+    let jobs: Vec<NewJob> = (0..200)
+        .map(|n| NewJob { queue: format!("queue {}", n % 20), ..job("sleep", r#"{"ms": 0}"#) })
+        .collect();
+    for stored in world.store.job_submit(jobs, Timestamp::now()).await.unwrap() {
+        world.job_is(stored.id, JobState::Completed).await;
+    }
+}
+
+/// A server takes the job and is never heard of again.
+async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
+    let long_ago = Timestamp::now().plus_ms(-3_600_000);
+    let dead = NodeId::new();
+    store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
+    let lanes = store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect();
+    let claim = store.job_claim(ClaimAsk { node: dead, lanes, limit: 10 }, Timestamp::now()).await.unwrap();
+    assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
+    claim.jobs[0].run
+}
+
+async fn runs_again_with_its_start_on_record(world: World, id: JobId, lost: Run) {
+    let running = world.job_is(id, JobState::Processing).await;
+    assert!(running.run > Some(lost));
+    assert_eq!(running.retry_count, 0, "nobody knows that it had begun");
+    let done = world.job_is(id, JobState::Completed).await;
+    assert_eq!((count(&done, LogEvent::Recovered), count(&done, LogEvent::Started)), (1, 1), "{:?}", events(&done));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_a_dead_server_held_runs_again_with_its_start_on_record_on_sqlite() {
+    let (store, place) = open_sqlite().await;
+    let id = submit(&*store, job("sleep", r#"{"ms": 300}"#)).await;
+    let lost = taken_to_the_grave(&*store, id).await;
+    // The next process opens the file: whoever was there before it is dead.
+    let world = World::over(reopened(store, place).await, EngineConfig::default()).await;
+    runs_again_with_its_start_on_record(world, id, lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_a_dead_server_held_runs_again_with_its_start_on_record_on_postgres() {
+    let (store, place) = open_postgres().await;
+    let id = submit(&*store, job("sleep", r#"{"ms": 300}"#)).await;
+    let lost = taken_to_the_grave(&*store, id).await;
+    let config = EngineConfig { node_lease: Duration::from_millis(300), ..EngineConfig::default() };
+    let world = World::over((store, place), config).await;
+    runs_again_with_its_start_on_record(world, id, lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_of_short_jobs_is_done_once_each_on_postgres() {
+    let world = World::over(open_postgres().await, EngineConfig::default()).await;
+    let jobs: Vec<NewJob> = (0..3_000).map(|_| job("noop", "{}")).collect();
+    let stored = world.store.job_submit(jobs, Timestamp::now()).await.unwrap();
+    for job in &stored {
+        let job = world.job_is(job.id, JobState::Completed).await;
+        assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
+    }
+    assert_eq!(world.engine.load().0, 0, "nothing is left in its hands");
+}

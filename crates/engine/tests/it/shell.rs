@@ -1,0 +1,154 @@
+//! `shell.run`: programs, when the operator allows them.
+
+use std::path::{Path, PathBuf};
+
+use faena_domain::{ErrorReason, JobState, NewJob, Timestamp};
+use faena_engine::EngineConfig;
+use serde_json::{Value, json};
+
+use crate::world::{World, eventually, job, once, open_postgres, result};
+
+fn allowed() -> EngineConfig {
+    EngineConfig { shell_allowed: true, ..EngineConfig::default() }
+}
+
+fn script(text: &str) -> NewJob {
+    once("shell.run", json!({"argv": ["sh", "-c", text]}).to_string())
+}
+
+/// A program whose child sleeps for an hour; the child's number is written to `folder`.
+fn with_child(folder: &Path) -> NewJob {
+    let text = "sleep 3600 & echo $! >pid.tmp; mv pid.tmp pid; wait";
+    once("shell.run", json!({"argv": ["sh", "-c", text], "cwd": folder}).to_string())
+}
+
+async fn child(folder: &Path) -> PathBuf {
+    let pid = eventually("the child runs", async || std::fs::read_to_string(folder.join("pid")).ok()).await;
+    let process = PathBuf::from(format!("/proc/{}", pid.trim()));
+    assert!(!is_gone(&process));
+    process
+}
+
+/// Dead and not yet reaped counts.
+fn is_gone(process: &Path) -> bool {
+    match std::fs::read_to_string(process.join("stat")) {
+        Ok(stat) => stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'),
+        Err(_) => true,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_are_refused_unless_they_are_allowed() {
+    let world = World::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let payload = json!({"argv": ["touch", folder.path().join("made")]});
+    let job = world.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
+    assert!(job.error.unwrap().contains("FAENA_WORKER_SHELL=true"));
+    assert_eq!(job.retry_count, 0);
+    assert!(!folder.path().join("made").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_and_exit_code_are_the_result() {
+    let world = World::with(allowed()).await;
+    let job = world.ends(script("echo out; echo err >&2"), JobState::Completed).await;
+    assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "out\n", "stderr": "err\n"}));
+    let job = world.ends(script("echo why >&2; exit 7"), JobState::Failed).await;
+    assert_eq!(job.error.as_deref(), Some("sh: exit status: 7: why"));
+    let job = world.ends(script("kill -9 $$"), JobState::Failed).await;
+    assert!(job.error.as_deref().unwrap().contains("signal: 9"), "{:?}", job.error);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_are_no_shell_line() {
+    let world = World::with(allowed()).await;
+    let payload = json!({"argv": ["echo", "$HOME; ls", "*"]});
+    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    assert_eq!(result(&job)["stdout"], "$HOME; ls *\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_long_output_only_the_allowed_part_is_kept_and_the_program_is_not_held_up() {
+    let world = World::with(EngineConfig { shell_output_bytes: 10, ..allowed() }).await;
+    let job = world.ends(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
+    assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "xxxxxxxxxx", "stderr": "end\n", "truncated": true}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_the_servers_environment_nothing_private_is_handed_on() {
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "there is something to leak");
+    let world = World::with(allowed()).await;
+    let payload = json!({"argv": ["env"], "env": {"OWN": "mine"}});
+    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let shown = result(&job)["stdout"].as_str().unwrap().to_owned();
+    let mut names: Vec<&str> = shown.lines().map(|line| line.split('=').next().unwrap()).collect();
+    names.retain(|name| !["PATH", "HOME", "LANG", "TZ", "TMPDIR"].contains(name));
+    names.sort_unstable();
+    assert_eq!(names, ["FAENA_CORRELATION_ID", "FAENA_JOB_ID", "FAENA_RUN", "OWN"]);
+    assert!(shown.contains(&format!("FAENA_JOB_ID={}\n", job.id)), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_started_is_not_tried_again() {
+    let world = World::with(allowed()).await;
+    for payload in [
+        json!({"argv": []}),
+        json!({"argv": "ls"}),
+        json!({}),
+        json!({"argv": ["no-such-program-anywhere"]}),
+        json!({"argv": ["true"], "cwd": "/no/such/folder"}),
+        json!({"argv": ["true"], "shell": true}),
+        json!({"argv": ["true\u{0}"]}),
+    ] {
+        let job = world.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
+        assert_eq!(job.retry_count, 0, "{payload}: {:?}", job.error);
+    }
+    world.ends(script("true"), JobState::Completed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_takes_too_long_is_killed_with_its_children() {
+    let world = World::with(allowed()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut slow = with_child(folder.path());
+    slow.options.timeout_ms = Some(1_000);
+    let id = world.submit(slow).await;
+    let process = child(folder.path()).await;
+    let job = world.job_is(id, JobState::Failed).await;
+    assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
+    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_cancelled_is_killed_with_its_children() {
+    let world = World::with(allowed()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let id = world.submit(with_child(folder.path())).await;
+    let process = child(folder.path()).await;
+    world.engine.cancel(id, "enough", Timestamp::now()).await.unwrap();
+    world.job_is(id, JobState::Cancelled).await;
+    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_leaves_a_child_behind_ends_with_itself() {
+    let world = World::with(allowed()).await;
+    let folder = tempfile::tempdir().unwrap();
+    // The child holds the outputs open; one of the two has even left the group.
+    let text = "sleep 3600 & echo $! >pid; setsid sleep 20 & echo done";
+    let payload = json!({"argv": ["sh", "-c", text], "cwd": folder.path()});
+    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    assert_eq!(result(&job)["stdout"], "done\n");
+    let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
+    let process = PathBuf::from(format!("/proc/{}", pid.trim()));
+    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_is_no_text_holds_up_nothing_on_postgres() {
+    let world = World::over(open_postgres().await, allowed()).await;
+    let job = world.ends(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
+    assert!(job.error.as_deref().unwrap().starts_with("sh: exit status: 1: a"), "{:?}", job.error);
+    let job = world.ends(script(r"printf 'a\000b\377'"), JobState::Completed).await;
+    assert_eq!(result(&job)["stdout"], Value::from("a\0b\u{fffd}"));
+}

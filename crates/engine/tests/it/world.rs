@@ -1,0 +1,175 @@
+//! An engine of a test's own, over a store of its own.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use faena_domain::{JobId, JobState, JobView, LogEvent, NewJob, Timestamp};
+use faena_engine::{Engine, EngineConfig};
+use faena_store::{Store, StoreOptions};
+use tokio_util::sync::CancellationToken;
+
+pub struct World {
+    pub store: Arc<dyn Store>,
+    pub engine: Arc<Engine>,
+    _place: Place,
+}
+
+/// Where the test's jobs are kept; gone when it is over.
+pub enum Place {
+    Folder(tempfile::TempDir),
+    Database(String),
+}
+
+/// Generous: it only decides how long a failure takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn open_sqlite() -> (Arc<dyn Store>, Place) {
+    let folder = tempfile::tempdir().unwrap();
+    (open(&sqlite_url(&folder)).await, Place::Folder(folder))
+}
+
+/// The same SQLite file, opened by another.
+pub async fn reopened(store: Arc<dyn Store>, place: Place) -> (Arc<dyn Store>, Place) {
+    store.close().await;
+    drop(store);
+    let Place::Folder(folder) = &place else { panic!("only a file is opened by one at a time") };
+    (open(&sqlite_url(folder)).await, place)
+}
+
+fn sqlite_url(folder: &tempfile::TempDir) -> String {
+    format!("sqlite:{}", folder.path().join("faena.db").display())
+}
+
+/// A database of its own on the server that `./test` has started.
+pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
+    let name = format!("faena_engine_{}", uuid::Uuid::new_v4().simple());
+    run_sql(&format!("CREATE DATABASE {name}")).await;
+    let server = postgres_server();
+    let (base, _) = server.rsplit_once('/').unwrap();
+    (open(&format!("{base}/{name}")).await, Place::Database(name))
+}
+
+async fn open(url: &str) -> Arc<dyn Store> {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    faena_store::open(url, StoreOptions::default()).await.unwrap()
+}
+
+impl World {
+    pub async fn new() -> World {
+        World::with(EngineConfig::default()).await
+    }
+
+    pub async fn with(config: EngineConfig) -> World {
+        World::over(open_sqlite().await, config).await
+    }
+
+    pub async fn over((store, place): (Arc<dyn Store>, Place), config: EngineConfig) -> World {
+        let engine = Engine::start(store.clone(), config).await.unwrap();
+        World { store, engine, _place: place }
+    }
+
+    /// Another engine on the same store, after the first has stopped.
+    pub async fn restarted(self, config: EngineConfig) -> World {
+        self.stop().await;
+        let engine = Engine::start(self.store.clone(), config).await.unwrap();
+        World { engine, ..self }
+    }
+
+    pub async fn stop(&self) {
+        self.engine.stop(CancellationToken::new()).await;
+    }
+
+    pub async fn submit(&self, job: NewJob) -> JobId {
+        submit(&*self.store, job).await
+    }
+
+    pub async fn job(&self, id: JobId) -> JobView {
+        self.store.job_get(id).await.unwrap().unwrap()
+    }
+
+    pub async fn job_is(&self, id: JobId, state: JobState) -> JobView {
+        let began = Instant::now();
+        loop {
+            let job = self.job(id).await;
+            if job.status == state {
+                return job;
+            }
+            assert!(!job.status.is_terminal(), "waited for {state}, and it ended otherwise: {job:#?}");
+            assert!(began.elapsed() < PATIENCE, "waited for {state}: {job:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Submits and waits for this end.
+    pub async fn ends(&self, job: NewJob, state: JobState) -> JobView {
+        let id = self.submit(job).await;
+        self.job_is(id, state).await
+    }
+}
+
+pub async fn submit(store: &dyn Store, job: NewJob) -> JobId {
+    store.job_submit(vec![job], Timestamp::now()).await.unwrap()[0].id
+}
+
+/// Looks again and again until there is an answer.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub fn job(kind: &str, payload: impl Into<String>) -> NewJob {
+    NewJob { payload: payload.into(), ..NewJob::new(kind) }
+}
+
+/// One that is not tried again.
+pub fn once(kind: &str, payload: impl Into<String>) -> NewJob {
+    let mut job = job(kind, payload);
+    job.options.retry.max_retries = 0;
+    job
+}
+
+pub fn events(job: &JobView) -> Vec<&'static str> {
+    job.execution_log.iter().map(|entry| entry.event.as_str()).collect()
+}
+
+pub fn count(job: &JobView, event: LogEvent) -> usize {
+    job.execution_log.iter().filter(|entry| entry.event == event).count()
+}
+
+pub fn result(job: &JobView) -> serde_json::Value {
+    serde_json::from_str(job.result.as_ref().unwrap().get()).unwrap()
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Place::Database(name) = self else { return };
+        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        // A test's own runtime cannot be waited for while it unwinds.
+        let dropped = std::thread::spawn(move || {
+            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_sql(&sql));
+        });
+        if dropped.join().is_err() {
+            eprintln!("a database is left behind");
+        }
+    }
+}
+
+fn postgres_server() -> String {
+    std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
+}
+
+async fn run_sql(sql: &str) {
+    let (client, connection) = tokio_postgres::connect(&postgres_server(), tokio_postgres::NoTls).await.unwrap();
+    let connection = tokio::spawn(connection);
+    client.batch_execute(sql).await.unwrap();
+    drop(client);
+    let _ = connection.await;
+}
