@@ -94,7 +94,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
             Err(error) => return Err(error),
         }
     }
-    let plain = calls.iter().all(|(jobs, _)| jobs.iter().all(is_plain));
+    let plain = calls.iter().all(|(jobs, _)| jobs.iter().all(plan::is_plain));
     let client = shared.client().await?;
     let mut rows = Rows::default();
     if plain {
@@ -115,11 +115,6 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
     }
     shared.tell(rows.signals());
     Ok(outcomes)
-}
-
-fn is_plain(job: &NewJob) -> bool {
-    let options = &job.options;
-    options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
 }
 
 async fn store_with_keys(
