@@ -74,7 +74,9 @@ impl Driver {
                         // Once per change of fortune, not once per try.
                         if failures == 1 {
                             match &error {
-                                StoreError::Unavailable(text) => tracing::warn!(name, error = text, "the loop has to wait"),
+                                StoreError::Unavailable(text) => {
+                                    tracing::warn!(name, error = text, "the loop has to wait")
+                                }
                                 other => tracing::error!(name, error = %other, "a round failed"),
                             }
                         }

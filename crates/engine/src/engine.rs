@@ -15,7 +15,8 @@ use tokio::sync::{Notify, broadcast::error::RecvError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Beats, Bus, EngineConfig, Round, address::AddressRule,
+    Beats, Bus, EngineConfig, Round,
+    address::AddressRule,
     builtin::{self, HttpCaller, Worker},
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
@@ -49,7 +50,9 @@ pub struct Engine {
 pub enum CancelAnswer {
     Cancelled,
     /// A worker has been told and has not stopped yet.
-    Asked { state: JobState },
+    Asked {
+        state: JobState,
+    },
 }
 
 /// The fallback's period. PostgreSQL: other nodes' signals may be lost; SQLite: there are no others.

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use faena_domain::Failure;
-use reqwest::{Client, Method, header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER}, redirect};
+use reqwest::{
+    Client, Method,
+    header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
+    redirect,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
@@ -86,7 +90,11 @@ impl HttpCaller {
         self.judge(answer, request.expect_status).await
     }
 
-    async fn judge(&self, mut answer: reqwest::Response, expected: Option<Expected>) -> Result<Option<String>, Failure> {
+    async fn judge(
+        &self,
+        mut answer: reqwest::Response,
+        expected: Option<Expected>,
+    ) -> Result<Option<String>, Failure> {
         let status = answer.status();
         let wanted = match &expected {
             None => status.is_success(),
@@ -141,10 +149,12 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
     let json = body_is_json.then(|| ("content-type", "application/json".to_owned()));
     let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.clone()));
     for (name, value) in own.into_iter().chain(json).chain(given) {
-        let name: HeaderName =
-            name.parse().map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is no name")))?;
-        let value = HeaderValue::from_str(&value)
-            .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: the value of {name} is not allowed")))?;
+        let name: HeaderName = name
+            .parse()
+            .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is no name")))?;
+        let value = HeaderValue::from_str(&value).map_err(|_| {
+            Failure::fatal(format!("the payload is not valid: headers: the value of {name} is not allowed"))
+        })?;
         headers.insert(name, value);
     }
     Ok(headers)

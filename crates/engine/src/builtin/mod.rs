@@ -159,7 +159,8 @@ impl Worker {
     async fn run_handler(&self, held: &Held) -> Result<Option<String>, Failure> {
         self.record.notify_one();
         let context = Context { worker: self, held };
-        let limit = held.job.options.timeout_ms.map_or(self.config.processing_timeout, std::time::Duration::from_millis);
+        let limit =
+            held.job.options.timeout_ms.map_or(self.config.processing_timeout, std::time::Duration::from_millis);
         let handler = std::panic::AssertUnwindSafe(run::run(&context)).catch_unwind();
         tokio::select! {
             biased;

@@ -61,7 +61,8 @@ async fn answer(State(calls): State<Arc<Mutex<Vec<Value>>>>, request: Request) -
         "/elsewhere" => (StatusCode::FOUND, [("location", "/json")]).into_response(),
         "/large" => "x".repeat(1 << 20).into_response(),
         "/endless" => {
-            let parts = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 1024])));
+            let parts =
+                futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 1024])));
             Body::from_stream(parts).into_response()
         }
         "/silent" => std::future::pending().await,
@@ -97,7 +98,10 @@ async fn what_the_payload_says_is_sent_and_the_answer_is_the_result() {
     assert_eq!(answer["headers"]["x-far"], "yes");
     assert_eq!(answer["headers"]["set-cookie"], Value::Null, "cookies are not kept");
     let call = &far.calls()[0];
-    assert_eq!((&call["method"], &call["path"], &call["body"]), (&json!("PUT"), &json!("/json?a=b"), &json!("{\"big\":1}")));
+    assert_eq!(
+        (&call["method"], &call["path"], &call["body"]),
+        (&json!("PUT"), &json!("/json?a=b"), &json!("{\"big\":1}"))
+    );
     let headers = &call["headers"];
     assert_eq!((&headers["x-own"], &headers["content-type"]), (&json!("mine"), &json!("text/odd")));
     assert_eq!(headers["x-job-id"], job.id.to_string());
@@ -109,7 +113,8 @@ async fn what_the_payload_says_is_sent_and_the_answer_is_the_result() {
 async fn a_body_that_is_text_is_sent_as_it_is_and_json_as_it_was_written() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let url = format!("{}/text", far.url);
-    let text = world.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
+    let text =
+        world.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
     assert_eq!(result(&text)["body"], "plain");
     let written = format!(r#"{{"url": "{url}", "method": "POST", "body": [1.0, 12345678901234567890123]}}"#);
     world.ends(once("http.request", written), JobState::Completed).await;
@@ -122,7 +127,8 @@ async fn a_body_that_is_text_is_sent_as_it_is_and_json_as_it_was_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_expected_status_decides_what_is_a_success() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
-    let call = |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
+    let call =
+        |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
     let job = world.ends(call("/gone", json!(410)), JobState::Completed).await;
     assert_eq!(result(&job)["status"], 410);
     world.ends(call("/gone", json!([200, 410])), JobState::Completed).await;

@@ -86,7 +86,8 @@ async fn a_try_that_succeeds_after_others_failed_is_told_so() {
 async fn only_what_looks_transient_is_tried_again_when_asked_so() {
     let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
     let failing = |text: &str| {
-        let mut job = job("shell.run", serde_json::json!({"argv": ["sh", "-c", format!("echo {text} >&2; exit 1")]}).to_string());
+        let mut job =
+            job("shell.run", serde_json::json!({"argv": ["sh", "-c", format!("echo {text} >&2; exit 1")]}).to_string());
         job.options.retry.retry_on = RetryOn::Transient;
         job.options.retry.retry_delays_ms = vec![1];
         job
@@ -227,9 +228,8 @@ async fn what_nobody_here_can_run_stays_queued_and_holds_up_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_queues_share_one_slot() {
     let world = World::with(one_slot()).await;
-    let jobs: Vec<NewJob> = (0..200)
-        .map(|n| NewJob { queue: format!("queue {}", n % 20), ..job("sleep", r#"{"ms": 0}"#) })
-        .collect();
+    let jobs: Vec<NewJob> =
+        (0..200).map(|n| NewJob { queue: format!("queue {}", n % 20), ..job("sleep", r#"{"ms": 0}"#) }).collect();
     for stored in world.store.job_submit(jobs, Timestamp::now()).await.unwrap() {
         world.job_is(stored.id, JobState::Completed).await;
     }
