@@ -8,14 +8,15 @@ use crate::{
     postgres::Database,
 };
 
-/// FAENA_TEST_KILLS can ask for more.
+/// FAENA_TEST_KILLS can ask for more, FAENA_TEST_SEED for other moments.
 const KILLS: u64 = 50;
 const SEED: u64 = 20_261_115;
 
 async fn survives_being_killed_again_and_again(folder: &Path, environment: &[(&str, &str)], longest_life_ms: u64) {
     let kills = std::env::var("FAENA_TEST_KILLS").ok().map_or(KILLS, |text| text.parse().unwrap());
-    let mut random = Random(SEED);
-    let mut load = Load::start(SEED, 3, Duration::from_millis(8));
+    let seed = std::env::var("FAENA_TEST_SEED").ok().map_or(SEED, |text| text.parse().unwrap());
+    let mut random = Random(seed);
+    let mut load = Load::start(seed, 3, Duration::from_millis(8));
     for _ in 0..kills {
         let mut faena = Faena::spawn(folder, environment);
         // One in five dies before it is up: while it opens, migrates, joins or recovers.

@@ -110,12 +110,16 @@ impl Producer {
         let mut turn = 0_u64;
         while !self.stop.load(Ordering::Relaxed) {
             turn += 1;
-            match self.random.below(4) {
+            match self.random.below(5) {
                 0 => {
+                    let graph = self.graph();
+                    self.send("/api/v1/jobs/batch", graph, None).await;
+                }
+                1 => {
                     let jobs: Vec<Value> = (0..1 + self.random.below(30)).map(|_| self.job()).collect();
                     self.send("/api/v1/jobs/batch", json!({ "jobs": jobs }), None).await;
                 }
-                1 => {
+                2 => {
                     // Whoever gets no answer asks again under the same key, until there is one.
                     let key = format!("key-{}-{turn}", self.number);
                     let job = self.job();
@@ -132,14 +136,33 @@ impl Producer {
         }
     }
 
+    /// Mostly short, some long enough for their start to be written down, some for later.
     fn job(&mut self) -> Value {
         let priority = ["LOW", "NORMAL", "HIGH", "CRITICAL"][self.random.below(4) as usize];
-        match self.random.below(3) {
-            0 => json!({"name": "noop", "maxRetries": 10, "priority": priority}),
-            _ => {
-                json!({"name": "sleep", "payload": {"ms": self.random.below(31)}, "maxRetries": 10, "priority": priority})
-            }
+        let ms = if self.random.below(20) == 0 { 120 + self.random.below(80) } else { self.random.below(31) };
+        let mut job = match self.random.below(3) {
+            0 => json!({"name": "noop"}),
+            _ => json!({"name": "sleep", "payload": {"ms": ms}}),
+        };
+        job["maxRetries"] = 10.into();
+        job["priority"] = priority.into();
+        if self.random.below(10) == 0 {
+            let later = jiff::Timestamp::now() + Duration::from_millis(self.random.below(500));
+            job["scheduledAt"] = later.to_string().into();
         }
+        job
+    }
+
+    /// One job, three that wait for it, one that waits for those.
+    fn graph(&mut self) -> Value {
+        let mut jobs: Vec<Value> = (0..5).map(|_| self.job()).collect();
+        jobs[0]["ref"] = "first".into();
+        for (number, job) in jobs[1..4].iter_mut().enumerate() {
+            job["ref"] = format!("middle {number}").into();
+            job["dependsOn"] = json!(["first"]);
+        }
+        jobs[4]["dependsOn"] = json!(["middle 0", "middle 1", "middle 2"]);
+        json!({ "jobs": jobs })
     }
 
     /// `true`: it was acknowledged, or refused for good.
@@ -190,6 +213,16 @@ pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<St
     let jobs: Vec<Value> = stream::iter(acknowledged).map(|id| faena.job(id)).buffer_unordered(8).collect().await;
     for job in &jobs {
         assert_completed_once(job);
+    }
+    let by_id: HashMap<&str, &Value> = jobs.iter().map(|job| (job["id"].as_str().unwrap(), job)).collect();
+    for job in &jobs {
+        for parent in job["dependsOn"].as_array().into_iter().flatten() {
+            let parent = by_id[parent.as_str().unwrap()];
+            assert!(
+                parent["completedAt"].as_str() <= job["startedAt"].as_str(),
+                "began before its parent's end: {job:#}"
+            );
+        }
     }
     let completed = faena.count("status=COMPLETED").await;
     assert_eq!(faena.count("").await, completed, "some jobs have ended otherwise than completed");
