@@ -18,9 +18,11 @@ const QUEUE: usize = 4_096;
 const GROUP: usize = 512;
 
 type Answer = Box<dyn FnOnce(std::result::Result<(), String>) + Send>;
+/// Given no transaction when that was lost before its turn.
+type Work = Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>;
+
 struct Call {
-    /// Given no transaction when that was lost before its turn.
-    run: Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>,
+    run: Work,
     /// Whether it may fail after it has begun to write, without taking the others with it.
     undoable: bool,
 }
