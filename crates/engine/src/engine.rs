@@ -59,6 +59,8 @@ pub enum CancelAnswer {
 const POLL_POSTGRES: Duration = Duration::from_secs(1);
 const POLL_SQLITE: Duration = Duration::from_secs(30);
 const SAFETY: Duration = Duration::from_secs(30);
+/// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
+const LOST_CLAIM: Duration = Duration::from_secs(60);
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, StoreError> {
@@ -144,9 +146,10 @@ impl Engine {
         }
         {
             let (s, n, h, t, c) = (store.clone(), node.clone(), hands.clone(), touch.clone(), config.clone());
+            let r = reporter.clone();
             outgoing.start("lease", config.node_lease / 3, Arc::new(Notify::new()), move |now| {
-                let (s, n, h, t, c) = (s.clone(), n.clone(), h.clone(), t.clone(), c.clone());
-                async move { renew(&*s, &n, &h, &t, &c, now).await }
+                let (s, n, h, t, c, r) = (s.clone(), n.clone(), h.clone(), t.clone(), c.clone(), r.clone());
+                async move { renew(&*s, &n, &h, &r, &t, &c, now).await }
             });
         }
         if roles.engine {
@@ -296,6 +299,7 @@ async fn renew(
     store: &dyn Store,
     node: &RwLock<NodeId>,
     hands: &Hands,
+    reporter: &Reporter,
     touch: &nodes::Touch,
     config: &EngineConfig,
     now: Timestamp,
@@ -304,6 +308,13 @@ async fn renew(
     let id = *node.read();
     if store.node_renew(id, lease_ms, now).await? {
         touch.renewed(now, lease_ms);
+        // In this order: a job that ends meanwhile goes from the hands to the reporter.
+        let mut known = hands.runs();
+        known.extend(reporter.runs());
+        let lost = store.node_reconcile(id, known, now.plus_ms(-ms(LOST_CLAIM)), now).await?;
+        if lost > 0 {
+            tracing::warn!(jobs = lost, "the answer to a claim got lost; its jobs are ready again");
+        }
         return Ok(Round::done(1));
     }
     // Another node has taken this one for dead and given its jobs away. Start afresh, as a new node.

@@ -139,6 +139,11 @@ impl Hands {
         self.inner.lock().jobs.len()
     }
 
+    /// The hand-outs of which jobs are here.
+    pub fn runs(&self) -> Vec<Run> {
+        self.inner.lock().open.keys().copied().collect()
+    }
+
     pub fn find(&self, id: JobId) -> Option<Arc<Held>> {
         self.inner.lock().jobs.get(&id).cloned()
     }

@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use faena_domain::Timestamp;
+use faena_domain::{Run, Timestamp};
 use faena_store::{RunEnd, Store, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -41,6 +41,11 @@ impl Reporter {
         if queue.len() == 1 {
             self.nudge.notify_one();
         }
+    }
+
+    /// The hand-outs of which ends are untold.
+    pub fn runs(&self) -> Vec<Run> {
+        self.queue.lock().iter().map(|end| end.run).collect()
     }
 
     /// Waits while too many ends are untold.

@@ -48,7 +48,8 @@ CREATE TABLE faena.block (
     claimed_at     bigint NOT NULL,
     first_ready_at bigint NOT NULL,
     ids            uuid[] NOT NULL,
-    retries        smallint[]
+    retries        smallint[],
+    strict         boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 -- Ids do not compress; trying to costs time at every claim.
 ALTER TABLE faena.block ALTER COLUMN ids SET STORAGE EXTERNAL;
@@ -76,10 +77,11 @@ CREATE TABLE faena.done (
     started_at  bigint,
     worker      uuid,
     result      text,
-    log         text NOT NULL,
-    PRIMARY KEY (lane, id, finished_at)
+    log         text NOT NULL
 ) PARTITION BY RANGE (finished_at);
-CREATE TABLE faena.done_default PARTITION OF faena.done DEFAULT;
+-- Each partition has its own key: narrower than one over all of them, which would have to contain the time, and it makes
+-- telling a completion twice harmless.
+CREATE TABLE faena.done_default PARTITION OF faena.done (PRIMARY KEY (lane, id)) DEFAULT;
 
 CREATE TABLE faena.ended (
     lane        integer NOT NULL,

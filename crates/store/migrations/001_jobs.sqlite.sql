@@ -42,14 +42,16 @@ CREATE TABLE waiting (
 CREATE INDEX waiting_due ON waiting (due_at, id);
 
 -- One row per hand-out: these jobs are out under this run, in the hands of this node. ids: 16 bytes each; retries: 2 bytes
--- each, absent when all are 0.
+-- each, absent when all are 0. strict: one of them has ended otherwise than completed, or was deleted, so that each further
+-- end has to be looked at closely.
 CREATE TABLE block (
     run            INTEGER PRIMARY KEY,
     node           BLOB NOT NULL,
     claimed_at     INTEGER NOT NULL,
     first_ready_at INTEGER NOT NULL,
     ids            BLOB NOT NULL,
-    retries        BLOB
+    retries        BLOB,
+    strict         INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE run_sequence (last INTEGER NOT NULL);
 INSERT INTO run_sequence VALUES (0);

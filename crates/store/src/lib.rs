@@ -24,7 +24,7 @@ pub mod plan_probe {
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
@@ -95,6 +95,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Frees what dead nodes held: what had started costs a try and waits for `delay_ms`; the rest is ready again.
     async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered>;
+
+    /// Gives back what this node was handed before `before` without knowing it: a claim whose answer got lost on the way. `known`
+    /// are the runs that it has jobs of.
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due.
     async fn poll(&self, node: NodeId) -> Result<Poll>;

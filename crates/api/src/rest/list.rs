@@ -79,6 +79,9 @@ impl Query {
 
 /// Also the way bulk actions read their filter.
 pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
+    if value.chars().any(char::is_control) {
+        return Err("must not contain control characters".into());
+    }
     let time = |value: &str| Timestamp::parse(value).ok_or("must be a time like 2026-11-15T20:00:00Z".to_owned());
     // No name, tag or key has any, and PostgreSQL cannot even be asked for some.
     if value.contains(char::is_control) {

@@ -89,7 +89,7 @@ async fn finish_postgres(url: &str, total: usize) -> Result<()> {
         let (from, to) = (day * DAY_MS, (day + 1) * DAY_MS);
         client
             .batch_execute(&format!(
-                "CREATE TABLE IF NOT EXISTS faena.done_{name} PARTITION OF faena.done FOR VALUES FROM ({from}) TO ({to})"
+                "CREATE TABLE IF NOT EXISTS faena.done_{name} PARTITION OF faena.done (PRIMARY KEY (lane, id)) FOR VALUES FROM ({from}) TO ({to})"
             ))
             .await?;
     }

@@ -1,14 +1,25 @@
 //! The database goes away under load and comes back: requests are told so meanwhile, and everything resumes by itself.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use reqwest::StatusCode;
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
 
 use crate::{
     faena::{Faena, eventually},
     load::{Load, assert_all_completed_once},
-    postgres::Server,
+    postgres::{Database, Server, connect},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,4 +125,89 @@ async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its
         let job = nodes[1].job_is(id, "COMPLETED").await;
         assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"], "{job:#}");
     }
+}
+
+/// Stands between a server and its PostgreSQL, and can lose what PostgreSQL answers.
+struct Proxy {
+    url: String,
+    deaf: Arc<AtomicBool>,
+    cut: Arc<Notify>,
+}
+
+impl Proxy {
+    async fn start(database: &str) -> Proxy {
+        let (front, name) = database.rsplit_once('/').unwrap();
+        let (user, far) = front.rsplit_once('@').unwrap();
+        let far = far.to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("{user}@{}/{name}", listener.local_addr().unwrap());
+        let proxy = Proxy { url, deaf: Arc::default(), cut: Arc::default() };
+        let (deaf, cut) = (proxy.deaf.clone(), proxy.cut.clone());
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let far = TcpStream::connect(&far).await.unwrap();
+                tokio::spawn(carry(near, far, deaf.clone(), cut.clone()));
+            }
+        });
+        proxy
+    }
+
+    /// Requests arrive, answers are lost.
+    fn lose_answers(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// Cuts every connection; new ones are sound.
+    fn recover(&self) {
+        self.deaf.store(false, Ordering::SeqCst);
+        self.cut.notify_waiters();
+    }
+}
+
+async fn carry(near: TcpStream, far: TcpStream, deaf: Arc<AtomicBool>, cut: Arc<Notify>) {
+    let (mut near_in, mut near_out) = near.into_split();
+    let (mut far_in, mut far_out) = far.into_split();
+    let there = async { tokio::io::copy(&mut near_in, &mut far_out).await.map(|_| ()) };
+    let back = async {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let count = far_in.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            if !deaf.load(Ordering::SeqCst) {
+                near_out.write_all(&buffer[..count]).await?;
+            }
+        }
+    };
+    let _: std::io::Result<()> = tokio::select! {
+        ended = there => ended,
+        ended = back => ended,
+        () = cut.notified() => Ok(()),
+    };
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_whose_handing_out_was_committed_in_postgres_and_never_heard_of_are_not_stuck() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::create().await;
+    let proxy = Proxy::start(&database.url).await;
+    let environment = [("DATABASE_URL", proxy.url.as_str()), ("WORKER_CONCURRENCY", "1"), ("FAENA_NODE_LEASE", "3s")];
+    let faena = Faena::start(folder.path(), &environment).await;
+    let first = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_000}})).await;
+    faena.job_is(&first, "PROCESSING").await;
+    let second = faena.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
+    // When the first ends, the second is asked for. PostgreSQL hands it out, and its answer is lost on the way.
+    let direct = connect(&database.url).await;
+    proxy.lose_answers();
+    eventually("PostgreSQL has handed the second job out", async || {
+        let ready: i64 = direct.query_one("SELECT count(*) FROM faena.ready", &[]).await.unwrap().get(0);
+        (ready == 0).then_some(())
+    })
+    .await;
+    proxy.recover();
+    faena.job_is(&first, "COMPLETED").await;
+    let job = faena.job_is(&second, "COMPLETED").await;
+    crate::load::assert_completed_once(&job);
+    assert_eq!(job["retryCount"], 0, "it had never begun: {job:#}");
 }

@@ -1,7 +1,8 @@
 //! Group commit: calls that come while one transaction runs share the next one.
 
-use std::{pin::Pin, sync::Arc};
+use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -48,7 +49,10 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                         // A small group keeps the others waiting on purpose: what comes while it commits makes one group of
                         // many instead of many groups of few (measured with 64 callers: three times the submits).
                         let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL).then_some(calls);
-                        run(&shared, shard, group).await;
+                        // A panic is the calls' failure (their answers are dropped), not the end of the batcher.
+                        if AssertUnwindSafe(run(&shared, shard, group)).catch_unwind().await.is_err() {
+                            tracing::error!("a group of calls to the database panicked");
+                        }
                     }
                 })
             })

@@ -309,6 +309,8 @@ async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
         .execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&found.lane, &id.0])
         .await?;
     remove(client, &[id.0]).await?;
+    // Late reports of it are found out by looking closely.
+    client.execute("UPDATE faena.block SET strict = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.add(found.lane, Tally::of(found.state), -1);
     apply(client, shard, &deltas).await

@@ -182,7 +182,7 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
         let made = client
             .batch_execute(&format!(
                 "SET lock_timeout = '2s'; CREATE TABLE IF NOT EXISTS faena.{name} PARTITION OF faena.done \
-                 FOR VALUES FROM ({from}) TO ({}); RESET lock_timeout",
+                 (PRIMARY KEY (lane, id)) FOR VALUES FROM ({from}) TO ({}); RESET lock_timeout",
                 from + DAY_MS
             ))
             .await;

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
-use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -254,6 +254,10 @@ impl Store for Postgres {
 
     async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
         self.shared.retrying(|| nodes::recover(&self.shared, delay_ms, now)).await
+    }
+
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| nodes::reconcile(&self.shared, node, &known, before, now)).await
     }
 
     async fn poll(&self, node: NodeId) -> Result<Poll> {

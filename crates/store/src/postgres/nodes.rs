@@ -43,14 +43,39 @@ pub async fn leave(shared: &Shared, node: NodeId, now: Timestamp) -> Result<usiz
     let client = shared.client().await?;
     let rows = client.query("SELECT run FROM faena.block WHERE node = $1", &[&node.0]).await?;
     client.keep(Ok(()))?;
-    let mut returned = 0;
-    for row in rows {
-        let freed = free_block(shared, row.get(0), Why::Left, now).await?;
-        returned += freed.returned + freed.orphaned;
-    }
+    let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
+    let returned = give_back(shared, &runs, now).await?;
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
     client.keep(Ok(returned))
+}
+
+pub async fn reconcile(
+    shared: &Shared,
+    node: NodeId,
+    known: &[Run],
+    before: Timestamp,
+    now: Timestamp,
+) -> Result<usize> {
+    let client = shared.client().await?;
+    let rows = client
+        .query(
+            "SELECT run FROM faena.block WHERE node = $1 AND claimed_at < $2 AND NOT (run = ANY($3))",
+            &[&node.0, &before.as_ms(), &known],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
+    give_back(shared, &runs, now).await
+}
+
+async fn give_back(shared: &Shared, runs: &[Run], now: Timestamp) -> Result<usize> {
+    let mut returned = 0;
+    for run in runs {
+        let freed = free_block(shared, *run, Why::Left, now).await?;
+        returned += freed.returned + freed.orphaned;
+    }
+    Ok(returned)
 }
 
 pub async fn recover(shared: &Shared, delay_ms: i64, now: Timestamp) -> Result<Recovered> {

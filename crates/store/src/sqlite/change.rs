@@ -210,6 +210,8 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
         take_from_line(tx, lane, id)?;
     }
     remove(tx, lane, id)?;
+    // Late reports of it are found out by looking closely.
+    tx.connection.prepare_cached("UPDATE block SET strict = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
     // Whoever waits for it will never see it complete.

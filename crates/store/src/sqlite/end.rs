@@ -22,8 +22,8 @@ pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
     notes.into_iter().map(|note| note_one(tx, note, &mut blocks)).collect()
 }
 
-fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, bool>) -> Result<bool> {
-    if !block_stands(tx, note.run, blocks)?
+fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<bool> {
+    if block_of(tx, note.run, blocks)? == Block::Gone
         || ended_as(tx, note.lane, note.id, note.run)?.is_some()
         || !job_exists(tx, note.id)?
     {
@@ -90,18 +90,31 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let parents_matter = has_rows(tx, "SELECT 1 FROM depends LIMIT 1")?;
     for end in ends {
         let id = end.id;
-        let stands = block_stands(tx, end.run, &mut blocks)?;
+        let block = block_of(tx, end.run, &mut blocks)?;
+        if block == Block::Plain && complete_plainly(tx, &end)? {
+            deltas.moved(end.lane, Tally::Held, Tally::Completed, 1);
+            if parents_matter {
+                finished.push(id);
+            }
+            answers.push(true);
+            close_block(tx, &end, &mut blocks)?;
+            continue;
+        }
         let before = ended_as(tx, end.lane, end.id, end.run)?;
-        if stands && end.closes_block {
-            tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([end.run])?;
-            blocks.insert(end.run, false);
+        if block != Block::Gone {
+            close_block(tx, &end, &mut blocks)?;
         }
         match before {
             // Told again after its commit, whose answer was lost: it counts once and is not stale.
             Some((state, at_ms)) => answers.push(end.is_stored_as(state, at_ms)),
             // A job that was deleted or pruned may still be named by the block of one of its runs.
-            None if stands && job_exists(tx, end.id)? => {
+            None if block != Block::Gone && job_exists(tx, end.id)? => {
+                let run = end.run;
                 let state = end_one(tx, end, &mut deltas)?;
+                if state != JobState::Completed && block == Block::Plain {
+                    tx.connection.prepare_cached("UPDATE block SET strict = 1 WHERE run = ?")?.execute([run])?;
+                    blocks.entry(run).and_modify(|known| if *known == Block::Plain { *known = Block::Strict });
+                }
                 if state.is_terminal() && parents_matter {
                     finished.push(id);
                 }
@@ -121,22 +134,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     let state = end.outcome.state();
     match &end.outcome {
         Outcome::Completed { result } => {
-            tx.connection
-                .prepare_cached(
-                    "INSERT INTO done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
-                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                )?
-                .execute((
-                    end.lane,
-                    end.id.0,
-                    end.at.as_ms(),
-                    end.run,
-                    end.retry_count,
-                    end.started_at.map(Timestamp::as_ms),
-                    end.worker.0,
-                    result,
-                    &end.log,
-                ))?;
+            put_done(tx, &end, result.as_deref())?;
         }
         Outcome::Failed { error, reason } => put_ended(tx, &end, FAILED, error, reason.as_str())?,
         Outcome::Cancelled { cause } => put_ended(tx, &end, CANCELLED, cause, "cancelled")?,
@@ -312,13 +310,71 @@ fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
     Ok(taken == 1)
 }
 
-fn block_stands(tx: &Tx, run: Run, blocks: &mut HashMap<Run, bool>) -> Result<bool> {
-    if let Some(stands) = blocks.get(&run) {
-        return Ok(*stands);
+/// What is known of a hand-out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    /// Closed, or taken away: reports under its run are stale.
+    Gone,
+    /// Nothing but completions was told so far.
+    Plain,
+    /// Each end has to be looked at closely.
+    Strict,
+}
+
+fn block_of(tx: &Tx, run: Run, blocks: &mut HashMap<Run, Block>) -> Result<Block> {
+    if let Some(known) = blocks.get(&run) {
+        return Ok(*known);
     }
-    let stands = tx.connection.prepare_cached("SELECT 1 FROM block WHERE run = ?")?.exists([run])?;
-    blocks.insert(run, stands);
-    Ok(stands)
+    let strict: Option<bool> = tx
+        .connection
+        .prepare_cached("SELECT strict FROM block WHERE run = ?")?
+        .query_row([run], |row| row.get(0))
+        .optional()?;
+    let block = match strict {
+        None => Block::Gone,
+        Some(false) => Block::Plain,
+        Some(true) => Block::Strict,
+    };
+    blocks.insert(run, block);
+    Ok(block)
+}
+
+fn close_block(tx: &Tx, end: &RunEnd, blocks: &mut HashMap<Run, Block>) -> Result<()> {
+    if end.closes_block {
+        tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([end.run])?;
+        blocks.insert(end.run, Block::Gone);
+    }
+    Ok(())
+}
+
+/// The fast path: a completion with nothing else on record. `false`: it is none, or it is stored already.
+fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
+    match &end.outcome {
+        Outcome::Completed { result } if !end.on_record => put_done(tx, end, result.as_deref()),
+        _ => Ok(false),
+    }
+}
+
+/// `false`: the job has a row there.
+fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
+    let written = tx
+        .connection
+        .prepare_cached(
+            "INSERT OR IGNORE INTO done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        )?
+        .execute((
+            end.lane,
+            end.id.0,
+            end.at.as_ms(),
+            end.run,
+            end.retry_count,
+            end.started_at.map(Timestamp::as_ms),
+            end.worker.0,
+            result,
+            &end.log,
+        ))?;
+    Ok(written == 1)
 }
 
 /// How and when this run of the job ended, if it is over.

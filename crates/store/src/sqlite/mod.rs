@@ -12,7 +12,7 @@ mod writer;
 use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use faena_domain::{JobId, JobView, NewJob, NodeId, Timestamp};
+use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
@@ -262,6 +262,15 @@ impl Store for Sqlite {
 
     async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
         self.writer.call(move |tx| nodes::recover(tx, delay_ms, now)).await
+    }
+
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
+        // SQLite: a claim is lost only together with its answer, so there is mostly nothing; a look is enough to know.
+        let lost = self.read(move |connection, _| nodes::unknown_blocks(connection, node, &known, before)).await?;
+        if lost.is_empty() {
+            return Ok(0);
+        }
+        self.writer.call(move |tx| nodes::give_back(tx, &lost, now)).await
     }
 
     async fn poll(&self, node: NodeId) -> Result<Poll> {

@@ -35,12 +35,26 @@ pub fn leave(tx: &Tx, node: NodeId, now: Timestamp) -> Result<usize> {
         .prepare("SELECT run FROM block WHERE node = ?")?
         .query_map([node.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
+    let returned = give_back(tx, &runs, now)?;
+    tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
+    Ok(returned)
+}
+
+/// Blocks of this node from before `before` that it does not know.
+pub fn unknown_blocks(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
+    let runs: Vec<Run> = connection
+        .prepare_cached("SELECT run FROM block WHERE node = ? AND claimed_at < ?")?
+        .query_map((node.0, before.as_ms()), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(runs.into_iter().filter(|run| !known.contains(run)).collect())
+}
+
+pub fn give_back(tx: &Tx, runs: &[Run], now: Timestamp) -> Result<usize> {
     let mut returned = 0;
     for run in runs {
-        let freed = free_block(tx, run, Why::Left, now)?;
+        let freed = free_block(tx, *run, Why::Left, now)?;
         returned += freed.returned + freed.orphaned;
     }
-    tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
     Ok(returned)
 }
 

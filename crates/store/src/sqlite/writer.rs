@@ -3,7 +3,7 @@
 //! Each call runs in a savepoint of the shared transaction, so that one that fails takes nothing of the others with it. Answers
 //! and signals leave after the commit.
 
-use std::{cell::RefCell, sync::Arc, thread};
+use std::{cell::RefCell, panic::AssertUnwindSafe, sync::Arc, thread};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -133,9 +133,20 @@ fn run(
     tell: &mpsc::UnboundedSender<Told>,
 ) {
     while let Some(first) = calls.blocking_recv() {
-        let told = commit_group(&connection, shared, signals, first, &mut calls);
-        // The runtime is gone, and so are the callers.
-        let _ = tell.send(told);
+        // A panic is the calls' failure (their answers are dropped), not the end of the writer.
+        let group = AssertUnwindSafe(|| commit_group(&connection, shared, signals, first, &mut calls));
+        match std::panic::catch_unwind(group) {
+            Ok(told) => {
+                // An error means that the runtime is gone, and so are the callers.
+                let _ = tell.send(told);
+            }
+            Err(_) => {
+                tracing::error!("a group of calls to the database panicked");
+                if !connection.is_autocommit() {
+                    let _ = connection.execute_batch("ROLLBACK");
+                }
+            }
+        }
     }
     // Leaves a file without a log behind; not needed for safety.
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
