@@ -138,15 +138,19 @@ impl Faena {
         job
     }
 
-    /// Waits until the job is in this state.
+    /// Waits until the job is in this state. A database that is away at the moment may come back.
     pub async fn job_is(&self, id: &str, state: &str) -> Value {
         eventually(&format!("{id} is {state}"), async || {
-            let job = self.job(id).await;
-            if job["status"] != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&job["status"].as_str().unwrap())
-            {
+            let (status, job) = self.get(&format!("/api/v1/jobs/{id}")).await;
+            if status == StatusCode::SERVICE_UNAVAILABLE {
+                return None;
+            }
+            assert_eq!(status, StatusCode::OK, "{job}");
+            let found = job["status"].as_str().unwrap();
+            if found != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&found) {
                 panic!("waited for {state}, and it ended otherwise: {job:#}");
             }
-            (job["status"] == state).then_some(job)
+            (found == state).then_some(job)
         })
         .await
     }

@@ -127,10 +127,11 @@ async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its
     }
 }
 
-/// Stands between a server and its PostgreSQL, and can lose what PostgreSQL answers.
+/// Stands between a server and its PostgreSQL. When it is told so, it loses PostgreSQL's answer to the next claim: the claim
+/// arrives and is committed, its connection falls silent.
 struct Proxy {
     url: String,
-    deaf: Arc<AtomicBool>,
+    armed: Arc<AtomicBool>,
     cut: Arc<Notify>,
 }
 
@@ -141,33 +142,42 @@ impl Proxy {
         let far = far.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{user}@{}/{name}", listener.local_addr().unwrap());
-        let proxy = Proxy { url, deaf: Arc::default(), cut: Arc::default() };
-        let (deaf, cut) = (proxy.deaf.clone(), proxy.cut.clone());
+        let proxy = Proxy { url, armed: Arc::default(), cut: Arc::default() };
+        let (armed, cut) = (proxy.armed.clone(), proxy.cut.clone());
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let far = TcpStream::connect(&far).await.unwrap();
-                tokio::spawn(carry(near, far, deaf.clone(), cut.clone()));
+                tokio::spawn(carry(near, far, armed.clone(), cut.clone()));
             }
         });
         proxy
     }
-
-    /// Requests arrive, answers are lost.
-    fn lose_answers(&self) {
-        self.deaf.store(true, Ordering::SeqCst);
-    }
-
-    /// Cuts every connection; new ones are sound.
-    fn recover(&self) {
-        self.deaf.store(false, Ordering::SeqCst);
-        self.cut.notify_waiters();
-    }
 }
 
-async fn carry(near: TcpStream, far: TcpStream, deaf: Arc<AtomicBool>, cut: Arc<Notify>) {
+async fn carry(near: TcpStream, far: TcpStream, armed: Arc<AtomicBool>, cut: Arc<Notify>) {
     let (mut near_in, mut near_out) = near.into_split();
     let (mut far_in, mut far_out) = far.into_split();
-    let there = async { tokio::io::copy(&mut near_in, &mut far_out).await.map(|_| ()) };
+    let deaf = AtomicBool::new(false);
+    let there = async {
+        let mut buffer = vec![0; 64 << 10];
+        let mut claiming = false;
+        loop {
+            let count = near_in.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            // These words stand in the wire protocol as they are: a claim begins by telling the planner what to leave.
+            let says = |text: &str| buffer[..count].windows(text.len()).any(|part| part == text.as_bytes());
+            claiming |= says("enable_seqscan = off");
+            if claiming && says("COMMIT") {
+                claiming = false;
+                if armed.swap(false, Ordering::SeqCst) {
+                    deaf.store(true, Ordering::SeqCst);
+                }
+            }
+            far_out.write_all(&buffer[..count]).await?;
+        }
+    };
     let back = async {
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -198,14 +208,15 @@ async fn jobs_whose_handing_out_was_committed_in_postgres_and_never_heard_of_are
     faena.job_is(&first, "PROCESSING").await;
     let second = faena.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
     // When the first ends, the second is asked for. PostgreSQL hands it out, and its answer is lost on the way.
+    proxy.armed.store(true, Ordering::SeqCst);
     let direct = connect(&database.url).await;
-    proxy.lose_answers();
     eventually("PostgreSQL has handed the second job out", async || {
         let ready: i64 = direct.query_one("SELECT count(*) FROM faena.ready", &[]).await.unwrap().get(0);
         (ready == 0).then_some(())
     })
     .await;
-    proxy.recover();
+    proxy.cut.notify_waiters();
+    assert!(!proxy.armed.load(Ordering::SeqCst), "the answer was lost");
     faena.job_is(&first, "COMPLETED").await;
     let job = faena.job_is(&second, "COMPLETED").await;
     crate::load::assert_completed_once(&job);
