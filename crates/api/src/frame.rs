@@ -1,6 +1,6 @@
 //! What every request and answer carries: request id, correlation id, the time it took.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     extract::Request,
@@ -39,7 +39,7 @@ impl Correlation {
 }
 
 tokio::task_local! {
-    static FRAME: Frame;
+    static FRAME: Arc<Frame>;
 }
 
 /// The id of the request that is being answered.
@@ -53,12 +53,14 @@ pub fn correlation() -> Correlation {
 
 pub async fn frame(request: Request, next: Next) -> Response {
     let started = Instant::now();
-    let request_id = sound(request.headers(), &REQUEST_ID).unwrap_or_else(|| Uuid::now_v7().to_string());
-    let correlation = match sound(request.headers(), &CORRELATION_ID) {
-        Some(text) => Correlation::Given(text),
-        None => Correlation::Made(Uuid::now_v7()),
-    };
-    let frame = Frame { request_id, correlation };
+    let made = Uuid::now_v7();
+    let frame = Arc::new(Frame {
+        request_id: sound(request.headers(), &REQUEST_ID).unwrap_or_else(|| made.to_string()),
+        correlation: match sound(request.headers(), &CORRELATION_ID) {
+            Some(text) => Correlation::Given(text),
+            None => Correlation::Made(made),
+        },
+    });
     let span = tracing::debug_span!(
         "request",
         method = %request.method(),
@@ -69,14 +71,14 @@ pub async fn frame(request: Request, next: Next) -> Response {
     let mut response = FRAME.scope(frame.clone(), next.run(request)).instrument(span.clone()).await;
     let took_ms = started.elapsed().as_secs_f64() * 1_000.0;
     let headers = response.headers_mut();
-    let mut put = |name: HeaderName, text: String| {
-        if let Ok(value) = HeaderValue::from_str(&text) {
+    let mut put = |name: HeaderName, text: &str| {
+        if let Ok(value) = HeaderValue::from_str(text) {
             headers.insert(name, value);
         }
     };
-    put(REQUEST_ID, frame.request_id);
-    put(RESPONSE_TIME, format!("{took_ms:.2}ms"));
-    put(CORRELATION_ID, frame.correlation.text());
+    put(REQUEST_ID, &frame.request_id);
+    put(RESPONSE_TIME, &format!("{took_ms:.2}ms"));
+    put(CORRELATION_ID, &frame.correlation.text());
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), took_ms, "answered"));
     response
 }

@@ -18,9 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use error::ApiError;
 
-/// What handlers work with.
+/// What handlers work with. Behind one reference: it is handed on several times per request.
 #[derive(Clone)]
-pub struct Api {
+pub struct Api(Arc<Parts>);
+
+pub struct Parts {
     pub engine: Arc<Engine>,
     pub limits: JobLimits,
     /// The largest body that is read, and the largest of a batch.
@@ -28,6 +30,20 @@ pub struct Api {
     pub batch_bytes: usize,
     /// Streams end when this is cancelled.
     pub closing: CancellationToken,
+}
+
+impl Api {
+    pub fn new(parts: Parts) -> Api {
+        Api(Arc::new(parts))
+    }
+}
+
+impl std::ops::Deref for Api {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
 }
 
 pub fn router(api: Api) -> Router {

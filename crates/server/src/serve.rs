@@ -3,7 +3,7 @@
 use std::{io::IsTerminal, net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use faena_api::Api;
+use faena_api::{Api, Parts};
 use faena_engine::Engine;
 use tokio::{
     net::{TcpListener, lookup_host},
@@ -32,8 +32,13 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let engine = Engine::start(store.clone(), config.engine()).await?;
     let closing = CancellationToken::new();
     let (body_bytes, batch_bytes) = config.body_bytes();
-    let api =
-        Api { engine: engine.clone(), limits: config.limits(), body_bytes, batch_bytes, closing: closing.clone() };
+    let api = Api::new(Parts {
+        engine: engine.clone(),
+        limits: config.limits(),
+        body_bytes,
+        batch_bytes,
+        closing: closing.clone(),
+    });
     let server = match listener {
         Some(listener) => {
             let address = listener.local_addr().context("the listening address")?;

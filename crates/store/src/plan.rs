@@ -118,8 +118,8 @@ pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
     Ok(repeated)
 }
 
-pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
-    let place = place(&job, known, now);
+pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
+    let place = place(job, known, now);
     let options = &job.options;
     let mut labels: Vec<(LabelKind, String)> = Vec::new();
     for tag in &options.tags {
@@ -134,9 +134,9 @@ pub fn plan(job: NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plann
     PlannedJob {
         id: job.id,
         lane,
-        correlation: job.correlation_id.filter(|text| *text != job.id.to_string()),
+        correlation: job.correlation_id.clone().filter(|text| *text != job.id.to_string()),
         options: text,
-        payload: job.payload,
+        payload: job.payload.clone(),
         parents: if matches!(place, Placement::Blocked { .. }) {
             open_parents(&job.options, known)
         } else {

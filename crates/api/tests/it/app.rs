@@ -11,7 +11,7 @@ use axum::{
     body::Body,
     http::{HeaderMap, Request, StatusCode},
 };
-use faena_api::Api;
+use faena_api::{Api, Parts};
 use faena_domain::{JobLimits, Timestamp};
 use faena_engine::{Engine, EngineConfig};
 use faena_store::StoreOptions;
@@ -60,13 +60,13 @@ impl App {
         let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
         let engine = Engine::start(store, config).await.unwrap();
         let closing = CancellationToken::new();
-        let api = Api {
+        let api = Api::new(Parts {
             engine: engine.clone(),
             limits: JobLimits::default(),
             body_bytes: BODY_BYTES,
             batch_bytes: BATCH_BYTES,
             closing: closing.clone(),
-        };
+        });
         App { router: faena_api::router(api), engine, closing, _place: place }
     }
 

@@ -77,9 +77,10 @@ impl Watch {
             Watch::Sqlite(connection) => {
                 connection.query_row("SELECT coalesce(sum(n), 0) FROM counter WHERE tally = 4", [], |row| row.get(0))?
             }
-            Watch::Postgres(client) => {
-                client.query_one("SELECT coalesce(sum(n), 0)::int8 FROM faena.counter WHERE tally = 4", &[]).await?.get(0)
-            }
+            Watch::Postgres(client) => client
+                .query_one("SELECT coalesce(sum(n), 0)::int8 FROM faena.counter WHERE tally = 4", &[])
+                .await?
+                .get(0),
         };
         Ok(usize::try_from(count).unwrap_or(0))
     }

@@ -46,7 +46,8 @@ struct Finished {
 fn finished_batch(first: usize, count: usize, total: usize) -> Finished {
     const SPAN_MS: i64 = 6 * 24 * 3_600_000;
     let start = faena_domain::Timestamp::now().as_ms() - SPAN_MS;
-    let times: Vec<i64> = (first..first + count).map(|n| start + (n as i64) * (SPAN_MS - 3_600_000) / total as i64).collect();
+    let times: Vec<i64> =
+        (first..first + count).map(|n| start + (n as i64) * (SPAN_MS - 3_600_000) / total as i64).collect();
     let ids = times.iter().map(|ms| faena_domain::JobId::at(faena_domain::Timestamp::from_ms(*ms)).0).collect();
     Finished { ids, times }
 }
@@ -60,7 +61,9 @@ fn finish_sqlite(path: &str, total: usize) -> Result<()> {
         let batch = finished_batch(first, BATCH.min(total - first), total);
         connection.execute_batch("BEGIN IMMEDIATE")?;
         for (id, at) in batch.ids.iter().zip(&batch.times) {
-            connection.prepare_cached("INSERT INTO job (id, lane, payload) VALUES (?, 1, ?)")?.execute((id, PAYLOAD))?;
+            connection
+                .prepare_cached("INSERT INTO job (id, lane, payload) VALUES (?, 1, ?)")?
+                .execute((id, PAYLOAD))?;
             connection
                 .prepare_cached(
                     "INSERT INTO done (lane, id, finished_at, run, retry_count, started_at, worker, log)

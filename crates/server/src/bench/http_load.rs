@@ -37,7 +37,9 @@ impl Target {
     /// Faena, with its doors open and nobody who runs the jobs.
     pub async fn faena(url: &str) -> Result<Target> {
         Target::start(|port| {
-            ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url].map(String::from).to_vec()
+            ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url]
+                .map(String::from)
+                .to_vec()
         })
         .await
     }
@@ -107,7 +109,13 @@ async fn for_a_while(address: SocketAddr, connections: usize) -> Result<f64> {
 }
 
 /// Sends `requests` requests over `connections` connections.
-pub async fn load(address: SocketAddr, connections: usize, requests: usize, path: &str, body: &str) -> Result<Duration> {
+pub async fn load(
+    address: SocketAddr,
+    connections: usize,
+    requests: usize,
+    path: &str,
+    body: &str,
+) -> Result<Duration> {
     let request = request(path, body);
     let left = Arc::new(AtomicUsize::new(requests));
     let started = Instant::now();

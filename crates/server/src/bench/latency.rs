@@ -35,7 +35,9 @@ pub async fn measure(url: &str) -> Result<Latency> {
             async {
                 loop {
                     match events.recv().await {
-                        Ok(event) if event.job_id == id && event.status == JobState::Processing => break Some(Instant::now()),
+                        Ok(event) if event.job_id == id && event.status == JobState::Processing => {
+                            break Some(Instant::now());
+                        }
                         Ok(_) => {}
                         Err(_) => break None,
                     }
@@ -46,7 +48,9 @@ pub async fn measure(url: &str) -> Result<Latency> {
         let started = started.context("no start was seen")?;
         // The first ones warm the connections up.
         if n >= 100 {
-            let micros = |since: Instant| u64::try_from(started.saturating_duration_since(since).as_micros()).unwrap_or(u64::MAX);
+            let micros = |since: Instant| {
+                u64::try_from(started.saturating_duration_since(since).as_micros()).unwrap_or(u64::MAX)
+            };
             accepted.record(micros(accepted_at).max(1))?;
             sent.record(micros(sent_at).max(1))?;
         }

@@ -12,8 +12,10 @@ pub struct Limit {
 }
 
 const BATCH: usize = 1_000;
-pub const PAYLOAD: &str = r#"{"to":"somebody@example.org","template":"welcome","locale":"es","attempt":1,"note":"abcdefgh"}"#;
-pub const LOG: &str = r#"[1763236800123,"queued"],[1763236800124,"assigned"],[1763236800124,"started"],[1763236800125,"completed"]"#;
+pub const PAYLOAD: &str =
+    r#"{"to":"somebody@example.org","template":"welcome","locale":"es","attempt":1,"note":"abcdefgh"}"#;
+pub const LOG: &str =
+    r#"[1763236800123,"queued"],[1763236800124,"assigned"],[1763236800124,"started"],[1763236800125,"completed"]"#;
 
 pub fn run(path: &str, jobs: usize) -> Result<Limit> {
     let connection = Connection::open(path)?;
@@ -58,7 +60,9 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
         let mut ids = Vec::with_capacity(rows.len() * 16);
         let mut payload_bytes = 0;
         for (score, id) in &rows {
-            connection.prepare_cached("DELETE FROM ready WHERE queue = 'default' AND score = ? AND id = ?")?.execute((score, id))?;
+            connection
+                .prepare_cached("DELETE FROM ready WHERE queue = 'default' AND score = ? AND id = ?")?
+                .execute((score, id))?;
             let payload: String =
                 connection.prepare_cached("SELECT payload FROM job WHERE id = ?")?.query_row([id], |row| row.get(0))?;
             payload_bytes += payload.len();

@@ -121,7 +121,14 @@ async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) 
         report.plain(engine, &format!("bare 201 server, {connections} connections"), bare, "requests/s");
         let faena = http_load::faena(&scratch.fresh().await?, connections).await?;
         let goal = (connections == 64).then_some(0.3);
-        report.against(engine, &format!("POST /api/v1/jobs, {connections} connections"), faena, "requests/s", bare, goal);
+        report.against(
+            engine,
+            &format!("POST /api/v1/jobs, {connections} connections"),
+            faena,
+            "requests/s",
+            bare,
+            goal,
+        );
     }
 
     eprintln!("{engine}: latency");

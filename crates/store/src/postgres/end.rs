@@ -128,12 +128,7 @@ fn plain_completions(works: &[Work]) -> Option<Vec<&RunEnd>> {
 
 /// The fast path: runs of which nothing but completions was told so far. One statement for all jobs and the commit go out
 /// together. What is stored already (told again after a lost answer) is passed by its key.
-async fn complete(
-    client: Lease,
-    shard: i16,
-    works: &[Work],
-    ends: &[&RunEnd],
-) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
+async fn complete(client: Lease, shard: i16, works: &[Work], ends: &[&RunEnd]) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
     let columns = DoneColumns::of(ends.iter().copied());
     let closed: Vec<Run> = ends.iter().filter(|end| end.closes_block).map(|end| end.run).collect();
     let put = client
@@ -176,9 +171,8 @@ async fn complete(
         ended(&client, &keys).await?
     };
     client.keep(Ok(()))?;
-    let counts = |end: &RunEnd| {
-        all || stored.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms))
-    };
+    let counts =
+        |end: &RunEnd| all || stored.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms));
     let results = works
         .iter()
         .map(|work| match work {

@@ -1,6 +1,9 @@
 //! Submit: the rows of new jobs, of many callers in one transaction.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Priority, Timestamp};
@@ -51,7 +54,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
             break;
         }
         let group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
-        let input: Vec<(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].clone()).collect();
+        let input: Vec<&(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].as_ref()).collect();
         match shared.retrying(|| store(shared, shard, &input)).await {
             Ok(outcomes) => {
                 for (at, outcome) in group.into_iter().zip(outcomes) {
@@ -81,7 +84,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
 type Outcome = Option<Result<Vec<Submitted>>>;
 
 /// One transaction. `None` for a call that has to be tried again without the others.
-async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) -> Result<Vec<Outcome>> {
+async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<Outcome>> {
     let mut outcomes: Vec<Outcome> = calls.iter().map(|_| None).collect();
     let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
     for (at, (jobs, _)) in calls.iter().enumerate() {
@@ -100,10 +103,14 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
     if plain {
         for (at, (jobs, now)) in calls.iter().enumerate() {
             if outcomes[at].is_none() {
-                outcomes[at] = Some(Ok(rows.add(jobs.clone(), &lanes[at], Parents::new(), &Taken::default(), *now)));
+                outcomes[at] = Some(Ok(rows.add(jobs, &lanes[at], Parents::new(), &Taken::default(), *now)));
             }
         }
-        rows.write(&client, shard, Frame::Whole).await?;
+        if rows.are_ready() {
+            rows.write_ready(&client, shard).await?;
+        } else {
+            rows.write(&client, shard, Frame::Whole).await?;
+        }
         client.keep(Ok(()))?;
     } else {
         client.batch_execute("BEGIN").await?;
@@ -120,7 +127,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[(Vec<NewJob>, Timestamp)]) 
 async fn store_with_keys(
     client: &Object,
     shard: i16,
-    calls: &[(Vec<NewJob>, Timestamp)],
+    calls: &[&(Vec<NewJob>, Timestamp)],
     lanes: &[Vec<LaneId>],
     outcomes: &mut [Outcome],
     rows: &mut Rows,
@@ -148,7 +155,7 @@ async fn store_with_keys(
         for found in jobs.iter().filter_map(|job| taken.existing.get(&job.id)) {
             known.insert(found.id, found.status.is_terminal().then_some(found.status));
         }
-        let answers = rows.add(jobs.clone(), &lanes[at], known, &taken, *now);
+        let answers = rows.add(jobs, &lanes[at], known, &taken, *now);
         let cancelled = answers.iter().filter(|answer| !answer.existed && answer.status == JobState::Cancelled);
         forgotten.extend(cancelled.map(|answer| (answer.id.0, true)));
         outcomes[at] = Some(Ok(answers));
@@ -171,7 +178,7 @@ struct Taken {
 }
 
 /// Takes the keys of all jobs. Whoever else is just taking the same key is waited for, and counts only if it commits.
-async fn take_keys(client: &Object, calls: &[(Vec<NewJob>, Timestamp)], outcomes: &mut [Outcome]) -> Result<Taken> {
+async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcomes: &mut [Outcome]) -> Result<Taken> {
     struct Wish<'a> {
         call: usize,
         kind: i16,
@@ -360,7 +367,7 @@ enum Frame {
 impl Rows {
     fn add(
         &mut self,
-        jobs: Vec<NewJob>,
+        jobs: &[NewJob],
         lanes: &[LaneId],
         mut known: Parents,
         Taken { existing, repeated, .. }: &Taken,
@@ -368,18 +375,21 @@ impl Rows {
     ) -> Vec<Submitted> {
         let mut answers = Vec::with_capacity(jobs.len());
         let mut answered: HashMap<JobId, Submitted> = HashMap::new();
-        for (mut job, lane) in jobs.into_iter().zip(lanes) {
+        for (job, lane) in jobs.iter().zip(lanes) {
             if let Some(found) = existing.get(&job.id).or(repeated.get(&job.id).and_then(|first| answered.get(first))) {
                 let found = Submitted { existed: true, ..found.clone() };
                 answered.insert(job.id, found.clone());
                 answers.push(found);
                 continue;
             }
-            for parent in &mut job.options.depends_on {
-                *parent = repeated.get(parent).copied().unwrap_or(*parent);
-                *parent = existing.get(parent).map_or(*parent, |found| found.id);
+            let mut job = Cow::Borrowed(job);
+            if !job.options.depends_on.is_empty() {
+                for parent in &mut job.to_mut().options.depends_on {
+                    *parent = repeated.get(parent).copied().unwrap_or(*parent);
+                    *parent = existing.get(parent).map_or(*parent, |found| found.id);
+                }
             }
-            let planned = plan::plan(job, *lane, &known, now);
+            let planned = plan::plan(&job, *lane, &known, now);
             let status: JobState = planned.place.state();
             if status == JobState::Cancelled {
                 known.insert(planned.id, Some(status));
@@ -450,6 +460,47 @@ impl Rows {
             signals.push(Signal::Waiting);
         }
         signals
+    }
+
+    /// Whether there is nothing but ready jobs.
+    fn are_ready(&self) -> bool {
+        self.ready.0.len() == self.ids.len() && self.labels.0.is_empty() && self.expiries.0.is_empty()
+    }
+
+    /// Ready jobs and nothing else: one statement, which is its own transaction.
+    async fn write_ready(&self, client: &Object, shard: i16) -> Result<()> {
+        let (lanes, tallies, changes) = self.deltas.columns();
+        let statement = client
+            .prepare_cached(
+                "WITH put AS (
+                     INSERT INTO faena.job (id, lane, correlation, options, payload)
+                     SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])),
+                 line AS (
+                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
+                     SELECT lane, ready_at, id, 0, false FROM unnest($2::int4[], $6::int8[], $1::uuid[]) AS r(lane, ready_at, id))
+                 INSERT INTO faena.counter AS c (shard, lane, tally, n)
+                 SELECT $7, lane, tally, n FROM unnest($8::int4[], $9::int2[], $10::int8[]) AS d(lane, tally, n)
+                 ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n",
+            )
+            .await?;
+        client
+            .execute(
+                &statement,
+                &[
+                    &self.ids,
+                    &self.lanes,
+                    &self.correlations,
+                    &self.options,
+                    &self.payloads,
+                    &self.ready.1,
+                    &shard,
+                    &lanes,
+                    &tallies,
+                    &changes,
+                ],
+            )
+            .await?;
+        Ok(())
     }
 
     /// All statements go out at once; the answers are read together.

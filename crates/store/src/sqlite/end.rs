@@ -113,7 +113,11 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
                 let state = end_one(tx, end, &mut deltas)?;
                 if state != JobState::Completed && block == Block::Plain {
                     tx.connection.prepare_cached("UPDATE block SET strict = 1 WHERE run = ?")?.execute([run])?;
-                    blocks.entry(run).and_modify(|known| if *known == Block::Plain { *known = Block::Strict });
+                    blocks.entry(run).and_modify(|known| {
+                        if *known == Block::Plain {
+                            *known = Block::Strict
+                        }
+                    });
                 }
                 if state.is_terminal() && parents_matter {
                     finished.push(id);

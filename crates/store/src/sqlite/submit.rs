@@ -49,7 +49,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
             continue;
         }
         let lane = lane_of(tx, &job.queue, &job.kind, job.priority)?;
-        let planned = plan::plan(job, lane, &known, now);
+        let planned = plan::plan(&job, lane, &known, now);
         insert(tx, &planned, now)?;
         deltas.add(lane, Tally::of(planned.place.state()), 1);
         let status = planned.place.state();
