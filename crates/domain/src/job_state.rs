@@ -127,6 +127,18 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_tells_the_same_moves() {
+        let page = include_str!("../../../docs/concepts/life-cycle.md");
+        for from in JobState::ALL {
+            let row = page.lines().find(|line| line.starts_with(&format!("| `{from}` |"))).expect("a row per state");
+            let told = row.rsplit('|').nth(1).expect("a last column");
+            for to in JobState::ALL {
+                assert_eq!(told.contains(&format!("`{to}`")), from.can_transition_to(to), "{from} -> {to}");
+            }
+        }
+    }
+
+    #[test]
     fn names_are_read_back() {
         for state in JobState::ALL {
             assert_eq!(state.to_string().parse(), Ok(state));

@@ -60,7 +60,8 @@ const POLL_POSTGRES: Duration = Duration::from_secs(1);
 const POLL_SQLITE: Duration = Duration::from_secs(30);
 const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
-const LOST_CLAIM: Duration = Duration::from_secs(60);
+const LOST_CLAIM: Duration = Duration::from_secs(45);
+const RECONCILE: Duration = Duration::from_secs(15);
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, StoreError> {
@@ -77,6 +78,7 @@ impl Engine {
         let reporter = Arc::new(Reporter::new(bus.clone()));
         let lanes = Arc::new(ReadyLanes::default());
         let (line, record, promote) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let recover = Arc::new(Notify::new());
         let idle = Arc::new(AtomicUsize::new(0));
         let low_water = Arc::new(AtomicUsize::new(usize::MAX));
         let drain = CancellationToken::new();
@@ -139,22 +141,27 @@ impl Engine {
         }
         {
             let (s, n, l, h, p) = (store.clone(), node.clone(), lanes.clone(), hands.clone(), promote.clone());
+            let r = recover.clone();
             intake.start("poller", poll, Arc::new(Notify::new()), move |now| {
-                let (s, n, l, h, p) = (s.clone(), *n.read(), l.clone(), h.clone(), p.clone());
-                async move { poller::run_once(&*s, n, &l, &h, &p, now).await }
+                let (s, n, l, h, p, r) = (s.clone(), *n.read(), l.clone(), h.clone(), p.clone(), r.clone());
+                async move { poller::run_once(&*s, n, &l, &h, &p, &r, now).await }
             });
         }
         {
             let (s, n, h, t, c) = (store.clone(), node.clone(), hands.clone(), touch.clone(), config.clone());
-            let r = reporter.clone();
             outgoing.start("lease", config.node_lease / 3, Arc::new(Notify::new()), move |now| {
-                let (s, n, h, t, c, r) = (s.clone(), n.clone(), h.clone(), t.clone(), c.clone(), r.clone());
-                async move { renew(&*s, &n, &h, &r, &t, &c, now).await }
+                let (s, n, h, t, c) = (s.clone(), n.clone(), h.clone(), t.clone(), c.clone());
+                async move { renew(&*s, &n, &h, &t, &c, now).await }
+            });
+            let (s, n, h, r) = (store.clone(), node.clone(), hands.clone(), reporter.clone());
+            outgoing.start("reconciler", RECONCILE, Arc::new(Notify::new()), move |now| {
+                let (s, n, h, r) = (s.clone(), *n.read(), h.clone(), r.clone());
+                async move { reconcile(&*s, n, &h, &r, now).await }
             });
         }
         if roles.engine {
             let (s, t, c) = (store.clone(), touch, config.clone());
-            intake.start("recovery", config.node_lease / 3, Arc::new(Notify::new()), move |now| {
+            intake.start("recovery", SAFETY, recover, move |now| {
                 let (s, t, c) = (s.clone(), t.clone(), c.clone());
                 async move { nodes::run_once(&*s, &t, ms(c.node_lease), ms(c.orphan_delay), now).await }
             });
@@ -299,7 +306,6 @@ async fn renew(
     store: &dyn Store,
     node: &RwLock<NodeId>,
     hands: &Hands,
-    reporter: &Reporter,
     touch: &nodes::Touch,
     config: &EngineConfig,
     now: Timestamp,
@@ -308,13 +314,6 @@ async fn renew(
     let id = *node.read();
     if store.node_renew(id, lease_ms, now).await? {
         touch.renewed(now, lease_ms);
-        // In this order: a job that ends meanwhile goes from the hands to the reporter.
-        let mut known = hands.runs();
-        known.extend(reporter.runs());
-        let lost = store.node_reconcile(id, known, now.plus_ms(-ms(LOST_CLAIM)), now).await?;
-        if lost > 0 {
-            tracing::warn!(jobs = lost, "the answer to a claim got lost; its jobs are ready again");
-        }
         return Ok(Round::done(1));
     }
     // Another node has taken this one for dead and given its jobs away. Start afresh, as a new node.
@@ -327,4 +326,22 @@ async fn renew(
     store.node_join(NodeInfo { id: fresh, name: config.node_name.clone() }, lease_ms, now).await?;
     *node.write() = fresh;
     Ok(Round::done(1))
+}
+
+/// Gives back what the database thinks is here and is not: the answer to a claim got lost on the way.
+async fn reconcile(
+    store: &dyn Store,
+    node: NodeId,
+    hands: &Hands,
+    reporter: &Reporter,
+    now: Timestamp,
+) -> Result<Round, StoreError> {
+    // In this order: a job that ends meanwhile goes from the hands to the reporter.
+    let mut known = hands.runs();
+    known.extend(reporter.runs());
+    let lost = store.node_reconcile(node, known, now.plus_ms(-ms(LOST_CLAIM)), now).await?;
+    if lost > 0 {
+        tracing::warn!(jobs = lost, "the answer to a claim got lost; its jobs are ready again");
+    }
+    Ok(Round::done(lost))
 }

@@ -1,7 +1,5 @@
 //! Looks once a second for what no signal has told: the fallback that makes every signal dispensable.
 
-use std::sync::Arc;
-
 use faena_domain::{NodeId, Timestamp};
 use faena_store::{Store, StoreError};
 use tokio::sync::Notify;
@@ -13,10 +11,11 @@ pub async fn run_once(
     node: NodeId,
     lanes: &ReadyLanes,
     hands: &Hands,
-    promoter: &Arc<Notify>,
+    promoter: &Notify,
+    recovery: &Notify,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
-    let poll = store.poll(node).await?;
+    let poll = store.poll(node, now).await?;
     for lane in &poll.ready_lanes {
         lanes.add(*lane);
     }
@@ -27,6 +26,9 @@ pub async fn run_once(
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {
         promoter.notify_one();
+    }
+    if poll.orphans {
+        recovery.notify_one();
     }
     Ok(Round::done(0))
 }

@@ -100,8 +100,9 @@ pub trait Store: Send + Sync + 'static {
     /// are the runs that it has jobs of.
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize>;
 
-    /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due.
-    async fn poll(&self, node: NodeId) -> Result<Poll>;
+    /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
+    /// whether a node has died.
+    async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll>;
 
     /// All lanes known so far.
     async fn lanes(&self) -> Result<Vec<Lane>>;

@@ -375,6 +375,8 @@ pub struct Poll {
     pub next_due_at: Option<Timestamp>,
     /// Living nodes, this one included.
     pub nodes: usize,
+    /// There is something to recover: a lease has ended, or a hand-out has no living node.
+    pub orphans: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -260,8 +260,8 @@ impl Store for Postgres {
         self.shared.retrying(|| nodes::reconcile(&self.shared, node, &known, before, now)).await
     }
 
-    async fn poll(&self, node: NodeId) -> Result<Poll> {
-        self.shared.retrying(|| read::poll(&self.shared, node)).await
+    async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {
+        self.shared.retrying(|| read::poll(&self.shared, node, now)).await
     }
 
     async fn lanes(&self) -> Result<Vec<Lane>> {

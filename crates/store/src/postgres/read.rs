@@ -84,9 +84,9 @@ async fn counts_in(client: &Object) -> Result<Counts> {
 }
 
 /// One query for all that an idle node wants to know.
-pub async fn poll(shared: &Shared, node: NodeId) -> Result<Poll> {
+pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
-    let result = poll_in(&client, node).await;
+    let result = poll_in(&client, node, now).await;
     let poll = client.keep(result)?;
     if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
         shared.load_lanes().await?;
@@ -95,7 +95,7 @@ pub async fn poll(shared: &Shared, node: NodeId) -> Result<Poll> {
     Ok(poll)
 }
 
-async fn poll_in(client: &Object, node: NodeId) -> Result<Poll> {
+async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<Poll> {
     let statement = client
         .prepare_cached(
             // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
@@ -108,10 +108,13 @@ async fn poll_in(client: &Object, node: NodeId) -> Result<Poll> {
                     ARRAY(SELECT c.id FROM faena.cancel c WHERE EXISTS (
                         SELECT FROM faena.block b WHERE b.node = $1 AND b.ids @> ARRAY[c.id]) ORDER BY c.id LIMIT 1000),
                     least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry)),
-                    (SELECT count(*) FROM faena.node)",
+                    (SELECT count(*) FROM faena.node),
+                    EXISTS (SELECT FROM faena.node WHERE lease_until < $2)
+                        OR EXISTS (SELECT FROM faena.block b WHERE NOT EXISTS (
+                            SELECT FROM faena.node n WHERE n.id = b.node))",
         )
         .await?;
-    let row = client.query_one(&statement, &[&node.0]).await?;
+    let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
     let ids: Vec<Uuid> = row.get(1);
     let mut cancels = Vec::new();
     if !ids.is_empty() {
@@ -123,6 +126,7 @@ async fn poll_in(client: &Object, node: NodeId) -> Result<Poll> {
         cancels,
         next_due_at: row.get::<_, Option<i64>>(2).map(Timestamp::from_ms),
         nodes: usize::try_from(row.get::<_, i64>(3)).unwrap_or(1),
+        orphans: row.get(4),
     })
 }
 

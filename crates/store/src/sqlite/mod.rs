@@ -273,7 +273,7 @@ impl Store for Sqlite {
         self.writer.call(move |tx| nodes::give_back(tx, &lost, now)).await
     }
 
-    async fn poll(&self, node: NodeId) -> Result<Poll> {
+    async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {
         self.read(move |connection, _| read::poll(connection, node)).await
     }
 

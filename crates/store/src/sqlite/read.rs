@@ -104,7 +104,9 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
         .prepare_cached("SELECT id, reason FROM cancel LIMIT 1000")?
         .query_map([], |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    Ok(Poll { ready_lanes, cancels, next_due_at: next_due_at(connection)?, nodes: 1 })
+    let orphans =
+        connection.prepare_cached("SELECT 1 FROM block WHERE node NOT IN (SELECT id FROM node) LIMIT 1")?.exists([])?;
+    Ok(Poll { ready_lanes, cancels, next_due_at: next_due_at(connection)?, nodes: 1, orphans })
 }
 
 pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobView>> {

@@ -43,7 +43,7 @@ pub async fn a_running_job_is_asked_to_stop(world: &World) {
         assert_eq!(world.state(job.id).await, JobState::Cancelled);
         assert!(world.events(job.id).await.contains(&"cancel_requested"));
     }
-    assert!(world.store.poll(world.node).await.unwrap().cancels.is_empty());
+    assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
 pub async fn a_job_asked_to_stop_does_not_come_back(world: &World) {
@@ -132,7 +132,7 @@ pub async fn an_old_request_to_cancel_does_not_stop_a_retried_job(world: &World)
     world.retry_by_person(job.id, 3).await;
     world.promote(4).await;
     let again = world.claim_one(5).await;
-    assert!(world.store.poll(world.node).await.unwrap().cancels.is_empty());
+    assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
     world.retry_at(&again, 100, 6).await;
     assert_eq!(world.state(job.id).await, JobState::Retrying);
 }

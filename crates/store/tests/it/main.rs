@@ -161,6 +161,7 @@ behaviours! {
         a_node_that_leaves_hands_back_without_cost,
         rescue_happens_once,
         more_blocks_than_one_round_takes_are_all_freed,
+        a_claim_whose_answer_was_lost_is_given_back,
         the_log_of_a_lost_run_is_whole;
     lists:
         every_filter_finds_its_jobs,

@@ -77,7 +77,7 @@ pub async fn a_job_asked_to_stop_is_cancelled_when_its_node_dies(world: &World) 
     }
     world.recover(5_000, 10).await;
     assert_eq!(world.states([jobs[0].id, jobs[1].id]).await, [JobState::Cancelled; 2]);
-    assert!(world.store.poll(world.node).await.unwrap().cancels.is_empty());
+    assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
 pub async fn a_completion_after_the_rescue_is_stale(world: &World) {
@@ -197,4 +197,21 @@ pub async fn the_log_of_a_lost_run_is_whole(world: &World) {
     let job = world.claim_as(other.id, 1, 12).await.remove(0);
     world.store.node_leave(other.id, world.at(13)).await.unwrap();
     assert!(world.events(job.id).await.contains(&"handed_back"));
+}
+
+pub async fn a_claim_whose_answer_was_lost_is_given_back(world: &World) {
+    world.submit_all((0..3).map(|_| world.job("a", 0)).collect()).await;
+    let known = world.claim_one(1).await;
+    let lost = world.claim(2, 2).await;
+    let reconcile =
+        |before, now| world.store.node_reconcile(world.node, vec![known.run], world.at(before), world.at(now));
+
+    assert_eq!(reconcile(2, 3).await.unwrap(), 0, "it may still be on its way");
+    assert_eq!(reconcile(10, 11).await.unwrap(), 2);
+    assert_eq!(reconcile(10, 12).await.unwrap(), 0);
+
+    use JobState::*;
+    assert_eq!(world.states([known.id, lost[0].id, lost[1].id]).await, [Assigned, Queued, Queued]);
+    assert!(!world.end(&lost[0], completed(), 13).await, "whoever hears of it now is too late");
+    assert!(world.end(&known, completed(), 13).await);
 }

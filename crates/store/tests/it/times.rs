@@ -41,7 +41,7 @@ pub async fn the_next_due_time_is_told(world: &World) {
     assert_eq!(world.promote(1).await.next_at, Some(world.at(500)));
     let expiring = world.submit(world.job("b", 0).expires(world.at(300))).await;
     assert_eq!(world.promote(1).await.next_at, Some(world.at(300)));
-    assert_eq!(world.store.poll(world.node).await.unwrap().next_due_at, Some(world.at(300)));
+    assert_eq!(world.store.poll(world.node, world.at(0)).await.unwrap().next_due_at, Some(world.at(300)));
     world.cancel(expiring, 2).await;
     assert_eq!(world.promote(3).await.next_at, Some(world.at(500)), "nothing is left to expire");
     assert_eq!(world.promote(500).await.next_at, None);
@@ -187,12 +187,12 @@ pub async fn pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs(worl
     assert!(world.tell_end(end).await);
     world.store.job_prune(&Retention::default(), 100, world.at(61 * MINUTE_MS)).await.unwrap();
     let asked: HashSet<JobId> =
-        world.store.poll(world.node).await.unwrap().cancels.into_iter().map(|(id, _)| id).collect();
+        world.store.poll(world.node, world.at(0)).await.unwrap().cancels.into_iter().map(|(id, _)| id).collect();
     assert_eq!(asked, HashSet::from([held[0].id, held[1].id]));
 }
 
 pub async fn a_poll_tells_what_there_is_to_do(world: &World) {
-    let poll = world.store.poll(world.node).await.unwrap();
+    let poll = world.store.poll(world.node, world.at(0)).await.unwrap();
     assert!(poll.ready_lanes.is_empty() && poll.cancels.is_empty() && poll.next_due_at.is_none());
     assert_eq!(poll.nodes, 1);
 
@@ -202,12 +202,12 @@ pub async fn a_poll_tells_what_there_is_to_do(world: &World) {
     world.submit(world.job("later", 1).scheduled(world.at(700))).await;
     world.cancel(running.id, 2).await;
 
-    let poll = world.store.poll(world.node).await.unwrap();
+    let poll = world.store.poll(world.node, world.at(0)).await.unwrap();
     assert_eq!(poll.ready_lanes, [world.lane_of(ready).await.id]);
     assert_eq!(poll.cancels, [(running.id, "not wanted".to_owned())]);
     assert_eq!(poll.next_due_at, Some(world.at(700)));
     assert!(world.end(&running, cancelled(), 3).await);
-    assert!(world.store.poll(world.node).await.unwrap().cancels.is_empty());
+    assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
 pub async fn signals_tell_of_ready_waiting_and_cancelled_jobs(world: &World) {

@@ -213,7 +213,7 @@ async fn a_node_whose_lease_ran_out_is_taken_for_dead() {
     on_postgres(async |world: &World| {
         let other = NodeInfo { id: NodeId::new(), name: "other".into() };
         world.store.node_join(other.clone(), 1_000, world.at(0)).await.unwrap();
-        assert_eq!(world.store.poll(world.node).await.unwrap().nodes, 2);
+        assert_eq!(world.store.poll(world.node, world.at(0)).await.unwrap().nodes, 2);
         world.submit(world.job("a", 0)).await;
         let job = world.claim_as(other.id, 1, 1).await.remove(0);
         assert!(world.store.node_renew(other.id, 1_000, world.at(900)).await.unwrap());
@@ -237,8 +237,8 @@ async fn a_request_to_cancel_is_for_the_node_that_has_the_job() {
         world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
         let mine = world.running(world.job("a", 0)).await;
         world.cancel(mine.id, 1).await;
-        assert!(world.store.poll(other.id).await.unwrap().cancels.is_empty());
-        assert_eq!(world.store.poll(world.node).await.unwrap().cancels.len(), 1);
+        assert!(world.store.poll(other.id, world.at(0)).await.unwrap().cancels.is_empty());
+        assert_eq!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.len(), 1);
     })
     .await;
 }
@@ -248,7 +248,7 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
     on_postgres(async |world: &World| {
         let other = world.reopen(StoreOptions::default()).await;
         // Each learns by its poll that it is not alone; the listener may still be connecting, so it is told until it hears.
-        world.store.poll(world.node).await.unwrap();
+        world.store.poll(world.node, world.at(0)).await.unwrap();
         let mut signals = other.store.signals();
         let lane = loop {
             let id = world.submit(world.job("a", 0)).await;
@@ -262,7 +262,7 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
         let job = other.store.job_claim(ask, other.at(1)).await.unwrap().jobs.remove(0);
         assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node made");
         let strange = world.submit(world.job("made-elsewhere", 0)).await;
-        assert!(!other.store.poll(other.node).await.unwrap().ready_lanes.is_empty());
+        assert!(!other.store.poll(other.node, world.at(0)).await.unwrap().ready_lanes.is_empty());
         let lane = world.lane_of(strange).await.id;
         assert_eq!(other.claim_lanes(other.node, vec![lane], 1, 2).await.len(), 1);
         other.store.close().await;
