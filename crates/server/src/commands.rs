@@ -19,6 +19,7 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, read once at the start")]
 enum Command {
     /// Start the server
     Serve(ServeArguments),
