@@ -118,6 +118,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
+            "name": "reconciler",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
             "name": "recorder",
             "status": "healthy"
           },

@@ -1,12 +1,13 @@
 //! Stopping: what runs may finish, the rest goes back without costing a try.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use faena_domain::{JobState, LogEvent};
 use faena_engine::EngineConfig;
+use faena_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::world::{World, count, events, job, once, open_postgres, open_sqlite};
+use crate::world::{Place, World, count, events, job, once, open_postgres, open_sqlite};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_waits_for_what_runs() {
@@ -19,30 +20,37 @@ async fn a_stop_waits_for_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_outlasts_the_grace_time_goes_back_and_costs_no_try() {
-    for place in [open_sqlite().await, open_postgres().await] {
-        let config = EngineConfig { drain_grace: Duration::from_millis(50), concurrency: 1, ..EngineConfig::default() };
-        let world = World::over(place, config).await;
-        let running = world.submit(once("sleep", r#"{"ms": 600000}"#)).await;
-        world.job_is(running, JobState::Processing).await;
-        let waiting = world.submit(once("sleep", r#"{"ms": 1}"#)).await;
-        world.stop().await;
-        for id in [running, waiting] {
-            let job = world.job(id).await;
-            assert_eq!((job.status, job.retry_count), (JobState::Queued, 0), "{:?}", events(&job));
-        }
-        let job = world.job(running).await;
-        assert_eq!((count(&job, LogEvent::HandedBack), count(&job, LogEvent::Started)), (1, 1), "{:?}", events(&job));
-        let first = job.run;
-        let world = world.restarted(EngineConfig::default()).await;
-        world.job_is(waiting, JobState::Completed).await;
-        let job = world.job_is(running, JobState::Processing).await;
-        assert!(job.run > first && job.retry_count == 0, "{job:?}");
-        let hurry = CancellationToken::new();
-        hurry.cancel();
-        world.engine.stop(hurry).await;
-        assert_eq!(world.job(running).await.status, JobState::Queued, "whoever is in a hurry hands back at once");
+async fn what_outlasts_the_grace_time_goes_back_and_costs_no_try_on_sqlite() {
+    hands_back(open_sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_outlasts_the_grace_time_goes_back_and_costs_no_try_on_postgres() {
+    hands_back(open_postgres().await).await;
+}
+
+async fn hands_back(place: (Arc<dyn Store>, Place)) {
+    let config = EngineConfig { drain_grace: Duration::from_millis(50), concurrency: 1, ..EngineConfig::default() };
+    let world = World::over(place, config).await;
+    let running = world.submit(once("sleep", r#"{"ms": 600000}"#)).await;
+    world.job_is(running, JobState::Processing).await;
+    let waiting = world.submit(once("sleep", r#"{"ms": 1}"#)).await;
+    world.stop().await;
+    for id in [running, waiting] {
+        let job = world.job(id).await;
+        assert_eq!((job.status, job.retry_count), (JobState::Queued, 0), "{:?}", events(&job));
     }
+    let job = world.job(running).await;
+    assert_eq!((count(&job, LogEvent::HandedBack), count(&job, LogEvent::Started)), (1, 1), "{:?}", events(&job));
+    let first = job.run;
+    let world = world.restarted(EngineConfig::default()).await;
+    world.job_is(waiting, JobState::Completed).await;
+    let job = world.job_is(running, JobState::Processing).await;
+    assert!(job.run > first && job.retry_count == 0, "{job:?}");
+    let hurry = CancellationToken::new();
+    hurry.cancel();
+    world.engine.stop(hurry).await;
+    assert_eq!(world.job(running).await.status, JobState::Queued, "whoever is in a hurry hands back at once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -95,19 +95,26 @@ fn a_sqlite_schema_that_is_newer_than_the_binary_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_leave_to_migrate_an_old_schema_is_refused_until_it_is_migrated() {
-    let folder = tempfile::tempdir().unwrap();
+async fn without_leave_to_migrate_an_old_schema_is_refused_until_it_is_migrated_on_sqlite() {
+    needs_to_be_migrated(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_leave_to_migrate_an_old_schema_is_refused_until_it_is_migrated_on_postgres() {
     let database = Database::create().await;
-    for environment in [vec![], vec![("DATABASE_URL", database.url.as_str())]] {
-        let said = refused(folder.path(), &environment, &["--no-migrate"]);
-        assert!(said.contains("faena migrate"), "{said}");
-        let migrated = run(folder.path(), &environment, &["migrate"]);
-        assert!(migrated.status.success());
-        assert_eq!(String::from_utf8_lossy(&migrated.stdout), "the schema is up to date\n");
-        assert!(run(folder.path(), &environment, &["migrate"]).status.success(), "a second time changes nothing");
-        let mut faena = Faena::spawn_with(command(folder.path()), folder.path(), &environment, &["--no-migrate"]);
-        faena.listening().await;
-    }
+    needs_to_be_migrated(&[("DATABASE_URL", database.url.as_str())]).await;
+}
+
+async fn needs_to_be_migrated(environment: &[(&str, &str)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let said = refused(folder.path(), environment, &["--no-migrate"]);
+    assert!(said.contains("faena migrate"), "{said}");
+    let migrated = run(folder.path(), environment, &["migrate"]);
+    assert!(migrated.status.success());
+    assert_eq!(String::from_utf8_lossy(&migrated.stdout), "the schema is up to date\n");
+    assert!(run(folder.path(), environment, &["migrate"]).status.success(), "a second time changes nothing");
+    let mut faena = Faena::spawn_with(command(folder.path()), folder.path(), environment, &["--no-migrate"]);
+    faena.listening().await;
 }
 
 #[test]
