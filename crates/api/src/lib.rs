@@ -12,7 +12,7 @@ use axum::{
     Router,
     routing::{get, post},
 };
-use faena_domain::JobLimits;
+use faena_domain::{JobLimits, JobView};
 use faena_engine::Engine;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,15 @@ pub struct Parts {
 impl Api {
     pub fn new(parts: Parts) -> Api {
         Api(Arc::new(parts))
+    }
+}
+
+impl Parts {
+    /// The job as it is shown: with the limit that holds for it when it names none.
+    pub fn shown(&self, mut job: JobView) -> JobView {
+        let default_ms = u64::try_from(self.engine.config.processing_timeout.as_millis()).unwrap_or(u64::MAX);
+        job.timeout_ms.get_or_insert(default_ms);
+        job
     }
 }
 

@@ -286,6 +286,8 @@ pub struct JobView {
     pub concurrency_key: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<JobId>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_parent_failure: OnParentFailure,
     #[serde(default)]
     pub tags: Vec<String>,
 }

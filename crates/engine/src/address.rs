@@ -45,8 +45,11 @@ impl AddressRule {
     }
 }
 
+/// By these words a refusal is known again behind the connection's own.
+pub const REFUSED: &str = "is a private or reserved address";
+
 fn refusal(what: &str) -> String {
-    format!("{what} is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network")
+    format!("{what} {REFUSED}; FAENA_WEBHOOK_ALLOW can allow its network")
 }
 
 /// An IPv4 address in IPv6 clothes is judged as what it is.

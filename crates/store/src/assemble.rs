@@ -151,6 +151,7 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
         unique_key: options.unique_key,
         concurrency_key: options.concurrency_key,
         depends_on: options.depends_on,
+        on_parent_failure: options.on_parent_failure,
         tags: options.tags,
     };
 
@@ -190,7 +191,6 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
         }
         Place::Finished(end) => {
             LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), &mut log);
-            view.queued_at = log.iter().rev().find(|e| e.event == LogEvent::Queued).map(|e| e.timestamp);
             view.status = end.state;
             view.retry_count = end.retry_count;
             view.started_at = end.started_at;
@@ -203,22 +203,45 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
         }
         Place::Between => {}
     }
-    log.sort_by_key(|entry| (entry.timestamp, rank(entry.event)));
+    in_order(&mut log, &details.attempts);
+    if view.status.is_terminal() {
+        view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
+    }
     view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
     view.execution_log = log;
     Ok(view)
 }
 
-/// The order of what happens within one millisecond.
+/// Puts the lines in the order in which things happened. What happened within one millisecond goes by run, and inside a run
+/// by the order of a job's life.
+fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
+    let turn = |entry: &LogEntry| match entry.run {
+        Some(run) => attempts.iter().position(|attempt| attempt.run == run).unwrap_or(attempts.len()),
+        None => attempts.iter().filter(|attempt| attempt.finished_at <= entry.timestamp).count(),
+    };
+    for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
+        // A job that was given back stands at its old place in line, but only since it was given back.
+        if let Some(before) = turn(entry).checked_sub(1).and_then(|at| attempts.get(at)) {
+            entry.timestamp = entry.timestamp.max(before.finished_at);
+        }
+    }
+    log.sort_by_cached_key(|entry| (entry.timestamp, turn(entry), rank(entry.event)));
+    for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
+        entry.run = None;
+    }
+}
+
+/// The order of what happens to one run within one millisecond.
 fn rank(event: LogEvent) -> u8 {
     match event {
         LogEvent::Created => 0,
-        LogEvent::RetriedByPerson | LogEvent::ParentsDone => 1,
+        LogEvent::RetriedByPerson | LogEvent::ParentsDone | LogEvent::Patched => 1,
         LogEvent::Queued => 2,
         LogEvent::Assigned => 3,
         LogEvent::Started => 4,
-        LogEvent::Completed | LogEvent::Failed | LogEvent::Cancelled => 7,
-        LogEvent::RetrySuccess => 6,
+        LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 6,
+        LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 7,
+        LogEvent::Completed | LogEvent::Cancelled => 8,
         _ => 5,
     }
 }

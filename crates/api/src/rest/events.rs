@@ -54,7 +54,7 @@ async fn follow(
                     EventKind::of_state(view.status)
                 };
             seen = Some(mark);
-            let event = SseEvent::default().event(kind.as_str()).json_data(&view);
+            let event = SseEvent::default().event(kind.as_str()).json_data(api.shown(view.clone()));
             let Ok(event) = event else { return };
             if sender.send(event).await.is_err() {
                 return;

@@ -132,7 +132,7 @@ pub fn parse_id(text: &str) -> Answer<JobId> {
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<JobView>> {
     let id = parse_id(&id)?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
-    Ok(Json(job))
+    Ok(Json(api.shown(job)))
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {

@@ -19,6 +19,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(
         (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
     };
     let found = api.engine.store.job_list(&ask.filter, store_page).await?;
+    let jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
     let page = if ask.cursor.is_some() { None } else { Some(ask.page.unwrap_or(1) as u64) };
     let limit = ask.limit as u64;
     let mut headers = HeaderMap::new();
@@ -32,7 +33,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(
     if !found.total_is_exact {
         headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
     }
-    Ok((headers, Json(JobList { jobs: found.jobs, total: found.total, page, limit, next_cursor: found.next })))
+    Ok((headers, Json(JobList { jobs, total: found.total, page, limit, next_cursor: found.next })))
 }
 
 pub struct Query {

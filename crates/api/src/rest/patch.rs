@@ -14,7 +14,7 @@ pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> 
     check_times(&api, id, &patch).await?;
     api.engine.store.job_patch(id, patch, Timestamp::now()).await?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
-    Ok(Json(job))
+    Ok(Json(api.shown(job)))
 }
 
 /// A job must not expire before its time has come, whichever of the two is changed.

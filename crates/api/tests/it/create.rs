@@ -62,7 +62,7 @@ async fn a_job_needs_no_more_than_a_name() {
       "startedAt": null,
       "status": "QUEUED",
       "tags": [],
-      "timeoutMs": null,
+      "timeoutMs": 1800000,
       "type": "elsewhere.kind",
       "uniqueKey": null,
       "updatedAt": "<time>",

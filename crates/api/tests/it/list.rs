@@ -134,7 +134,7 @@ async fn a_list_has_its_numbers_in_body_and_headers_and_leaves_out_the_logs() {
             "red",
             "blue"
           ],
-          "timeoutMs": null,
+          "timeoutMs": 1800000,
           "type": "email.send",
           "uniqueKey": "unique b",
           "updatedAt": "<time>",
@@ -173,7 +173,7 @@ async fn a_list_has_its_numbers_in_body_and_headers_and_leaves_out_the_logs() {
           "tags": [
             "red"
           ],
-          "timeoutMs": null,
+          "timeoutMs": 1800000,
           "type": "email.send",
           "uniqueKey": null,
           "updatedAt": "<time>",

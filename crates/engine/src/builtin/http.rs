@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
 use super::{Context, run::payload};
-use crate::address::{AddressRule, GuardedResolver};
+use crate::address::{AddressRule, GuardedResolver, REFUSED};
 
 #[derive(Clone)]
 pub struct HttpCaller {
@@ -86,7 +86,7 @@ impl HttpCaller {
                 Err(_) => call.body(body.get().to_owned()),
             };
         }
-        let answer = call.send().await.map_err(|e| Failure::error(describe(e)))?;
+        let answer = call.send().await.map_err(|e| failure(describe(e)))?;
         self.judge(answer, request.expect_status).await
     }
 
@@ -158,6 +158,11 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
         headers.insert(name, value);
     }
     Ok(headers)
+}
+
+/// A refused address will be refused again.
+fn failure(text: String) -> Failure {
+    if text.contains(REFUSED) { Failure::fatal(text) } else { Failure::error(text) }
 }
 
 /// The error with its causes, without the URL: it may carry a token.

@@ -78,6 +78,8 @@ fn finish_sqlite(path: &str, total: usize) -> Result<()> {
         connection.execute_batch("COMMIT")?;
     }
     connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
+    // An installation of that size has written it back long ago.
+    std::fs::File::open(path)?.sync_all()?;
     Ok(())
 }
 
@@ -148,7 +150,6 @@ async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> 
         format!("correlationId={some_id}"),
         format!("status=COMPLETED&createdBefore={half}"),
     ] {
-        let mut best = f64::MAX;
         let mut worst: f64 = 0.0;
         for _ in 0..5 {
             let started = Instant::now();
@@ -156,11 +157,9 @@ async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> 
             anyhow::ensure!(answer.status().is_success(), "{query}: {}", answer.status());
             answer.bytes().await?;
             let took = started.elapsed().as_secs_f64() * 1_000.0;
-            best = best.min(took);
             worst = worst.max(took);
         }
         report.at_most(engine, &format!("GET /jobs?{query}, worst of 5"), worst, "ms", 50.0);
-        let _ = best;
     }
     Ok(())
 }

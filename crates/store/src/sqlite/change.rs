@@ -46,7 +46,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
 pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     let ready: Option<(i64, u32)> = tx
         .connection
-        .prepare_cached("SELECT ready_at, retry_count FROM ready WHERE lane = ? AND id = ?")?
+        .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     if let Some((ready_at, retry_count)) = ready {

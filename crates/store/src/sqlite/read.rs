@@ -46,7 +46,7 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
     let code: Option<i16> = connection
         .prepare_cached(
             "SELECT 6 FROM done WHERE lane = ?1 AND id = ?2
-             UNION ALL SELECT 1 FROM ready WHERE lane = ?1 AND id = ?2
+             UNION ALL SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id = ?2
              UNION ALL SELECT state FROM waiting WHERE lane = ?1 AND state IN (0, 5) AND id = ?2
              UNION ALL SELECT state FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2
              UNION ALL SELECT 4 FROM running WHERE id = ?2
@@ -60,7 +60,7 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
 /// Where in `ready` a job stands.
 pub fn line_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<i64>> {
     Ok(connection
-        .prepare_cached("SELECT ready_at FROM ready WHERE lane = ? AND id = ?")?
+        .prepare_cached("SELECT ready_at FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?)
 }
@@ -166,7 +166,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
         return Ok(Place::Finished(end));
     }
     if let Some(place) = connection
-        .prepare_cached("SELECT ready_at, retry_count FROM ready WHERE lane = ? AND id = ?")?
+        .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |r| {
             Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)? })
         })
@@ -330,7 +330,7 @@ fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId], named: Vec<
     let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
     for lane in lanes {
         for sql in ask.places(
-            "SELECT id FROM ready WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
+            "SELECT id FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
             |state| format!("SELECT id FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
             "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
             |state| format!("SELECT id FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
@@ -380,7 +380,7 @@ fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result
     let mut total: u64 = 0;
     for lane in lanes {
         for sql in ask.places(
-            "SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
+            "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
             |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
             "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
             |state| format!("SELECT count(*) FROM (SELECT 1 FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),

@@ -300,7 +300,8 @@ pub async fn the_log_of_a_plain_job_is_whole(world: &World) {
         "in one millisecond"
     );
     let view = world.get(job.id).await;
-    assert!(view.execution_log[1..].iter().all(|entry| entry.run == Some(job.run)));
+    assert_eq!(view.execution_log[1].run, None, "waiting belongs to no run");
+    assert!(view.execution_log[2..].iter().all(|entry| entry.run == Some(job.run)));
     assert_eq!(view.queued_at, Some(world.at(0)));
 }
 
@@ -318,9 +319,9 @@ pub async fn the_log_of_a_retried_job_is_whole(world: &World) {
     #[rustfmt::skip]
     assert_eq!(seen, [
         ("created", 0),
-        ("queued", a), ("assigned", a), ("started", a), ("retry_scheduled", a),
-        ("queued", b), ("queued", c), ("assigned", b), ("started", b), ("handed_back", b),
-        ("assigned", c), ("started", c), ("completed", c),
+        ("queued", 0), ("assigned", a), ("started", a), ("retry_scheduled", a),
+        ("queued", 0), ("assigned", b), ("started", b), ("handed_back", b),
+        ("queued", 0), ("assigned", c), ("started", c), ("completed", c),
     ]);
 }
 
