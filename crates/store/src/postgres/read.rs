@@ -1,6 +1,6 @@
 //! Reading: one job whole, lists, counters, what there is to do.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Timestamp};
@@ -419,7 +419,10 @@ async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId], named: Vec<Jo
     Ok(ask.cut_sorted(ids))
 }
 
-/// Jobs that are handed out: few at any time.
+/// Handed out jobs that are looked at together.
+const LOOK: usize = 200;
+
+/// Jobs that are handed out, newest first.
 async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
     let rows = client
         .query(
@@ -428,21 +431,29 @@ async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, l
         )
         .await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
-    let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let states = states_of(client, &ids).await?;
-    let in_lanes: Vec<Uuid> = client
-        .query("SELECT id FROM faena.job WHERE id = ANY($1) AND lane = ANY($2)", &[&raw, &lanes])
-        .await?
-        .iter()
-        .map(|row| row.get(0))
-        .collect();
-    Ok(ids
-        .into_iter()
-        .filter(|id| {
-            states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state)) && in_lanes.contains(&id.0)
-        })
-        .take(limit)
-        .collect())
+    let mut held = Vec::new();
+    let mut seen = 0;
+    for part in ids.chunks(LOOK) {
+        // A block names jobs that have completed since. Where those are listed too, they fill the page from the same end, so
+        // what stands behind as many of them as the page holds is not on it.
+        if lanes.is_empty() || held.len() >= limit || (ask.wants(JobState::Completed) && seen >= limit.max(LOOK)) {
+            break;
+        }
+        let raw: Vec<Uuid> = part.iter().map(|id| id.0).collect();
+        let in_lanes: HashSet<Uuid> = client
+            .query("SELECT id FROM faena.job WHERE id = ANY($1) AND lane = ANY($2)", &[&raw, &lanes])
+            .await?
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        let part: Vec<JobId> = part.iter().copied().filter(|id| in_lanes.contains(&id.0)).collect();
+        seen += part.len();
+        let states = states_of(client, &part).await?;
+        let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state));
+        held.extend(part.into_iter().filter(wanted));
+    }
+    held.truncate(limit);
+    Ok(held)
 }
 
 async fn count_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<u64> {
