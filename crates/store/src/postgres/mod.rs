@@ -93,7 +93,7 @@ impl Shared {
 
     pub async fn begin(&self) -> Result<Lease> {
         let client = self.client().await?;
-        client.batch_execute("BEGIN").await?;
+        client.batch_execute("BEGIN; SET LOCAL jit = off").await?;
         Ok(client)
     }
 

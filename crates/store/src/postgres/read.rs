@@ -15,6 +15,11 @@ use crate::{
     types::state_of_code,
 };
 
+/// One snapshot, so that a job on the move is seen in one place. Every look goes by an index, and compiling a query takes longer
+/// than any of them: a planner that guesses otherwise (over many partitions, without statistics) is not asked.
+const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
+     SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+
 pub async fn ping(shared: &Shared) -> Result<()> {
     let client = shared.client().await?;
     let answer = client.batch_execute("SELECT 1").await;
@@ -137,8 +142,7 @@ pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
 }
 
 async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
-    // One snapshot, so that a job on the move is seen in one place.
-    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    client.batch_execute(BEGIN_READ).await?;
     let Some((row, place)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
         client.batch_execute("COMMIT").await?;
         return Ok(None);
@@ -315,7 +319,7 @@ fn count(row: &Row, column: usize) -> u32 {
 pub async fn list(shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
     shared.load_lanes().await?;
     let client = shared.client().await?;
-    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    client.batch_execute(BEGIN_READ).await?;
     let result = list_in(shared, &client, filter, page).await;
     client.end(result).await
 }
