@@ -62,6 +62,28 @@ fn has_broken_characters(json: &str) -> bool {
     false
 }
 
+/// What other programs can read: many parsers stop at 128 or 256.
+const MAX_DEPTH: usize = 100;
+
+/// How deep objects and arrays stand in each other.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_text, mut escaped) = (0usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
 impl<'a> Fields<'a> {
     /// An object inside an array; its faults carry `prefix`.
     pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, Fault> {
@@ -113,6 +135,9 @@ impl<'a> Fields<'a> {
         let raw = self.raw(name)?;
         if !raw.get().starts_with('{') {
             self.fault(name, "must be a JSON object");
+            None
+        } else if depth(raw.get()) > MAX_DEPTH {
+            self.fault(name, format!("must not be nested deeper than {MAX_DEPTH}"));
             None
         } else if has_broken_characters(raw.get()) {
             self.fault(name, "must not contain half a character (a surrogate without its other half)");

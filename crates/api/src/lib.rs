@@ -3,6 +3,7 @@
 mod error;
 mod fields;
 mod frame;
+mod guard;
 mod health;
 mod rest;
 
@@ -28,6 +29,8 @@ pub struct Parts {
     /// The largest body that is read, and the largest of a batch.
     pub body_bytes: usize,
     pub batch_bytes: usize,
+    /// Only this machine may call, so it has to be called by a name of this machine.
+    pub loopback_only: bool,
     /// Streams end when this is cancelled.
     pub closing: CancellationToken,
 }
@@ -70,6 +73,7 @@ pub fn router(api: Api) -> Router {
         .route("/health/ready", get(health::ready))
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(axum::middleware::from_fn_with_state(api.clone(), guard::guard))
         .layer(axum::middleware::from_fn(frame::frame))
         .with_state(api)
 }

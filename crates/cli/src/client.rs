@@ -33,7 +33,8 @@ impl fmt::Display for Problem {
             }
             Problem::Refused { code, message, details } => {
                 write!(f, "{message} ({code})")?;
-                for detail in details {
+                // One fault is the message itself.
+                for detail in details.iter().filter(|_| details.len() > 1) {
                     write!(f, "\n  {detail}")?;
                 }
                 Ok(())
@@ -49,7 +50,13 @@ impl Client {
         if !(base.starts_with("http://") || base.starts_with("https://")) {
             return Err(Problem::Usage(format!("{base} is no address of a server; write http://host:port")));
         }
-        let http = reqwest::Client::builder()
+        let mut http = reqwest::Client::builder();
+        let host = base.split("://").nth(1).unwrap_or("");
+        if ["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local)) {
+            // A proxy cannot reach this machine's own loopback.
+            http = http.no_proxy();
+        }
+        let http = http
             .connect_timeout(Duration::from_secs(5))
             .user_agent(concat!("faena/", env!("CARGO_PKG_VERSION")))
             .build()

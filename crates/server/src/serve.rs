@@ -37,6 +37,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
         limits: config.limits(),
         body_bytes,
         batch_bytes,
+        loopback_only: !insecure,
         closing: closing.clone(),
     });
     let server = match listener {

@@ -124,8 +124,10 @@ pub trait Store: Send + Sync + 'static {
 pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
     if let Some(path) = url.strip_prefix("sqlite:") {
         let path = path.strip_prefix("//").unwrap_or(path);
-        if path.is_empty() {
-            return Err(StoreError::Setup("DATABASE_URL names no file; write sqlite:faena-data/faena.db".into()));
+        if path.is_empty() || path.starts_with(":memory:") || path.starts_with("file:") {
+            return Err(StoreError::Setup(
+                "DATABASE_URL names no file (jobs must survive a crash); write sqlite:faena-data/faena.db".into(),
+            ));
         }
         Ok(Arc::new(sqlite::Sqlite::open(path, options).await?))
     } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {

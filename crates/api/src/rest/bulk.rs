@@ -3,6 +3,7 @@
 use axum::{Json, body::Body, extract::State};
 use faena_domain::{Fault, JobId, JobState, Timestamp};
 use faena_store::{Filter, Page, StoreError};
+use futures_util::StreamExt;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -65,33 +66,59 @@ pub async fn bulk(State(api): State<Api>, Segment(action): Segment, body: Body) 
     if filter.states.is_empty() {
         return Ok(Json(BulkAnswer { dry_run, matched: 0, done: 0, skipped: 0, sample: Vec::new() }));
     }
-    let mut answer = BulkAnswer { dry_run, matched: 0, done: 0, skipped: 0, sample: Vec::new() };
+    let first = api.engine.store.job_list(&filter, Page::After { id: None, limit: 100 }).await?;
+    let answer = BulkAnswer {
+        dry_run,
+        matched: first.total,
+        done: 0,
+        skipped: 0,
+        sample: first.jobs.iter().take(10).map(|job| job.id).collect(),
+    };
+    if dry_run {
+        return Ok(Json(answer));
+    }
+    // In a task of its own: a caller that goes away does not leave the work half done.
+    let work = tokio::spawn(async move { act_on_all(&api, action, &filter, answer).await });
+    let answer = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
+    Ok(Json(answer))
+}
+
+/// So many at once share a commit.
+const AT_ONCE: usize = 64;
+/// The most jobs that one request acts on; `matched` tells that there are more.
+const MOST: usize = 100_000;
+
+async fn act_on_all(
+    api: &Api,
+    action: Action,
+    filter: &Filter,
+    mut answer: BulkAnswer,
+) -> Result<BulkAnswer, StoreError> {
+    let mut ids = Vec::new();
     let mut cursor = None;
-    loop {
-        let page = api.engine.store.job_list(&filter, Page::After { id: cursor, limit: 100 }).await?;
-        if answer.matched == 0 {
-            answer.matched = page.total;
-            answer.sample = page.jobs.iter().take(10).map(|job| job.id).collect();
-        }
-        if dry_run {
-            break;
-        }
-        for job in &page.jobs {
-            let result = act(&api, action, job.id).await;
-            match result {
-                Ok(()) => answer.done += 1,
-                Err(StoreError::NotFound(_) | StoreError::InvalidTransition { .. } | StoreError::Conflict { .. }) => {
-                    answer.skipped += 1;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+    while ids.len() < MOST {
+        let page = api.engine.store.job_list(filter, Page::After { id: cursor, limit: 100 }).await?;
+        ids.extend(page.jobs.iter().map(|job| job.id));
         match page.next {
             Some(next) => cursor = Some(next),
             None => break,
         }
     }
-    Ok(Json(answer))
+    // Parents before their children: a retried child waits for a parent that was retried before it.
+    ids.sort_unstable();
+    let width = if matches!(action, Action::Retry) { 1 } else { AT_ONCE };
+    let mut results =
+        futures_util::stream::iter(ids).map(async |id| act(api, action, id).await).buffer_unordered(width);
+    while let Some(result) = results.next().await {
+        match result {
+            Ok(()) => answer.done += 1,
+            Err(StoreError::NotFound(_) | StoreError::InvalidTransition { .. } | StoreError::Conflict { .. }) => {
+                answer.skipped += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answer)
 }
 
 async fn act(api: &Api, action: Action, id: JobId) -> Result<(), StoreError> {
@@ -112,11 +139,11 @@ fn read_ask(api: &Api, body: &[u8]) -> Answer<(Filter, bool)> {
     let mut faults = fields.finish();
     let mut filter = Filter::default();
     for (name, value) in &wanted {
-        let text = match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
+        let set = match value {
+            Value::String(text) => set_filter(&mut filter, name, text.clone()),
+            _ => Err("must be a string".into()),
         };
-        if let Err(message) = set_filter(&mut filter, name, text) {
+        if let Err(message) = set {
             faults.push(Fault::new(format!("filter.{name}"), message));
         }
     }

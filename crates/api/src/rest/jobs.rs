@@ -1,5 +1,7 @@
 //! One job: create, show, delete, cancel, retry.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     body::{Body, Bytes, to_bytes},
@@ -33,24 +35,34 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
     let mut faults = Vec::new();
     let mut job = read_job(body_object(&body, api.body_bytes)?, id, &api.limits, &mut faults);
     if job.reference.is_some() || !job.depends_on_refs.is_empty() {
-        faults.push(Fault::new("dependsOn", "must be job ids; refs are for batches"));
+        let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
+        faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
     }
     from_headers(&headers, &mut job, &body, &mut faults);
     if !faults.is_empty() {
         return Err(ApiError::invalid(faults));
     }
-    let correlation_id = correlate(&mut job, &correlation);
+    let mut correlation_id = correlate(&mut job, &correlation);
     let stored = api.engine.submit(vec![job], Timestamp::now()).await?;
     let stored = stored.into_iter().next().ok_or(StoreError::Broken("a job was not stored".into()))?;
     api.engine.bus.changed(stored.id, stored.status, None, stored.created_at);
     let status = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
+    if stored.existed
+        && let Some(first) = api.engine.store.job_get(stored.id).await?
+    {
+        correlation_id = first.correlation_id;
+    }
     let created = Created { id: stored.id, status: stored.status, created_at: stored.created_at, correlation_id };
     let location = [(header::LOCATION, format!("/api/v1/jobs/{}", created.id))];
     Ok((status, location, Json(created)).into_response())
 }
 
-pub async fn create_batch(State(api): State<Api>, body: Body) -> Answer<Response> {
-    let body = to_bytes(body, api.batch_bytes).await.map_err(|_| ApiError::too_large(api.batch_bytes))?;
+pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Answer<Response> {
+    if headers.contains_key("idempotency-key") {
+        let message = "is for single jobs; give each job of a batch an idempotencyKey of its own";
+        return Err(ApiError::invalid(vec![Fault::new("Idempotency-Key", message)]));
+    }
+    let body = read_bytes(body, api.batch_bytes).await?;
     let mut jobs = read_batch(body_object(&body, api.batch_bytes)?, &api.limits)?;
     let correlation = Correlation::Given(frame::correlation().text());
     for job in &mut jobs {
@@ -68,6 +80,9 @@ pub async fn create_batch(State(api): State<Api>, body: Body) -> Answer<Response
 fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, faults: &mut Vec<Fault>) {
     if let Some(value) = headers.get("idempotency-key") {
         match value.to_str() {
+            Ok(key) if job.options.idempotency_key.as_ref().is_some_and(|known| known != key) => {
+                faults.push(Fault::new("idempotencyKey", "differs from the header Idempotency-Key; give one of them"));
+            }
             Ok(key) if !key.is_empty() && key.len() <= 255 => job.options.idempotency_key = Some(key.to_owned()),
             _ => faults.push(Fault::new("Idempotency-Key", "must have 1 to 255 visible characters")),
         }
@@ -108,7 +123,24 @@ fn correlate(job: &mut NewJob, correlation: &Correlation) -> String {
 }
 
 pub async fn read_body(api: &Api, body: Body) -> Answer<Bytes> {
-    to_bytes(body, api.body_bytes).await.map_err(|_| ApiError::too_large(api.body_bytes))
+    read_bytes(body, api.body_bytes).await
+}
+
+/// How long a caller may take to send a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+async fn read_bytes(body: Body, limit: usize) -> Answer<Bytes> {
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if error.to_string().contains("length limit") => Err(ApiError::too_large(limit)),
+        Ok(Err(_)) => Err(ApiError::invalid(vec![Fault::new("body", "ended early")])),
+        Err(_) => Err(ApiError {
+            status: StatusCode::REQUEST_TIMEOUT,
+            code: "REQUEST_TIMEOUT",
+            message: format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs()),
+            details: Vec::new(),
+        }),
+    }
 }
 
 /// The variable part of a path. One that is no text is answered like every other mistake.

@@ -1,5 +1,7 @@
 //! `GET /jobs`: filters, pages, cursors.
 
+use std::collections::HashSet;
+
 use axum::{
     Json,
     extract::{RawQuery, State},
@@ -47,10 +49,16 @@ pub struct Query {
 fn read_query(query: &str) -> Result<Query, ApiError> {
     let mut ask = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
     let mut faults = Vec::new();
+    let mut seen = HashSet::new();
     for (name, value) in form_pairs(query) {
-        if let Err(message) = ask.set(&name, value) {
+        if !seen.insert(name.clone()) {
+            faults.push(Fault::new(name, "is given twice"));
+        } else if let Err(message) = ask.set(&name, value) {
             faults.push(Fault::new(name, message));
         }
+    }
+    if ask.page.is_some() && ask.cursor.is_some() {
+        faults.push(Fault::new("page", "does not go with cursor"));
     }
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
 }

@@ -17,7 +17,7 @@ pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &
     match (name, kind) {
         (None, None) => {
             if !fields.faults.iter().any(|fault| fault.path.ends_with("name")) {
-                fields.fault("name", "is required");
+                fields.fault("name", "is required (or type)");
             }
             job.kind = "?".into();
         }

@@ -65,6 +65,7 @@ impl App {
             limits: JobLimits::default(),
             body_bytes: BODY_BYTES,
             batch_bytes: BATCH_BYTES,
+            loopback_only: true,
             closing: closing.clone(),
         });
         App { router: faena_api::router(api), engine, closing, _place: place }

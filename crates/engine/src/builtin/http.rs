@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use faena_domain::Failure;
+use faena_domain::{ErrorReason, Failure};
 use reqwest::{
     Client, Method,
     header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
@@ -86,7 +86,7 @@ impl HttpCaller {
                 Err(_) => call.body(body.get().to_owned()),
             };
         }
-        let answer = call.send().await.map_err(|e| failure(describe(e)))?;
+        let answer = call.send().await.map_err(failure)?;
         self.judge(answer, request.expect_status).await
     }
 
@@ -114,7 +114,7 @@ impl HttpCaller {
             .collect();
         let mut body = Vec::new();
         let mut truncated = false;
-        while let Some(part) = answer.chunk().await.map_err(|e| Failure::error(describe(e)))? {
+        while let Some(part) = answer.chunk().await.map_err(failure)? {
             let room = self.answer_bytes.saturating_sub(body.len());
             body.extend_from_slice(&part[..part.len().min(room)]);
             if part.len() > room {
@@ -148,7 +148,8 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
     let body_is_json = request.body.as_ref().is_some_and(|body| !body.get().starts_with('"'));
     let json = body_is_json.then(|| ("content-type", "application/json".to_owned()));
     let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.clone()));
-    for (name, value) in own.into_iter().chain(json).chain(given) {
+    // What identifies the run goes last: a payload must not be able to pretend.
+    for (name, value) in json.into_iter().chain(given).chain(own) {
         let name: HeaderName = name
             .parse()
             .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is no name")))?;
@@ -161,8 +162,14 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
 }
 
 /// A refused address will be refused again.
-fn failure(text: String) -> Failure {
-    if text.contains(REFUSED) { Failure::fatal(text) } else { Failure::error(text) }
+fn failure(error: reqwest::Error) -> Failure {
+    let late = error.is_timeout();
+    let text = describe(error);
+    if text.contains(REFUSED) {
+        return Failure::fatal(text);
+    }
+    let failure = Failure::error(text);
+    if late { failure.with_reason(ErrorReason::Timeout) } else { failure }
 }
 
 /// The error with its causes, without the URL: it may carry a token.

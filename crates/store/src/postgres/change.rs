@@ -15,7 +15,7 @@ use super::{
 use crate::{
     CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
     assemble::parse_options,
-    plan::{Deltas, KeyKind, LabelKind, Taken, stored_options},
+    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -135,6 +135,9 @@ async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Res
             });
         }
     }
+    let parents = read::states_of(client, &found.options.depends_on).await?;
+    // How the finished ones ended is known to whoever retries it.
+    let open: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
     restore_expiry(client, id, found.options, now).await?;
     // A request that came too late for the run that has ended is not meant for the next one.
     client.execute("DELETE FROM faena.cancel WHERE id = $1", &[&id.0]).await?;
@@ -157,9 +160,25 @@ async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Res
         .await?;
     client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
     add_note(client, id, None, LogLine::new(now, LogEvent::RetriedByPerson, "")).await?;
-    let mut line = Line::default();
-    line.push(lane, id, now, 0);
-    line.put_waiting(client, PENDING).await?;
+    if open.is_empty() {
+        let mut line = Line::default();
+        line.push(lane, id, now, 0);
+        line.put_waiting(client, PENDING).await?;
+    } else {
+        client
+            .execute(
+                "INSERT INTO faena.waiting (lane, state, id, due_at, blocked, retry_count) VALUES ($1, $2, $3, $4, true, 0)",
+                &[&lane, &PENDING, &id.0, &now.plus_ms(FIRST_LOOK_MS).as_ms()],
+            )
+            .await?;
+        client
+            .execute(
+                "INSERT INTO faena.depends (parent, child) SELECT parent, $2 FROM unnest($1::uuid[]) AS p(parent)
+                 ON CONFLICT DO NOTHING",
+                &[&open, &id.0],
+            )
+            .await?;
+    }
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(found.state), Tally::Pending, 1);
     apply(client, shard, &deltas).await

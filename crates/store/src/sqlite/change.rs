@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
-    plan::{Deltas, KeyKind, LabelKind, Taken, next_look_at, stored_options},
+    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, next_look_at, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -86,6 +86,7 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
             });
         }
     }
+    let open = open_parents(tx, &options)?;
     restore_expiry(tx, id, options, now)?;
     // A request that came too late for the run that has ended is not meant for the next one.
     tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
@@ -103,11 +104,28 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     )?;
     tx.connection.execute("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?", (lane, id.0))?;
     add_note(tx, id, None, LogLine::new(now, LogEvent::RetriedByPerson, ""))?;
-    put_waiting(tx, lane, PENDING, id, now, false, 0)?;
+    for parent in &open {
+        tx.connection
+            .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?
+            .execute((parent.0, id.0))?;
+    }
+    let due_at = if open.is_empty() { now } else { now.plus_ms(FIRST_LOOK_MS) };
+    put_waiting(tx, lane, PENDING, id, due_at, !open.is_empty(), 0)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Pending, 1);
     apply(tx, deltas);
     Ok(())
+}
+
+/// The parents that a retried job waits for: those that have not finished. How the others ended is known to whoever retries it.
+fn open_parents(tx: &Tx, options: &JobOptions) -> Result<Vec<JobId>> {
+    let mut open = Vec::new();
+    for parent in &options.depends_on {
+        if read::state_of(tx.connection, *parent)?.is_some_and(|state| !state.is_terminal()) {
+            open.push(*parent);
+        }
+    }
+    Ok(open)
 }
 
 /// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.

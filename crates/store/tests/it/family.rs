@@ -230,3 +230,21 @@ pub async fn a_child_cancelled_by_a_person_leaves_its_parents_alone(world: &Worl
     world.promote(5).await;
     assert_eq!(world.state(child).await, QUEUED);
 }
+
+pub async fn a_retried_child_waits_for_a_parent_that_was_retried_before_it(world: &World) {
+    let parent = world.submit(world.job("a", 0)).await;
+    let child = world.submit(world.job("b", 0).after(&[parent])).await;
+    world.cancel(parent, 1).await;
+    assert_eq!(world.state(child).await, JobState::Cancelled);
+
+    world.store.job_retry(parent, world.at(2)).await.unwrap();
+    world.store.job_retry(child, world.at(3)).await.unwrap();
+    world.promote(4).await;
+    assert_eq!(world.states([parent, child]).await, [JobState::Queued, JobState::Pending]);
+
+    let job = world.claim_one(5).await;
+    assert_eq!(job.id, parent);
+    world.complete(&job, 6).await;
+    world.promote(7).await;
+    assert_eq!(world.state(child).await, JobState::Queued);
+}

@@ -72,6 +72,7 @@ behaviours! {
         a_child_of_a_failed_or_cancelled_parent_is_cancelled_at_once,
         a_failed_parent_cancels_its_children_down_the_chain,
         a_child_that_runs_anyway_runs_after_a_failed_parent,
+        a_retried_child_waits_for_a_parent_that_was_retried_before_it,
         a_child_with_a_time_waits_for_it_after_its_parents,
         two_parents_that_end_at_once_free_their_child_once,
         a_deleted_parent_cancels_its_child,

@@ -1,0 +1,83 @@
+//! Keeps web pages out: while there are no keys, whoever can connect may do everything, and a browser connects for any page.
+//!
+//! A request that a page of another origin has sent is refused by its `Origin`; a page that has pointed its own name at this
+//! machine (DNS rebinding), by the `Host` it names.
+
+use std::net::IpAddr;
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+
+use crate::{Api, ApiError};
+
+pub async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
+    match refusal(request.headers(), api.loopback_only) {
+        None => next.run(request).await,
+        Some(message) => {
+            ApiError { status: StatusCode::FORBIDDEN, code: "FORBIDDEN", message: message.into(), details: Vec::new() }
+                .into_response()
+        }
+    }
+}
+
+fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or(""));
+    let host = text(header::HOST);
+    if let Some(origin) = text(header::ORIGIN) {
+        let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
+        if authority.is_empty() || Some(authority) != host {
+            return Some("a web page of another origin may not call this server");
+        }
+    }
+    match host {
+        Some(host) if loopback_only && !is_loopback(host) => {
+            Some("this server answers only to localhost; call it by that name, or start it with --insecure-no-auth")
+        }
+        _ => None,
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.split(':').next().unwrap_or(""),
+    };
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(host: &str, origin: Option<&str>) -> bool {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().expect("a value"));
+        if let Some(origin) = origin {
+            headers.insert(header::ORIGIN, origin.parse().expect("a value"));
+        }
+        refusal(&headers, true).is_some()
+    }
+
+    #[test]
+    fn programs_and_pages_of_this_server_may_call() {
+        for host in ["localhost:3000", "127.0.0.1:3000", "[::1]:3000", "LOCALHOST", "127.1.2.3"] {
+            assert!(!refused(host, None), "{host}");
+        }
+        assert!(!refused("localhost:3000", Some("http://localhost:3000")));
+    }
+
+    #[test]
+    fn pages_of_others_may_not() {
+        assert!(refused("localhost:3000", Some("http://evil.example")));
+        assert!(refused("localhost:3000", Some("http://localhost:4000")), "another port is another origin");
+        assert!(refused("localhost:3000", Some("null")));
+        assert!(refused("evil.example", None), "a name pointed at this machine");
+        assert!(refused("evil.example", Some("http://evil.example")));
+        assert!(refused("localhost.evil.example", None));
+    }
+}
