@@ -51,7 +51,7 @@ fn read_query(query: &str) -> Result<Query, ApiError> {
     let mut faults = Vec::new();
     let mut seen = HashSet::new();
     for (name, value) in form_pairs(query) {
-        if !seen.insert(name.clone()) {
+        if !seen.insert(name.clone()) && name != "status" {
             faults.push(Fault::new(name, "is given twice"));
         } else if let Err(message) = ask.set(&name, value) {
             faults.push(Fault::new(name, message));

@@ -89,7 +89,7 @@ async fn one_bad_job_spoils_the_batch_and_every_fault_is_named() {
     jobs[2]: must be a JSON object
     jobs[3].nmae: is not a known field
     jobs[3].maxRetries: must be from 0 to 10, is 99
-    jobs[4].name: is required
+    jobs[4].name: is required (or type)
     jobs[4].payload: must be a JSON object
     ");
     assert_eq!(app.total().await, 0);

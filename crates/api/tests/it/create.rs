@@ -122,6 +122,7 @@ async fn every_field_that_can_be_given_is_kept() {
       "maxDelay": 5000,
       "maxRetries": 5,
       "name": "Say hello",
+      "onParentFailure": "run",
       "payload": {
         "n": 1.2345678901234568e+22,
         "to": "ñ"
