@@ -2,18 +2,29 @@
 
 use std::time::Duration;
 
-use axum::{body::Body, http::Request};
+use axum::{
+    body::Body,
+    http::{Request, Response},
+};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
 use crate::app::App;
 
-/// Every event until the stream ends: its name and the job it carries.
 async fn follow(app: &App, id: &str) -> Vec<(String, Value)> {
+    read(open(app, id).await).await
+}
+
+async fn open(app: &App, id: &str) -> Response<Body> {
     let request = Request::get(format!("/api/v1/jobs/{id}/events")).body(Body::empty()).unwrap();
     let answer = app.router.clone().oneshot(request).await.unwrap();
     assert_eq!(answer.headers()["content-type"], "text/event-stream");
+    answer
+}
+
+/// Every event until the stream ends: its name and the job it carries.
+async fn read(answer: Response<Body>) -> Vec<(String, Value)> {
     let mut text = String::new();
     let mut body = answer.into_body().into_data_stream();
     let whole = async {
@@ -61,7 +72,9 @@ async fn a_job_that_is_cancelled_or_deleted_ends_its_stream() {
     for (method, action) in [("POST", "/cancel"), ("DELETE", "")] {
         let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
         let path = format!("/api/v1/jobs/{id}{action}");
-        let (events, answer) = tokio::join!(follow(&app, &id), app.call(method, &path, ""));
+        // Opened before: a job that is gone has no stream.
+        let stream = open(&app, &id).await;
+        let (events, answer) = tokio::join!(read(stream), app.call(method, &path, ""));
         assert!(answer.status.is_success());
         let first = &events[0].1["status"];
         assert!(first == "QUEUED" || first == "CANCELLED", "{events:?}");
