@@ -11,9 +11,10 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{
-    Lease, Shared,
+    Shared,
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
+    complete::{DoneColumns, complete, plain_completions},
     family,
 };
 use crate::{
@@ -109,129 +110,6 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     Ok((results, effects.parents))
 }
 
-/// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
-fn plain_completions(works: &[Work]) -> Option<Vec<&RunEnd>> {
-    let mut ends = Vec::new();
-    let mut seen = HashSet::new();
-    for work in works {
-        let Work::Ends(list) = work else { return None };
-        for end in list {
-            let plain = matches!(end.outcome, Outcome::Completed { .. }) && !end.on_record;
-            if !plain || !seen.insert(end.id) {
-                return None;
-            }
-            ends.push(end);
-        }
-    }
-    Some(ends)
-}
-
-/// The fast path: runs of which nothing but completions was told so far. One statement for all jobs and the commit go out
-/// together. What is stored already (told again after a lost answer) is passed by its key.
-async fn complete(client: Lease, shard: i16, works: &[Work], ends: &[&RunEnd]) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
-    let columns = DoneColumns::of(ends.iter().copied());
-    let closed: Vec<Run> = ends.iter().filter(|end| end.closes_block).map(|end| end.run).collect();
-    let put = client
-        .prepare_cached(
-            "WITH put AS (
-                 INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
-                 SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
-                                      $8::text[], $9::text[])
-                 ON CONFLICT DO NOTHING RETURNING lane),
-             sums AS (SELECT lane, count(*) AS n FROM put GROUP BY lane),
-             counted AS (
-                 INSERT INTO faena.counter AS c (shard, lane, tally, n)
-                 SELECT $10, sums.lane, t.tally, t.sign * sums.n FROM sums, (VALUES (2::int2, -1), (4::int2, 1)) AS t(tally, sign)
-                 ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-             SELECT coalesce(sum(n), 0)::int8 FROM sums",
-        )
-        .await?;
-    let close = client.prepare_cached("DELETE FROM faena.block WHERE run = ANY($1)").await?;
-    let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.depends WHERE parent = ANY($1)").await?;
-    let mut parameters = columns.parameters();
-    parameters.push(&shard);
-    let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed];
-    let parent_parameters: [&(dyn ToSql + Sync); 1] = [&columns.ids];
-    let (put, closed, parents, committed) = futures_util::future::join4(
-        client.query_one(&put, &parameters),
-        client.execute(&close, &close_parameters),
-        client.query(&parents, &parent_parameters),
-        client.batch_execute("COMMIT"),
-    )
-    .await;
-    let written: i64 = put?.get(0);
-    closed?;
-    committed?;
-    let parents = parents?.iter().map(|row| JobId(row.get(0))).collect();
-    let all = usize::try_from(written) == Ok(ends.len());
-    let stored = if all {
-        HashMap::new()
-    } else {
-        let keys: Vec<_> = ends.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
-        ended(&client, &keys).await?
-    };
-    client.keep(Ok(()))?;
-    let counts =
-        |end: &RunEnd| all || stored.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms));
-    let results = works
-        .iter()
-        .map(|work| match work {
-            Work::Ends(list) => list.iter().map(counts).collect(),
-            Work::Notes(_) => Vec::new(),
-        })
-        .collect();
-    Ok((results, parents))
-}
-
-/// The rows of completions, column by column.
-struct DoneColumns<'a> {
-    lanes: Vec<LaneId>,
-    ids: Vec<Uuid>,
-    finished: Vec<i64>,
-    runs: Vec<Run>,
-    retries: Vec<i16>,
-    started: Vec<Option<i64>>,
-    workers: Vec<Uuid>,
-    results: Vec<Option<&'a str>>,
-    logs: Vec<&'a str>,
-}
-
-impl<'a> DoneColumns<'a> {
-    fn of(ends: impl Iterator<Item = &'a RunEnd> + Clone) -> DoneColumns<'a> {
-        DoneColumns {
-            lanes: ends.clone().map(|end| end.lane).collect(),
-            ids: ends.clone().map(|end| end.id.0).collect(),
-            finished: ends.clone().map(|end| end.at.as_ms()).collect(),
-            runs: ends.clone().map(|end| end.run).collect(),
-            retries: ends.clone().map(|end| small(end.retry_count)).collect(),
-            started: ends.clone().map(|end| end.started_at.map(Timestamp::as_ms)).collect(),
-            workers: ends.clone().map(|end| end.worker.0).collect(),
-            results: ends
-                .clone()
-                .map(|end| match &end.outcome {
-                    Outcome::Completed { result } => result.as_deref(),
-                    _ => None,
-                })
-                .collect(),
-            logs: ends.map(|end| end.log.as_str()).collect(),
-        }
-    }
-
-    fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
-        vec![
-            &self.lanes,
-            &self.ids,
-            &self.finished,
-            &self.runs,
-            &self.retries,
-            &self.started,
-            &self.workers,
-            &self.results,
-            &self.logs,
-        ]
-    }
-}
-
 #[derive(Default)]
 struct Effects {
     ready: Vec<(LaneId, i64)>,
@@ -243,9 +121,9 @@ struct Effects {
     parents: Vec<JobId>,
 }
 
-type Key = (Uuid, Run);
+pub type Key = (Uuid, Run);
 
-fn key(end: &RunEnd) -> Key {
+pub fn key(end: &RunEnd) -> Key {
     (end.id.0, end.run)
 }
 

@@ -6,6 +6,7 @@
 mod batch;
 mod change;
 pub mod claim;
+mod complete;
 mod connect;
 mod due;
 mod end;
