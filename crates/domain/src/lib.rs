@@ -11,6 +11,7 @@ mod log;
 mod priority;
 mod retry;
 mod time;
+mod worker;
 pub mod worker_state;
 
 pub use event::{Event, EventKind};
@@ -21,4 +22,5 @@ pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use time::Timestamp;
+pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

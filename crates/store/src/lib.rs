@@ -24,13 +24,14 @@ pub mod plan_probe {
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
+use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
-    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, JobPage, JobPatch, NodeInfo, NoteKind, Outcome,
-    Page, Poll, Recovered, Retention, RunEnd, RunNote, Signal, StoreOptions, Submitted, Tally,
+    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, HeldJob, JobPage, JobPatch, NodeInfo, NoteKind,
+    Outcome, Owner, Page, Patience, Poll, Recovered, Retention, RunEnd, RunNote, Signal, StoreOptions, Submitted,
+    Swept, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -42,10 +43,17 @@ pub trait Store: Send + Sync + 'static {
     /// idempotency key with the same fingerprint answers with the job that exists.
     async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>>;
 
-    /// Hands out up to `ask.limit` ready jobs of the asked lanes, in score order inside each queue and in turn between queues.
-    /// No job is handed out twice. Each carries a new run number; jobs that share one are in one block (PostgreSQL makes one
-    /// per lane), which the last end of them closes.
-    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim>;
+    /// For each ask in turn hands out up to `limit` ready jobs of its lanes, in score order inside each queue and in turn between
+    /// queues. No job is handed out twice. Each carries a new run number; jobs that share one are in one block (PostgreSQL
+    /// makes one per lane) with one owner, which the last end of them closes. A worker that has ended, or has connected anew
+    /// since the ask's session, gets nothing.
+    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>;
+
+    /// The finished steps of these jobs, by job in the order in which they were finished.
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
+
+    /// Fails up to `limit` jobs that have been ready in these lanes since before `before`: nobody can run them.
+    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
 
     /// Writes down what a running job tells: that it started, its progress, a line of log, a finished step. Answers for each
     /// whether its run still holds the job; a note of a run that does not, changes nothing.
@@ -90,15 +98,45 @@ pub trait Store: Send + Sync + 'static {
     /// Renews the lease. `false`: somebody has taken this node for dead, and its jobs are not its own any more.
     async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool>;
 
-    /// Takes leave: what it still holds goes back to the queue without costing a try.
-    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize>;
+    /// Takes leave: what it still holds goes back to the queue without costing a try. Workers that were connected to it keep
+    /// their jobs and have `patience` to connect elsewhere.
+    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize>;
 
-    /// Frees what dead nodes held: what had started costs a try and waits for `delay_ms`; the rest is ready again.
-    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered>;
+    /// Frees what dead nodes held: what had started costs a try and waits; the rest is ready again. Workers that were connected
+    /// to them keep their jobs and have `patience` to connect elsewhere; the workers inside them are ended. Also frees what
+    /// workers hold whose life is over.
+    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered>;
 
-    /// Gives back what this node was handed before `before` without knowing it: a claim whose answer got lost on the way. `known`
-    /// are the runs that it has jobs of.
+    /// Gives back what this node, or a worker connected to it, was handed before `before` without knowing it: a claim whose answer
+    /// got lost on the way. `known` are the runs that it has jobs of.
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize>;
+
+    /// Lets a worker in: begins a life under its key, or goes on with the one that has not ended, with the jobs in its hands.
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted>;
+
+    /// Writes down what is new about connected workers. Answers for each whether it is still connected here (a worker that has
+    /// ended, or has connected anew, is not changed) and what is wanted of it.
+    async fn worker_news(&self, news: Vec<WorkerNews>, now: Timestamp) -> Result<Vec<WorkerStanding>>;
+
+    /// Asks a living worker, wherever it is connected, to take no more jobs, or to take jobs again. `None`: no such worker lives.
+    async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<Option<WorkerId>>;
+
+    /// Ends a worker's life and frees the jobs in its hands, in one transaction. `None`: it has ended before, or connected anew.
+    async fn worker_end(&self, id: WorkerId, session: i64, end: WorkerEnd, now: Timestamp)
+    -> Result<Option<Recovered>>;
+
+    /// Gives up workers whose deadline has passed, up to 100 of them: as `worker_end` with `Lost`. Forgets workers that ended
+    /// before `forget_before`.
+    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept>;
+
+    /// A worker whole, by its key (the latest life under it) or by the id of a life.
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>>;
+
+    /// Workers, the living ones first, the latest first: those in one of `states` (none: in any), without jobs and history.
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
+
+    /// What the living workers can do, on all nodes.
+    async fn abilities(&self) -> Result<Vec<Ability>>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use faena_domain::{
-    ErrorReason, JobId, JobOptions, JobState, JobView, NodeId, Ordering, Priority, Progress, Run, Timestamp, WorkerId,
+    Ability, ErrorReason, JobId, JobOptions, JobState, JobView, NodeId, Ordering, Priority, Progress, Run, Timestamp,
+    WorkerChange, WorkerId, WorkerKind, WorkerState,
 };
 
 use crate::LaneId;
@@ -41,9 +42,28 @@ pub struct Submitted {
 
 #[derive(Clone, Debug)]
 pub struct ClaimAsk {
-    pub node: NodeId,
+    pub owner: Owner,
     pub lanes: Vec<LaneId>,
     pub limit: usize,
+}
+
+/// In whose hands a hand-out is, and so by whose sign of life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Owner {
+    /// The worker inside this server process: alive while the process's lease lasts.
+    Node(NodeId),
+    /// A worker with a life of its own, which survives the server it is connected to. `session` is the connection for which is
+    /// claimed: once the worker has connected anew, nothing is handed out through the old one.
+    Worker { id: WorkerId, session: i64 },
+}
+
+impl Owner {
+    pub fn uuid(self) -> uuid::Uuid {
+        match self {
+            Owner::Node(id) => id.0,
+            Owner::Worker { id, .. } => id.0,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -86,7 +106,14 @@ pub enum NoteKind {
     Started,
     Progress(Progress),
     Message(String),
-    Step { name: String, result: String },
+    /// `total`: how many steps there are, if the worker knows.
+    Step {
+        name: String,
+        result: String,
+        total: Option<u32>,
+    },
+    /// A report that came too late or from the wrong hands. Written down whoever holds the job, if it exists.
+    Stale(String),
 }
 
 /// How one run ended.
@@ -217,6 +244,108 @@ impl JobPatch {
         }
         parts.join(", ")
     }
+}
+
+/// A worker as it connects.
+#[derive(Clone, Debug)]
+pub struct WorkerEntry {
+    /// Its identity if this is the beginning of a life.
+    pub id: WorkerId,
+    /// What it calls itself. A living worker of that name goes on living, on a new connection.
+    pub key: String,
+    pub name: Option<String>,
+    pub kind: WorkerKind,
+    pub door: String,
+    pub node: NodeId,
+    /// What it is from now on: `Creating` (a process is about to be started), `Ready` (it is connected).
+    pub state: WorkerState,
+    pub ability: Ability,
+    pub concurrency: u32,
+    pub pool: Option<String>,
+    /// Until when it has to be heard of again, where no connection tells that it is there.
+    pub deadline: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug)]
+pub struct WorkerAdmitted {
+    pub id: WorkerId,
+    /// Grows with each connection of one life.
+    pub session: i64,
+    /// The state it was in, if its life had begun before.
+    pub was: Option<WorkerState>,
+    /// What it has in its hands, oldest run first.
+    pub jobs: Vec<HeldJob>,
+}
+
+/// A job that a worker has had in its hands since before it connected here.
+#[derive(Clone, Debug)]
+pub struct HeldJob {
+    pub job: ClaimedJob,
+    pub kind: String,
+    pub claimed_at: Timestamp,
+    /// When it started, if that is on record.
+    pub started_at: Option<Timestamp>,
+}
+
+/// What is new about a connected worker.
+#[derive(Clone, Debug)]
+pub struct WorkerNews {
+    pub id: WorkerId,
+    pub session: i64,
+    /// The states it has gone through since the last news, each allowed after the one before; none: it is as it was.
+    pub changes: Vec<WorkerChange>,
+    pub seen_at: Timestamp,
+    /// `None`: its node looks after it.
+    pub deadline: Option<Timestamp>,
+    /// Ends since the last news.
+    pub completed: u64,
+    pub failed: u64,
+    pub breaker: &'static str,
+}
+
+/// What a node learns of a worker that it has news of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkerStanding {
+    /// `false`: it has ended, or has connected anew, perhaps to another node.
+    pub connected: bool,
+    /// Somebody wants it to take no more jobs.
+    pub drain: bool,
+}
+
+/// How a worker's life ends, and what that means for the jobs in its hands.
+#[derive(Clone, PartialEq, Debug)]
+pub enum WorkerEnd {
+    /// It takes leave: its jobs are ready again without costing a try.
+    Left { reason: String },
+    /// It fell silent, or its process ended: its jobs cost a try and wait for `delay_ms`, or fail when no try is left.
+    Lost { reason: String, delay_ms: i64 },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Swept {
+    /// Who was given up for lost.
+    pub lost: Vec<WorkerLost>,
+    /// When to look again.
+    pub next_at: Option<Timestamp>,
+    /// There are more whose time is up.
+    pub more: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct WorkerLost {
+    pub id: WorkerId,
+    pub key: String,
+    pub freed: Recovered,
+}
+
+/// How long who may be silent, and how long orphans wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    pub orphan_delay_ms: i64,
+    /// For a worker whose server has died, to connect to another one.
+    pub reconnect_ms: i64,
+    /// For a worker that only calls now and then.
+    pub silence_ms: i64,
 }
 
 /// What a promotion round did.
@@ -387,6 +516,8 @@ pub enum Signal {
     Cancel(JobId),
     /// Something was put off until a time that may be earlier than what the promoter waits for.
     Waiting,
+    /// Somebody wants something of this worker, or it has connected anew.
+    Worker(WorkerId),
 }
 
 /// The number by which a state is stored.

@@ -1,5 +1,7 @@
 //! What travels between Faena and its callers: bodies and names, no logic.
 
+pub mod frames;
+
 use faena_domain::{Fault, JobId, JobState, JobView, Timestamp};
 use serde::{Deserialize, Serialize};
 
