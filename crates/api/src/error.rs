@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::Fault;
+use faena_engine::workers::Refusal;
 use faena_store::StoreError;
 use faena_wire::{ErrorBody, ErrorInfo};
 
@@ -68,6 +69,19 @@ impl From<StoreError> for ApiError {
                 }
             }
         }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        let status = match refusal.code {
+            "NOT_FOUND" => StatusCode::NOT_FOUND,
+            "VALIDATION_ERROR" => StatusCode::BAD_REQUEST,
+            "PAYLOAD_TOO_LARGE" => StatusCode::PAYLOAD_TOO_LARGE,
+            "UNAVAILABLE" => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::CONFLICT,
+        };
+        ApiError { status, code: refusal.code, message: refusal.message, details: Vec::new() }
     }
 }
 

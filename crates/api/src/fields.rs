@@ -84,6 +84,17 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
+/// Whether other programs can read this JSON; if not, what is in the way.
+pub fn sound_json(json: &str) -> Result<(), String> {
+    if depth(json) > MAX_DEPTH {
+        return Err(format!("must not be nested deeper than {MAX_DEPTH}"));
+    }
+    if has_broken_characters(json) {
+        return Err("must not contain half a character (a surrogate without its other half)".into());
+    }
+    Ok(())
+}
+
 impl<'a> Fields<'a> {
     /// An object inside an array; its faults carry `prefix`.
     pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, Fault> {
@@ -136,11 +147,8 @@ impl<'a> Fields<'a> {
         if !raw.get().starts_with('{') {
             self.fault(name, "must be a JSON object");
             None
-        } else if depth(raw.get()) > MAX_DEPTH {
-            self.fault(name, format!("must not be nested deeper than {MAX_DEPTH}"));
-            None
-        } else if has_broken_characters(raw.get()) {
-            self.fault(name, "must not contain half a character (a surrogate without its other half)");
+        } else if let Err(what) = sound_json(raw.get()) {
+            self.fault(name, what);
             None
         } else {
             Some(raw.get().to_owned())

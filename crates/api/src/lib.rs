@@ -1,4 +1,4 @@
-//! REST: decode, call, encode. The router is the table of contents.
+//! REST and the doors for workers: decode, call, encode. The router is the table of contents.
 
 mod error;
 mod fields;
@@ -6,6 +6,7 @@ mod frame;
 mod guard;
 mod health;
 mod rest;
+mod workers;
 
 use std::sync::Arc;
 
@@ -67,8 +68,18 @@ pub fn router(api: Api) -> Router {
         .route("/{id}/cancel", post(rest::jobs::cancel))
         .route("/{id}/retry", post(rest::jobs::retry))
         .route("/{id}/events", get(rest::events::events));
+    let workers = Router::new()
+        .route("/", get(workers::records::list))
+        .route("/connect", get(workers::websocket::connect))
+        .route("/register", post(workers::http::register))
+        .route("/{id}", get(workers::records::show).delete(workers::http::leave))
+        .route("/{id}/drain", post(workers::records::drain).delete(workers::records::resume))
+        .route("/{id}/claim", post(workers::http::claim))
+        .route("/{id}/heartbeat", post(workers::http::heartbeat))
+        .route("/{id}/jobs/{job}/{report}", post(workers::http::report));
     Router::new()
         .nest("/api/v1/jobs", jobs)
+        .nest("/api/v1/workers", workers)
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
         .fallback(error::not_found)

@@ -14,7 +14,7 @@ mod time;
 mod worker;
 pub mod worker_state;
 
-pub use event::{Event, EventKind};
+pub use event::{Event, EventKind, WorkerEvent};
 pub use ids::{JobId, NodeId, Run, WorkerId};
 pub use job::{DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;

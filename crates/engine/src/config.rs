@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_store::Retention;
+use faena_store::{Patience, Retention};
 use ipnet::IpNet;
 
 #[derive(Clone, Debug)]
@@ -20,6 +20,18 @@ pub struct EngineConfig {
     pub drain_grace: Duration,
     /// A job's time, when it names none.
     pub processing_timeout: Duration,
+    /// How often a worker gives a sign of life, and how long it may be silent before it is given up for lost.
+    pub worker_heartbeat: Duration,
+    pub worker_silence: Duration,
+    /// How long a worker whose connection broke has to come back.
+    pub reconnect_grace: Duration,
+    /// How long a worker may take to start a job it was handed, and a process to connect that was started for one.
+    pub assigned_timeout: Duration,
+    pub scheduled_timeout: Duration,
+    /// How long a job waits for a worker that can run its type before it fails; zero: for ever.
+    pub no_handler_timeout: Duration,
+    /// How often whatever has no nearer due time is looked at.
+    pub guardian_interval: Duration,
     pub retention: Retention,
     /// Networks that jobs may call although they are private.
     pub allowed_networks: Vec<IpNet>,
@@ -28,6 +40,16 @@ pub struct EngineConfig {
     pub http_answer_bytes: usize,
     /// The most that `shell.run` keeps of each of its outputs.
     pub shell_output_bytes: usize,
+}
+
+impl EngineConfig {
+    pub fn patience(&self) -> Patience {
+        Patience {
+            orphan_delay_ms: ms(self.orphan_delay),
+            reconnect_ms: ms(self.reconnect_grace),
+            silence_ms: ms(self.worker_silence),
+        }
+    }
 }
 
 /// What this process does.
@@ -52,6 +74,13 @@ impl Default for EngineConfig {
             orphan_delay: Duration::from_secs(5),
             drain_grace: Duration::from_secs(30),
             processing_timeout: Duration::from_secs(30 * 60),
+            worker_heartbeat: Duration::from_secs(30),
+            worker_silence: Duration::from_secs(90),
+            reconnect_grace: Duration::from_secs(10),
+            assigned_timeout: Duration::from_secs(5 * 60),
+            scheduled_timeout: Duration::from_secs(10 * 60),
+            no_handler_timeout: Duration::from_secs(24 * 3_600),
+            guardian_interval: Duration::from_secs(30),
             retention: Retention::default(),
             allowed_networks: Vec::new(),
             shell_allowed: false,

@@ -1,6 +1,6 @@
-//! Claims ready jobs for the free slots of this process's worker.
+//! Claims ready jobs for the free slots of this process's worker, and for the workers that are connected to it.
 //!
-//! A slot that becomes free is filled at once. While jobs are short, more are claimed at a time than there are slots, up to
+//! Each worker gets as many jobs as it has room for, at once. A slot that becomes free is filled at once. While jobs are short, more are claimed at a time than there are slots, up to
 //! what is worth a few milliseconds of work, so that one transaction serves many; while they are long, none is claimed
 //! before a slot is free, so that no job waits here while another node could run it.
 
@@ -12,12 +12,16 @@ use std::{
     },
 };
 
-use faena_domain::{NodeId, Timestamp};
-use faena_store::{ClaimAsk, LaneId, Store, StoreError};
-use parking_lot::Mutex;
+use faena_domain::Timestamp;
+use faena_store::{Claim, ClaimAsk, Lane, LaneId, Owner, Store, StoreError};
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-use crate::{Round, held::Hands};
+use crate::{
+    Engine, Round,
+    held::Hands,
+    workers::{Connected, Workers},
+};
 
 /// The most jobs that one claim takes.
 const LARGEST_CLAIM: usize = 2_000;
@@ -29,6 +33,10 @@ const SLOW_MS: i64 = 150;
 #[derive(Default)]
 pub struct ReadyLanes {
     lanes: Mutex<HashSet<LaneId>>,
+    /// Lanes that nobody who is here can serve. Looked at again when somebody comes.
+    unserved: Mutex<HashSet<LaneId>>,
+    /// Lanes never change.
+    known: RwLock<HashMap<LaneId, Arc<Lane>>>,
     pub nudge: Arc<Notify>,
 }
 
@@ -37,11 +45,36 @@ impl ReadyLanes {
         self.lanes.lock().insert(lane);
         self.nudge.notify_one();
     }
+
+    /// Somebody has come who may serve what nobody could.
+    pub fn reconsider(&self) {
+        let unserved: Vec<LaneId> = self.unserved.lock().drain().collect();
+        self.lanes.lock().extend(unserved);
+        self.nudge.notify_one();
+    }
+
+    pub fn lane(&self, id: LaneId) -> Option<Arc<Lane>> {
+        self.known.read().get(&id).cloned()
+    }
+
+    async fn learn(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<(), StoreError> {
+        if lanes.iter().all(|lane| self.known.read().contains_key(lane)) {
+            return Ok(());
+        }
+        let all = store.lanes().await?;
+        let mut known = self.known.write();
+        for lane in all {
+            known.entry(lane.id).or_insert_with(|| Arc::new(lane));
+        }
+        Ok(())
+    }
 }
 
 pub struct Dispatcher {
     pub lanes: Arc<ReadyLanes>,
     pub hands: Arc<Hands>,
+    pub workers: Arc<Workers>,
+    /// Slots of the worker inside this process.
     pub slots: usize,
     /// Slots that wait for a job.
     pub idle: Arc<AtomicUsize>,
@@ -57,25 +90,37 @@ pub struct Dispatcher {
 struct State {
     claim: usize,
     last_full_claim: Option<Timestamp>,
-    /// The type of each lane that can be run here. Lanes never change.
-    runnable: HashMap<LaneId, Option<Arc<str>>>,
+    /// Who is asked first changes from round to round.
+    turn: usize,
+}
+
+/// For whom a claim is made.
+enum Taker {
+    Slots,
+    Worker(Arc<Connected>),
+}
+
+/// What one round asks the store for.
+#[derive(Default)]
+struct Plan {
+    asks: Vec<ClaimAsk>,
+    takers: Vec<Taker>,
 }
 
 impl Dispatcher {
     pub fn new(
         lanes: Arc<ReadyLanes>,
         hands: Arc<Hands>,
+        workers: Arc<Workers>,
         slots: usize,
-        idle: Arc<AtomicUsize>,
-        line: Arc<Notify>,
-        low_water: Arc<AtomicUsize>,
+        (idle, line, low_water): (Arc<AtomicUsize>, Arc<Notify>, Arc<AtomicUsize>),
         kinds: HashSet<&'static str>,
     ) -> Dispatcher {
-        let state = Mutex::new(State { claim: slots, last_full_claim: None, runnable: HashMap::new() });
-        Dispatcher { lanes, hands, slots, idle, line, low_water, kinds, state }
+        let state = Mutex::new(State { claim: slots, last_full_claim: None, turn: 0 });
+        Dispatcher { lanes, hands, workers, slots, idle, line, low_water, kinds, state }
     }
 
-    /// How many jobs to ask for now.
+    /// How many jobs to ask for now, for the slots of this process.
     fn wanted(&self) -> usize {
         let waiting = self.hands.waiting();
         let claim = self.state.lock().claim;
@@ -88,54 +133,132 @@ impl Dispatcher {
         }
     }
 
-    /// Whether so little is left in line that a claim is due.
-    pub fn is_hungry(&self) -> bool {
-        self.wanted() > 0
-    }
-
-    pub async fn run_once(&self, store: &dyn Store, node: NodeId, now: Timestamp) -> Result<Round, StoreError> {
-        let limit = self.wanted();
-        if limit == 0 {
-            self.adapt_to_slow_jobs(now);
-            return Ok(Round::default());
-        }
+    pub async fn run_once(&self, engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+        let store = &*engine.store;
         // Taken before the claim: whoever puts a job in from here on adds the lane again.
         let candidates: Vec<LaneId> = self.lanes.lanes.lock().drain().collect();
+        let slots = self.wanted();
+        if slots == 0 {
+            self.adapt_to_slow_jobs(now);
+        }
         if candidates.is_empty() {
             return Ok(Round::default());
         }
-        let lanes = match self.runnable(store, &candidates).await {
-            Ok(lanes) => lanes,
-            Err(error) => return Err(self.put_back(candidates, error)),
-        };
-        if lanes.is_empty() {
+        if let Err(error) = self.lanes.learn(store, &candidates).await {
+            return Err(self.put_back(candidates, error));
+        }
+        let candidates: Vec<Arc<Lane>> = candidates.into_iter().filter_map(|id| self.lanes.lane(id)).collect();
+        let plan = self.plan(engine, &candidates, slots, now);
+        self.keep_unasked(&candidates, &plan);
+        if plan.asks.is_empty() {
             return Ok(Round::default());
         }
-        let ask = ClaimAsk { node, lanes: lanes.clone(), limit };
-        let claim = match store.job_claim(ask, now).await {
-            Ok(claim) => claim,
-            Err(error) => return Err(self.put_back(lanes, error)),
+        let claims = match store.job_claim(plan.asks.clone(), now).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                let asked = plan.asks.into_iter().flat_map(|ask| ask.lanes).collect();
+                return Err(self.put_back(asked, error));
+            }
         };
-        let count = claim.jobs.len();
-        if count >= limit {
-            let mut known = self.lanes.lanes.lock();
-            known.extend(lanes);
+        let (handled, more) = self.keep_full(&plan, &claims);
+        self.hand_out(engine, plan, claims).await;
+        Ok(Round { handled, more: more && self.wanted() > 0, next_at: None })
+    }
+
+    fn plan(&self, engine: &Engine, candidates: &[Arc<Lane>], slots: usize, now: Timestamp) -> Plan {
+        let mut plan = Plan::default();
+        if slots > 0 {
+            let lanes = candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
+            plan.add(Owner::Node(engine.node_id()), lanes, slots, Taker::Slots);
         }
-        self.adapt(count >= limit, now);
-        {
-            let state = self.state.lock();
+        let mut workers: Vec<(usize, Arc<Connected>)> = self
+            .workers
+            .all()
+            .into_iter()
+            .filter_map(|worker| {
+                let room = worker.room(now);
+                (room > 0).then_some((room, worker))
+            })
+            .collect();
+        // Those with the least to do first; among equals everybody has a turn.
+        let turn = {
+            let mut state = self.state.lock();
+            state.turn = state.turn.wrapping_add(1);
+            state.turn
+        };
+        let count = workers.len().max(1);
+        if !workers.is_empty() {
+            workers.rotate_left(turn % count);
+        }
+        workers.sort_by_key(|(_, worker)| worker.load().0);
+        for (room, worker) in workers {
+            let lanes = candidates.iter().filter(|lane| worker.serves(lane)).map(|lane| lane.id).collect();
+            let owner = Owner::Worker { id: worker.id, session: worker.session };
+            plan.add(owner, lanes, room.min(LARGEST_CLAIM), Taker::Worker(worker));
+        }
+        plan
+    }
+
+    /// Lanes of which nothing is asked now stay, if somebody here could serve them later.
+    fn keep_unasked(&self, candidates: &[Arc<Lane>], plan: &Plan) {
+        let asked: HashSet<LaneId> = plan.asks.iter().flat_map(|ask| ask.lanes.iter().copied()).collect();
+        let workers = self.workers.all();
+        for lane in candidates.iter().filter(|lane| !asked.contains(&lane.id)) {
+            let here = self.slots > 0 && self.kinds.contains(lane.kind.as_str());
+            if here || workers.iter().any(|worker| worker.serves(lane)) {
+                self.lanes.lanes.lock().insert(lane.id);
+            } else {
+                self.lanes.unserved.lock().insert(lane.id);
+            }
+        }
+    }
+
+    /// A lane of which the last ask got all it wanted may have more.
+    fn keep_full(&self, plan: &Plan, claims: &[Claim]) -> (usize, bool) {
+        let mut last: HashMap<LaneId, bool> = HashMap::new();
+        let mut handled = 0;
+        for (ask, claim) in plan.asks.iter().zip(claims) {
+            let full = claim.jobs.len() >= ask.limit;
+            handled += claim.jobs.len();
+            last.extend(ask.lanes.iter().map(|lane| (*lane, full)));
+        }
+        let full: Vec<LaneId> = last.into_iter().filter(|(_, full)| *full).map(|(lane, _)| lane).collect();
+        let more = !full.is_empty();
+        self.lanes.lanes.lock().extend(full);
+        (handled, more)
+    }
+
+    async fn hand_out(&self, engine: &Engine, plan: Plan, claims: Vec<Claim>) {
+        let now = Timestamp::now();
+        let mut deliveries = Vec::new();
+        for ((ask, taker), claim) in plan.asks.into_iter().zip(plan.takers).zip(claims) {
+            let count = claim.jobs.len();
             let jobs = claim.jobs.into_iter().map(|job| {
-                let kind = state.runnable.get(&job.lane).cloned().flatten().unwrap_or_else(|| Arc::from(""));
+                let kind = self.lanes.lane(job.lane).map_or_else(|| Arc::from(""), |lane| Arc::from(lane.kind.as_str()));
                 (job, kind)
             });
-            self.hands.take_in(jobs, Timestamp::now());
+            match taker {
+                Taker::Slots => {
+                    self.adapt(count >= ask.limit, now);
+                    self.hands.take_in(jobs, engine.worker_id(), now);
+                    if count == 1 {
+                        self.line.notify_one();
+                    } else if count > 0 {
+                        self.line.notify_waiters();
+                    }
+                }
+                Taker::Worker(worker) if count > 0 => {
+                    let held = self.hands.take_in_for(&worker, jobs.map(|(job, kind)| (job, kind, now)));
+                    worker.takes(&held, now);
+                    deliveries.push((worker, held));
+                }
+                Taker::Worker(_) => {}
+            }
         }
-        if count == 1 {
-            self.line.notify_one();
-        } else if count > 0 {
-            self.line.notify_waiters();
+        if !deliveries.is_empty() {
+            engine.workers.news.notify_one();
+            engine.deliver(deliveries, now).await;
         }
-        Ok(Round { handled: count, more: count >= limit && self.is_hungry(), next_at: None })
     }
 
     fn put_back(&self, lanes: Vec<LaneId>, error: StoreError) -> StoreError {
@@ -172,22 +295,13 @@ impl Dispatcher {
             state.last_full_claim = Some(now);
         }
     }
+}
 
-    async fn runnable(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<Vec<LaneId>, StoreError> {
-        let unknown = {
-            let state = self.state.lock();
-            lanes.iter().any(|lane| !state.runnable.contains_key(lane))
-        };
-        if unknown {
-            let all = store.lanes().await?;
-            let mut state = self.state.lock();
-            for lane in all {
-                let kind = self.kinds.contains(lane.kind.as_str()).then(|| lane.kind.into());
-                state.runnable.insert(lane.id, kind);
-            }
+impl Plan {
+    fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, limit: usize, taker: Taker) {
+        if !lanes.is_empty() {
+            self.asks.push(ClaimAsk { owner, lanes, limit });
+            self.takers.push(taker);
         }
-        let state = self.state.lock();
-        // A lane that the store does not know yet comes again with the next poll.
-        Ok(lanes.iter().copied().filter(|lane| matches!(state.runnable.get(lane), Some(Some(_)))).collect())
     }
 }

@@ -3,28 +3,30 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId};
+use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId, WorkerState};
 use faena_store::{CancelOutcome, NodeInfo, Signal, Store, StoreError, Submitted};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast::error::RecvError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Beats, Bus, EngineConfig, Round,
+    Beats, Bus, EngineConfig, Roles, Round,
     address::AddressRule,
-    builtin::{self, HttpCaller, Worker},
+    builtin::{self, BuiltIn, HttpCaller, Worker},
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
     driver::Driver,
+    handlers,
     held::Hands,
     nodes, poller, promoter, recorder,
     reporter::Reporter,
     retention,
+    workers::{Desk, Workers, guardian, keeper},
 };
 
 pub struct Engine {
@@ -32,13 +34,27 @@ pub struct Engine {
     pub config: EngineConfig,
     pub beats: Beats,
     pub bus: Bus,
-    pub worker_id: WorkerId,
-    node: Arc<RwLock<NodeId>>,
-    hands: Arc<Hands>,
+    /// The workers that are connected here, and what they report.
+    pub workers: Arc<Workers>,
+    pub desk: Arc<Desk>,
+    pub(crate) node: Arc<RwLock<NodeId>>,
+    pub(crate) hands: Arc<Hands>,
+    pub(crate) lanes: Arc<ReadyLanes>,
+    pub(crate) recorder_nudge: Arc<Notify>,
+    /// When the guardian looks next, in milliseconds.
+    pub(crate) next_check_at: AtomicI64,
+    pub(crate) builtin: BuiltIn,
+    pub(crate) said: handlers::Said,
+    /// Held while a worker that calls now and then is moved to this node.
+    pub(crate) moving: tokio::sync::Mutex<()>,
     reporter: Arc<Reporter>,
     worker: Arc<Worker>,
+    dispatcher: Dispatcher,
     idle: Arc<AtomicUsize>,
     drain: CancellationToken,
+    promote: Arc<Notify>,
+    recover: Arc<Notify>,
+    touch: nodes::Touch,
     /// Loops that bring in new work end first, those that report last.
     intake: Driver,
     outgoing: Driver,
@@ -62,6 +78,8 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 const RECONCILE: Duration = Duration::from_secs(15);
+/// How long workers that have ended are remembered.
+const FORGET_WORKERS: Duration = Duration::from_secs(24 * 3_600);
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, StoreError> {
@@ -69,6 +87,15 @@ impl Engine {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: config.node_name.clone() };
         store.node_join(info, ms(config.node_lease), now).await?;
+        let engine = Arc::new(Engine::new(store, config, node));
+        if engine.config.roles.worker {
+            engine.builtin.admit(&engine, now).await?;
+        }
+        engine.clone().start_loops();
+        Ok(engine)
+    }
+
+    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Engine {
         let node = Arc::new(RwLock::new(node));
         let beats = Beats::default();
         let driver = || Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), beats: beats.clone() };
@@ -77,14 +104,12 @@ impl Engine {
         let hands = Arc::new(Hands::default());
         let reporter = Arc::new(Reporter::new(bus.clone()));
         let lanes = Arc::new(ReadyLanes::default());
-        let (line, record, promote) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let recover = Arc::new(Notify::new());
+        let workers = Arc::new(Workers::default());
+        let (line, recorder_nudge) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let idle = Arc::new(AtomicUsize::new(0));
         let low_water = Arc::new(AtomicUsize::new(usize::MAX));
         let drain = CancellationToken::new();
-        let slots = TaskTracker::new();
         let worker = Arc::new(Worker {
-            id: WorkerId::new(),
             node: node.clone(),
             store: store.clone(),
             hands: hands.clone(),
@@ -93,102 +118,119 @@ impl Engine {
             line: line.clone(),
             idle: idle.clone(),
             low_water: low_water.clone(),
-            record: record.clone(),
+            record: recorder_nudge.clone(),
             bus: bus.clone(),
             http: HttpCaller::new(AddressRule::new(&config.allowed_networks), config.http_answer_bytes),
             drain: drain.clone(),
             config: config.clone(),
         });
-        let poll = if store.engine() == "sqlite" { POLL_SQLITE } else { POLL_POSTGRES };
-        let roles = config.roles;
-        let touch = Arc::new(nodes::Touch::default());
-
-        if roles.engine {
-            let s = store.clone();
-            intake.start("promoter", SAFETY, promote.clone(), move |now| {
-                let s = s.clone();
-                async move { promoter::run_once(&*s, now).await }
-            });
-        }
-        if roles.worker {
-            let (s, n) = (store.clone(), node.clone());
-            let dispatcher = Arc::new(Dispatcher::new(
-                lanes.clone(),
-                hands.clone(),
-                config.concurrency,
-                idle.clone(),
-                line.clone(),
-                low_water,
-                builtin::kinds(),
-            ));
-            intake.start("dispatcher", SAFETY, lanes.nudge.clone(), move |now| {
-                let (s, n, d) = (s.clone(), *n.read(), dispatcher.clone());
-                async move { d.run_once(&*s, n, now).await }
-            });
-            let (s, n, h, b, w) = (store.clone(), node.clone(), hands.clone(), bus.clone(), worker.id);
-            outgoing.start("recorder", SAFETY, record.clone(), move |now| {
-                let (s, n, h, b) = (s.clone(), *n.read(), h.clone(), b.clone());
-                async move { recorder::run_once(&*s, &h, &b, n, w, now).await }
-            });
-            let (s, r) = (store.clone(), reporter.clone());
-            outgoing.start("reporter", SAFETY, reporter.nudge.clone(), move |now| {
-                let (s, r) = (s.clone(), r.clone());
-                async move { r.run_once(&*s, now).await }
-            });
-            for _ in 0..config.concurrency {
-                slots.spawn(worker.clone().slot());
-            }
-        }
-        {
-            let (s, n, l, h, p) = (store.clone(), node.clone(), lanes.clone(), hands.clone(), promote.clone());
-            let r = recover.clone();
-            intake.start("poller", poll, Arc::new(Notify::new()), move |now| {
-                let (s, n, l, h, p, r) = (s.clone(), *n.read(), l.clone(), h.clone(), p.clone(), r.clone());
-                async move { poller::run_once(&*s, n, &l, &h, &p, &r, now).await }
-            });
-        }
-        {
-            let (s, n, h, t, c) = (store.clone(), node.clone(), hands.clone(), touch.clone(), config.clone());
-            outgoing.start("lease", config.node_lease / 3, Arc::new(Notify::new()), move |now| {
-                let (s, n, h, t, c) = (s.clone(), n.clone(), h.clone(), t.clone(), c.clone());
-                async move { renew(&*s, &n, &h, &t, &c, now).await }
-            });
-            let (s, n, h, r) = (store.clone(), node.clone(), hands.clone(), reporter.clone());
-            outgoing.start("reconciler", RECONCILE, Arc::new(Notify::new()), move |now| {
-                let (s, n, h, r) = (s.clone(), *n.read(), h.clone(), r.clone());
-                async move { reconcile(&*s, n, &h, &r, now).await }
-            });
-        }
-        if roles.engine {
-            let (s, t, c) = (store.clone(), touch, config.clone());
-            intake.start("recovery", SAFETY, recover, move |now| {
-                let (s, t, c) = (s.clone(), t.clone(), c.clone());
-                async move { nodes::run_once(&*s, &t, ms(c.node_lease), ms(c.orphan_delay), now).await }
-            });
-            let (s, r) = (store.clone(), config.retention.clone());
-            intake.start("retention", Duration::from_secs(60), Arc::new(Notify::new()), move |now| {
-                let (s, r) = (s.clone(), r.clone());
-                async move { retention::run_once(&*s, &r, now).await }
-            });
-        }
-        listen(&store, &intake, lanes, hands.clone(), promote);
-        let worker_id = worker.id;
-        Ok(Arc::new(Engine {
+        let desk = Arc::new(Desk {
+            store: store.clone(),
+            node: node.clone(),
+            hands: hands.clone(),
+            reporter: reporter.clone(),
+            lanes: lanes.clone(),
+            news: workers.news.clone(),
+            bus: bus.clone(),
+            stale_reports: AtomicU64::new(0),
+        });
+        let slots = if config.roles.worker { config.concurrency } else { 0 };
+        let dispatcher = Dispatcher::new(
+            lanes.clone(),
+            hands.clone(),
+            workers.clone(),
+            slots,
+            (idle.clone(), line, low_water),
+            builtin::kinds(),
+        );
+        Engine {
             store,
             config,
             beats,
             bus,
-            worker_id,
+            workers,
+            desk,
             node,
             hands,
+            lanes,
+            recorder_nudge,
+            next_check_at: AtomicI64::new(i64::MAX),
+            builtin: BuiltIn::default(),
+            said: handlers::Said::default(),
+            moving: tokio::sync::Mutex::default(),
             reporter,
             worker,
+            dispatcher,
             idle,
             drain,
+            promote: Arc::new(Notify::new()),
+            recover: Arc::new(Notify::new()),
+            touch: nodes::Touch::default(),
             intake,
             outgoing,
-            slots,
-        }))
+            slots: TaskTracker::new(),
+        }
+    }
+
+    /// Everything that runs, in the order in which a job meets it.
+    fn start_loops(self: Arc<Engine>) {
+        let Roles { engine: moves, .. } = self.config.roles;
+        let poll = if self.store.engine() == "sqlite" { POLL_SQLITE } else { POLL_POSTGRES };
+        let beat = self.config.worker_heartbeat / 2;
+        let guard = self.config.guardian_interval;
+        let none = || Arc::new(Notify::new());
+        if moves {
+            let promote = self.promote.clone();
+            self.run(&self.intake, "promoter", SAFETY, promote, async |e, now| promoter::run_once(&*e.store, now).await);
+        }
+        self.run(&self.intake, "dispatcher", SAFETY, self.lanes.nudge.clone(), async |e, now| {
+            e.dispatcher.run_once(&e, now).await
+        });
+        self.run(&self.outgoing, "recorder", SAFETY, self.recorder_nudge.clone(), async |e, now| {
+            recorder::run_once(&*e.store, &e.hands, &e.bus, e.node_id(), now).await
+        });
+        self.run(&self.outgoing, "reporter", SAFETY, self.reporter.nudge.clone(), async |e, now| {
+            e.reporter.run_once(&*e.store, now).await
+        });
+        self.run(&self.outgoing, "keeper", beat, self.workers.news.clone(), async |e, now| keep(&e, now).await);
+        self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), async |e, now| {
+            guardian::run_once(&e, now).await
+        });
+        self.run(&self.intake, "poller", poll, none(), async |e, now| {
+            poller::run_once(&*e.store, e.node_id(), &e.lanes, &e.hands, &e.promote, &e.recover, now).await
+        });
+        let lease = self.config.node_lease / 3;
+        self.run(&self.outgoing, "lease", lease, none(), async |e, now| renew(&e, now).await);
+        self.run(&self.outgoing, "reconciler", RECONCILE, none(), async |e, now| reconcile(&e, now).await);
+        if moves {
+            self.run(&self.intake, "recovery", SAFETY, self.recover.clone(), async |e, now| {
+                let lease_ms = ms(e.config.node_lease);
+                nodes::run_once(&*e.store, &e.touch, lease_ms, e.config.patience(), now).await
+            });
+            self.run(&self.intake, "sweeper", guard, none(), async |e, now| sweep(&e, now).await);
+            self.run(&self.intake, "handlers", guard, none(), async |e, now| handlers::run_once(&e, now).await);
+            self.run(&self.intake, "retention", Duration::from_secs(60), none(), async |e, now| {
+                retention::run_once(&*e.store, &e.config.retention, now).await
+            });
+        }
+        if self.config.roles.worker {
+            for _ in 0..self.config.concurrency {
+                self.slots.spawn(self.worker.clone().slot());
+            }
+        }
+        self.listen();
+    }
+
+    fn run<F>(self: &Arc<Engine>, driver: &Driver, name: &'static str, period: Duration, nudge: Arc<Notify>, round: F)
+    where
+        F: AsyncFn(Arc<Engine>, Timestamp) -> Result<Round, StoreError> + Copy + Send + Sync + 'static,
+        for<'a> F::CallRefFuture<'a>: Send,
+    {
+        let engine = self.clone();
+        driver.start(name, period, nudge, move |now| {
+            let engine = engine.clone();
+            async move { round(engine, now).await }
+        });
     }
 
     pub async fn submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>, StoreError> {
@@ -205,7 +247,7 @@ impl Engine {
             CancelOutcome::Asked { state } => state,
         };
         if let Some(held) = self.hands.find(id) {
-            held.ask_to_stop(reason);
+            held.ask_to_stop(reason, now);
         }
         let mut events = self.bus.subscribe();
         let patience = tokio::time::sleep(Duration::from_secs(2));
@@ -232,9 +274,51 @@ impl Engine {
         *self.node.read()
     }
 
+    /// The worker inside this process.
+    pub fn worker_id(&self) -> WorkerId {
+        self.builtin.id()
+    }
+
+    /// Asks a worker, wherever it is connected, to take no more jobs, or to take jobs again. `false`: no such worker lives.
+    pub async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<bool, StoreError> {
+        let Some(id) = self.store.worker_drain(key, drain, now).await? else { return Ok(false) };
+        self.workers.drain(id, drain, now);
+        Ok(true)
+    }
+
     /// Jobs in this process's hands, and slots that are free.
     pub fn load(&self) -> (usize, usize) {
         (self.hands.count(), self.idle.load(Ordering::Relaxed))
+    }
+
+    /// Hears what has become ready, here or on another node.
+    fn listen(self: &Arc<Engine>) {
+        let mut signals = self.store.signals();
+        let engine = self.clone();
+        let stop = self.intake.stop.clone();
+        self.intake.tasks.spawn(async move {
+            loop {
+                let signal = tokio::select! { () = stop.cancelled() => break, signal = signals.recv() => signal };
+                match signal {
+                    Ok(Signal::Ready(lane)) => engine.lanes.add(lane),
+                    Ok(Signal::Waiting) => engine.promote.notify_one(),
+                    Ok(Signal::Worker(id)) => engine.workers.ask(id),
+                    Ok(Signal::Cancel(id)) => {
+                        if let Some(held) = engine.hands.find(id) {
+                            held.ask_to_stop("cancelled by request", Timestamp::now());
+                        }
+                    }
+                    // Too many to follow: every lane may have work.
+                    Err(RecvError::Lagged(_)) => {
+                        for lane in engine.store.lanes().await.unwrap_or_default() {
+                            engine.lanes.add(lane.id);
+                        }
+                        engine.promote.notify_one();
+                    }
+                    Err(RecvError::Closed) => break,
+                }
+            }
+        });
     }
 
     /// Stops: no new jobs, what waits for a slot goes back at once, what runs may finish within the grace time (or until
@@ -251,12 +335,14 @@ impl Engine {
             () = tokio::time::sleep(self.config.drain_grace) => {}
             () = hurry.cancelled() => {}
         }
-        for held in self.hands.all() {
+        for held in self.hands.all().into_iter().filter(|held| !held.is_remote()) {
             // Without a reason: it is handed back, not cancelled.
             held.cancel.cancel();
         }
         let _ = tokio::time::timeout(Duration::from_secs(5), self.slots.wait()).await;
         let told = async {
+            // Workers elsewhere keep their jobs and connect to another server, or to this one when it is back.
+            self.workers.close_all("the server stops; connect again");
             self.reporter.settled().await;
             self.outgoing.stop.cancel();
             self.outgoing.tasks.close();
@@ -266,80 +352,70 @@ impl Engine {
             tracing::error!("the database did not take the last reports; other nodes will run these jobs again");
         }
         let node = self.node_id();
-        let left = tokio::time::timeout(Duration::from_secs(5), self.store.node_leave(node, Timestamp::now())).await;
+        let left = tokio::time::timeout(Duration::from_secs(5), self.store.node_leave(node, self.config.patience(), Timestamp::now())).await;
         if let Ok(Err(error)) = left {
             tracing::warn!(%error, "this node could not take leave; its lease will run out");
         }
     }
 }
 
-/// Hears what has become ready, here or on another node.
-fn listen(store: &Arc<dyn Store>, driver: &Driver, lanes: Arc<ReadyLanes>, hands: Arc<Hands>, promote: Arc<Notify>) {
-    let mut signals = store.signals();
-    let store = store.clone();
-    let stop = driver.stop.clone();
-    driver.tasks.spawn(async move {
-        loop {
-            let signal = tokio::select! { () = stop.cancelled() => break, signal = signals.recv() => signal };
-            match signal {
-                Ok(Signal::Ready(lane)) => lanes.add(lane),
-                Ok(Signal::Waiting) => promote.notify_one(),
-                Ok(Signal::Cancel(id)) => {
-                    if let Some(held) = hands.find(id) {
-                        held.ask_to_stop("cancelled by request");
-                    }
-                }
-                // Too many to follow: every lane may have work.
-                Err(RecvError::Lagged(_)) => {
-                    for lane in store.lanes().await.unwrap_or_default() {
-                        lanes.add(lane.id);
-                    }
-                    promote.notify_one();
-                }
-                Err(RecvError::Closed) => break,
-            }
-        }
-    });
+async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    let limits = (ms(engine.config.reconnect_grace), ms(engine.config.worker_heartbeat));
+    let built_in = engine.builtin.tell(engine, now).await?;
+    let round = keeper::run_once(&*engine.store, &engine.workers, &engine.hands, &engine.bus, limits, now).await?;
+    if round.handled > 0 {
+        // Changes are gathered, not chased.
+        tokio::time::sleep(keeper::GATHER).await;
+    }
+    Ok(Round { handled: round.handled + built_in, ..round })
 }
 
-async fn renew(
-    store: &dyn Store,
-    node: &RwLock<NodeId>,
-    hands: &Hands,
-    touch: &nodes::Touch,
-    config: &EngineConfig,
-    now: Timestamp,
-) -> Result<Round, StoreError> {
-    let lease_ms = ms(config.node_lease);
-    let id = *node.read();
-    if store.node_renew(id, lease_ms, now).await? {
-        touch.renewed(now, lease_ms);
+/// Gives up the workers that no living node looks after, when their time is up.
+async fn sweep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    let forget_before = now.plus_ms(-ms(FORGET_WORKERS));
+    let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), forget_before, now).await?;
+    for lost in &swept.lost {
+        let jobs = lost.freed.orphaned + lost.freed.returned;
+        tracing::warn!(worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
+        engine.bus.worker(&lost.key, WorkerState::Terminated, Some("lost"), now);
+        if let Some(worker) = engine.workers.find(lost.id) {
+            worker.close("it was given up for lost");
+            engine.workers.drop_worker(&worker, &engine.hands);
+        }
+    }
+    Ok(Round { handled: swept.lost.len(), more: swept.more, next_at: swept.next_at })
+}
+
+async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    let lease_ms = ms(engine.config.node_lease);
+    if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
+        engine.touch.renewed(now, lease_ms);
         return Ok(Round::done(1));
     }
     // Another node has taken this one for dead and given its jobs away. Start afresh, as a new node.
-    let lost = hands.drop_all();
+    let lost = engine.hands.drop_all();
     tracing::error!(jobs = lost.len(), "this node was taken for dead (was it asleep?); its jobs run elsewhere now");
+    engine.workers.drop_all(&engine.hands, "this server was taken for dead; connect again");
     for held in lost {
-        held.ask_to_stop("this node lost its lease");
+        held.ask_to_stop("this node lost its lease", now);
     }
     let fresh = NodeId::new();
-    store.node_join(NodeInfo { id: fresh, name: config.node_name.clone() }, lease_ms, now).await?;
-    *node.write() = fresh;
+    let info = NodeInfo { id: fresh, name: engine.config.node_name.clone() };
+    engine.store.node_join(info, lease_ms, now).await?;
+    *engine.node.write() = fresh;
+    if engine.config.roles.worker {
+        engine.builtin.admit(engine, now).await?;
+    }
     Ok(Round::done(1))
 }
 
 /// Gives back what the database thinks is here and is not: the answer to a claim got lost on the way.
-async fn reconcile(
-    store: &dyn Store,
-    node: NodeId,
-    hands: &Hands,
-    reporter: &Reporter,
-    now: Timestamp,
-) -> Result<Round, StoreError> {
+async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     // In this order: a job that ends meanwhile goes from the hands to the reporter.
-    let mut known = hands.runs();
-    known.extend(reporter.runs());
-    let lost = store.node_reconcile(node, known, now.plus_ms(-ms(LOST_CLAIM)), now).await?;
+    let mut known = engine.hands.runs();
+    known.extend(engine.reporter.runs());
+    let before = now.plus_ms(-ms(LOST_CLAIM));
+    let lost = engine.store.node_reconcile(engine.node_id(), known, before, now).await?;
     if lost > 0 {
         tracing::warn!(jobs = lost, "the answer to a claim got lost; its jobs are ready again");
     }

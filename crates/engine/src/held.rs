@@ -15,18 +15,26 @@ use faena_store::{ClaimedJob, Outcome, RunEnd};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::workers::{Connected, Order};
+
 /// One job in hand.
 pub struct Held {
     pub job: ClaimedJob,
     pub kind: Arc<str>,
     pub claimed_at: Timestamp,
+    /// In whose hands.
+    pub worker: WorkerId,
+    /// The connection to that worker; none for the one inside this process.
+    connection: Mutex<Option<Arc<Connected>>>,
     /// Told to stop.
     pub cancel: CancellationToken,
-    cancel_reason: Mutex<Option<String>>,
+    cancel_asked: Mutex<Option<(String, Timestamp)>>,
     /// Milliseconds; 0 while it waits for a slot.
     started_at: AtomicI64,
     /// Its start is written down, or about to be.
     recorded: AtomicBool,
+    /// Its worker has said something about it.
+    heard_of: AtomicBool,
 }
 
 #[derive(Default)]
@@ -43,17 +51,44 @@ struct Inner {
     open: HashMap<Run, usize>,
 }
 
+impl Inner {
+    fn hold(&mut self, held: Held) -> Arc<Held> {
+        let held = Arc::new(held);
+        *self.open.entry(held.job.run).or_default() += 1;
+        self.jobs.insert(held.job.id, held.clone());
+        held
+    }
+
+    /// Whether that was the last job of its hand-out.
+    fn count_down(&mut self, run: Run) -> bool {
+        let Some(open) = self.open.get_mut(&run) else { return false };
+        *open -= 1;
+        let last = *open == 0;
+        if last {
+            self.open.remove(&run);
+        }
+        last
+    }
+}
+
 impl Held {
-    fn new(job: ClaimedJob, kind: Arc<str>, claimed_at: Timestamp) -> Held {
+    fn new(job: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> Held {
         Held {
             job,
             kind,
             claimed_at,
+            worker,
+            connection: Mutex::new(None),
             cancel: CancellationToken::new(),
-            cancel_reason: Mutex::new(None),
+            cancel_asked: Mutex::new(None),
             started_at: AtomicI64::new(0),
             recorded: AtomicBool::new(false),
+            heard_of: AtomicBool::new(false),
         }
+    }
+
+    pub fn correlation_id(&self) -> String {
+        self.job.correlation_id.clone().unwrap_or_else(|| self.job.id.to_string())
     }
 
     pub fn start(&self, now: Timestamp) {
@@ -67,13 +102,51 @@ impl Held {
         }
     }
 
-    pub fn ask_to_stop(&self, reason: &str) {
-        self.cancel_reason.lock().get_or_insert_with(|| reason.to_owned());
+    pub fn ask_to_stop(&self, reason: &str, now: Timestamp) {
+        {
+            let mut asked = self.cancel_asked.lock();
+            if asked.is_some() {
+                return;
+            }
+            *asked = Some((reason.to_owned(), now));
+        }
         self.cancel.cancel();
+        self.tell_to_stop(reason);
+    }
+
+    /// Tells a worker elsewhere; the one inside this process looks at the token.
+    pub fn tell_to_stop(&self, reason: &str) {
+        if let Some(connection) = self.connection() {
+            connection.order([Order::Cancel { job_id: self.job.id, run: self.job.run, reason: reason.to_owned() }]);
+        }
     }
 
     pub fn cancel_reason(&self) -> Option<String> {
-        self.cancel_reason.lock().clone()
+        self.cancel_asked.lock().as_ref().map(|(reason, _)| reason.clone())
+    }
+
+    pub fn cancel_asked_at(&self) -> Option<Timestamp> {
+        self.cancel_asked.lock().as_ref().map(|(_, at)| *at)
+    }
+
+    pub fn connection(&self) -> Option<Arc<Connected>> {
+        self.connection.lock().clone()
+    }
+
+    pub fn is_remote(&self) -> bool {
+        self.connection.lock().is_some()
+    }
+
+    pub fn connect(&self, connection: Arc<Connected>) {
+        *self.connection.lock() = Some(connection);
+    }
+
+    pub fn hear(&self) {
+        self.heard_of.store(true, Ordering::Release);
+    }
+
+    pub fn was_heard_of(&self) -> bool {
+        self.heard_of.load(Ordering::Acquire)
     }
 
     /// From here on an end of this run has to look for what was written about it.
@@ -82,7 +155,7 @@ impl Held {
     }
 
     /// The report of this run's end, with its log.
-    pub fn end(&self, worker: WorkerId, outcome: Outcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
+    pub fn end(&self, outcome: Outcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
         let job = &self.job;
         let mut log = String::with_capacity(128);
         LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
@@ -105,7 +178,7 @@ impl Held {
             lane: job.lane,
             retry_count: job.retry_count,
             ready_at: job.ready_at,
-            worker,
+            worker: self.worker,
             started_at,
             at,
             log,
@@ -117,13 +190,44 @@ impl Held {
 }
 
 impl Hands {
-    pub fn take_in(&self, jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>, now: Timestamp) {
+    /// Jobs for the worker inside this process: they stand in line for a slot.
+    pub fn take_in(
+        &self,
+        jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>,
+        worker: WorkerId,
+        claimed_at: Timestamp,
+    ) {
         let mut inner = self.inner.lock();
         for (job, kind) in jobs {
-            let held = Arc::new(Held::new(job, kind, now));
-            *inner.open.entry(held.job.run).or_default() += 1;
-            inner.jobs.insert(held.job.id, held.clone());
+            let held = inner.hold(Held::new(job, kind, worker, claimed_at));
             inner.line.push_back(held);
+        }
+    }
+
+    /// Jobs that a worker elsewhere has, or is about to be handed.
+    pub fn take_in_for(
+        &self,
+        connection: &Arc<Connected>,
+        jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>, Timestamp)>,
+    ) -> Vec<Arc<Held>> {
+        let mut inner = self.inner.lock();
+        jobs.into_iter()
+            .map(|(job, kind, claimed_at)| {
+                // A worker that comes back has its jobs here already.
+                let known = inner.jobs.get(&job.id).filter(|known| known.job.run == job.run).cloned();
+                let held = known.unwrap_or_else(|| inner.hold(Held::new(job, kind, connection.id, claimed_at)));
+                held.connect(connection.clone());
+                held
+            })
+            .collect()
+    }
+
+    /// Not this process's business any more, and nothing is told about it.
+    pub fn forget(&self, held: &Held) {
+        let mut inner = self.inner.lock();
+        if inner.jobs.get(&held.job.id).is_some_and(|known| known.job.run == held.job.run) {
+            inner.jobs.remove(&held.job.id);
+            inner.count_down(held.job.run);
         }
     }
 
@@ -137,6 +241,11 @@ impl Hands {
 
     pub fn count(&self) -> usize {
         self.inner.lock().jobs.len()
+    }
+
+    /// Whether the worker inside this process has anything to do.
+    pub fn is_idle_here(&self) -> bool {
+        self.inner.lock().jobs.values().all(|held| held.is_remote())
     }
 
     /// The hand-outs of which jobs are here.
@@ -158,13 +267,7 @@ impl Hands {
             _ => return false,
         }
         inner.jobs.remove(&held.job.id);
-        if let Some(open) = inner.open.get_mut(&held.job.run) {
-            *open -= 1;
-            if *open == 0 {
-                inner.open.remove(&held.job.run);
-                end.closes_block = true;
-            }
-        }
+        end.closes_block = inner.count_down(held.job.run);
         send(end);
         true
     }

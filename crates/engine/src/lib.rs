@@ -1,4 +1,4 @@
-//! Moves jobs forward: loops, dispatch, the built-in worker.
+//! Moves jobs forward: loops, dispatch, the built-in worker, the workers that connect.
 //!
 //! `Engine::start` is the list of everything that runs. Each loop does one bounded batch per round, on a period and on a nudge,
 //! and is safe to run on every node at once.
@@ -7,13 +7,17 @@ mod config;
 mod beats;
 mod driver;
 mod bus;
+pub mod breaker;
 mod held;
+mod verdict;
+pub mod workers;
 mod dispatcher;
 mod reporter;
 mod recorder;
 mod promoter;
 mod retention;
 mod nodes;
+mod handlers;
 mod poller;
 pub mod address;
 mod builtin;

@@ -7,7 +7,7 @@
 //! Safe on every node at once: the block of a hand-out is deleted first, and only one can delete it.
 
 use faena_domain::Timestamp;
-use faena_store::{Store, StoreError};
+use faena_store::{Patience, Store, StoreError};
 use parking_lot::Mutex;
 
 use crate::Round;
@@ -36,14 +36,14 @@ pub async fn run_once(
     store: &dyn Store,
     touch: &Touch,
     lease_ms: i64,
-    orphan_delay_ms: i64,
+    patience: Patience,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     // SQLite: whoever held something before this process is dead for certain.
     if store.engine() != "sqlite" && !touch.may_judge(now, lease_ms) {
         return Ok(Round::default());
     }
-    let freed = store.node_recover(orphan_delay_ms, now).await?;
+    let freed = store.node_recover(patience, now).await?;
     let handled = freed.orphaned + freed.returned;
     if handled > 0 || freed.nodes > 0 {
         tracing::warn!(

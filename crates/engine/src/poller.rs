@@ -21,7 +21,7 @@ pub async fn run_once(
     }
     for (id, reason) in &poll.cancels {
         if let Some(held) = hands.find(*id) {
-            held.ask_to_stop(reason);
+            held.ask_to_stop(reason, now);
         }
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {

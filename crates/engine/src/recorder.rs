@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use faena_domain::{NodeId, Timestamp, WorkerId};
+use faena_domain::{NodeId, Timestamp};
 use faena_store::{NoteKind, RunNote, Store, StoreError};
 
 use crate::{
@@ -22,11 +22,10 @@ pub async fn run_once(
     hands: &Hands,
     bus: &Bus,
     node: NodeId,
-    worker: WorkerId,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     let (due, next) = hands.to_record(now.plus_ms(-ms(RECORD_AFTER)));
-    let notes: Vec<RunNote> = due.iter().filter_map(|held| note(held, node, worker, NoteKind::Started, now)).collect();
+    let notes: Vec<RunNote> = due.iter().filter_map(|held| note(held, node, NoteKind::Started, now)).collect();
     let handled = notes.len();
     if handled > 0 {
         store.job_note(notes, now).await?;
@@ -38,14 +37,14 @@ pub async fn run_once(
 }
 
 /// A note about a job that has started.
-pub fn note(held: &Held, node: NodeId, worker: WorkerId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
+pub fn note(held: &Held, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
     let job = &held.job;
     Some(RunNote {
         id: job.id,
         run: job.run,
         lane: job.lane,
         node,
-        worker,
+        worker: held.worker,
         retry_count: job.retry_count,
         ready_at: job.ready_at,
         started_at: held.started_at()?,

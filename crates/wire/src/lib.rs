@@ -2,7 +2,7 @@
 
 pub mod frames;
 
-use faena_domain::{Fault, JobId, JobState, JobView, Timestamp};
+use faena_domain::{Fault, JobId, JobState, JobView, Timestamp, WorkerView};
 use serde::{Deserialize, Serialize};
 
 /// The answer to a refused request.
@@ -62,6 +62,22 @@ pub struct Changed {
     /// A worker has been told to stop and has not done so yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancel_requested: bool,
+}
+
+/// The answer to `GET /api/v1/workers`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerList {
+    pub workers: Vec<WorkerView>,
+    pub total: u64,
+}
+
+/// The answer to `POST /api/v1/workers/register`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Registered {
+    pub worker_id: String,
+    pub heartbeat_interval_ms: u64,
+    pub resumed: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! The worker inside the server: slots that take jobs from the line and run the built-in types.
 
 mod http;
+mod record;
 mod run;
 mod shell;
 
@@ -13,7 +14,7 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp, Verdict, WorkerId,
+    ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp,
 };
 use faena_store::{NoteKind, Outcome, Store, StoreError};
 use futures_util::FutureExt;
@@ -28,9 +29,11 @@ use crate::{
     held::{Hands, Held},
     recorder,
     reporter::Reporter,
+    verdict::judge,
 };
 
 pub use http::HttpCaller;
+pub use record::BuiltIn;
 
 /// The types that need nothing but this process.
 pub fn kinds() -> HashSet<&'static str> {
@@ -38,7 +41,6 @@ pub fn kinds() -> HashSet<&'static str> {
 }
 
 pub struct Worker {
-    pub id: WorkerId,
     pub node: Arc<RwLock<NodeId>>,
     pub store: Arc<dyn Store>,
     pub config: EngineConfig,
@@ -88,7 +90,7 @@ impl Context<'_> {
         let now = Timestamp::now();
         self.held.mark_recorded();
         let node = *self.worker.node.read();
-        let note = recorder::note(self.held, node, self.worker.id, NoteKind::Progress(progress.clone()), now);
+        let note = recorder::note(self.held, node, NoteKind::Progress(progress.clone()), now);
         if let Some(note) = note {
             if let Err(error) = self.worker.store.job_note(vec![note], now).await {
                 tracing::debug!(job = %self.id(), %error, "a progress could not be stored");
@@ -151,7 +153,7 @@ impl Worker {
             _ => self.run_handler(&held).await,
         };
         let now = Timestamp::now();
-        let (outcome, lines) = self.judge(&held, result, now);
+        let (outcome, lines) = judge(&held, result, now);
         self.let_go(&held, outcome, lines, now);
     }
 
@@ -183,7 +185,7 @@ impl Worker {
     async fn start_is_on_record(&self, held: &Held, now: Timestamp) -> bool {
         held.mark_recorded();
         let node = *self.node.read();
-        let Some(note) = recorder::note(held, node, self.id, NoteKind::Started, now) else { return false };
+        let Some(note) = recorder::note(held, node, NoteKind::Started, now) else { return false };
         match self.store.job_note(vec![note], now).await {
             Ok(answers) => answers.first() == Some(&true),
             Err(StoreError::Unavailable(_)) => false,
@@ -194,46 +196,9 @@ impl Worker {
         }
     }
 
-    fn judge(&self, held: &Held, result: Result<Option<String>, Failure>, now: Timestamp) -> (Outcome, Vec<LogLine>) {
-        let job = &held.job;
-        let failure = match result {
-            Ok(result) => {
-                let mut lines = Vec::with_capacity(2);
-                if job.retry_count > 0 {
-                    let text = format!("completed after {} retries", job.retry_count);
-                    lines.push(LogLine::new(now, LogEvent::RetrySuccess, text));
-                }
-                lines.push(LogLine::new(now, LogEvent::Completed, ""));
-                return (Outcome::Completed { result }, lines);
-            }
-            Err(failure) => failure,
-        };
-        if failure.reason == ErrorReason::Cancelled {
-            return match held.cancel_reason() {
-                Some(cause) => {
-                    let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());
-                    (Outcome::Cancelled { cause }, vec![line])
-                }
-                None => (Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, failure.message)]),
-            };
-        }
-        let event = if failure.reason == ErrorReason::Timeout { LogEvent::Timeout } else { LogEvent::Failed };
-        let line = LogLine::new(now, event, failure.message.clone());
-        let random = rand::random::<f64>();
-        match job.options.retry.decide(job.retry_count, &failure, random) {
-            Verdict::RetryAfter { delay_ms } => {
-                let due_at = now.plus_ms(i64::try_from(delay_ms).unwrap_or(i64::MAX));
-                let text = format!("try {} of {} at {due_at}", job.retry_count + 2, job.options.retry.max_retries + 1);
-                let next = LogLine::new(now, LogEvent::RetryScheduled, text);
-                (Outcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
-            }
-            Verdict::GiveUp => (Outcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
-        }
-    }
-
     fn let_go(&self, held: &Held, outcome: Outcome, lines: Vec<LogLine>, now: Timestamp) {
-        let end = held.end(self.id, outcome, lines, now);
-        self.hands.let_go(held, end, |end| self.reporter.push(end));
+        let end = held.end(outcome, lines, now);
+        self.hands.let_go(held, end, |end| self.reporter.push(end, None));
     }
 
     /// Hands back everything that waits for a slot.

@@ -1,0 +1,8 @@
+//! The doors through which workers come in. Each decodes what a worker says into the same reports, and encodes what it is told.
+
+mod encode;
+pub mod flow;
+pub mod http;
+pub mod records;
+mod report;
+pub mod websocket;

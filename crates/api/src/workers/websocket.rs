@@ -1,0 +1,342 @@
+//! `GET /api/v1/workers/connect`: a worker on a WebSocket (SPEC 4.1).
+//!
+//! One task per worker. What has arrived is taken together, what there is to tell leaves together. A frame that is not
+//! understood is answered and changes nothing; who floods or never reads is sent away with a reason.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::{
+        State, WebSocketUpgrade,
+        ws::{CloseFrame, Message, Utf8Bytes, WebSocket, rejection::WebSocketUpgradeRejection},
+    },
+    response::{IntoResponse, Response},
+};
+use faena_domain::{Fault, Timestamp};
+use faena_engine::workers::{Connected, Connection, Door, Order, Refusal, Registration, Report, ReportKind};
+use faena_wire::frames::WorkerFrame;
+use futures_util::{FutureExt, SinkExt, StreamExt};
+
+use super::{encode, flow::Flow, report};
+use crate::{Api, ApiError};
+
+/// How long a connection may be open before the worker says who it is.
+const INTRODUCTION: Duration = Duration::from_secs(10);
+/// How long a worker may take to read what it was told.
+const READING: Duration = Duration::from_secs(20);
+/// Frames that are taken at a time.
+const TOGETHER: usize = 512;
+/// Larger frames are refused one by one; beyond this the connection ends.
+const HARD_LIMIT: usize = 16 << 20;
+
+const GOING_AWAY: u16 = 1001;
+const POLICY: u16 = 1008;
+const RESTART: u16 = 1012;
+
+pub async fn connect(
+    State(api): State<Api>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    match upgrade {
+        Ok(upgrade) => upgrade
+            .max_message_size(HARD_LIMIT)
+            .max_frame_size(HARD_LIMIT)
+            .read_buffer_size(4 << 10)
+            .write_buffer_size(32 << 10)
+            .max_write_buffer_size(64 << 20)
+            .on_upgrade(move |socket| serve(api, socket)),
+        Err(_) => {
+            ApiError::invalid(vec![Fault::new("Upgrade", "this is a WebSocket; connect to it as one")]).into_response()
+        }
+    }
+}
+
+/// What a frame says.
+enum Said {
+    Register(Registration),
+    Report(Report),
+    Heartbeat,
+    Drain,
+    Leave,
+}
+
+async fn serve(api: Api, mut socket: WebSocket) {
+    let Some(connection) = introduce(&api, &mut socket).await else { return };
+    let worker = connection.worker;
+    let mut session = Session { flow: Flow::new(worker.concurrency), api, worker, socket, left: false };
+    let ending = session.talk().await;
+    let Session { api, worker, mut socket, left, .. } = session;
+    if let Some((code, reason)) = ending {
+        let frame = CloseFrame { code, reason: Utf8Bytes::from(cut(&reason)) };
+        let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
+    }
+    api.engine.worker_gone(&worker, left, Timestamp::now()).await;
+}
+
+/// A reason for closing has room for 123 bytes.
+fn cut(reason: &str) -> String {
+    reason.chars().take(100).filter(char::is_ascii).collect()
+}
+
+/// The first thing a worker says is who it is.
+async fn introduce(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
+    let deadline = tokio::time::Instant::now() + INTRODUCTION;
+    let mut tries = 0;
+    loop {
+        let message = match tokio::time::timeout_at(deadline, socket.next()).await {
+            Ok(Some(Ok(message))) => message,
+            Ok(_) => return None,
+            Err(_) => {
+                close(socket, POLICY, "no register frame came").await;
+                return None;
+            }
+        };
+        let said = match read(&message, api.body_bytes) {
+            Some(Ok(Said::Register(registration))) => Ok(registration),
+            Some(Ok(_)) => Err(Refusal::new("VALIDATION_ERROR", "the first frame must be register")),
+            Some(Err(refusal)) => Err(refusal),
+            None => continue,
+        };
+        let answer = match said {
+            Ok(registration) => {
+                let admitted = api.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await;
+                match admitted {
+                    Ok(connection) => {
+                        let frame = registered(api, &connection);
+                        return send(socket, [frame]).await.then_some(connection);
+                    }
+                    Err(error) => {
+                        let error = ApiError::from(error);
+                        Refusal::new(error.code, error.message)
+                    }
+                }
+            }
+            Err(refusal) => refusal,
+        };
+        tries += 1;
+        if tries > 20 {
+            close(socket, POLICY, "too many frames that are no register frame").await;
+            return None;
+        }
+        if !send(socket, [error_frame(&answer)]).await {
+            return None;
+        }
+    }
+}
+
+fn registered(api: &Api, connection: &Connection) -> String {
+    let id = serde_json::to_string(&connection.worker.key).expect("a string is JSON");
+    let beat = api.engine.config.worker_heartbeat.as_millis();
+    let resumed = connection.resumed;
+    format!("{{\"type\":\"registered\",\"workerId\":{id},\"heartbeatIntervalMs\":{beat},\"resumed\":{resumed}}}")
+}
+
+fn error_frame(refusal: &Refusal) -> String {
+    format!("{{\"type\":\"error\",\"error\":{}}}", encode::error(refusal))
+}
+
+async fn send(socket: &mut WebSocket, frames: impl IntoIterator<Item = String>) -> bool {
+    let sending = async {
+        for frame in frames {
+            socket.feed(Message::Text(frame.into())).await?;
+        }
+        socket.flush().await
+    };
+    matches!(tokio::time::timeout(READING, sending).await, Ok(Ok(())))
+}
+
+async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
+    let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
+    let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
+}
+
+struct Session {
+    api: Api,
+    worker: Arc<Connected>,
+    socket: WebSocket,
+    flow: Flow,
+    left: bool,
+}
+
+/// How a connection is closed by us.
+type Ending = (u16, String);
+
+impl Session {
+    /// Until the connection ends; by us, if there is an ending to tell.
+    async fn talk(&mut self) -> Option<Ending> {
+        let mut beat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        beat.tick().await;
+        loop {
+            let worker = self.worker.clone();
+            tokio::select! {
+                () = worker.closing.cancelled() => {
+                    let reason = worker.close_reason().unwrap_or_else(|| "the server stops; connect again".into());
+                    let code = if reason.starts_with("the server stops") { RESTART } else { POLICY };
+                    return Some((code, reason));
+                }
+                () = self.api.closing.cancelled() => return Some((GOING_AWAY, "the server stops; connect again".into())),
+                message = self.socket.next() => {
+                    let ended = self.hear(message).await;
+                    if ended.is_break() {
+                        return ended.break_value().flatten();
+                    }
+                }
+                orders = worker.orders() => {
+                    if !self.tell(orders).await {
+                        return Some((POLICY, "it does not read what it is told".into()));
+                    }
+                }
+                _ = beat.tick() => {
+                    let _ = self.socket.feed(Message::Ping(Default::default())).await;
+                    if !send(&mut self.socket, ["{\"type\":\"heartbeat\"}".to_owned()]).await {
+                        return Some((POLICY, "it does not read what it is told".into()));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn tell(&mut self, orders: Vec<Order>) -> bool {
+        let frames = orders.into_iter().map(|order| match order {
+            Order::Job(delivery) => format!("{{\"type\":\"job\",\"job\":{}}}", encode::job(&delivery)),
+            Order::Ack(ack) => encode::ack(&ack),
+            Order::Cancel { job_id, run, reason } => {
+                let reason = serde_json::to_string(&reason).expect("a string is JSON");
+                format!("{{\"type\":\"cancel\",\"jobId\":\"{job_id}\",\"run\":{run},\"reason\":{reason}}}")
+            }
+            Order::Drain => "{\"type\":\"drain\"}".into(),
+            Order::Resume => "{\"type\":\"resume\"}".into(),
+        });
+        send(&mut self.socket, frames).await
+    }
+
+    /// Takes what has arrived. `Break`: the connection ends.
+    async fn hear(
+        &mut self,
+        first: Option<Result<Message, axum::Error>>,
+    ) -> std::ops::ControlFlow<Option<Ending>> {
+        use std::ops::ControlFlow::{Break, Continue};
+        let now = Timestamp::now();
+        self.worker.seen(now);
+        let mut next = first;
+        let mut reports = Vec::new();
+        let mut errors = Vec::new();
+        let mut ended = None;
+        let (mut taken, mut drains) = (0, false);
+        loop {
+            match next {
+                Some(Ok(Message::Close(_))) | Some(Err(_)) | None => {
+                    ended = Some(None);
+                    break;
+                }
+                Some(Ok(message)) => match read(&message, self.api.body_bytes) {
+                    None => {}
+                    Some(Ok(Said::Report(report))) => {
+                        if !self.is_free(&report) && !self.flow.take(1.0) {
+                            ended = Some(Some((POLICY, "too many messages".into())));
+                            break;
+                        }
+                        reports.push(report);
+                    }
+                    Some(Ok(Said::Heartbeat)) => {
+                        if !self.flow.take(1.0) {
+                            ended = Some(Some((POLICY, "too many messages".into())));
+                            break;
+                        }
+                    }
+                    Some(Ok(Said::Drain)) => drains = true,
+                    Some(Ok(Said::Leave)) => {
+                        self.left = true;
+                        ended = Some(Some((GOING_AWAY, "goodbye".into())));
+                        break;
+                    }
+                    Some(Ok(Said::Register(_))) => errors
+                        .push(error_frame(&Refusal::new("CONFLICT", "this worker is registered already on this connection"))),
+                    Some(Err(refusal)) => {
+                        if !self.flow.take(10.0) {
+                            ended = Some(Some((POLICY, "too many messages that are not understood".into())));
+                            break;
+                        }
+                        errors.push(error_frame(&refusal));
+                    }
+                },
+            }
+            taken += 1;
+            if taken >= TOGETHER {
+                break;
+            }
+            next = match self.socket.next().now_or_never() {
+                Some(next) => next,
+                None => break,
+            };
+        }
+        if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, now).await {
+            errors.push(error_frame(&Refusal::new("UNAVAILABLE", ApiError::from(error).message)));
+        }
+        if !reports.is_empty() {
+            self.api.engine.desk.take(&self.worker, reports, now).await;
+        }
+        if !errors.is_empty() && !send(&mut self.socket, errors).await {
+            ended = Some(Some((POLICY, "it does not read what it is told".into())));
+        }
+        ended.map_or(Continue(()), Break)
+    }
+
+    /// The end of a job in hand costs nothing: there are only so many.
+    fn is_free(&self, report: &Report) -> bool {
+        let end = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
+        end && self.worker.holds(report.job_id)
+    }
+}
+
+/// What a message says; `None`: nothing that needs an answer.
+fn read(message: &Message, limit: usize) -> Option<Result<Said, Refusal>> {
+    match message {
+        Message::Text(text) if text.len() > limit => {
+            Some(Err(Refusal::new("PAYLOAD_TOO_LARGE", format!("the frame is larger than {limit} bytes"))))
+        }
+        Message::Text(text) => Some(parse(text)),
+        Message::Binary(_) => Some(Err(Refusal::new("VALIDATION_ERROR", "frames are JSON text, not binary"))),
+        Message::Ping(_) | Message::Pong(_) | Message::Close(_) => None,
+    }
+}
+
+fn parse(text: &str) -> Result<Said, Refusal> {
+    let frame: WorkerFrame = serde_json::from_str(text).map_err(|error| {
+        let said = error.to_string();
+        let what = said.split(", expected one of").next().unwrap_or("not understood");
+        Refusal::new("VALIDATION_ERROR", format!("the frame is not understood: {what}"))
+    })?;
+    let (job_id, run) = (frame.job_id, frame.run);
+    let raw = |value: Option<&serde_json::value::RawValue>| value.map(|raw| raw.get().to_owned());
+    let kind = match &*frame.kind {
+        "heartbeat" => return Ok(Said::Heartbeat),
+        "drain" => return Ok(Said::Drain),
+        "leave" => return Ok(Said::Leave),
+        "register" => {
+            return Ok(Said::Register(Registration {
+                worker_id: frame.worker_id.map(Into::into),
+                name: frame.name.map(Into::into),
+                capabilities: frame.capabilities.unwrap_or_default(),
+                queues: frame.queues.unwrap_or_default(),
+                concurrency: frame.concurrency,
+                tells_starts: frame.tells_starts.unwrap_or(false),
+                holds: frame.holds.map(|holds| holds.into_iter().map(|held| (held.job_id, held.run)).collect()),
+            }));
+        }
+        "started" => ReportKind::Started,
+        "progress" => report::progress(frame.progress)?,
+        "log" => report::log(frame.message.map(Into::into))?,
+        "step" => report::step(frame.name.map(Into::into), raw(frame.result).as_deref(), frame.total_steps)?,
+        "complete" => report::complete(frame.result.map(|raw| raw.get()))?,
+        "fail" => report::fail(report::error_text(frame.error.map(|raw| raw.get())), frame.retryable, frame.retry_after_ms),
+        "release" => ReportKind::Release,
+        other => {
+            let known = "register, heartbeat, started, progress, log, step, complete, fail, release, drain and leave";
+            let other: String = other.chars().take(50).collect();
+            return Err(Refusal::new("VALIDATION_ERROR", format!("type {other:?} is not known; there are {known}")));
+        }
+    };
+    report::about(job_id, run, kind).map(Said::Report)
+}

@@ -1,0 +1,374 @@
+//! Lets workers in, and sees them off.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use faena_domain::{
+    Ability, ErrorReason, Failure, Fault, JobId, JobState, Run, Step, Timestamp, WorkerId, WorkerKind, WorkerState,
+};
+use faena_store::{HeldJob, StoreError, WorkerAdmitted, WorkerEnd, WorkerEntry};
+
+use super::{Connected, Delivery, Door, Order, ReportKind, connected::Card};
+use crate::{
+    Engine,
+    breaker::{Breaker, BreakerRule},
+    config::ms,
+    held::Held,
+};
+
+/// How a worker introduces itself.
+#[derive(Clone, Debug, Default)]
+pub struct Registration {
+    /// What it calls itself. One name per start of a process; the same again after a broken connection.
+    pub worker_id: Option<String>,
+    pub name: Option<String>,
+    pub capabilities: Vec<String>,
+    pub queues: Vec<String>,
+    pub concurrency: Option<u32>,
+    pub tells_starts: bool,
+    /// What it has in its hands, if it says so.
+    pub holds: Option<Vec<(JobId, Run)>>,
+}
+
+/// A worker that was let in.
+pub struct Connection {
+    pub worker: Arc<Connected>,
+    /// It lives since before, and has its jobs still.
+    pub resumed: bool,
+}
+
+pub const MOST_CONCURRENCY: u32 = 10_000;
+const MOST_NAMES: usize = 1_000;
+
+impl Registration {
+    /// Everything that is wrong with it.
+    pub fn check(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut text = |path: String, value: &str, max: usize| {
+            let length = value.chars().count();
+            if length == 0 || length > max {
+                faults.push(Fault::new(path, format!("must have 1 to {max} characters, has {length}")));
+            } else if value.chars().any(char::is_control) {
+                faults.push(Fault::new(path, "must not contain control characters"));
+            }
+        };
+        if let Some(id) = &self.worker_id {
+            text("workerId".into(), id, 100);
+        }
+        if let Some(name) = &self.name {
+            text("name".into(), name, 255);
+        }
+        for (path, list) in [("capabilities", &self.capabilities), ("queues", &self.queues)] {
+            for (index, value) in list.iter().take(MOST_NAMES).enumerate() {
+                text(format!("{path}[{index}]"), value, 100);
+            }
+        }
+        if self.capabilities.is_empty() {
+            faults.push(Fault::new("capabilities", "must name at least one job type (a name, or a prefix with * behind it)"));
+        }
+        for (path, list) in [("capabilities", &self.capabilities), ("queues", &self.queues)] {
+            if list.len() > MOST_NAMES {
+                faults.push(Fault::new(path, format!("must have at most {MOST_NAMES} names, has {}", list.len())));
+            }
+        }
+        if let Some(concurrency) = self.concurrency
+            && !(1..=MOST_CONCURRENCY).contains(&concurrency)
+        {
+            faults.push(Fault::new("concurrency", format!("must be from 1 to {MOST_CONCURRENCY}, is {concurrency}")));
+        }
+        faults
+    }
+}
+
+impl Engine {
+    /// Lets a worker in, under a new life or the one it has.
+    pub async fn worker_connect(
+        &self,
+        registration: Registration,
+        door: Door,
+        now: Timestamp,
+    ) -> Result<Connection, StoreError> {
+        let faults = registration.check();
+        if !faults.is_empty() {
+            return Err(StoreError::Invalid(faults));
+        }
+        let id = WorkerId::new();
+        let key = registration.worker_id.clone().unwrap_or_else(|| id.to_string());
+        let before = self.workers.find_by_key(&key);
+        if let Some(before) = &before {
+            before.close("the worker has connected again");
+            // What it has reported on the old connection is stored first: it is not in its hands any more.
+            let settled = self.desk.reporter.settled_for(before.id);
+            let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
+        }
+        let ability = Ability { capabilities: registration.capabilities, queues: registration.queues };
+        let pool = before.as_ref().and_then(|worker| worker.pool.clone());
+        let concurrency = registration.concurrency.unwrap_or(1);
+        let entry = WorkerEntry {
+            id,
+            key: key.clone(),
+            name: registration.name,
+            kind: WorkerKind::Remote,
+            door: door.as_str().into(),
+            node: self.node_id(),
+            state: WorkerState::Ready,
+            ability: ability.clone(),
+            concurrency,
+            pool: pool.clone(),
+            deadline: None,
+        };
+        let admitted = self.store.worker_admit(entry, now).await?;
+        let same_life = before.filter(|before| before.id == admitted.id);
+        let card = Card {
+            id: admitted.id,
+            key,
+            kind: if pool.is_some() { WorkerKind::Pool } else { WorkerKind::Remote },
+            session: admitted.session,
+            door,
+            ability,
+            concurrency: concurrency as usize,
+            tells_starts: registration.tells_starts,
+            pool,
+        };
+        let worker = self.seat(card, &admitted, same_life.as_deref(), now);
+        self.hand_over(&worker, admitted, same_life.as_deref(), registration.holds, now).await;
+        if let Some(before) = &same_life {
+            before.standing.lock().held.clear();
+        }
+        self.lanes.reconsider();
+        self.workers.news.notify_one();
+        self.workers.watch.notify_one();
+        let resumed = worker.session > 1 && !was_starting(&worker, same_life.as_deref());
+        tracing::info!(
+            worker = worker.key,
+            door = door.as_str(),
+            concurrency,
+            capabilities = ?worker.ability.capabilities,
+            "{}",
+            if resumed { "a worker is back" } else { "a worker has connected" }
+        );
+        self.bus.worker(&worker.key, worker.state(), None, now);
+        Ok(Connection { worker, resumed })
+    }
+
+    fn seat(&self, card: Card, admitted: &WorkerAdmitted, before: Option<&Connected>, now: Timestamp) -> Arc<Connected> {
+        let state = match admitted.was {
+            Some(state @ (WorkerState::Ready | WorkerState::Busy | WorkerState::Draining)) => state,
+            _ => WorkerState::Ready,
+        };
+        // Who flaps does not get a fresh start by coming back.
+        let breaker = before.map(|before| before.standing.lock().breaker.clone());
+        let breaker = breaker.unwrap_or_else(|| Breaker::new(BreakerRule::default()));
+        let worker = Arc::new(Connected::new(card, state, breaker, now));
+        worker.standing.lock().drain = state == WorkerState::Draining;
+        self.workers.put(worker.clone());
+        worker
+    }
+
+    /// The worker of that name, for one that calls now and then and may call any node: if it lives and is connected elsewhere, or
+    /// was before this process started, it is connected here from now on. `None`: no such worker lives.
+    pub async fn worker_calling(&self, key: &str, now: Timestamp) -> Result<Option<Arc<Connected>>, StoreError> {
+        let here = || self.workers.find_by_key(key).filter(|worker| !worker.closing.is_cancelled());
+        if let Some(worker) = here() {
+            worker.seen(now);
+            return Ok(Some(worker));
+        }
+        // Two calls at once move it once.
+        let _turn = self.moving.lock().await;
+        if let Some(worker) = here() {
+            return Ok(Some(worker));
+        }
+        let Some(known) = self.store.worker_get(key).await?.filter(|known| known.ended_at.is_none()) else {
+            return Ok(None);
+        };
+        if known.door != Door::Http.as_str() {
+            return Ok(None);
+        }
+        let registration = Registration {
+            worker_id: Some(known.id),
+            name: known.name,
+            capabilities: known.capabilities,
+            queues: known.queues,
+            concurrency: Some(known.concurrency),
+            ..Registration::default()
+        };
+        Ok(Some(self.worker_connect(registration, Door::Http, now).await?.worker))
+    }
+
+    /// Sends these jobs once more: their delivery got lost.
+    pub async fn deliver_again(&self, worker: &Arc<Connected>, jobs: Vec<Arc<Held>>, now: Timestamp) {
+        self.deliver(vec![(worker.clone(), jobs)], now).await;
+    }
+
+    /// A worker that calls now and then waits for jobs from here on.
+    pub fn worker_waits(&self) {
+        self.lanes.nudge.notify_one();
+    }
+
+    /// Puts into a worker's hands what it has according to the store. What it says it does not have goes to others; a process
+    /// that was started for a job gets it now.
+    async fn hand_over(
+        &self,
+        worker: &Arc<Connected>,
+        admitted: WorkerAdmitted,
+        before: Option<&Connected>,
+        holds: Option<Vec<(JobId, Run)>>,
+        now: Timestamp,
+    ) {
+        let starting = matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
+        let mut jobs = Vec::with_capacity(admitted.jobs.len());
+        let mut started = Vec::new();
+        for HeldJob { job, kind, claimed_at, started_at } in admitted.jobs {
+            started.push(started_at);
+            jobs.push((job, kind.into(), claimed_at));
+        }
+        let held = self.hands.take_in_for(worker, jobs);
+        {
+            let mut standing = worker.standing.lock();
+            for (held, started_at) in held.iter().zip(started) {
+                if let Some(at) = started_at.filter(|_| held.started_at().is_none()) {
+                    held.start(at);
+                    held.mark_recorded();
+                } else if held.started_at().is_none() && !starting && !worker.tells_starts {
+                    held.start(held.claimed_at);
+                }
+                standing.held.insert(held.job.id, held.clone());
+            }
+            if let Some(before) = before {
+                standing.stopping = std::mem::take(&mut before.standing.lock().stopping);
+            }
+            standing.settle(now);
+        }
+        if starting {
+            self.deliver(vec![(worker.clone(), held)], now).await;
+            return;
+        }
+        for held in held {
+            let has_it = holds.as_ref().is_none_or(|holds| holds.contains(&(held.job.id, held.job.run)));
+            if !has_it {
+                self.desk.end(worker, &held, ReportKind::Release, None, now);
+            } else if let Some(reason) = held.cancel_reason() {
+                // It may not have heard it.
+                held.tell_to_stop(&reason);
+            }
+        }
+    }
+
+    /// Sends jobs to the workers in whose hands they are.
+    pub(crate) async fn deliver(&self, jobs: Vec<(Arc<Connected>, Vec<Arc<Held>>)>, now: Timestamp) {
+        let ids: Vec<JobId> = jobs.iter().flat_map(|(_, jobs)| jobs.iter().map(|held| held.job.id)).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let mut steps: HashMap<JobId, Vec<Step>> = HashMap::new();
+        match self.store.job_steps(ids).await {
+            Ok(all) => all.into_iter().for_each(|(id, step)| steps.entry(id).or_default().push(step)),
+            // Without its steps a job would do its work again.
+            Err(error) => {
+                tracing::warn!(%error, "finished steps cannot be read; the jobs go back");
+                for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held))) {
+                    self.desk.end(worker, held, ReportKind::Release, None, now);
+                }
+                return;
+            }
+        }
+        for (worker, jobs) in jobs {
+            let orders: Vec<Order> = jobs
+                .into_iter()
+                .filter_map(|held| {
+                    let steps = steps.remove(&held.job.id).unwrap_or_default();
+                    self.delivery(&worker, held, steps, now).map(Order::Job)
+                })
+                .collect();
+            worker.order(orders);
+        }
+        self.recorder_nudge.notify_one();
+    }
+
+    /// A job made ready to be sent, unless it is too late for it.
+    fn delivery(&self, worker: &Arc<Connected>, held: Arc<Held>, steps: Vec<Step>, now: Timestamp) -> Option<Delivery> {
+        if held.job.options.expires_at.is_some_and(|at| at <= now) {
+            let failure = Failure::fatal("expired before it could start").with_reason(ErrorReason::Expired);
+            self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
+            return None;
+        }
+        let lane = self.lanes.lane(held.job.lane)?;
+        if !worker.tells_starts {
+            held.start(now);
+            self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
+        }
+        let deadline = self.deadline_of(&held, now);
+        let due = if worker.tells_starts { deadline.min(now.plus_ms(ms(self.config.assigned_timeout))) } else { deadline };
+        if due.as_ms() < self.next_check_at.load(Ordering::Acquire) {
+            self.workers.watch.notify_one();
+        }
+        Some(Delivery { held, lane, deadline, steps })
+    }
+
+    /// Until when it may run, if it starts at `start`.
+    pub(crate) fn deadline_of(&self, held: &Held, start: Timestamp) -> Timestamp {
+        let limit_ms = held
+            .job
+            .options
+            .timeout_ms
+            .map_or(ms(self.config.processing_timeout), |limit| i64::try_from(limit).unwrap_or(i64::MAX));
+        held.started_at().unwrap_or(start).plus_ms(limit_ms)
+    }
+
+    /// A stream has ended. `left`: the worker said that it goes.
+    pub async fn worker_gone(&self, worker: &Arc<Connected>, left: bool, now: Timestamp) {
+        if !self.workers.find(worker.id).is_some_and(|known| Arc::ptr_eq(&known, worker)) {
+            return;
+        }
+        // What was not even sent is given back; nobody has to wait for it.
+        for order in worker.take_orders() {
+            if let Order::Job(delivery) = order {
+                self.desk.end(worker, &delivery.held, ReportKind::Release, None, now);
+            }
+        }
+        let nothing_held = worker.standing.lock().held.is_empty();
+        if left || (nothing_held && worker.close_reason().is_none() && !worker.is_flapping(now)) {
+            let reason = if left { "it left" } else { "its connection closed" };
+            return self.worker_leave(worker, reason, now).await;
+        }
+        {
+            let mut standing = worker.standing.lock();
+            standing.away_since = Some(now);
+            if !standing.held.is_empty() {
+                standing.breaker.failed(now);
+            }
+        }
+        tracing::info!(worker = worker.key, "the connection to a worker is gone; it has {:?} to come back", self.config.reconnect_grace);
+        self.workers.news.notify_one();
+        self.workers.watch.notify_one();
+    }
+
+    /// Ends a worker's life in peace; what it still has goes back without costing a try.
+    pub async fn worker_leave(&self, worker: &Arc<Connected>, reason: &str, now: Timestamp) {
+        let settled = self.desk.reporter.settled_for(worker.id);
+        let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
+        let end = WorkerEnd::Left { reason: reason.into() };
+        match self.store.worker_end(worker.id, worker.session, end, now).await {
+            Ok(_) => {
+                worker.close(reason);
+                self.workers.drop_worker(worker, &self.hands);
+                tracing::info!(worker = worker.key, reason, "a worker has left");
+                self.bus.worker(&worker.key, WorkerState::Terminated, Some(reason), now);
+            }
+            // It has a deadline instead.
+            Err(error) => {
+                tracing::warn!(worker = worker.key, %error, "a worker's end could not be stored yet");
+                worker.standing.lock().away_since = Some(now);
+                self.workers.watch.notify_one();
+            }
+        }
+        self.lanes.nudge.notify_one();
+    }
+}
+
+fn was_starting(worker: &Connected, before: Option<&Connected>) -> bool {
+    worker.pool.is_some() && before.is_some_and(|before| before.state() == WorkerState::Creating)
+}

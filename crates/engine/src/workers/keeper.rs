@@ -1,0 +1,60 @@
+//! Writes down what is new about the workers that are connected here: state, sign of life, figures.
+//!
+//! Signs of life are gathered in memory and written in one go for all workers. A worker that the store knows to be connected
+//! elsewhere, or to have ended, is let go.
+
+use faena_domain::Timestamp;
+use faena_store::{Store, StoreError, WorkerNews};
+
+use super::Workers;
+use crate::{Bus, Round, held::Hands};
+
+/// How long changes are gathered before the next are written.
+pub const GATHER: std::time::Duration = std::time::Duration::from_millis(250);
+const BATCH: usize = 1_000;
+
+pub async fn run_once(
+    store: &dyn Store,
+    workers: &Workers,
+    hands: &Hands,
+    bus: &Bus,
+    (grace_ms, beat_ms): (i64, i64),
+    now: Timestamp,
+) -> Result<Round, StoreError> {
+    let mut told = Vec::new();
+    let mut news: Vec<WorkerNews> = Vec::new();
+    for worker in workers.all() {
+        let item = worker.standing.lock().news(&worker, grace_ms, beat_ms, now);
+        if let Some(item) = item {
+            for change in &item.changes {
+                bus.worker(&worker.key, change.state, change.reason.as_deref(), change.at);
+            }
+            news.push(item);
+            told.push(worker);
+        }
+        if news.len() >= BATCH {
+            break;
+        }
+    }
+    if news.is_empty() {
+        return Ok(Round::default());
+    }
+    let standings = match store.worker_news(news.clone(), now).await {
+        Ok(standings) => standings,
+        Err(error) => {
+            for (worker, item) in told.iter().zip(news) {
+                worker.standing.lock().unsaid(item);
+            }
+            return Err(error);
+        }
+    };
+    for (worker, standing) in told.iter().zip(standings) {
+        if standing.connected {
+            workers.drain(worker.id, standing.drain, now);
+        } else {
+            worker.close("the worker is connected elsewhere, or was given up for lost");
+            workers.drop_worker(worker, hands);
+        }
+    }
+    Ok(Round { handled: told.len(), more: told.len() >= BATCH, next_at: None })
+}

@@ -1,0 +1,138 @@
+//! The workers that are connected to this process: who they are, what they can do, what they have in hand.
+//!
+//! Three doors lead here (WebSocket, gRPC, plain HTTP); behind them all workers are alike. A worker's life is stored and goes
+//! on when its connection, or this whole process, does not: within the grace time it may connect again, here or to another
+//! node, and has its jobs still. A session counts its connections; only the latest one is heard.
+
+mod connected;
+mod desk;
+mod door;
+pub(crate) mod guardian;
+pub(crate) mod keeper;
+
+use std::{collections::HashMap, sync::Arc};
+
+use faena_domain::{Timestamp, WorkerId, WorkerState};
+use parking_lot::RwLock;
+use tokio::sync::Notify;
+
+pub use connected::{Ack, Connected, Delivery, Door, Order, Waiting};
+pub use desk::{Desk, Report, ReportKind};
+pub use door::{Connection, Registration};
+
+use crate::held::{Hands, Held};
+
+/// Why something that a worker says counts for nothing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl Refusal {
+    pub fn new(code: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal { code, message: message.into() }
+    }
+
+    pub fn stale(run: faena_domain::Run) -> Refusal {
+        Refusal::new("STALE_RUN", format!("run {run} does not hold this job any more; nothing was changed"))
+    }
+}
+
+#[derive(Default)]
+pub struct Workers {
+    by_id: RwLock<HashMap<WorkerId, Arc<Connected>>>,
+    /// Something about workers is to be written down, or has come nearer.
+    pub(crate) news: Arc<Notify>,
+    pub(crate) watch: Arc<Notify>,
+}
+
+impl Workers {
+    pub fn all(&self) -> Vec<Arc<Connected>> {
+        self.by_id.read().values().cloned().collect()
+    }
+
+    pub fn count(&self) -> usize {
+        self.by_id.read().len()
+    }
+
+    pub fn find(&self, id: WorkerId) -> Option<Arc<Connected>> {
+        self.by_id.read().get(&id).cloned()
+    }
+
+    pub fn find_by_key(&self, key: &str) -> Option<Arc<Connected>> {
+        self.by_id.read().values().find(|worker| worker.key == key).cloned()
+    }
+
+    pub(crate) fn put(&self, worker: Arc<Connected>) -> Option<Arc<Connected>> {
+        self.by_id.write().insert(worker.id, worker)
+    }
+
+    /// Takes a worker out, with what it had in hand: it has ended, or is connected elsewhere. Nothing is told about its jobs.
+    pub(crate) fn drop_worker(&self, worker: &Arc<Connected>, hands: &Hands) {
+        let held = self.take_out(worker);
+        for held in held {
+            hands.forget(&held);
+            held.cancel.cancel();
+        }
+    }
+
+    fn take_out(&self, worker: &Arc<Connected>) -> Vec<Arc<Held>> {
+        {
+            let mut by_id = self.by_id.write();
+            // A worker that has come back in the meantime is somebody else's business.
+            if by_id.get(&worker.id).is_some_and(|known| Arc::ptr_eq(known, worker)) {
+                by_id.remove(&worker.id);
+            }
+        }
+        let mut standing = worker.standing.lock();
+        standing.held.drain().map(|(_, held)| held).collect()
+    }
+
+    /// Ends all connections, not the lives of the workers.
+    pub fn close_all(&self, reason: &str) {
+        for worker in self.all() {
+            worker.close(reason);
+        }
+    }
+
+    /// This node was taken for dead: its workers have to come in again.
+    pub(crate) fn drop_all(&self, hands: &Hands, reason: &str) {
+        for worker in self.all() {
+            worker.close(reason);
+            self.drop_worker(&worker, hands);
+        }
+    }
+
+    /// How many are in each state.
+    pub fn states(&self) -> Vec<(WorkerState, usize)> {
+        let all = self.all();
+        WorkerState::ALL
+            .into_iter()
+            .map(|state| (state, all.iter().filter(|worker| worker.state() == state).count()))
+            .collect()
+    }
+
+    /// Something has happened to this worker elsewhere.
+    pub(crate) fn ask(&self, id: WorkerId) {
+        if let Some(worker) = self.find(id) {
+            worker.standing.lock().ask();
+            self.news.notify_one();
+        }
+    }
+
+    /// Asks a worker to take no more jobs, or to take jobs again.
+    pub fn drain(&self, id: WorkerId, drain: bool, now: Timestamp) {
+        let Some(worker) = self.find(id) else { return };
+        {
+            let mut standing = worker.standing.lock();
+            if standing.drain == drain {
+                return;
+            }
+            standing.drain = drain;
+            standing.settle(now);
+        }
+        worker.order([if drain { Order::Drain } else { Order::Resume }]);
+        self.news.notify_one();
+    }
+}
