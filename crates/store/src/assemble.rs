@@ -1,12 +1,14 @@
 //! Puts the rows of one job together into what people see.
 
+use std::collections::HashMap;
+
 use faena_domain::{
-    ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, Progress, RetryOn, Run, Step, Timestamp,
+    ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, RetryOn, Run, Step, Timestamp,
 };
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::{Lane, Result, StoreError};
+use crate::{Lane, Result, StoreError, progress, workers::Holder};
 
 pub struct JobRow {
     pub id: JobId,
@@ -31,6 +33,8 @@ pub enum Place {
     /// In a block, nothing told yet.
     Assigned {
         run: Run,
+        /// The node or the worker that has it.
+        owner: Uuid,
         claimed_at: Timestamp,
         ready_at: Timestamp,
         retry_count: u32,
@@ -40,6 +44,21 @@ pub enum Place {
     /// The job row is there and nothing else: it was caught between two places by a read that is not one snapshot.
     Between,
 }
+
+impl Place {
+    /// Who has or had it in hand, as far as that can be a worker.
+    pub fn holder(&self) -> Option<Uuid> {
+        match self {
+            Place::Assigned { owner, .. } => Some(*owner),
+            Place::Running(running) => Some(running.worker),
+            Place::Finished(end) => end.worker,
+            Place::Ready { .. } | Place::Waiting { .. } | Place::Between => None,
+        }
+    }
+}
+
+/// The workers that are known of those that the jobs name.
+pub type Holders = HashMap<Uuid, Holder>;
 
 pub struct RunningRow {
     pub run: Run,
@@ -71,7 +90,21 @@ pub struct FinishedRow {
 pub struct Details {
     pub attempts: Vec<FinishedRow>,
     pub notes: Vec<(Option<Run>, String)>,
-    pub steps: Vec<(String, Run, Timestamp, String)>,
+    pub steps: Vec<StepRow>,
+}
+
+pub struct StepRow {
+    pub name: String,
+    pub run: Run,
+    pub at: Timestamp,
+    pub result: String,
+    pub total: Option<u32>,
+}
+
+impl StepRow {
+    pub fn step(self) -> Result<Step> {
+        Ok(Step { name: self.name, result: raw(self.result)?, at: self.at, run: self.run })
+    }
 }
 
 pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
@@ -81,7 +114,7 @@ pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     }
 }
 
-pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
+pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> Result<JobView> {
     let created_at = row.id.created_at();
     let options = row.options;
     let retry = &options.retry;
@@ -92,11 +125,11 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
     for (run, chunk) in &details.notes {
         LogEntry::read_chunk(chunk, *run, &mut log);
     }
-    let steps = details
-        .steps
-        .into_iter()
-        .map(|(name, run, at, result)| Ok(Step { name, result: raw(result)?, at, run }))
-        .collect::<Result<Vec<Step>>>()?;
+    let counted = progress::Steps {
+        completed: u32::try_from(details.steps.len()).unwrap_or(u32::MAX),
+        total: details.steps.iter().rev().find_map(|step| step.total),
+    };
+    let steps = details.steps.into_iter().map(StepRow::step).collect::<Result<Vec<Step>>>()?;
     for step in &steps {
         log.push(LogEntry {
             timestamp: step.at,
@@ -168,10 +201,17 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
             view.retry_count = retry_count;
             view.next_try_at = (state == JobState::Retrying && !blocked).then_some(due_at);
         }
-        Place::Assigned { run, claimed_at, ready_at, retry_count } => {
+        Place::Assigned { run, owner, claimed_at, ready_at, retry_count } => {
+            let holder = holders.get(&owner);
+            let (event, state) = if holder.is_some_and(|holder| holder.is_coming) {
+                (LogEvent::Scheduled, JobState::Scheduled)
+            } else {
+                (LogEvent::Assigned, JobState::Assigned)
+            };
             derived(ready_at, LogEvent::Queued, Some(run));
-            derived(claimed_at, LogEvent::Assigned, Some(run));
-            view.status = JobState::Assigned;
+            derived(claimed_at, event, Some(run));
+            view.status = state;
+            view.worker_id = holder.map(|holder| holder.key.clone());
             view.queued_at = Some(ready_at);
             view.run = Some(run);
             view.retry_count = retry_count;
@@ -185,9 +225,9 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
             view.started_at = Some(running.started_at);
             view.updated_at = running.updated_at;
             view.run = Some(running.run);
-            view.worker_id = Some(running.worker.to_string());
+            view.worker_id = Some(worker_name(running.worker, holders));
             view.retry_count = running.retry_count;
-            view.progress = running.progress.as_deref().and_then(|text| serde_json::from_str::<Progress>(text).ok());
+            view.progress = progress::parse(running.progress.as_deref());
         }
         Place::Finished(end) => {
             LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), &mut log);
@@ -196,13 +236,14 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
             view.started_at = end.started_at;
             view.completed_at = Some(end.finished_at);
             view.run = if end.run > 0 { Some(end.run) } else { view.run };
-            view.worker_id = end.worker.map(|worker| worker.to_string());
+            view.worker_id = end.worker.map(|worker| worker_name(worker, holders));
             view.result = end.result.map(raw).transpose()?;
             view.error = end.error;
             view.error_reason = end.reason.as_deref().and_then(ErrorReason::parse);
         }
         Place::Between => {}
     }
+    view.progress = view.progress.or_else(|| counted.alone());
     in_order(&mut log, &details.attempts);
     if view.status.is_terminal() {
         view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
@@ -210,6 +251,11 @@ pub fn view(row: JobRow, place: Place, details: Details) -> Result<JobView> {
     view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
     view.execution_log = log;
     Ok(view)
+}
+
+/// What a worker calls itself; its life's id where that is forgotten.
+fn worker_name(id: Uuid, holders: &Holders) -> String {
+    holders.get(&id).map_or_else(|| id.to_string(), |holder| holder.key.clone())
 }
 
 /// Puts the lines in the order in which things happened. What happened within one millisecond goes by run, and inside a run
@@ -237,7 +283,7 @@ fn rank(event: LogEvent) -> u8 {
         LogEvent::Created => 0,
         LogEvent::RetriedByPerson | LogEvent::ParentsDone | LogEvent::Patched => 1,
         LogEvent::Queued => 2,
-        LogEvent::Assigned => 3,
+        LogEvent::Scheduled | LogEvent::Assigned => 3,
         LogEvent::Started => 4,
         LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 6,
         LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 7,

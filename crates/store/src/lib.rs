@@ -7,18 +7,21 @@
 mod assemble;
 mod deal;
 mod error;
+mod fate;
 mod lanes;
 mod lists;
 mod migrate;
 mod plan;
 mod postgres;
+mod progress;
 mod sqlite;
 mod types;
+mod workers;
 
 /// For the test that holds the claim's plan.
 #[doc(hidden)]
 pub mod plan_probe {
-    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, HEADS};
+    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_WORKER, HEADS};
 }
 
 use std::sync::Arc;

@@ -139,13 +139,13 @@ impl Ask {
 
     /// The exact total, where the counters know it.
     pub fn counted(&self, counts: &Counts, lanes: &[LaneId]) -> Option<u64> {
-        let held = [JobState::Assigned, JobState::Processing].map(|state| self.wants(state));
+        // These share a counter.
+        let held = [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.wants(state));
         let bounded = self.filter.created_after.is_some() || self.filter.created_before.is_some();
-        if bounded || held[0] != held[1] {
+        if bounded || held.contains(&true) && held.contains(&false) {
             return None;
         }
-        // No job stands in SCHEDULED; its counter is that of ASSIGNED and PROCESSING.
-        let states = JobState::ALL.into_iter().filter(|state| *state != JobState::Scheduled && self.wants(*state));
+        let states = JobState::ALL.into_iter().filter(|state| self.wants(*state));
         let tallies: Vec<Tally> = states.map(Tally::of).collect();
         let total: i64 = counts
             .by_lane

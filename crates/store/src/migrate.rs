@@ -9,12 +9,20 @@ pub struct Migration {
     pub postgres: &'static str,
 }
 
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "jobs",
-    sqlite: include_str!("../migrations/001_jobs.sqlite.sql"),
-    postgres: include_str!("../migrations/001_jobs.postgres.sql"),
-}];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "jobs",
+        sqlite: include_str!("../migrations/001_jobs.sqlite.sql"),
+        postgres: include_str!("../migrations/001_jobs.postgres.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "workers",
+        sqlite: include_str!("../migrations/002_workers.sqlite.sql"),
+        postgres: include_str!("../migrations/002_workers.postgres.sql"),
+    },
+];
 
 /// Which migrations are still to run on a schema of version `found`, or why it cannot be used.
 pub fn missing(found: i32, allowed: bool) -> Result<&'static [Migration], StoreError> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use faena_domain::{Fault, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
 
-use crate::{LaneId, StoreError, Tally};
+use crate::{Lane, LaneId, StoreError, Tally};
 
 /// Labels are the things besides its lane that a job can be listed by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,6 +208,11 @@ pub fn parent_cause(parent: JobId, state: Option<JobState>) -> String {
         Some(state) => format!("it depends on job {parent}, which is {state}"),
         None => format!("it depends on job {parent}, which was deleted"),
     }
+}
+
+/// Why a job failed that nobody could run.
+pub fn no_handler(lane: &Lane) -> String {
+    format!("no worker can run type {} (queue {})", lane.kind, lane.queue)
 }
 
 /// Changes of the counters that one transaction makes.

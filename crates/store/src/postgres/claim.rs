@@ -10,11 +10,11 @@ use deadpool_postgres::Object;
 use faena_domain::{JobId, Timestamp};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, types::ToSql};
 
 use super::Shared;
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Result,
+    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, StoreError,
     assemble::parse_options,
     deal::{Candidate, deal},
 };
@@ -74,10 +74,18 @@ impl Cursors {
 pub const BEGIN_CLAIM: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
      SET LOCAL enable_sort = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
-pub const CLAIM: &str = "
-    WITH picked AS (
+/// The statement that claims; `$guard` must hold for anything to be picked.
+macro_rules! claim_sql {
+    ($before:literal, $guard:literal) => {
+        concat!(
+            "
+    WITH ",
+            $before,
+            "picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3
+            SELECT ctid FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ",
+            $guard,
+            "ORDER BY ready_at, id LIMIT $3
             FOR UPDATE SKIP LOCKED))
         RETURNING lane, ready_at, id, retry_count, start_first),
     block AS (
@@ -93,12 +101,41 @@ pub const CLAIM: &str = "
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
     SELECT block.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
            job.correlation, job.options, job.payload
-    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN block";
+    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN block"
+        )
+    };
+}
+
+pub const CLAIM: &str = claim_sql!("", "");
+
+/// Nothing is picked for a worker that has ended, or has connected anew. Whoever ends it or lets it in again locks its row
+/// `FOR UPDATE`, and so waits for this claim and then sees its block; news of it (an update of no key) does not wait.
+pub const CLAIM_FOR_WORKER: &str = claim_sql!(
+    "owner AS MATERIALIZED (
+        SELECT id FROM faena.worker WHERE id = $4 AND session = $7 AND ended_at IS NULL FOR KEY SHARE),
+    ",
+    "AND EXISTS (SELECT FROM owner) "
+);
 
 pub const HEADS: &str =
     "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
 
-pub async fn claim(shared: &Shared, ask: &ClaimAsk, now: Timestamp) -> Result<Claim> {
+/// One ask after the other. What the first ones were handed is theirs, so a failure further on leaves the others empty-handed
+/// and is not told: they ask again.
+pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result<Vec<Claim>> {
+    let mut claims: Vec<Claim> = Vec::with_capacity(asks.len());
+    for ask in asks {
+        match shared.retrying(|| claim_one(shared, ask, now)).await {
+            Ok(claim) => claims.push(claim),
+            Err(StoreError::Unavailable(_)) if claims.iter().any(|claim| !claim.jobs.is_empty()) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    claims.resize_with(asks.len(), Claim::default);
+    Ok(claims)
+}
+
+async fn claim_one(shared: &Shared, ask: &ClaimAsk, now: Timestamp) -> Result<Claim> {
     let client = shared.client().await?;
     let mut lanes = ask.lanes.clone();
     lanes.sort_unstable();
@@ -166,7 +203,11 @@ async fn take(
     quotas: &BTreeMap<LaneId, usize>,
     now: Timestamp,
 ) -> Result<Vec<ClaimedJob>> {
-    let statement = client.prepare_cached(CLAIM).await?;
+    let sql = match ask.owner {
+        Owner::Node(_) => CLAIM,
+        Owner::Worker { .. } => CLAIM_FOR_WORKER,
+    };
+    let statement = client.prepare_cached(sql).await?;
     let shard = shared.own_shard();
     let mut jobs = Vec::new();
     let mut open: Vec<(LaneId, usize, i64)> =
@@ -175,7 +216,14 @@ async fn take(
         let claims = open.iter().map(|(lane, quota, start)| {
             let (statement, shard) = (&statement, &shard);
             let quota = i64::try_from(*quota).unwrap_or(i64::MAX);
-            async move { client.query(statement, &[lane, start, &quota, &ask.node.0, &now.as_ms(), shard]).await }
+            async move {
+                let (owner, now_ms) = (ask.owner.uuid(), now.as_ms());
+                let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![lane, start, &quota, &owner, &now_ms, shard];
+                if let Owner::Worker { session, .. } = &ask.owner {
+                    parameters.push(session);
+                }
+                client.query(statement, &parameters).await
+            }
         });
         let begin = client.batch_execute(BEGIN_CLAIM);
         let commit = client.batch_execute("COMMIT");

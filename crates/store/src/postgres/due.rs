@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Due, LaneId, Result, Retention, Signal, StoreError, Tally,
-    plan::{Deltas, next_look_at},
+    plan::{Deltas, Taken, next_look_at, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
 
@@ -115,6 +115,66 @@ async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) ->
     }
     apply(client, shard, &deltas).await?;
     Ok((rows.len(), expired))
+}
+
+/// Fails jobs that have waited in line for too long for somebody who can run them.
+pub async fn give_up(
+    shared: &Shared,
+    lanes: &[LaneId],
+    before: Timestamp,
+    limit: usize,
+    now: Timestamp,
+) -> Result<usize> {
+    if lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
+        shared.load_lanes().await?;
+    }
+    let client = shared.begin().await?;
+    let result = give_up_in(shared, &client, lanes, before, limit, now).await;
+    let failed = client.end(result).await?;
+    if !failed.is_empty() {
+        family::tell_children(shared, &failed, now).await?;
+    }
+    Ok(failed.len())
+}
+
+async fn give_up_in(
+    shared: &Shared,
+    client: &Object,
+    lanes: &[LaneId],
+    before: Timestamp,
+    limit: usize,
+    now: Timestamp,
+) -> Result<Vec<JobId>> {
+    let mut deltas = Deltas::default();
+    let mut failed = Vec::new();
+    for lane in lanes {
+        let Some(known) = shared.lanes.get(*lane) else { continue };
+        let left = limit.saturating_sub(failed.len());
+        let rows = client
+            .query(
+                "DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
+                     SELECT ctid FROM faena.ready WHERE lane = $1 AND ready_at < $2 ORDER BY ready_at, id LIMIT $3
+                     FOR UPDATE SKIP LOCKED))
+                 RETURNING ready_at, id, retry_count",
+                &[lane, &before.as_ms(), &(left as i64)],
+            )
+            .await?;
+        let error = no_handler(&known);
+        let reason = ErrorReason::NoHandler.as_str();
+        for row in rows {
+            let id = JobId(row.get(1));
+            let retry_count = u32::try_from(row.get::<_, i16>(2)).unwrap_or(0);
+            let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(row.get(0))) };
+            put_ended(client, *lane, FAILED, id, taken, &error, reason, LogEvent::Failed, now).await?;
+            deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
+            failed.push(id);
+        }
+    }
+    if !failed.is_empty() {
+        forget(client, &failed.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+    }
+    apply(client, shared.own_shard(), &deltas).await?;
+    Ok(failed)
 }
 
 /// Jobs that wait for parents and were not told look for themselves.

@@ -15,12 +15,13 @@ use super::{
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
     complete::{DoneColumns, complete, plain_completions},
-    family,
+    family, read,
 };
 use crate::{
     LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::Deltas,
+    progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -523,6 +524,16 @@ async fn write_notes(
             && !over.contains_key(&key)
             && !before.contains_key(&key)
             && there.contains(&note.id.0);
+        // Whoever holds the job: it is only written down.
+        if let NoteKind::Stale(text) = &note.kind {
+            let exists = there.contains(&note.id.0);
+            if exists {
+                let line = LogLine::new(note.at, LogEvent::StaleReport, text.clone());
+                add_note(client, note.id, Some(note.run), line).await?;
+            }
+            answers.push(exists);
+            continue;
+        }
         if live {
             write_note(client, note).await?;
         }
@@ -532,10 +543,54 @@ async fn write_notes(
 }
 
 async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
-    let progress = match &note.kind {
-        NoteKind::Progress(progress) => Some(serde_json::to_string(progress).expect("progress is JSON")),
-        _ => None,
+    if let NoteKind::Step { name, result, total } = &note.kind {
+        put_step(client, note, name, result, *total).await?;
+    }
+    put_running(client, note, progress_of(client, note).await?).await?;
+    let line = match &note.kind {
+        NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(progress)),
+        NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text.clone()),
+        NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(()),
     };
+    add_note(client, note.id, Some(note.run), line).await
+}
+
+/// A step that is there keeps its first result.
+async fn put_step(client: &Object, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
+    client
+        .execute(
+            "INSERT INTO faena.step AS s (id, name, run, at, result, total) VALUES ($1, $2, $3, $4, $5, $6)
+             ON CONFLICT (id, name) DO UPDATE SET total = coalesce(excluded.total, s.total)",
+            &[
+                &note.id.0,
+                &storable(name),
+                &note.run,
+                &note.at.as_ms(),
+                &result,
+                &total.map(|total| i32::try_from(total).unwrap_or(i32::MAX)),
+            ],
+        )
+        .await?;
+    Ok(())
+}
+
+/// What is known of the progress after this note, if it says anything about it.
+async fn progress_of(client: &Object, note: &RunNote) -> Result<Option<String>> {
+    let progress = match &note.kind {
+        NoteKind::Progress(told) => read::step_count(client, note.id).await?.beside(told),
+        NoteKind::Step { name, total, .. } => {
+            let before = client
+                .query_opt("SELECT progress FROM faena.running WHERE id = $1 AND run = $2", &[&note.id.0, &note.run])
+                .await?;
+            let before = before.and_then(|row| progress::parse(row.get(0)));
+            read::step_count(client, note.id).await?.after_step(name, *total, before)
+        }
+        NoteKind::Started | NoteKind::Message(_) | NoteKind::Stale(_) => return Ok(None),
+    };
+    Ok(Some(progress::stored(&progress)))
+}
+
+async fn put_running(client: &Object, note: &RunNote, progress: Option<String>) -> Result<()> {
     let statement = client
         .prepare_cached(
             "INSERT INTO faena.running AS r
@@ -564,25 +619,6 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
             ],
         )
         .await?;
-    match &note.kind {
-        NoteKind::Started => {}
-        NoteKind::Progress(progress) => {
-            let text =
-                progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
-            add_note(client, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Progress, text)).await?;
-        }
-        NoteKind::Message(text) => {
-            add_note(client, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Message, text.clone())).await?;
-        }
-        NoteKind::Step { name, result } => {
-            client
-                .execute(
-                    "INSERT INTO faena.step (id, name, run, at, result) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
-                    &[&note.id.0, &storable(name), &note.run, &note.at.as_ms(), result],
-                )
-                .await?;
-        }
-    }
     Ok(())
 }
 

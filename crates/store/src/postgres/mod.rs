@@ -11,22 +11,25 @@ mod connect;
 mod due;
 mod end;
 mod family;
+mod free;
 mod nodes;
 mod notify;
 mod read;
 mod submit;
+mod workers;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
-use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
+use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered,
-    Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache,
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, LaneId, NodeInfo, Page, Patience,
+    Poll, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, Swept,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -193,8 +196,16 @@ impl Store for Postgres {
         self.submits.call(|answer| submit::Call { jobs, now, answer }).await
     }
 
-    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
-        self.shared.retrying(|| claim::claim(&self.shared, &ask, now)).await
+    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+        claim::claim(&self.shared, &asks, now).await
+    }
+
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
+        self.shared.retrying(|| read::steps(&self.shared, &ids)).await
+    }
+
+    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| due::give_up(&self.shared, &lanes, before, limit, now)).await
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
@@ -249,16 +260,54 @@ impl Store for Postgres {
         self.shared.retrying(|| nodes::renew(&self.shared, node, lease_ms, now)).await
     }
 
-    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| nodes::leave(&self.shared, node, now)).await
+    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| nodes::leave(&self.shared, node, patience, now)).await
     }
 
-    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
-        self.shared.retrying(|| nodes::recover(&self.shared, delay_ms, now)).await
+    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered> {
+        self.shared.retrying(|| nodes::recover(&self.shared, patience, now)).await
     }
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
         self.shared.retrying(|| nodes::reconcile(&self.shared, node, &known, before, now)).await
+    }
+
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+        self.shared.retrying(|| workers::admit(&self.shared, &entry, now)).await
+    }
+
+    async fn worker_news(&self, news: Vec<WorkerNews>, _now: Timestamp) -> Result<Vec<WorkerStanding>> {
+        self.shared.retrying(|| workers::news(&self.shared, &news)).await
+    }
+
+    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
+        self.shared.retrying(|| workers::drain(&self.shared, key, drain)).await
+    }
+
+    async fn worker_end(
+        &self,
+        id: WorkerId,
+        session: i64,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<Recovered>> {
+        self.shared.retrying(|| workers::end(&self.shared, id, session, &end, now)).await
+    }
+
+    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
+        self.shared.retrying(|| workers::sweep(&self.shared, orphan_delay_ms, forget_before, now)).await
+    }
+
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
+        self.shared.retrying(|| workers::get(&self.shared, key)).await
+    }
+
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
+        self.shared.retrying(|| workers::list(&self.shared, &states, limit)).await
+    }
+
+    async fn abilities(&self) -> Result<Vec<Ability>> {
+        self.shared.retrying(|| workers::abilities(&self.shared)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use deadpool_postgres::Pool;
-use faena_domain::JobId;
+use faena_domain::{JobId, WorkerId};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
@@ -167,6 +167,7 @@ fn word(signal: Signal) -> String {
         Signal::Ready(lane) => format!("r{lane}"),
         Signal::Cancel(id) => format!("c{id}"),
         Signal::Waiting => "w".into(),
+        Signal::Worker(id) => format!("k{id}"),
     }
 }
 
@@ -175,6 +176,7 @@ fn parse(word: &str) -> Option<Signal> {
         ("r", lane) => lane.parse().ok().map(Signal::Ready),
         ("c", id) => id.parse::<JobId>().ok().map(Signal::Cancel),
         ("w", "") => Some(Signal::Waiting),
+        ("k", id) => id.parse::<WorkerId>().ok().map(Signal::Worker),
         _ => None,
     }
 }
@@ -185,10 +187,12 @@ mod tests {
 
     #[test]
     fn signals_are_read_as_they_were_said() {
-        for signal in [Signal::Ready(77), Signal::Cancel(JobId::new()), Signal::Waiting] {
+        for signal in
+            [Signal::Ready(77), Signal::Cancel(JobId::new()), Signal::Waiting, Signal::Worker(WorkerId::new())]
+        {
             assert_eq!(parse(&word(signal)), Some(signal));
         }
-        for noise in ["", "r", "x1", "rx", "cnoid", "w1", "é"] {
+        for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "é"] {
             assert_eq!(parse(noise), None, "{noise}");
         }
     }

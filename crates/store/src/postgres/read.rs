@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Timestamp};
+use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::Shared;
+use super::{Shared, nodes::OWNERLESS};
 use crate::{
     Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Tally,
-    assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
+    assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Source},
+    progress::Steps,
     types::state_of_code,
+    workers::Holder,
 };
 
 /// One snapshot, so that a job on the move is seen in one place. Every look goes by an index, and compiling a query takes longer
@@ -53,12 +55,72 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
                  (SELECT w.state FROM faena.waiting w WHERE w.lane = j.lane AND w.state IN (0, 5) AND w.id = j.id LIMIT 1),
                  (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id LIMIT 1),
                  (SELECT 4::int2 FROM faena.running u WHERE u.id = j.id),
+                 -- Handed to a worker that is not connected yet; looks only at what such workers hold.
+                 (SELECT 2::int2 FROM faena.worker k JOIN faena.block b ON b.node = k.id
+                  WHERE k.ended_at IS NULL AND k.state < 2 AND b.ids @> ARRAY[j.id]
+                    AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = b.run) LIMIT 1),
                  3::int2)
              FROM faena.job j WHERE j.id = ANY($1)",
         )
         .await?;
     let rows = client.query(&statement, &[&ids]).await?;
     Ok(rows.iter().map(|row| (JobId(row.get(0)), state_of_code(row.get(1)))).collect())
+}
+
+/// The workers among these ids.
+async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
+    let ids: Vec<Uuid> = ids.collect();
+    if ids.is_empty() {
+        return Ok(Holders::new());
+    }
+    let statement = client
+        .prepare_cached("SELECT id, key, ended_at IS NULL AND state < 2 FROM faena.worker WHERE id = ANY($1)")
+        .await?;
+    let rows = client.query(&statement, &[&ids]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), Holder { key: row.get(1), is_coming: row.get(2) })).collect())
+}
+
+pub async fn step_count(client: &Object, id: JobId) -> Result<Steps> {
+    let statement = client
+        .prepare_cached(
+            "SELECT count(*), (SELECT total FROM faena.step WHERE id = $1 AND total IS NOT NULL
+                               ORDER BY at DESC, name COLLATE \"C\" DESC LIMIT 1)
+             FROM faena.step WHERE id = $1",
+        )
+        .await?;
+    let row = client.query_one(&statement, &[&id.0]).await?;
+    Ok(Steps { completed: u32::try_from(row.get::<_, i64>(0)).unwrap_or(u32::MAX), total: total_of(&row, 1) })
+}
+
+/// The finished steps of these jobs.
+pub async fn steps(shared: &Shared, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
+    let client = shared.client().await?;
+    let rows = step_rows(&client, ids).await;
+    client.keep(rows)?.into_iter().map(|(id, row)| Ok((id, row.step()?))).collect()
+}
+
+async fn step_rows(client: &Object, ids: &[JobId]) -> Result<Vec<(JobId, StepRow)>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let rows = client
+        .query(
+            "SELECT s.id, s.name, s.run, s.at, s.result, s.total
+             FROM unnest($1::uuid[]) WITH ORDINALITY AS k(id, n) JOIN faena.step s ON s.id = k.id
+             ORDER BY k.n, s.at, s.name COLLATE \"C\"",
+            &[&ids],
+        )
+        .await?;
+    let step = |row: &Row| StepRow {
+        name: row.get(1),
+        run: row.get(2),
+        at: Timestamp::from_ms(row.get(3)),
+        result: row.get(4),
+        total: total_of(row, 5),
+    };
+    Ok(rows.iter().map(|row| (JobId(row.get(0)), step(row))).collect())
+}
+
+fn total_of(row: &Row, column: usize) -> Option<u32> {
+    row.get::<_, Option<i32>>(column).and_then(|total| u32::try_from(total).ok())
 }
 
 pub async fn next_due_at(client: &Object) -> Result<Option<Timestamp>> {
@@ -102,22 +164,27 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
 
 async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<Poll> {
     let statement = client
-        .prepare_cached(
+        .prepare_cached(&format!(
             // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
-            "WITH RECURSIVE lanes(lane) AS (
+            // Requests to cancel are few, so they come first, and then who holds what they name.
+            "WITH RECURSIVE owners(id) AS (
+                 SELECT $1 UNION ALL SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL),
+             lanes(lane) AS (
                  (SELECT lane FROM faena.ready ORDER BY lane LIMIT 1)
                  UNION ALL
                  SELECT (SELECT r.lane FROM faena.ready r WHERE r.lane > lanes.lane ORDER BY r.lane LIMIT 1)
                  FROM lanes WHERE lanes.lane IS NOT NULL)
              SELECT ARRAY(SELECT lane FROM lanes WHERE lane IS NOT NULL),
                     ARRAY(SELECT c.id FROM faena.cancel c WHERE EXISTS (
-                        SELECT FROM faena.block b WHERE b.node = $1 AND b.ids @> ARRAY[c.id]) ORDER BY c.id LIMIT 1000),
+                        SELECT FROM faena.block b WHERE b.ids @> ARRAY[c.id] AND b.node IN (SELECT id FROM owners))
+                        ORDER BY c.id LIMIT 1000),
                     least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry)),
                     (SELECT count(*) FROM faena.node),
                     EXISTS (SELECT FROM faena.node WHERE lease_until < $2)
-                        OR EXISTS (SELECT FROM faena.block b WHERE NOT EXISTS (
-                            SELECT FROM faena.node n WHERE n.id = b.node))",
-        )
+                        OR EXISTS (SELECT FROM faena.block b WHERE {OWNERLESS})
+                        OR EXISTS (SELECT FROM faena.worker w WHERE w.ended_at IS NULL AND w.node IS NOT NULL
+                            AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node))"
+        ))
         .await?;
     let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
     let ids: Vec<Uuid> = row.get(1);
@@ -164,15 +231,11 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
             .iter()
             .map(|row| (row.get(0), row.get(1)))
             .collect(),
-        steps: client
-            .query("SELECT name, run, at, result FROM faena.step WHERE id = $1 ORDER BY at, name", &[&id.0])
-            .await?
-            .iter()
-            .map(|row| (row.get(0), row.get(1), Timestamp::from_ms(row.get(2)), row.get(3)))
-            .collect(),
+        steps: step_rows(client, &[id]).await?.into_iter().map(|(_, row)| row).collect(),
     };
+    let holders = holders(client, place.holder().into_iter()).await?;
     client.batch_execute("COMMIT").await?;
-    assemble::view(row, place, details).map(Some)
+    assemble::view(row, place, details, &holders).map(Some)
 }
 
 /// The rows of these jobs and where they stand, newest first.
@@ -257,7 +320,7 @@ async fn held_places(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, 
     // A block holds the ids of many jobs; there are few blocks at any time.
     let blocks = client
         .query(
-            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry FROM faena.block b,
+            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry, b.node FROM faena.block b,
                     unnest(b.ids, b.retries) AS u(id, retry)
              WHERE b.ids && $1 AND u.id = ANY($1) ORDER BY b.run",
             &[&open],
@@ -267,6 +330,7 @@ async fn held_places(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, 
         let id: Uuid = row.get(0);
         let place = Place::Assigned {
             run: row.get(1),
+            owner: row.get(5),
             claimed_at: Timestamp::from_ms(row.get(2)),
             ready_at: Timestamp::from_ms(row.get(3)).max(JobId(id).created_at()),
             retry_count: row.get::<_, Option<i16>>(4).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
@@ -352,9 +416,11 @@ async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
         }
     };
     let next = ask.next(&ids);
-    let mut jobs = Vec::with_capacity(ids.len());
-    for (row, place) in rows_of(shared, client, &ids).await? {
-        let mut view = assemble::view(row, place, Details::default())?;
+    let rows = rows_of(shared, client, &ids).await?;
+    let holders = holders(client, rows.iter().filter_map(|(_, place)| place.holder())).await?;
+    let mut jobs = Vec::with_capacity(rows.len());
+    for (row, place) in rows {
+        let mut view = assemble::view(row, place, Details::default(), &holders)?;
         view.execution_log = Vec::new();
         jobs.push(view);
     }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{submit::apply, writer::Tx};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Result, Tally,
+    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, Tally,
     assemble::parse_options,
     deal::{Candidate, deal},
     plan::Deltas,
@@ -20,7 +20,14 @@ struct ReadyRow {
     start_first: bool,
 }
 
-pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
+pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+    asks.into_iter().map(|ask| claim_one(tx, ask, now)).collect()
+}
+
+fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
+    if !may_claim(tx, ask.owner)? {
+        return Ok(Claim::default());
+    }
     let mut candidates = Vec::new();
     let lanes: BTreeSet<LaneId> = ask.lanes.iter().copied().collect();
     for lane in &lanes {
@@ -76,9 +83,18 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         .prepare_cached(
             "INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
         )?
-        .execute((run, ask.node.0, now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
+        .execute((run, ask.owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, deltas);
     Ok(Claim { jobs })
+}
+
+/// A worker that has ended, or has connected anew since, is handed nothing.
+fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
+    let Owner::Worker { id, session } = owner else { return Ok(true) };
+    Ok(tx
+        .connection
+        .prepare_cached("SELECT 1 FROM worker WHERE id = ? AND session = ? AND ended_at IS NULL")?
+        .exists((id.0, session))?)
 }
 
 fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>>) -> Result<()> {

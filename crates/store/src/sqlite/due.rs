@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Due, LaneId, Result, Retention, Tally,
-    plan::Deltas,
+    plan::{Deltas, Taken, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
 
@@ -77,6 +77,41 @@ fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Del
         due.expired += 1;
     }
     Ok(())
+}
+
+/// Fails jobs that have waited in line for too long for somebody who can run them.
+pub fn give_up(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+    let mut deltas = Deltas::default();
+    let mut failed = Vec::new();
+    for lane in lanes {
+        let Some(known) = tx.shared.lanes.get(*lane) else { continue };
+        let left = limit.saturating_sub(failed.len());
+        let rows: Vec<(i64, Uuid, u32)> = tx
+            .connection
+            .prepare_cached(
+                "SELECT ready_at, id, retry_count FROM ready WHERE lane = ? AND ready_at < ? ORDER BY ready_at, id LIMIT ?",
+            )?
+            .query_map((lane, before.as_ms(), left as i64), |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))?
+            .collect::<rusqlite::Result<_>>()?;
+        let error = no_handler(&known);
+        let reason = ErrorReason::NoHandler.as_str();
+        for (ready_at, id, retry_count) in rows {
+            let id = JobId(id);
+            tx.connection
+                .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
+                .execute((lane, ready_at, id.0))?;
+            let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
+            let log = taken.log(now, LogEvent::Failed, &error);
+            put_ended_without_run(tx, *lane, FAILED, id, retry_count, &error, reason, log, now)?;
+            forget(tx, id, true)?;
+            deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
+            failed.push(id);
+        }
+    }
+    let count = failed.len();
+    tell_children(tx, failed, &mut deltas, now)?;
+    apply(tx, deltas);
+    Ok(count)
 }
 
 /// Nobody told this job that its parents are done; see for itself. `true`: it waits no more.

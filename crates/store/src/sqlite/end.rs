@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{JobId, JobState, LogEvent, LogLine, OnParentFailure, Run, Timestamp};
-use rusqlite::OptionalExtension;
+use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
     plan::{Deltas, KeyKind, Taken, parent_cause},
+    progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -23,16 +24,62 @@ pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
 }
 
 fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<bool> {
+    if !job_exists(tx, note.id)? {
+        return Ok(false);
+    }
+    // Whoever holds the job: it is only written down.
+    if let NoteKind::Stale(text) = note.kind {
+        add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::StaleReport, text))?;
+        return Ok(true);
+    }
     if block_of(tx, note.run, blocks)? == Block::Gone
-        || ended_as(tx, note.lane, note.id, note.run)?.is_some()
-        || !job_exists(tx, note.id)?
+        || ended_as(tx.connection, note.lane, note.id, note.run)?.is_some()
     {
         return Ok(false);
     }
-    let progress = match &note.kind {
-        NoteKind::Progress(progress) => Some(serde_json::to_string(progress).expect("progress is JSON")),
-        _ => None,
+    if let NoteKind::Step { name, result, total } = &note.kind {
+        put_step(tx, &note, name, result, *total)?;
+    }
+    put_running(tx, &note, progress_of(tx, &note)?)?;
+    let line = match note.kind {
+        NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(&progress)),
+        NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text),
+        NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(true),
     };
+    add_note(tx, note.id, Some(note.run), line)?;
+    Ok(true)
+}
+
+/// A step that is there keeps its first result.
+fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO step (id, name, run, at, result, total) VALUES (?, ?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET total = coalesce(excluded.total, total)",
+        )?
+        .execute((note.id.0, name, note.run, note.at.as_ms(), result, total))?;
+    Ok(())
+}
+
+/// What is known of the progress after this note, if it says anything about it.
+fn progress_of(tx: &Tx, note: &RunNote) -> Result<Option<String>> {
+    let progress = match &note.kind {
+        NoteKind::Progress(told) => read::step_count(tx.connection, note.id)?.beside(told),
+        NoteKind::Step { name, total, .. } => {
+            let before: Option<Option<String>> = tx
+                .connection
+                .prepare_cached("SELECT progress FROM running WHERE id = ? AND run = ?")?
+                .query_row((note.id.0, note.run), |row| row.get(0))
+                .optional()?;
+            let before = progress::parse(before.flatten().as_deref());
+            read::step_count(tx.connection, note.id)?.after_step(name, *total, before)
+        }
+        NoteKind::Started | NoteKind::Message(_) | NoteKind::Stale(_) => return Ok(None),
+    };
+    Ok(Some(progress::stored(&progress)))
+}
+
+fn put_running(tx: &Tx, note: &RunNote, progress: Option<String>) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO running (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
@@ -54,23 +101,7 @@ fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<
             note.at.as_ms(),
             progress,
         ))?;
-    match note.kind {
-        NoteKind::Started => {}
-        NoteKind::Progress(progress) => {
-            let text =
-                progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default();
-            add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Progress, text))?;
-        }
-        NoteKind::Message(text) => {
-            add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::Message, text))?;
-        }
-        NoteKind::Step { name, result } => {
-            tx.connection
-                .prepare_cached("INSERT OR IGNORE INTO step (id, name, run, at, result) VALUES (?, ?, ?, ?, ?)")?
-                .execute((note.id.0, name, note.run, note.at.as_ms(), result))?;
-        }
-    }
-    Ok(true)
+    Ok(())
 }
 
 pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
@@ -100,7 +131,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
             close_block(tx, &end, &mut blocks)?;
             continue;
         }
-        let before = ended_as(tx, end.lane, end.id, end.run)?;
+        let before = ended_as(tx.connection, end.lane, end.id, end.run)?;
         if block != Block::Gone {
             close_block(tx, &end, &mut blocks)?;
         }
@@ -382,9 +413,8 @@ fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
 }
 
 /// How and when this run of the job ended, if it is over.
-pub fn ended_as(tx: &Tx, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
-    let ended = tx
-        .connection
+pub fn ended_as(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
+    let ended = connection
         .prepare_cached(
             "SELECT 6, finished_at FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3
              UNION ALL

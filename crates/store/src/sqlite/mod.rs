@@ -4,23 +4,25 @@ mod change;
 mod claim;
 mod due;
 mod end;
+mod free;
 mod nodes;
 mod read;
 mod submit;
+mod workers;
 mod writer;
 
 use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use faena_domain::{JobId, JobView, NewJob, NodeId, Run, Timestamp};
+use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, NodeInfo, Page, Poll, Recovered,
-    Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, lanes::LaneCache, migrate,
-    plan,
+    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, LaneId, NodeInfo, Page, Patience,
+    Poll, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, Swept,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan,
 };
 use writer::Writer;
 
@@ -195,8 +197,16 @@ impl Store for Sqlite {
         self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
     }
 
-    async fn job_claim(&self, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
-        self.writer.call(move |tx| claim::claim(tx, ask, now)).await
+    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+        self.writer.call(move |tx| claim::claim(tx, asks, now)).await
+    }
+
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
+        self.read(move |connection, _| read::steps(connection, &ids)).await
+    }
+
+    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| due::give_up(tx, &lanes, before, limit, now)).await
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
@@ -256,12 +266,12 @@ impl Store for Sqlite {
         self.read(move |connection, _| nodes::is_known(connection, node, now)).await
     }
 
-    async fn node_leave(&self, node: NodeId, now: Timestamp) -> Result<usize> {
-        self.writer.call(move |tx| nodes::leave(tx, node, now)).await
+    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| nodes::leave(tx, node, patience, now)).await
     }
 
-    async fn node_recover(&self, delay_ms: i64, now: Timestamp) -> Result<Recovered> {
-        self.writer.call(move |tx| nodes::recover(tx, delay_ms, now)).await
+    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered> {
+        self.writer.call(move |tx| nodes::recover(tx, patience, now)).await
     }
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
@@ -271,6 +281,51 @@ impl Store for Sqlite {
             return Ok(0);
         }
         self.writer.call(move |tx| nodes::give_back(tx, &lost, now)).await
+    }
+
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+        self.writer.call(move |tx| workers::admit(tx, &entry, now)).await
+    }
+
+    async fn worker_news(&self, news: Vec<WorkerNews>, _now: Timestamp) -> Result<Vec<WorkerStanding>> {
+        self.writer.call(move |tx| workers::news(tx, &news)).await
+    }
+
+    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
+        let key = key.to_owned();
+        self.writer.call(move |tx| workers::drain(tx, &key, drain)).await
+    }
+
+    async fn worker_end(
+        &self,
+        id: WorkerId,
+        session: i64,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<Recovered>> {
+        self.writer.call(move |tx| workers::end(tx, id, session, &end, now)).await
+    }
+
+    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
+        // SQLite: mostly there is nothing to do; a look is enough to know, and when to look again.
+        let (due, next_at) = self.read(move |connection, _| workers::due(connection, forget_before, now)).await?;
+        if !due {
+            return Ok(Swept { next_at, ..Swept::default() });
+        }
+        self.writer.call(move |tx| workers::sweep(tx, orphan_delay_ms, forget_before, now)).await
+    }
+
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
+        let key = key.to_owned();
+        self.read(move |connection, _| workers::get(connection, &key)).await
+    }
+
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
+        self.read(move |connection, _| workers::list(connection, &states, limit)).await
+    }
+
+    async fn abilities(&self) -> Result<Vec<Ability>> {
+        self.read(|connection, _| workers::abilities(connection)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

@@ -1,17 +1,19 @@
 //! Reading: one job whole, lists, counters, what there is to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
-use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Timestamp};
+use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::block_jobs};
+use super::{Shared, claim::block_jobs, nodes::OWNERLESS};
 use crate::{
     Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
-    assemble::{self, Details, FinishedRow, JobRow, Place, RunningRow, parse_options},
+    assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Source},
+    progress::Steps,
     types::state_of_code,
+    workers::Holder,
 };
 
 pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
@@ -54,7 +56,71 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
         )?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
-    Ok(Some(code.map_or(JobState::Assigned, state_of_code)))
+    match code {
+        Some(code) => Ok(Some(state_of_code(code))),
+        None if is_scheduled(connection, id)? => Ok(Some(JobState::Scheduled)),
+        None => Ok(Some(JobState::Assigned)),
+    }
+}
+
+/// Whether a job that is handed out waits for a worker that is not connected yet. Looks only at what such workers hold.
+fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT 1 FROM worker CROSS JOIN block ON block.node = worker.id
+             WHERE worker.ended_at IS NULL AND worker.state < 2 AND instr(block.ids, ?1) > 0
+               AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.id = ?1 AND attempt.run = block.run)",
+        )?
+        .exists([id.0])?)
+}
+
+/// The workers among these ids.
+pub fn holders(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
+    let mut holders = Holders::new();
+    let ids: HashSet<Uuid> = ids.collect();
+    let mut statement =
+        connection.prepare_cached("SELECT key, ended_at IS NULL AND state < 2 FROM worker WHERE id = ?")?;
+    for id in ids {
+        let holder =
+            statement.query_row([id], |row| Ok(Holder { key: row.get(0)?, is_coming: row.get(1)? })).optional()?;
+        holders.extend(holder.map(|holder| (id, holder)));
+    }
+    Ok(holders)
+}
+
+pub fn step_count(connection: &Connection, id: JobId) -> Result<Steps> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT count(*), (SELECT total FROM step WHERE id = ?1 AND total IS NOT NULL ORDER BY at DESC, name DESC LIMIT 1)
+             FROM step WHERE id = ?1",
+        )?
+        .query_row([id.0], |row| Ok(Steps { completed: row.get(0)?, total: row.get(1)? }))?)
+}
+
+/// The finished steps of these jobs.
+pub fn steps(connection: &Connection, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
+    let mut all = Vec::new();
+    for id in ids {
+        for row in step_rows(connection, *id)? {
+            all.push((*id, row.step()?));
+        }
+    }
+    Ok(all)
+}
+
+fn step_rows(connection: &Connection, id: JobId) -> Result<Vec<StepRow>> {
+    let mut statement =
+        connection.prepare_cached("SELECT name, run, at, result, total FROM step WHERE id = ? ORDER BY at, name")?;
+    let rows = statement.query_map([id.0], |r| {
+        Ok(StepRow {
+            name: r.get(0)?,
+            run: r.get(1)?,
+            at: Timestamp::from_ms(r.get(2)?),
+            result: r.get(3)?,
+            total: r.get(4)?,
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 /// Where in `ready` a job stands.
@@ -104,8 +170,14 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
         .prepare_cached("SELECT id, reason FROM cancel LIMIT 1000")?
         .query_map([], |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let orphans =
-        connection.prepare_cached("SELECT 1 FROM block WHERE node NOT IN (SELECT id FROM node) LIMIT 1")?.exists([])?;
+    let orphans = connection
+        .prepare_cached(&format!(
+            "SELECT 1 FROM block WHERE {OWNERLESS}
+             UNION ALL
+             SELECT 1 FROM worker WHERE ended_at IS NULL AND node IS NOT NULL AND node NOT IN (SELECT id FROM node)
+             LIMIT 1"
+        ))?
+        .exists([])?;
     Ok(Poll { ready_lanes, cancels, next_due_at: next_due_at(connection)?, nodes: 1, orphans })
 }
 
@@ -123,13 +195,11 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
             .prepare_cached("SELECT run, log FROM note WHERE id = ? ORDER BY sequence")?
             .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
             .collect::<rusqlite::Result<_>>()?,
-        steps: connection
-            .prepare_cached("SELECT name, run, at, result FROM step WHERE id = ? ORDER BY at, name")?
-            .query_map([id.0], |r| Ok((r.get(0)?, r.get(1)?, Timestamp::from_ms(r.get(2)?), r.get(3)?)))?
-            .collect::<rusqlite::Result<_>>()?,
+        steps: step_rows(connection, id)?,
     };
     let place = place(connection, row.lane.id, id)?;
-    assemble::view(row, place, details).map(Some)
+    let holders = holders(connection, place.holder().into_iter())?;
+    assemble::view(row, place, details, &holders).map(Some)
 }
 
 fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
@@ -213,7 +283,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
         return Ok(Place::Running(running));
     }
     let mut blocks = connection
-        .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries FROM block ORDER BY run DESC")?;
+        .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries, node FROM block ORDER BY run DESC")?;
     let mut rows = blocks.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(3)?;
@@ -221,6 +291,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
         if let Some((_, retry_count)) = block_jobs(&ids, retries.as_deref()).into_iter().find(|(held, _)| *held == id) {
             return Ok(Place::Assigned {
                 run: row.get(0)?,
+                owner: row.get(5)?,
                 claimed_at: Timestamp::from_ms(row.get(1)?),
                 ready_at: Timestamp::from_ms(row.get(2)?).max(id.created_at()),
                 retry_count,
@@ -273,15 +344,20 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
             (ask.cut(page), total)
         }
     };
-    let mut jobs = Vec::with_capacity(ids.len());
     let next = ask.next(&ids);
+    let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
         if let Some(row) = job_row(connection, shared, id)? {
             let place = place(connection, row.lane.id, id)?;
-            let mut view = assemble::view(row, place, Details::default())?;
-            view.execution_log = Vec::new();
-            jobs.push(view);
+            rows.push((row, place));
         }
+    }
+    let holders = holders(connection, rows.iter().filter_map(|(_, place)| place.holder()))?;
+    let mut jobs = Vec::with_capacity(rows.len());
+    for (row, place) in rows {
+        let mut view = assemble::view(row, place, Details::default(), &holders)?;
+        view.execution_log = Vec::new();
+        jobs.push(view);
     }
     Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
 }

@@ -1,0 +1,283 @@
+//! Takes a hand-out away from whoever has it, and puts its jobs where they belong.
+
+use std::collections::HashMap;
+
+use deadpool_postgres::Object;
+use faena_domain::{ErrorReason, JobId, JobState, LogEvent, LogLine, Run, Timestamp};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    end::{Line, ended, forget, storable},
+    family,
+    submit::apply,
+};
+use crate::{
+    LaneId, Recovered, Result, Signal, Tally,
+    assemble::parse_options,
+    fate::{Fate, Why},
+    plan::Deltas,
+    types::{CANCELLED, FAILED, RETRYING, state_code},
+};
+
+/// Each in a transaction of its own.
+pub async fn free_blocks(shared: &Shared, runs: &[Run], why: Why<'_>, now: Timestamp) -> Result<Recovered> {
+    let mut all = Recovered::default();
+    for run in runs {
+        let client = shared.begin().await?;
+        let result = free_in(&client, shared.own_shard(), &[*run], why, now).await;
+        let freed = client.end(result).await?.told(shared, now).await?;
+        all.orphaned += freed.orphaned;
+        all.returned += freed.returned;
+    }
+    Ok(all)
+}
+
+struct Lost {
+    id: JobId,
+    lane: LaneId,
+    max_retries: u32,
+    retry_count: u32,
+    ready_at: Timestamp,
+    started_at: Option<i64>,
+    worker: Option<Uuid>,
+    cancel: Option<String>,
+}
+
+struct Block {
+    run: Run,
+    claimed_at: Timestamp,
+    first_ready_at: Timestamp,
+    lost: Vec<Lost>,
+}
+
+/// What a transaction has freed; `told` after its commit.
+#[derive(Default)]
+pub struct Freed {
+    count: Recovered,
+    finished: Vec<JobId>,
+    lanes: Vec<(LaneId, i64)>,
+}
+
+impl Freed {
+    pub async fn told(mut self, shared: &Shared, now: Timestamp) -> Result<Recovered> {
+        self.lanes.sort_unstable();
+        self.lanes.dedup_by_key(|(lane, _)| *lane);
+        for (lane, ready_at) in self.lanes {
+            shared.cursors.lower(lane, ready_at);
+            shared.tell([Signal::Ready(lane)]);
+        }
+        if self.count != Recovered::default() {
+            shared.tell([Signal::Waiting]);
+        }
+        if !self.finished.is_empty() {
+            family::tell_children(shared, &self.finished, now).await?;
+        }
+        Ok(self.count)
+    }
+}
+
+/// Takes each block away first, so that a late report finds none, then puts each of its jobs where it belongs.
+pub async fn free_in(client: &Object, shard: i16, runs: &[Run], why: Why<'_>, now: Timestamp) -> Result<Freed> {
+    let mut freed = Freed::default();
+    let mut deltas = Deltas::default();
+    for run in runs {
+        if let Some(block) = take_block(client, *run, why.worker()).await? {
+            free_block(client, &block, why, now, &mut freed, &mut deltas).await?;
+        }
+    }
+    apply(client, shard, &deltas).await?;
+    Ok(freed)
+}
+
+async fn free_block(
+    client: &Object,
+    block: &Block,
+    why: Why<'_>,
+    now: Timestamp,
+    freed: &mut Freed,
+    deltas: &mut Deltas,
+) -> Result<()> {
+    let mut retrying = Line::default();
+    let mut ready = Line::default();
+    let mut attempts = Ended::default();
+    let mut over = Ended::default();
+    let mut records = Vec::new();
+    let orphaned = ErrorReason::Orphaned.as_str();
+    for job in &block.lost {
+        let tally = match why.fate(job.cancel.as_deref(), job.started_at.is_some(), job.retry_count < job.max_retries) {
+            Fate::Cancelled { cause } => {
+                let log = block.log(job, &[LogLine::new(now, LogEvent::Cancelled, cause)]);
+                over.push(block, job, CANCELLED, Some(cause), Some("cancelled"), log, now);
+                Tally::Cancelled
+            }
+            Fate::Failed { error } => {
+                freed.count.orphaned += 1;
+                let log = block.log(job, &[LogLine::new(now, LogEvent::Orphaned, error)]);
+                over.push(block, job, FAILED, Some(error), Some(orphaned), log, now);
+                Tally::Failed
+            }
+            Fate::Retry { error, delay_ms } => {
+                freed.count.orphaned += 1;
+                let line = LogLine::new(now, LogEvent::Orphaned, error);
+                let next = LogLine::new(now, LogEvent::RetryScheduled, format!("in {delay_ms} ms"));
+                attempts.push(block, job, RETRYING, Some(error), Some(orphaned), block.log(job, &[line, next]), now);
+                retrying.push(job.lane, job.id, now.plus_ms(delay_ms), job.retry_count + 1);
+                Tally::Retrying
+            }
+            Fate::Ready { event, text } => {
+                freed.count.returned += 1;
+                let log = block.log(job, &[LogLine::new(now, event, text)]);
+                attempts.push(block, job, state_code(JobState::Queued), None, None, log, now);
+                ready.push(job.lane, job.id, block.first_ready_at, job.retry_count);
+                freed.lanes.push((job.lane, block.first_ready_at.as_ms()));
+                Tally::Queued
+            }
+        };
+        let finished = matches!(tally, Tally::Cancelled | Tally::Failed);
+        if finished {
+            freed.finished.push(job.id);
+        }
+        records.push((job.id.0, finished));
+        deltas.moved(job.lane, Tally::Held, tally, 1);
+    }
+    attempts.put(client, "attempt").await?;
+    over.put(client, "ended").await?;
+    retrying.put_waiting(client, RETRYING).await?;
+    ready.put_ready(client, why.start_first()).await?;
+    if !records.is_empty() {
+        forget(client, &records).await?;
+    }
+    Ok(())
+}
+
+/// `None`: it is gone already.
+async fn take_block(client: &Object, run: Run, holder: Option<Uuid>) -> Result<Option<Block>> {
+    let row = client
+        .query_opt("DELETE FROM faena.block WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let ids: Vec<Uuid> = row.get(2);
+    let retries: Option<Vec<i16>> = row.get(3);
+    let retries: HashMap<Uuid, i16> = ids.iter().copied().zip(retries.unwrap_or_default()).collect();
+    let rows = client
+        .query(
+            "SELECT j.id, j.lane, j.options, r.started_at, r.worker, c.reason, r.ready_at FROM faena.job j
+             LEFT JOIN faena.running r ON r.id = j.id AND r.run = $2
+             LEFT JOIN faena.cancel c ON c.id = j.id
+             WHERE j.id = ANY($1) ORDER BY j.id",
+            &[&ids, &run],
+        )
+        .await?;
+    let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), run)).collect();
+    let over = ended(client, &keys).await?;
+    let mut lost = Vec::new();
+    for line in rows.iter().filter(|line| !over.contains_key(&(line.get(0), run))) {
+        let id: Uuid = line.get(0);
+        let ready_at = line.get::<_, Option<i64>>(6).unwrap_or(row.get(1));
+        lost.push(Lost {
+            id: JobId(id),
+            lane: line.get(1),
+            max_retries: parse_options(line.get(2))?.retry.max_retries,
+            retry_count: u32::try_from(retries.get(&id).copied().unwrap_or(0)).unwrap_or(0),
+            ready_at: Timestamp::from_ms(ready_at).max(JobId(id).created_at()),
+            started_at: line.get(3),
+            worker: line.get::<_, Option<Uuid>>(4).or(holder),
+            cancel: line.get(5),
+        });
+    }
+    Ok(Some(Block {
+        run,
+        claimed_at: Timestamp::from_ms(row.get(0)),
+        first_ready_at: Timestamp::from_ms(row.get(1)),
+        lost,
+    }))
+}
+
+impl Block {
+    fn log(&self, job: &Lost, last: &[LogLine]) -> String {
+        let mut lines = vec![
+            LogLine::new(job.ready_at, LogEvent::Queued, ""),
+            LogLine::new(self.claimed_at, LogEvent::Assigned, ""),
+        ];
+        if let Some(started_at) = job.started_at {
+            lines.push(LogLine::new(Timestamp::from_ms(started_at), LogEvent::Started, ""));
+        }
+        lines.extend_from_slice(last);
+        LogLine::chunk(&lines)
+    }
+}
+
+/// Rows for `attempt` or `ended`.
+#[derive(Default)]
+struct Ended {
+    lanes: Vec<LaneId>,
+    states: Vec<i16>,
+    ids: Vec<Uuid>,
+    runs: Vec<Run>,
+    times: Vec<i64>,
+    retries: Vec<i16>,
+    started: Vec<Option<i64>>,
+    workers: Vec<Option<Uuid>>,
+    errors: Vec<Option<String>>,
+    reasons: Vec<Option<String>>,
+    logs: Vec<String>,
+}
+
+impl Ended {
+    #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
+    fn push(
+        &mut self,
+        block: &Block,
+        job: &Lost,
+        state: i16,
+        error: Option<&str>,
+        reason: Option<&str>,
+        log: String,
+        now: Timestamp,
+    ) {
+        self.lanes.push(job.lane);
+        self.states.push(state);
+        self.ids.push(job.id.0);
+        self.runs.push(block.run);
+        self.times.push(now.as_ms());
+        self.retries.push(super::end::small(job.retry_count));
+        self.started.push(job.started_at);
+        self.workers.push(job.worker);
+        self.errors.push(error.map(|text| storable(text).into_owned()));
+        self.reasons.push(reason.map(str::to_owned));
+        self.logs.push(log);
+    }
+
+    async fn put(&self, client: &Object, table: &str) -> Result<()> {
+        if self.ids.is_empty() {
+            return Ok(());
+        }
+        let lane = if table == "ended" { "lane, " } else { "" };
+        let columns = format!("{lane}state, id, run, finished_at, retry_count, started_at, worker, error, reason, log");
+        client
+            .execute(
+                &format!(
+                    "INSERT INTO faena.{table} ({columns}) SELECT {columns}
+                     FROM unnest($1::int4[], $2::int2[], $3::uuid[], $4::int8[], $5::int8[], $6::int2[], $7::int8[],
+                                 $8::uuid[], $9::text[], $10::text[], $11::text[])
+                     AS e(lane, state, id, run, finished_at, retry_count, started_at, worker, error, reason, log)"
+                ),
+                &[
+                    &self.lanes,
+                    &self.states,
+                    &self.ids,
+                    &self.runs,
+                    &self.times,
+                    &self.retries,
+                    &self.started,
+                    &self.workers,
+                    &self.errors,
+                    &self.reasons,
+                    &self.logs,
+                ],
+            )
+            .await?;
+        Ok(())
+    }
+}

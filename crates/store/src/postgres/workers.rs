@@ -1,0 +1,623 @@
+//! Workers come, tell how they are, and go.
+//!
+//! A worker's row is its life. What it holds is its own while the row lives, whatever becomes of the server it is connected to;
+//! who ends the life frees what it held in the same transaction.
+//!
+//! Whoever changes a life locks its row `FOR UPDATE` first, and so waits for a claim that is under way for it.
+
+use std::collections::BTreeMap;
+
+use deadpool_postgres::Object;
+use faena_domain::{
+    Ability, JobId, NodeId, Run, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{
+    Shared,
+    end::{ended, storable},
+    free::{Freed, free_in},
+};
+use crate::{
+    ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, StoreError, Swept, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    assemble::parse_options,
+    workers::{
+        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
+        deadline_without_server, kind_code, names, path_in, shown_jobs, worker_code, worker_kind, worker_state,
+    },
+};
+
+/// A living worker, as far as its life is looked after, with its row locked.
+struct Living {
+    id: WorkerId,
+    key: String,
+    kind: WorkerKind,
+    door: String,
+    node: Option<Uuid>,
+    session: i64,
+    state: WorkerState,
+    reason: Option<String>,
+    deadline: Option<i64>,
+}
+
+/// The living workers of which this is true, up to as many as one round takes.
+async fn living_of(
+    client: &Object,
+    condition: &str,
+    lock: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Living>> {
+    let sql = format!(
+        "SELECT id, key, kind, door, node, session, state, reason, deadline FROM faena.worker w
+         WHERE ended_at IS NULL AND {condition} ORDER BY id LIMIT {ROUND} {lock}"
+    );
+    let statement = client.prepare_cached(&sql).await?;
+    let rows = client.query(&statement, parameters).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Living {
+                id: WorkerId(row.get(0)),
+                key: row.get(1),
+                kind: worker_kind(row.get(2))?,
+                door: row.get(3),
+                node: row.get(4),
+                session: row.get(5),
+                state: worker_state(row.get(6))?,
+                reason: row.get(7),
+                deadline: row.get(8),
+            })
+        })
+        .collect()
+}
+
+pub async fn admit(shared: &Shared, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+    let client = shared.begin().await?;
+    let result = admit_in(shared, &client, entry, now).await;
+    let (admitted, moved) = client.end(result).await?;
+    if moved {
+        shared.tell([Signal::Worker(admitted.id)]);
+    }
+    Ok(admitted)
+}
+
+/// Answers also whether it has come from another node.
+async fn admit_in(
+    shared: &Shared,
+    client: &Object,
+    entry: &WorkerEntry,
+    now: Timestamp,
+) -> Result<(WorkerAdmitted, bool)> {
+    let key = storable(&entry.key);
+    match living_of(client, "key = $1", "FOR UPDATE", &[&key]).await?.into_iter().next() {
+        Some(living) => {
+            let moved = living.node.is_some_and(|node| node != entry.node.0);
+            Ok((go_on(shared, client, living, entry, now).await?, moved))
+        }
+        None => Ok((begin_life(client, entry, now).await?, false)),
+    }
+}
+
+async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+    let path = path_in(None, entry.state);
+    let state = path.last().copied().unwrap_or(WorkerState::Creating);
+    let begun = client
+        .execute(
+            "INSERT INTO faena.worker (id, key, name, kind, door, node, session, state, capabilities, queues, concurrency,
+                                       pool, registered_at, connected_at, seen_at, deadline)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13)
+             ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
+            &[
+                &entry.id.0,
+                &storable(&entry.key),
+                &entry.name.as_deref().map(storable),
+                &kind_code(entry.kind),
+                &storable(&entry.door),
+                &entry.node.0,
+                &worker_code(state),
+                &names(&entry.ability.capabilities),
+                &names(&entry.ability.queues),
+                &concurrency(entry),
+                &entry.pool.as_deref().map(storable),
+                &now.as_ms(),
+                &entry.deadline.map(Timestamp::as_ms),
+            ],
+        )
+        .await?;
+    if begun == 0 {
+        return Err(StoreError::Contended("a worker of this name has just connected".into()));
+    }
+    add_changes(client, &[(entry.id, changes(path, None, now))]).await?;
+    Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
+}
+
+/// A worker that lives connects anew, here or elsewhere, with what it has in hand.
+async fn go_on(
+    shared: &Shared,
+    client: &Object,
+    living: Living,
+    entry: &WorkerEntry,
+    now: Timestamp,
+) -> Result<WorkerAdmitted> {
+    let path = path_in(Some(living.state), entry.state);
+    let state = path.last().copied().unwrap_or(living.state);
+    let kind = if living.kind == WorkerKind::Pool { living.kind } else { entry.kind };
+    let session = living.session + 1;
+    client
+        .execute(
+            "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, door = $4, node = $5, session = $6, state = $7,
+                 reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
+                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13
+             WHERE id = $1",
+            &[
+                &living.id.0,
+                &entry.name.as_deref().map(storable),
+                &kind_code(kind),
+                &storable(&entry.door),
+                &entry.node.0,
+                &session,
+                &worker_code(state),
+                &names(&entry.ability.capabilities),
+                &names(&entry.ability.queues),
+                &concurrency(entry),
+                &entry.pool.as_deref().map(storable),
+                &now.as_ms(),
+                &entry.deadline.map(Timestamp::as_ms),
+            ],
+        )
+        .await?;
+    add_changes(client, &[(living.id, changes(path, None, now))]).await?;
+    let jobs = held_jobs(shared, client, living.id).await?;
+    Ok(WorkerAdmitted { id: living.id, session, was: Some(living.state), jobs })
+}
+
+fn concurrency(entry: &WorkerEntry) -> i32 {
+    i32::try_from(entry.concurrency).unwrap_or(i32::MAX)
+}
+
+/// Everything that the worker has in hand.
+async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<HeldJob>> {
+    let rows = held_rows(client, id).await?;
+    if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
+        shared.load_lanes().await?;
+    }
+    let mut held = Vec::new();
+    for row in rows {
+        let (job, lane): (JobId, LaneId) = (JobId(row.get(0)), row.get(1));
+        let ready_at = Timestamp::from_ms(row.get(6));
+        held.push(HeldJob {
+            job: ClaimedJob {
+                id: job,
+                run: row.get(2),
+                lane,
+                ready_at: ready_at.max(job.created_at()),
+                retry_count: row.get::<_, Option<i16>>(3).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+                start_first: false,
+                correlation_id: row.get(7),
+                options: parse_options(row.get(8))?,
+                payload: row.get(9),
+            },
+            kind: shared.lanes.require(lane)?.kind,
+            claimed_at: Timestamp::from_ms(row.get(4)),
+            started_at: row.get::<_, Option<i64>>(5).map(Timestamp::from_ms),
+        });
+    }
+    Ok(held)
+}
+
+/// The jobs of its blocks that have not ended under their run, oldest run first.
+async fn held_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
+    let statement = client
+        .prepare_cached(
+            "SELECT j.id, j.lane, b.run, u.retry, b.claimed_at, r.started_at, coalesce(r.ready_at, b.first_ready_at),
+                    j.correlation, j.options, j.payload
+             FROM faena.block b CROSS JOIN LATERAL unnest(b.ids, b.retries) WITH ORDINALITY AS u(id, retry, n)
+             JOIN faena.job j ON j.id = u.id
+             LEFT JOIN faena.running r ON r.id = j.id AND r.run = b.run
+             WHERE b.node = $1 ORDER BY b.run, u.n",
+        )
+        .await?;
+    let mut rows = client.query(&statement, &[&id.0]).await?;
+    let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), row.get(2))).collect();
+    let over = ended(client, &keys).await?;
+    rows.retain(|row| !over.contains_key(&(row.get(0), row.get(2))));
+    Ok(rows)
+}
+
+pub async fn news(shared: &Shared, news: &[WorkerNews]) -> Result<Vec<WorkerStanding>> {
+    let client = shared.begin().await?;
+    let result = news_in(&client, news).await;
+    client.end(result).await
+}
+
+/// What is new about one worker, of all its news.
+struct Told {
+    session: i64,
+    drain: bool,
+    state: WorkerState,
+    reason: Option<String>,
+    changes: Vec<WorkerChange>,
+    last: Option<usize>,
+    completed: i64,
+    failed: i64,
+}
+
+async fn news_in(client: &Object, news: &[WorkerNews]) -> Result<Vec<WorkerStanding>> {
+    let ids: Vec<Uuid> = news.iter().map(|news| news.id.0).collect();
+    // PostgreSQL: in order, so that two nodes never wait for each other; no key changes, so that claims do not wait.
+    let rows = client
+        .query(
+            "SELECT id, session, drain, state, reason FROM faena.worker WHERE id = ANY($1) AND ended_at IS NULL
+             ORDER BY id FOR NO KEY UPDATE",
+            &[&ids],
+        )
+        .await?;
+    let mut told: BTreeMap<Uuid, Told> = BTreeMap::new();
+    for row in rows {
+        let one = Told {
+            session: row.get(1),
+            drain: row.get(2),
+            state: worker_state(row.get(3))?,
+            reason: row.get(4),
+            changes: Vec::new(),
+            last: None,
+            completed: 0,
+            failed: 0,
+        };
+        told.insert(row.get(0), one);
+    }
+    let mut standings = Vec::with_capacity(news.len());
+    for (at, news) in news.iter().enumerate() {
+        let known = told.get_mut(&news.id.0).filter(|known| known.session == news.session);
+        standings.push(WorkerStanding {
+            connected: known.is_some(),
+            drain: known.as_ref().is_some_and(|known| known.drain),
+        });
+        if let Some(known) = known {
+            known.hear(at, news);
+        }
+    }
+    told.retain(|_, known| known.last.is_some());
+    put_news(client, news, &told).await?;
+    let changed: Vec<(WorkerId, Vec<WorkerChange>)> =
+        told.into_iter().map(|(id, known)| (WorkerId(id), known.changes)).collect();
+    add_changes(client, &changed).await?;
+    Ok(standings)
+}
+
+impl Told {
+    fn hear(&mut self, at: usize, news: &WorkerNews) {
+        let changes = allowed(self.state, &news.changes);
+        if let Some(change) = changes.last() {
+            self.state = change.state;
+            self.reason = change.reason.clone();
+        }
+        self.changes.extend(changes);
+        self.last = Some(at);
+        self.completed += news.completed as i64;
+        self.failed += news.failed as i64;
+    }
+}
+
+async fn put_news(client: &Object, news: &[WorkerNews], told: &BTreeMap<Uuid, Told>) -> Result<()> {
+    let ids: Vec<Uuid> = told.keys().copied().collect();
+    let last: Vec<&WorkerNews> = told.values().filter_map(|known| news.get(known.last?)).collect();
+    let states: Vec<i16> = told.values().map(|known| worker_code(known.state)).collect();
+    let reasons: Vec<Option<String>> =
+        told.values().map(|known| known.reason.as_deref().map(|text| storable(text).into_owned())).collect();
+    let seen: Vec<i64> = last.iter().map(|news| news.seen_at.as_ms()).collect();
+    let deadlines: Vec<Option<i64>> = last.iter().map(|news| news.deadline.map(Timestamp::as_ms)).collect();
+    let completed: Vec<i64> = told.values().map(|known| known.completed).collect();
+    let failed: Vec<i64> = told.values().map(|known| known.failed).collect();
+    let breakers: Vec<&str> = last.iter().map(|news| news.breaker).collect();
+    // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
+    let statement = client
+        .prepare_cached(
+            "UPDATE faena.worker w SET state = n.state, reason = n.reason, seen_at = greatest(w.seen_at, n.seen_at),
+                 deadline = CASE WHEN w.node IS NULL THEN coalesce(n.deadline, w.deadline) ELSE n.deadline END,
+                 completed = w.completed + n.completed, failed = w.failed + n.failed, breaker = n.breaker
+             FROM unnest($1::uuid[], $2::int2[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::text[])
+                  AS n(id, state, reason, seen_at, deadline, completed, failed, breaker)
+             WHERE w.id = n.id",
+        )
+        .await?;
+    client.execute(&statement, &[&ids, &states, &reasons, &seen, &deadlines, &completed, &failed, &breakers]).await?;
+    Ok(())
+}
+
+async fn add_changes(client: &Object, changed: &[(WorkerId, Vec<WorkerChange>)]) -> Result<()> {
+    let mut ids: Vec<Uuid> = Vec::new();
+    let mut times: Vec<i64> = Vec::new();
+    let mut states: Vec<i16> = Vec::new();
+    let mut reasons: Vec<Option<String>> = Vec::new();
+    for (id, changes) in changed {
+        for change in changes {
+            ids.push(id.0);
+            times.push(change.at.as_ms());
+            states.push(worker_code(change.state));
+            reasons.push(change.reason.as_deref().map(|text| storable(text).into_owned()));
+        }
+    }
+    if ids.is_empty() {
+        return Ok(());
+    }
+    client
+        .execute(
+            "INSERT INTO faena.worker_change (worker, sequence, at, state, reason)
+             SELECT u.worker, coalesce((SELECT max(c.sequence) FROM faena.worker_change c WHERE c.worker = u.worker), 0)
+                        + row_number() OVER (PARTITION BY u.worker ORDER BY u.n), u.at, u.state, u.reason
+             FROM unnest($1::uuid[], $2::int8[], $3::int2[], $4::text[]) WITH ORDINALITY AS u(worker, at, state, reason, n)",
+            &[&ids, &times, &states, &reasons],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.worker_change c WHERE c.worker = ANY($1) AND c.sequence <= (
+                 SELECT max(m.sequence) FROM faena.worker_change m WHERE m.worker = c.worker) - $2",
+            &[&ids, &HISTORY],
+        )
+        .await?;
+    Ok(())
+}
+
+pub async fn drain(shared: &Shared, key: &str, drain: bool) -> Result<Option<WorkerId>> {
+    let client = shared.client().await?;
+    let row = client
+        .query_opt(
+            "UPDATE faena.worker SET drain = $1 WHERE key = $2 AND ended_at IS NULL RETURNING id",
+            &[&drain, &storable(key)],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    let id = row.map(|row| WorkerId(row.get(0)));
+    shared.tell(id.map(Signal::Worker));
+    Ok(id)
+}
+
+pub async fn end(
+    shared: &Shared,
+    id: WorkerId,
+    session: i64,
+    end: &WorkerEnd,
+    now: Timestamp,
+) -> Result<Option<Recovered>> {
+    let client = shared.begin().await?;
+    let result = async {
+        match living_of(&client, "id = $1 AND session = $2", "FOR UPDATE", &[&id.0, &session]).await?.first() {
+            Some(living) => end_life(shared, &client, living, end, now).await.map(Some),
+            None => Ok(None),
+        }
+    }
+    .await;
+    match client.end(result).await? {
+        Some(freed) => freed.told(shared, now).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Ends a life and frees what it held.
+async fn end_life(shared: &Shared, client: &Object, living: &Living, end: &WorkerEnd, now: Timestamp) -> Result<Freed> {
+    close_life(client, living, end.reason(), now).await?;
+    // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can come.
+    let rows = client.query("SELECT run FROM faena.block WHERE node = $1 ORDER BY run", &[&living.id.0]).await?;
+    let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
+    let text = end.text(&living.key);
+    free_in(client, shared.own_shard(), &runs, end.why(living.id, &text), now).await
+}
+
+async fn close_life(client: &Object, living: &Living, reason: &str, now: Timestamp) -> Result<()> {
+    client
+        .execute(
+            "UPDATE faena.worker SET state = $1, reason = $2, ended_at = $3, deadline = NULL WHERE id = $4",
+            &[&worker_code(WorkerState::Terminated), &storable(reason), &now.as_ms(), &living.id.0],
+        )
+        .await?;
+    add_changes(client, &[(living.id, changes(living.state.path_when_lost(), Some(reason), now))]).await
+}
+
+/// The server of these workers is gone (`node`, or whichever has no row any more): a worker inside it went with it, any other
+/// keeps what it holds and has some time to connect elsewhere. Answers how many there were.
+pub async fn let_go(
+    shared: &Shared,
+    node: Option<NodeId>,
+    gone: ServerGone,
+    patience: Patience,
+    now: Timestamp,
+) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = async {
+        let living = match node {
+            Some(node) => living_of(&client, "node = $1", "FOR UPDATE", &[&node.0]).await?,
+            None => {
+                let dead = "node IS NOT NULL AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)";
+                living_of(&client, dead, "FOR UPDATE SKIP LOCKED", &[]).await?
+            }
+        };
+        for worker in &living {
+            let_go_one(&client, worker, gone, patience, now).await?;
+        }
+        Ok(living.len())
+    }
+    .await;
+    client.end(result).await
+}
+
+async fn let_go_one(
+    client: &Object,
+    living: &Living,
+    gone: ServerGone,
+    patience: Patience,
+    now: Timestamp,
+) -> Result<()> {
+    if living.kind == WorkerKind::BuiltIn {
+        return close_life(client, living, gone.reason(), now).await;
+    }
+    let deadline = deadline_without_server(&living.door, living.deadline, patience, now);
+    client
+        .execute(
+            "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",
+            &[&gone.waiting_reason(), &deadline, &living.id.0],
+        )
+        .await?;
+    Ok(())
+}
+
+async fn next_deadline(client: &Object) -> Result<Option<Timestamp>> {
+    let statement = client
+        .prepare_cached("SELECT min(deadline) FROM faena.worker WHERE deadline IS NOT NULL AND ended_at IS NULL")
+        .await?;
+    Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
+}
+
+pub async fn sweep(shared: &Shared, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
+    let mut swept = Swept::default();
+    let client = shared.client().await?;
+    let rows = client
+        .query(
+            "SELECT id FROM faena.worker WHERE deadline <= $1 AND ended_at IS NULL ORDER BY deadline, id LIMIT $2",
+            &[&now.as_ms(), &ROUND],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    for row in rows {
+        swept.lost.extend(give_up_one(shared, WorkerId(row.get(0)), orphan_delay_ms, now).await?);
+    }
+    let client = shared.begin().await?;
+    let result = async {
+        forget_ended(&client, forget_before).await?;
+        next_deadline(&client).await
+    }
+    .await;
+    swept.next_at = client.end(result).await?;
+    swept.more = swept.next_at.is_some_and(|at| at <= now);
+    Ok(swept)
+}
+
+/// `None`: it was heard of in the meantime, or another node was faster.
+async fn give_up_one(
+    shared: &Shared,
+    id: WorkerId,
+    orphan_delay_ms: i64,
+    now: Timestamp,
+) -> Result<Option<WorkerLost>> {
+    let client = shared.begin().await?;
+    let result = async {
+        let due = living_of(&client, "id = $1 AND deadline <= $2", "FOR UPDATE", &[&id.0, &now.as_ms()]).await?;
+        let Some(living) = due.into_iter().next() else { return Ok(None) };
+        let reason = living.reason.clone().unwrap_or_else(|| SILENT.to_owned());
+        let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
+        let freed = end_life(shared, &client, &living, &end, now).await?;
+        Ok(Some((living.key, freed)))
+    }
+    .await;
+    let Some((key, freed)) = client.end(result).await? else { return Ok(None) };
+    // Whoever it is connected to learns that it is over.
+    shared.tell([Signal::Worker(id)]);
+    Ok(Some(WorkerLost { id, key, freed: freed.told(shared, now).await? }))
+}
+
+/// A block whose owner is forgotten would be found all the same; but then nobody could say whose it was.
+async fn forget_ended(client: &Object, forget_before: Timestamp) -> Result<()> {
+    let rows = client
+        .query(
+            "DELETE FROM faena.worker WHERE id = ANY (ARRAY(
+                 SELECT id FROM faena.worker w WHERE ended_at IS NOT NULL AND ended_at < $1
+                     AND NOT EXISTS (SELECT FROM faena.block b WHERE b.node = w.id)
+                 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING id",
+            &[&forget_before.as_ms(), &FORGET],
+        )
+        .await?;
+    if !rows.is_empty() {
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+        client.execute("DELETE FROM faena.worker_change WHERE worker = ANY($1)", &[&ids]).await?;
+    }
+    Ok(())
+}
+
+pub async fn get(shared: &Shared, key: &str) -> Result<Option<WorkerView>> {
+    let client = shared.begin().await?;
+    let result = get_in(&client, key).await;
+    client.end(result).await
+}
+
+async fn get_in(client: &Object, key: &str) -> Result<Option<WorkerView>> {
+    let by_key = format!(
+        "SELECT {COLUMNS} FROM faena.worker WHERE key = $1
+         ORDER BY (ended_at IS NULL) DESC, registered_at DESC, id DESC LIMIT 1"
+    );
+    let mut row = client.query_opt(&by_key, &[&storable(key)]).await?;
+    if row.is_none()
+        && let Ok(id) = key.parse::<Uuid>()
+    {
+        row = client.query_opt(&format!("SELECT {COLUMNS} FROM faena.worker WHERE id = $1"), &[&id]).await?;
+    }
+    let Some(row) = row else { return Ok(None) };
+    let row = worker_row(&row);
+    let id = WorkerId(row.id);
+    let mut view = row.view()?;
+    view.jobs = shown_jobs(held_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
+    view.history = history(client, id).await?;
+    Ok(Some(view))
+}
+
+async fn history(client: &Object, id: WorkerId) -> Result<Vec<WorkerChange>> {
+    let rows = client
+        .query("SELECT at, state, reason FROM faena.worker_change WHERE worker = $1 ORDER BY sequence", &[&id.0])
+        .await?;
+    rows.iter()
+        .map(|row| {
+            let at = Timestamp::from_ms(row.get(0));
+            Ok(WorkerChange { at, state: worker_state(row.get(1))?, reason: row.get(2) })
+        })
+        .collect()
+}
+
+pub async fn list(shared: &Shared, states: &[WorkerState], limit: usize) -> Result<Vec<WorkerView>> {
+    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
+    let codes: Vec<i16> = wanted.iter().map(|state| worker_code(*state)).collect();
+    let sql = format!(
+        "SELECT {COLUMNS} FROM faena.worker WHERE state = ANY($1)
+         ORDER BY (ended_at IS NULL) DESC, registered_at DESC, id DESC LIMIT $2"
+    );
+    let client = shared.client().await?;
+    let rows = client.query(&sql, &[&codes, &(limit as i64)]).await?;
+    client.keep(Ok(()))?;
+    rows.iter().map(|row| worker_row(row).view()).collect()
+}
+
+pub async fn abilities(shared: &Shared) -> Result<Vec<Ability>> {
+    let client = shared.client().await?;
+    let rows = client
+        .query(
+            "SELECT capabilities, queues FROM faena.worker WHERE ended_at IS NULL AND state < $1",
+            &[&worker_code(WorkerState::Draining)],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    rows.iter().map(|row| ability(row.get(0), row.get(1))).collect()
+}
+
+fn worker_row(row: &Row) -> WorkerRow {
+    WorkerRow {
+        id: row.get(0),
+        key: row.get(1),
+        name: row.get(2),
+        kind: row.get(3),
+        door: row.get(4),
+        node: row.get(5),
+        state: row.get(6),
+        reason: row.get(7),
+        capabilities: row.get(8),
+        queues: row.get(9),
+        concurrency: row.get(10),
+        pool: row.get(11),
+        registered_at: row.get(12),
+        seen_at: row.get(13),
+        ended_at: row.get(14),
+        deadline: row.get(15),
+        completed: row.get(16),
+        failed: row.get(17),
+        breaker: row.get(18),
+    }
+}

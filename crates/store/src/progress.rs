@@ -1,0 +1,93 @@
+//! How far a job is, from what its worker told and from the steps that are finished. Nothing is invented: what neither says stays
+//! away.
+
+use faena_domain::Progress;
+
+/// The stored steps of a job.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Steps {
+    pub completed: u32,
+    /// How many there are, as the latest step that knew it told.
+    pub total: Option<u32>,
+}
+
+/// As it is stored.
+pub fn stored(progress: &Progress) -> String {
+    serde_json::to_string(progress).expect("progress is JSON")
+}
+
+pub fn parse(text: Option<&str>) -> Option<Progress> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+}
+
+/// For the log.
+pub fn describe(progress: &Progress) -> String {
+    progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default()
+}
+
+impl Steps {
+    /// After a step was finished. `total`: what this step told; `before`: what was known.
+    pub fn after_step(self, name: &str, total: Option<u32>, before: Option<Progress>) -> Progress {
+        let before = before.unwrap_or_default();
+        let total = total.or(before.total_steps).or(self.total);
+        Progress {
+            current_step: Some(name.to_owned()),
+            completed_steps: Some(self.completed),
+            total_steps: total,
+            percentage: percentage(self.completed, total).or(before.percentage),
+            ..before
+        }
+    }
+
+    /// What the worker told, with what the steps know besides.
+    pub fn beside(self, told: &Progress) -> Progress {
+        let mut progress = told.clone();
+        if self.completed > 0 {
+            progress.completed_steps = progress.completed_steps.or(Some(self.completed));
+            progress.total_steps = progress.total_steps.or(self.total);
+        }
+        progress
+    }
+
+    /// When the worker told nothing.
+    pub fn alone(self) -> Option<Progress> {
+        (self.completed > 0).then(|| Progress {
+            completed_steps: Some(self.completed),
+            total_steps: self.total,
+            percentage: percentage(self.completed, self.total),
+            ..Progress::default()
+        })
+    }
+}
+
+fn percentage(completed: u32, total: Option<u32>) -> Option<f64> {
+    let total = total.filter(|total| *total > 0)?;
+    Some((f64::from(completed) * 100.0 / f64::from(total)).min(100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_moves_the_progress_and_keeps_what_was_told() {
+        let told = Progress { phase: Some("load".into()), percentage: Some(7.0), ..Progress::default() };
+        let first = Steps { completed: 1, total: None }.after_step("a", None, Some(told));
+        assert_eq!((first.percentage, first.total_steps), (Some(7.0), None), "nothing is known of the end");
+        let second = Steps { completed: 2, total: Some(4) }.after_step("b", Some(4), Some(first));
+        assert_eq!((second.percentage, second.current_step.as_deref()), (Some(50.0), Some("b")));
+        assert_eq!(second.phase.as_deref(), Some("load"));
+        let third = Steps { completed: 3, total: Some(4) }.after_step("c", None, Some(second));
+        assert_eq!((third.completed_steps, third.total_steps, third.percentage), (Some(3), Some(4), Some(75.0)));
+    }
+
+    #[test]
+    fn what_is_told_wins_over_what_is_counted() {
+        let told = Progress { total_steps: Some(9), ..Progress::default() };
+        let shown = Steps { completed: 2, total: Some(4) }.beside(&told);
+        assert_eq!((shown.completed_steps, shown.total_steps, shown.percentage), (Some(2), Some(9), None));
+        assert_eq!(Steps::default().beside(&told), told);
+        assert_eq!(Steps::default().alone(), None);
+        assert_eq!(Steps { completed: 1, total: Some(0) }.alone().unwrap_or_default().percentage, None);
+    }
+}
