@@ -168,7 +168,8 @@ impl Dispatcher {
     fn plan(&self, engine: &Engine, candidates: &[Arc<Lane>], slots: usize, now: Timestamp) -> Plan {
         let mut plan = Plan::default();
         if slots > 0 {
-            let lanes = candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
+            let lanes =
+                candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
             plan.add(Owner::Node(engine.node_id()), lanes, slots, Taker::Slots);
         }
         let mut workers: Vec<(usize, Arc<Connected>)> = self
@@ -234,7 +235,8 @@ impl Dispatcher {
         for ((ask, taker), claim) in plan.asks.into_iter().zip(plan.takers).zip(claims) {
             let count = claim.jobs.len();
             let jobs = claim.jobs.into_iter().map(|job| {
-                let kind = self.lanes.lane(job.lane).map_or_else(|| Arc::from(""), |lane| Arc::from(lane.kind.as_str()));
+                let kind =
+                    self.lanes.lane(job.lane).map_or_else(|| Arc::from(""), |lane| Arc::from(lane.kind.as_str()));
                 (job, kind)
             });
             match taker {

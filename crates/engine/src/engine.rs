@@ -181,35 +181,49 @@ impl Engine {
         let none = || Arc::new(Notify::new());
         if moves {
             let promote = self.promote.clone();
-            self.run(&self.intake, "promoter", SAFETY, promote, async |e, now| promoter::run_once(&*e.store, now).await);
+            self.run(&self.intake, "promoter", SAFETY, promote, |e, now| async move {
+                promoter::run_once(&*e.store, now).await
+            });
         }
-        self.run(&self.intake, "dispatcher", SAFETY, self.lanes.nudge.clone(), async |e, now| {
+        self.run(&self.intake, "dispatcher", SAFETY, self.lanes.nudge.clone(), |e, now| async move {
             e.dispatcher.run_once(&e, now).await
         });
-        self.run(&self.outgoing, "recorder", SAFETY, self.recorder_nudge.clone(), async |e, now| {
+        self.run(&self.outgoing, "recorder", SAFETY, self.recorder_nudge.clone(), |e, now| async move {
             recorder::run_once(&*e.store, &e.hands, &e.bus, e.node_id(), now).await
         });
-        self.run(&self.outgoing, "reporter", SAFETY, self.reporter.nudge.clone(), async |e, now| {
+        self.run(&self.outgoing, "reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
             e.reporter.run_once(&*e.store, now).await
         });
-        self.run(&self.outgoing, "keeper", beat, self.workers.news.clone(), async |e, now| keep(&e, now).await);
-        self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), async |e, now| {
+        self.run(
+            &self.outgoing,
+            "keeper",
+            beat,
+            self.workers.news.clone(),
+            |e, now| async move { keep(&e, now).await },
+        );
+        self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), |e, now| async move {
             guardian::run_once(&e, now).await
         });
-        self.run(&self.intake, "poller", poll, none(), async |e, now| {
+        self.run(&self.intake, "poller", poll, none(), |e, now| async move {
             poller::run_once(&*e.store, e.node_id(), &e.lanes, &e.hands, &e.promote, &e.recover, now).await
         });
         let lease = self.config.node_lease / 3;
-        self.run(&self.outgoing, "lease", lease, none(), async |e, now| renew(&e, now).await);
-        self.run(&self.outgoing, "reconciler", RECONCILE, none(), async |e, now| reconcile(&e, now).await);
+        self.run(&self.outgoing, "lease", lease, none(), |e, now| async move { renew(&e, now).await });
+        self.run(&self.outgoing, "reconciler", RECONCILE, none(), |e, now| async move { reconcile(&e, now).await });
         if moves {
-            self.run(&self.intake, "recovery", SAFETY, self.recover.clone(), async |e, now| {
+            self.run(&self.intake, "recovery", SAFETY, self.recover.clone(), |e, now| async move {
                 let lease_ms = ms(e.config.node_lease);
                 nodes::run_once(&*e.store, &e.touch, lease_ms, e.config.patience(), now).await
             });
-            self.run(&self.intake, "sweeper", guard, none(), async |e, now| sweep(&e, now).await);
-            self.run(&self.intake, "handlers", guard, none(), async |e, now| handlers::run_once(&e, now).await);
-            self.run(&self.intake, "retention", Duration::from_secs(60), none(), async |e, now| {
+            self.run(&self.intake, "sweeper", guard, none(), |e, now| async move { sweep(&e, now).await });
+            self.run(
+                &self.intake,
+                "handlers",
+                guard,
+                none(),
+                |e, now| async move { handlers::run_once(&e, now).await },
+            );
+            self.run(&self.intake, "retention", Duration::from_secs(60), none(), |e, now| async move {
                 retention::run_once(&*e.store, &e.config.retention, now).await
             });
         }
@@ -221,16 +235,18 @@ impl Engine {
         self.listen();
     }
 
-    fn run<F>(self: &Arc<Engine>, driver: &Driver, name: &'static str, period: Duration, nudge: Arc<Notify>, round: F)
-    where
-        F: AsyncFn(Arc<Engine>, Timestamp) -> Result<Round, StoreError> + Copy + Send + Sync + 'static,
-        for<'a> F::CallRefFuture<'a>: Send,
+    fn run<Fut>(
+        self: &Arc<Engine>,
+        driver: &Driver,
+        name: &'static str,
+        period: Duration,
+        nudge: Arc<Notify>,
+        round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
+    ) where
+        Fut: Future<Output = Result<Round, StoreError>> + Send,
     {
         let engine = self.clone();
-        driver.start(name, period, nudge, move |now| {
-            let engine = engine.clone();
-            async move { round(engine, now).await }
-        });
+        driver.start(name, period, nudge, move |now| round(engine.clone(), now));
     }
 
     pub async fn submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>, StoreError> {
@@ -352,7 +368,11 @@ impl Engine {
             tracing::error!("the database did not take the last reports; other nodes will run these jobs again");
         }
         let node = self.node_id();
-        let left = tokio::time::timeout(Duration::from_secs(5), self.store.node_leave(node, self.config.patience(), Timestamp::now())).await;
+        let left = tokio::time::timeout(
+            Duration::from_secs(5),
+            self.store.node_leave(node, self.config.patience(), Timestamp::now()),
+        )
+        .await;
         if let Ok(Err(error)) = left {
             tracing::warn!(%error, "this node could not take leave; its lease will run out");
         }

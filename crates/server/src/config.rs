@@ -124,8 +124,14 @@ pub const KEYS: &[Key] = &[
         "262144",
         "What is kept of the answer to http.request.",
     ),
-    reserved("worker.heartbeat", "FAENA_WORKER_HEARTBEAT", "30s", "How often remote workers report."),
-    reserved("worker.silence", "FAENA_WORKER_SILENCE", "90s", "After which silence a remote worker is lost."),
+    key("worker.heartbeat", "FAENA_WORKER_HEARTBEAT", Kind::Duration, "30s", "How often remote workers report."),
+    key(
+        "worker.silence",
+        "FAENA_WORKER_SILENCE",
+        Kind::Duration,
+        "90s",
+        "After which silence a remote worker is lost.",
+    ),
     key(
         "queue.strict",
         "FAENA_QUEUE_STRICT",
@@ -155,15 +161,41 @@ pub const KEYS: &[Key] = &[
         "30m",
         "How long a job may run that sets no timeoutMs.",
     ),
-    reserved("assigned.timeout", "FAENA_ASSIGNED_TIMEOUT", "5m", "How long a job may be assigned without starting."),
-    reserved(
+    key(
+        "assigned.timeout",
+        "FAENA_ASSIGNED_TIMEOUT",
+        Kind::Duration,
+        "5m",
+        "How long a job may be assigned without starting.",
+    ),
+    key(
         "scheduled.timeout",
         "FAENA_SCHEDULED_TIMEOUT",
+        Kind::Duration,
         "10m",
         "How long a worker may take to be started for a job.",
     ),
-    reserved("reconnect.grace", "FAENA_RECONNECT_GRACE", "10s", "How long a disconnected worker keeps its jobs."),
-    reserved("guardian.interval", "FAENA_GUARDIAN_INTERVAL", "30s", "How often deadlines are looked at, at the least."),
+    key(
+        "reconnect.grace",
+        "FAENA_RECONNECT_GRACE",
+        Kind::Duration,
+        "10s",
+        "How long a disconnected worker keeps its jobs.",
+    ),
+    key(
+        "no_handler.timeout",
+        "FAENA_NO_HANDLER_TIMEOUT",
+        Kind::Duration,
+        "24h",
+        "How long a job waits for a worker that can run its type before it fails with no_handler; 0s: for ever.",
+    ),
+    key(
+        "guardian.interval",
+        "FAENA_GUARDIAN_INTERVAL",
+        Kind::Duration,
+        "30s",
+        "How often deadlines are looked at, at the least.",
+    ),
     reserved(
         "webhook.base_delay",
         "FAENA_WEBHOOK_BASE_DELAY",
@@ -232,7 +264,25 @@ impl Config {
             };
             config.set(path, value.clone(), format!("--{flag}"))?;
         }
+        config.check_together()?;
         Ok(config)
+    }
+
+    /// What is wrong with values that are right by themselves.
+    fn check_together(&self) -> Result<(), ConfigError> {
+        for path in ["worker.heartbeat", "guardian.interval"] {
+            if self.duration(path).is_zero() {
+                return Err(ConfigError(format!("{}: {path}: must be more than 0s", self.settings[path].origin)));
+            }
+        }
+        if self.duration("worker.silence") <= self.duration("worker.heartbeat") {
+            return Err(ConfigError(format!(
+                "{}: worker.silence: must be longer than worker.heartbeat ({}), or every worker is given up for lost between two of its beats",
+                self.settings["worker.silence"].origin,
+                self.text("worker.heartbeat")
+            )));
+        }
+        Ok(())
     }
 
     fn read_file(&mut self, path: &Path, required: bool) -> Result<(), ConfigError> {
@@ -332,6 +382,13 @@ impl Config {
             orphan_delay: self.duration("orphan.delay"),
             drain_grace: self.duration("drain.grace"),
             processing_timeout: self.duration("processing.timeout"),
+            worker_heartbeat: self.duration("worker.heartbeat"),
+            worker_silence: self.duration("worker.silence"),
+            reconnect_grace: self.duration("reconnect.grace"),
+            assigned_timeout: self.duration("assigned.timeout"),
+            scheduled_timeout: self.duration("scheduled.timeout"),
+            no_handler_timeout: self.duration("no_handler.timeout"),
+            guardian_interval: self.duration("guardian.interval"),
             retention: Retention {
                 completed_ms: self.duration_ms("retention.completed"),
                 cancelled_ms: self.duration_ms("retention.cancelled"),

@@ -106,7 +106,9 @@ fn told(worker: &Connected, orders: Vec<Order>, with_jobs: bool) -> String {
     for order in orders {
         match order {
             Order::Job(delivery) => jobs.push(encode::job(&delivery)),
-            Order::Cancel { job_id, run, reason } => cancel.push(json!({"jobId": job_id, "run": run, "reason": reason})),
+            Order::Cancel { job_id, run, reason } => {
+                cancel.push(json!({"jobId": job_id, "run": run, "reason": reason}))
+            }
             Order::Ack(_) | Order::Drain | Order::Resume => {}
         }
     }
@@ -120,8 +122,7 @@ pub async fn report(
     path: Result<Path<(String, String, String)>, axum::extract::rejection::PathRejection>,
     body: Body,
 ) -> Answer<Json<serde_json::Value>> {
-    let Path((key, job, name)) =
-        path.map_err(|_| ApiError::invalid(vec![Fault::new("path", "must be UTF-8")]))?;
+    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid(vec![Fault::new("path", "must be UTF-8")]))?;
     let job_id = parse_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = object_or_nothing(&api, &body)?;

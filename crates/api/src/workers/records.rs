@@ -20,7 +20,10 @@ pub struct ListQuery {
     limit: Option<String>,
 }
 
-pub async fn list(State(api): State<Api>, query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>) -> Answer<Json<WorkerList>> {
+pub async fn list(
+    State(api): State<Api>,
+    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+) -> Answer<Json<WorkerList>> {
     let Query(query) =
         query.map_err(|_| ApiError::invalid(vec![Fault::new("query", "only state and limit are known here")]))?;
     let mut states = Vec::new();
@@ -77,5 +80,7 @@ async fn set_drain(api: &Api, key: &str, drain: bool) -> Answer<Json<Success>> {
 }
 
 pub fn unknown(key: &str) -> ApiError {
-    ApiError::not_found(format!("there is no living worker {key}; it may have been given up for lost, then it registers again"))
+    ApiError::not_found(format!(
+        "there is no living worker {key}; it may have been given up for lost, then it registers again"
+    ))
 }

@@ -33,10 +33,7 @@ const GOING_AWAY: u16 = 1001;
 const POLICY: u16 = 1008;
 const RESTART: u16 = 1012;
 
-pub async fn connect(
-    State(api): State<Api>,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Response {
+pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Response {
     match upgrade {
         Ok(upgrade) => upgrade
             .max_message_size(HARD_LIMIT)
@@ -212,10 +209,7 @@ impl Session {
     }
 
     /// Takes what has arrived. `Break`: the connection ends.
-    async fn hear(
-        &mut self,
-        first: Option<Result<Message, axum::Error>>,
-    ) -> std::ops::ControlFlow<Option<Ending>> {
+    async fn hear(&mut self, first: Option<Result<Message, axum::Error>>) -> std::ops::ControlFlow<Option<Ending>> {
         use std::ops::ControlFlow::{Break, Continue};
         let now = Timestamp::now();
         self.worker.seen(now);
@@ -251,8 +245,10 @@ impl Session {
                         ended = Some(Some((GOING_AWAY, "goodbye".into())));
                         break;
                     }
-                    Some(Ok(Said::Register(_))) => errors
-                        .push(error_frame(&Refusal::new("CONFLICT", "this worker is registered already on this connection"))),
+                    Some(Ok(Said::Register(_))) => errors.push(error_frame(&Refusal::new(
+                        "CONFLICT",
+                        "this worker is registered already on this connection",
+                    ))),
                     Some(Err(refusal)) => {
                         if !self.flow.take(10.0) {
                             ended = Some(Some((POLICY, "too many messages that are not understood".into())));
@@ -330,7 +326,9 @@ fn parse(text: &str) -> Result<Said, Refusal> {
         "log" => report::log(frame.message.map(Into::into))?,
         "step" => report::step(frame.name.map(Into::into), raw(frame.result).as_deref(), frame.total_steps)?,
         "complete" => report::complete(frame.result.map(|raw| raw.get()))?,
-        "fail" => report::fail(report::error_text(frame.error.map(|raw| raw.get())), frame.retryable, frame.retry_after_ms),
+        "fail" => {
+            report::fail(report::error_text(frame.error.map(|raw| raw.get())), frame.retryable, frame.retry_after_ms)
+        }
         "release" => ReportKind::Release,
         other => {
             let known = "register, heartbeat, started, progress, log, step, complete, fail, release, drain and leave";

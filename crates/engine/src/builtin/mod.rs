@@ -13,9 +13,7 @@ use std::{
     },
 };
 
-use faena_domain::{
-    ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp,
-};
+use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp};
 use faena_store::{NoteKind, Outcome, Store, StoreError};
 use futures_util::FutureExt;
 use parking_lot::RwLock;

@@ -44,7 +44,7 @@ impl BuiltIn {
     }
 
     pub fn id(&self) -> WorkerId {
-        self.0.lock().map_or(WorkerId(uuid::Uuid::nil()), |entry| entry.id)
+        self.0.lock().map_or_else(WorkerId::default, |entry| entry.id)
     }
 
     /// Writes down that it lives, and whether it has something to do. Answers how much there was to tell.
@@ -55,7 +55,8 @@ impl BuiltIn {
         if state == entry.state && now.ms_since(entry.told_at) < beat_ms {
             return Ok(0);
         }
-        let changes = if state == entry.state { Vec::new() } else { vec![WorkerChange { at: now, state, reason: None }] };
+        let changes =
+            if state == entry.state { Vec::new() } else { vec![WorkerChange { at: now, state, reason: None }] };
         let news = WorkerNews {
             id: entry.id,
             session: entry.session,

@@ -235,7 +235,8 @@ impl Desk {
             }
             ReportKind::Log(text) => NoteKind::Message(text),
             ReportKind::Step { name, result, total } => {
-                progress = Some(Progress { current_step: Some(name.clone()), total_steps: total, ..Progress::default() });
+                progress =
+                    Some(Progress { current_step: Some(name.clone()), total_steps: total, ..Progress::default() });
                 NoteKind::Step { name, result, total }
             }
             _ => NoteKind::Started,
@@ -255,7 +256,9 @@ impl Desk {
             let refusal = match &answers {
                 Ok(answers) if answers.get(at) == Some(&true) => None,
                 Ok(_) => Some(Refusal::stale(note.run)),
-                Err(_) => Some(Refusal::new("UNAVAILABLE", "the database is not available at the moment; say it again")),
+                Err(_) => {
+                    Some(Refusal::new("UNAVAILABLE", "the database is not available at the moment; say it again"))
+                }
             };
             if refusal.is_none()
                 && let Some(progress) = progress

@@ -67,7 +67,10 @@ impl Registration {
             }
         }
         if self.capabilities.is_empty() {
-            faults.push(Fault::new("capabilities", "must name at least one job type (a name, or a prefix with * behind it)"));
+            faults.push(Fault::new(
+                "capabilities",
+                "must name at least one job type (a name, or a prefix with * behind it)",
+            ));
         }
         for (path, list) in [("capabilities", &self.capabilities), ("queues", &self.queues)] {
             if list.len() > MOST_NAMES {
@@ -154,7 +157,13 @@ impl Engine {
         Ok(Connection { worker, resumed })
     }
 
-    fn seat(&self, card: Card, admitted: &WorkerAdmitted, before: Option<&Connected>, now: Timestamp) -> Arc<Connected> {
+    fn seat(
+        &self,
+        card: Card,
+        admitted: &WorkerAdmitted,
+        before: Option<&Connected>,
+        now: Timestamp,
+    ) -> Arc<Connected> {
         let state = match admitted.was {
             Some(state @ (WorkerState::Ready | WorkerState::Busy | WorkerState::Draining)) => state,
             _ => WorkerState::Ready,
@@ -269,7 +278,8 @@ impl Engine {
             // Without its steps a job would do its work again.
             Err(error) => {
                 tracing::warn!(%error, "finished steps cannot be read; the jobs go back");
-                for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held))) {
+                for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held)))
+                {
                     self.desk.end(worker, held, ReportKind::Release, None, now);
                 }
                 return;
@@ -301,7 +311,8 @@ impl Engine {
             self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
         }
         let deadline = self.deadline_of(&held, now);
-        let due = if worker.tells_starts { deadline.min(now.plus_ms(ms(self.config.assigned_timeout))) } else { deadline };
+        let due =
+            if worker.tells_starts { deadline.min(now.plus_ms(ms(self.config.assigned_timeout))) } else { deadline };
         if due.as_ms() < self.next_check_at.load(Ordering::Acquire) {
             self.workers.watch.notify_one();
         }
@@ -341,7 +352,11 @@ impl Engine {
                 standing.breaker.failed(now);
             }
         }
-        tracing::info!(worker = worker.key, "the connection to a worker is gone; it has {:?} to come back", self.config.reconnect_grace);
+        tracing::info!(
+            worker = worker.key,
+            "the connection to a worker is gone; it has {:?} to come back",
+            self.config.reconnect_grace
+        );
         self.workers.news.notify_one();
         self.workers.watch.notify_one();
     }

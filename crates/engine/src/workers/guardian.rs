@@ -61,7 +61,8 @@ fn lost(engine: &Engine, worker: &Connected, next: &mut Next, now: Timestamp) ->
     }
     if let Some(since) = standing.away_since {
         let due = next.is_due(since.plus_ms(ms(config.reconnect_grace)), now);
-        return due.then(|| format!("its connection closed and it did not come back within {:?}", config.reconnect_grace));
+        return due
+            .then(|| format!("its connection closed and it did not come back within {:?}", config.reconnect_grace));
     }
     let due = next.is_due(standing.seen_at.plus_ms(ms(config.worker_silence)), now);
     due.then(|| format!("nothing was heard of it for {:?}", config.worker_silence))
