@@ -3,6 +3,7 @@
 mod error;
 mod fields;
 mod frame;
+mod grpc;
 mod guard;
 mod health;
 mod rest;
@@ -80,6 +81,7 @@ pub fn router(api: Api) -> Router {
     Router::new()
         .nest("/api/v1/jobs", jobs)
         .nest("/api/v1/workers", workers)
+        .merge(grpc::routes(&api))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
         .fallback(error::not_found)

@@ -2,6 +2,16 @@
 
 pub mod frames;
 
+/// The messages and services of `proto/faena/v1/faena.proto`.
+#[cfg(feature = "grpc")]
+#[allow(clippy::all, clippy::unwrap_used, missing_docs, reason = "generated")]
+pub mod v1 {
+    tonic::include_proto!("faena.v1");
+
+    /// What server reflection tells.
+    pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
+}
+
 use faena_domain::{Fault, JobId, JobState, JobView, Timestamp, WorkerView};
 use serde::{Deserialize, Serialize};
 

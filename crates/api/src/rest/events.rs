@@ -29,18 +29,20 @@ pub async fn events(
     let (sender, receiver) = mpsc::channel(16);
     tokio::spawn(follow(api, id, first, changes, sender));
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
-        let event = receiver.recv().await?;
+        let (kind, job) = receiver.recv().await?;
+        let event = SseEvent::default().event(kind.as_str()).json_data(job).ok()?;
         Some((Ok(event), receiver))
     });
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }
 
-async fn follow(
+/// Sends the job, and again after each change, until it has finished or nobody listens.
+pub async fn follow(
     api: Api,
     id: JobId,
     first: JobView,
     mut changes: broadcast::Receiver<faena_domain::Event>,
-    sender: mpsc::Sender<SseEvent>,
+    sender: mpsc::Sender<(EventKind, JobView)>,
 ) {
     let mut seen: Option<(Timestamp, usize, String)> = None;
     let mut job = Some(first);
@@ -54,9 +56,7 @@ async fn follow(
                     EventKind::of_state(view.status)
                 };
             seen = Some(mark);
-            let event = SseEvent::default().event(kind.as_str()).json_data(api.shown(view.clone()));
-            let Ok(event) = event else { return };
-            if sender.send(event).await.is_err() {
+            if sender.send((kind, api.shown(view.clone()))).await.is_err() {
                 return;
             }
         }

@@ -26,6 +26,14 @@ pub type Answer<T> = Result<T, ApiError>;
 
 pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> Answer<Response> {
     let body = read_body(&api, body).await?;
+    let (created, existed) = submit_one(&api, &headers, &body).await?;
+    let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
+    let location = [(header::LOCATION, format!("/api/v1/jobs/{}", created.id))];
+    Ok((status, location, Json(created)).into_response())
+}
+
+/// Stores the one job of a body. `true`: it was there already.
+pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> Answer<(Created, bool)> {
     let correlation = frame::correlation();
     // A request that came without a correlation id starts something of its own: its job's id is its correlation id.
     let id = match &correlation {
@@ -33,12 +41,12 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
         Correlation::Given(_) => JobId::new(),
     };
     let mut faults = Vec::new();
-    let mut job = read_job(body_object(&body, api.body_bytes)?, id, &api.limits, &mut faults);
+    let mut job = read_job(body_object(body, api.body_bytes)?, id, &api.limits, &mut faults);
     if job.reference.is_some() || !job.depends_on_refs.is_empty() {
         let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
         faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
     }
-    from_headers(&headers, &mut job, &body, &mut faults);
+    from_headers(headers, &mut job, body, &mut faults);
     if !faults.is_empty() {
         return Err(ApiError::invalid(faults));
     }
@@ -46,15 +54,13 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
     let stored = api.engine.submit(vec![job], Timestamp::now()).await?;
     let stored = stored.into_iter().next().ok_or(StoreError::Broken("a job was not stored".into()))?;
     api.engine.bus.changed(stored.id, stored.status, None, stored.created_at);
-    let status = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
     if stored.existed
         && let Some(first) = api.engine.store.job_get(stored.id).await?
     {
         correlation_id = first.correlation_id;
     }
     let created = Created { id: stored.id, status: stored.status, created_at: stored.created_at, correlation_id };
-    let location = [(header::LOCATION, format!("/api/v1/jobs/{}", created.id))];
-    Ok((status, location, Json(created)).into_response())
+    Ok((created, stored.existed))
 }
 
 pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Answer<Response> {
@@ -63,7 +69,13 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
         return Err(ApiError::invalid(vec![Fault::new("Idempotency-Key", message)]));
     }
     let body = read_bytes(body, api.batch_bytes).await?;
-    let mut jobs = read_batch(body_object(&body, api.batch_bytes)?, &api.limits)?;
+    let ids = submit_batch(&api, &body).await?;
+    Ok((StatusCode::CREATED, Json(CreatedBatch { ids })).into_response())
+}
+
+/// Stores all jobs of a body, or none.
+pub async fn submit_batch(api: &Api, body: &Bytes) -> Answer<Vec<JobId>> {
+    let mut jobs = read_batch(body_object(body, api.batch_bytes)?, &api.limits)?;
     let correlation = Correlation::Given(frame::correlation().text());
     for job in &mut jobs {
         if job.options.idempotency_key.is_some() {
@@ -72,8 +84,7 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
         correlate(job, &correlation);
     }
     let stored = api.engine.submit(jobs, Timestamp::now()).await?;
-    let ids = stored.into_iter().map(|job| job.id).collect();
-    Ok((StatusCode::CREATED, Json(CreatedBatch { ids })).into_response())
+    Ok(stored.into_iter().map(|job| job.id).collect())
 }
 
 /// The idempotency key and the trace of the request hold for its job.

@@ -8,20 +8,15 @@ use axum::{
     http::{HeaderMap, HeaderValue},
 };
 use faena_domain::{Fault, JobId, JobState, Priority, Timestamp};
-use faena_store::{Filter, Page};
+use faena_store::{Filter, JobPage, Page};
 use faena_wire::JobList;
 
 use super::jobs::Answer;
 use crate::{Api, ApiError};
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<JobList>)> {
-    let ask = read_query(query.as_deref().unwrap_or(""))?;
-    let store_page = match (ask.cursor, ask.page) {
-        (Some(id), _) => Page::After { id, limit: ask.limit },
-        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
-    };
-    let found = api.engine.store.job_list(&ask.filter, store_page).await?;
-    let jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
+    let (ask, found) = find(&api, query.as_deref().unwrap_or("")).await?;
+    let jobs = found.jobs;
     let page = if ask.cursor.is_some() { None } else { Some(ask.page.unwrap_or(1) as u64) };
     let limit = ask.limit as u64;
     let mut headers = HeaderMap::new();
@@ -36,6 +31,18 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(
         headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
     }
     Ok((headers, Json(JobList { jobs, total: found.total, page, limit, next_cursor: found.next })))
+}
+
+/// The jobs that a query asks for.
+pub async fn find(api: &Api, query: &str) -> Answer<(Query, JobPage)> {
+    let ask = read_query(query)?;
+    let page = match (ask.cursor, ask.page) {
+        (Some(id), _) => Page::After { id, limit: ask.limit },
+        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
+    };
+    let mut found = api.engine.store.job_list(&ask.filter, page).await?;
+    found.jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
+    Ok((ask, found))
 }
 
 pub struct Query {

@@ -4,5 +4,5 @@ mod encode;
 pub mod flow;
 pub mod http;
 pub mod records;
-mod report;
+pub mod report;
 pub mod websocket;
