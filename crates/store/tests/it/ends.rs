@@ -64,7 +64,7 @@ pub async fn progress_messages_and_steps_are_kept_and_shown(world: &World) {
     world.begin(&job, 1).await;
     assert!(world.note(&job, percent(12.5, "reading"), 2).await);
     assert!(world.note(&job, NoteKind::Message("line \"one\"\n".into()), 3).await);
-    assert!(world.note(&job, NoteKind::Step { name: "E1".into(), result: r#"{"rows":3}"#.into() }, 4).await);
+    assert!(world.note(&job, step("E1", r#"{"rows":3}"#), 4).await);
     assert!(world.note(&job, percent(50.0, "half"), 5).await);
 
     let view = world.get(job.id).await;
@@ -88,7 +88,7 @@ pub async fn progress_messages_and_steps_are_kept_and_shown(world: &World) {
 }
 
 pub async fn a_step_is_kept_once_and_survives_the_run(world: &World) {
-    let step = |result: &str| NoteKind::Step { name: "E1".into(), result: result.into() };
+    let step = |result| step("E1", result);
     let first = world.running(world.job("a", 0)).await;
     assert!(world.note(&first, step("1"), 1).await);
     assert!(world.note(&first, step("2"), 2).await, "told again");
@@ -105,8 +105,8 @@ pub async fn notes_of_a_stale_run_change_nothing(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.retry_at(&first, 10, 1).await;
     let every_note = async |job: &ClaimedJob, ms| {
-        let step = NoteKind::Step { name: "E9".into(), result: "9".into() };
-        for kind in [NoteKind::Started, percent(99.0, "zombie"), NoteKind::Message("zombie".into()), step] {
+        let message = NoteKind::Message("zombie".into());
+        for kind in [NoteKind::Started, percent(99.0, "zombie"), message, step("E9", "9")] {
             assert!(!world.note(job, kind, ms).await);
         }
     };
@@ -267,7 +267,7 @@ pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: 
     let nul = "broken \0 pipe";
     assert!(world.note(&bad[0], NoteKind::Message(nul.into()), 2).await);
     assert!(world.note(&bad[0], percent(1.0, nul), 2).await);
-    assert!(world.note(&bad[0], NoteKind::Step { name: nul.into(), result: "1".into() }, 2).await);
+    assert!(world.note(&bad[0], step(nul, "1"), 2).await);
     world.store.job_cancel(bad[1].id, nul, world.at(3)).await.unwrap();
     let retry = Outcome::Retry { due_at: world.at(9), error: nul.into(), reason: ErrorReason::Error };
     let ends = vec![

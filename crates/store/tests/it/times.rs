@@ -130,7 +130,7 @@ pub async fn old_finished_jobs_are_pruned_by_state_and_leave_nothing(world: &Wor
     let completed = world.running(rich(0)).await;
     world.begin(&completed, 1).await;
     world.note(&completed, percent(5.0, "x"), 1).await;
-    world.note(&completed, faena_store::NoteKind::Step { name: "E1".into(), result: "1".into() }, 1).await;
+    world.note(&completed, step("E1", "1"), 1).await;
     world.retry_at(&completed, 3, 2).await;
     world.promote(3).await;
     let again = world.claim_one(4).await;
