@@ -29,6 +29,7 @@ CREATE UNIQUE INDEX worker_living ON faena.worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON faena.worker (key, registered_at);
 CREATE INDEX worker_deadline ON faena.worker (deadline) WHERE deadline IS NOT NULL AND ended_at IS NULL;
 CREATE INDEX worker_ended ON faena.worker (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX worker_coming ON faena.worker (state) WHERE ended_at IS NULL AND state < 2;
 
 CREATE TABLE faena.worker_change (
     worker   uuid NOT NULL,

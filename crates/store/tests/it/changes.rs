@@ -1,7 +1,7 @@
 //! What people do to jobs: cancel, retry, patch, delete.
 
 use faena_domain::{JobId, JobState, Priority};
-use faena_store::{CancelOutcome, ClaimedJob, JobPatch, NoteKind, Outcome, RunEnd, StoreError, Tally};
+use faena_store::{CancelOutcome, ClaimedJob, JobPatch, Outcome, RunEnd, StoreError, Tally};
 
 use crate::support::*;
 
@@ -267,7 +267,7 @@ pub async fn a_deleted_job_leaves_nothing(world: &World) {
         let job = world.running(mark(n)).await;
         world.begin(&job, 1).await;
         world.note(&job, percent(1.0, "x"), 1).await;
-        world.note(&job, NoteKind::Step { name: "E1".into(), result: "1".into() }, 1).await;
+        world.note(&job, step("E1", "1"), 1).await;
         world.retry_at(&job, 2, 2).await;
         world.promote(2).await;
         let job = world.claim_one(3).await;

@@ -1,6 +1,6 @@
 //! What runs tell, and how they end.
 
-use faena_domain::{ErrorReason, JobState, LogEvent, LogLine};
+use faena_domain::{ErrorReason, JobState, LogEvent, LogLine, Progress};
 use faena_store::{ClaimedJob, NoteKind, Outcome, RunEnd, Tally};
 
 use crate::support::*;
@@ -64,7 +64,7 @@ pub async fn progress_messages_and_steps_are_kept_and_shown(world: &World) {
     world.begin(&job, 1).await;
     assert!(world.note(&job, percent(12.5, "reading"), 2).await);
     assert!(world.note(&job, NoteKind::Message("line \"one\"\n".into()), 3).await);
-    assert!(world.note(&job, NoteKind::Step { name: "E1".into(), result: r#"{"rows":3}"#.into() }, 4).await);
+    assert!(world.note(&job, step("E1", r#"{"rows":3}"#), 4).await);
     assert!(world.note(&job, percent(50.0, "half"), 5).await);
 
     let view = world.get(job.id).await;
@@ -88,7 +88,7 @@ pub async fn progress_messages_and_steps_are_kept_and_shown(world: &World) {
 }
 
 pub async fn a_step_is_kept_once_and_survives_the_run(world: &World) {
-    let step = |result: &str| NoteKind::Step { name: "E1".into(), result: result.into() };
+    let step = |result| step("E1", result);
     let first = world.running(world.job("a", 0)).await;
     assert!(world.note(&first, step("1"), 1).await);
     assert!(world.note(&first, step("2"), 2).await, "told again");
@@ -101,12 +101,97 @@ pub async fn a_step_is_kept_once_and_survives_the_run(world: &World) {
     assert_eq!(world.get(first.id).await.steps.len(), 1);
 }
 
+pub async fn steps_move_the_progress(world: &World) {
+    let of = |name: &str, total| NoteKind::Step { name: name.into(), result: "1".into(), total };
+    let job = world.running(world.job("a", 0)).await;
+    let shown = async || {
+        let progress = world.get(job.id).await.progress.unwrap();
+        (progress.current_step, progress.completed_steps, progress.total_steps, progress.percentage)
+    };
+    let some = |name: &str| Some(name.to_owned());
+    assert!(world.note(&job, of("read", None), 1).await);
+    assert_eq!(shown().await, (some("read"), Some(1), None, None), "nobody knows how many there are");
+    assert!(world.note(&job, of("sort", Some(4)), 2).await);
+    assert_eq!(shown().await, (some("sort"), Some(2), Some(4), Some(50.0)));
+    assert!(world.note(&job, of("write", None), 3).await);
+    assert_eq!(shown().await, (some("write"), Some(3), Some(4), Some(75.0)), "the total is remembered");
+    assert!(world.note(&job, of("sort", None), 4).await, "told again");
+    assert_eq!(shown().await.1, Some(3));
+    let listed = world.store.job_list(&faena_store::Filter::default(), OFFSET).await.unwrap().jobs.remove(0);
+    assert_eq!(listed.progress.unwrap().percentage, Some(75.0));
+
+    world.retry_at(&job, 100, 5).await;
+    assert_eq!(shown().await, (None, Some(3), Some(4), Some(75.0)), "the next try begins with them");
+    world.promote(100).await;
+    let again = world.claim_one(101).await;
+    world.begin(&again, 102).await;
+    assert_eq!(shown().await.3, Some(75.0));
+    assert!(world.note(&again, of("send", None), 103).await);
+    assert_eq!(shown().await, (some("send"), Some(4), Some(4), Some(100.0)));
+    world.complete(&again, 104).await;
+    assert_eq!(shown().await, (None, Some(4), Some(4), Some(100.0)));
+    let names: Vec<_> = world.get(job.id).await.steps.into_iter().map(|step| step.name).collect();
+    assert_eq!(names, ["read", "sort", "write", "send"]);
+}
+
+const OFFSET: faena_store::Page = faena_store::Page::Offset { offset: 0, limit: 10 };
+
+pub async fn told_progress_wins_over_counted_steps(world: &World) {
+    let job = world.running(world.job("a", 0)).await;
+    let total = |total| NoteKind::Step { name: "one".into(), result: "1".into(), total };
+    assert!(world.note(&job, percent(12.0, "reading"), 1).await);
+    assert_eq!(world.get(job.id).await.progress.unwrap().completed_steps, None, "no steps, nothing about steps");
+    assert!(world.note(&job, total(Some(5)), 2).await);
+    let progress = world.get(job.id).await.progress.unwrap();
+    assert_eq!((progress.message.as_deref(), progress.percentage), (Some("reading"), Some(20.0)));
+    assert!(world.note(&job, percent(33.0, "half way"), 3).await);
+    let progress = world.get(job.id).await.progress.unwrap();
+    assert_eq!((progress.percentage, progress.completed_steps, progress.total_steps), (Some(33.0), Some(1), Some(5)));
+    let told = Progress { completed_steps: Some(7), total_steps: Some(9), ..Progress::default() };
+    assert!(world.note(&job, NoteKind::Progress(told.clone()), 4).await);
+    assert_eq!(world.get(job.id).await.progress, Some(told));
+}
+
+pub async fn the_steps_of_several_jobs_are_read_at_once(world: &World) {
+    let [a, b, c] = [0, 1, 2].map(|n| world.running(world.job("a", n)));
+    let (a, b, c) = (a.await, b.await, c.await);
+    for (job, name, ms) in [(&a, "z", 3), (&b, "x", 4), (&a, "y", 5)] {
+        assert!(world.note(job, step(name, "{\"n\":1}"), ms).await);
+    }
+    let steps = world.store.job_steps(vec![b.id, c.id, a.id]).await.unwrap();
+    let seen: Vec<_> = steps.iter().map(|(id, step)| (*id, step.name.as_str(), step.at)).collect();
+    assert_eq!(seen, [(b.id, "x", world.at(4)), (a.id, "z", world.at(3)), (a.id, "y", world.at(5))]);
+    assert_eq!((steps[0].1.result.get(), steps[0].1.run), ("{\"n\":1}", b.run));
+    assert!(world.store.job_steps(Vec::new()).await.unwrap().is_empty());
+}
+
+pub async fn a_report_that_came_too_late_is_written_down(world: &World) {
+    let first = world.running(world.job("a", 0)).await;
+    world.retry_at(&first, 10, 1).await;
+    world.promote(10).await;
+    let second = world.claim_one(11).await;
+    let late = || NoteKind::Stale("complete of an old run".into());
+    assert!(world.note(&first, late(), 12).await);
+    let view = world.get(first.id).await;
+    assert_eq!((view.status, view.run), (JobState::Assigned, Some(second.run)), "it changes nothing");
+    let line = view.execution_log.iter().find(|entry| entry.event == LogEvent::StaleReport).unwrap();
+    assert_eq!(
+        (line.details.as_str(), line.run, line.timestamp),
+        ("complete of an old run", Some(first.run), world.at(12))
+    );
+    world.complete(&second, 13).await;
+    assert!(world.note(&second, late(), 14).await, "of a finished job too");
+    assert_eq!(world.ledger.number("SELECT count(*) FROM running").await, 0);
+    world.store.job_delete(first.id).await.unwrap();
+    assert!(!world.note(&first, late(), 15).await, "the job is not there");
+}
+
 pub async fn notes_of_a_stale_run_change_nothing(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.retry_at(&first, 10, 1).await;
     let every_note = async |job: &ClaimedJob, ms| {
-        let step = NoteKind::Step { name: "E9".into(), result: "9".into() };
-        for kind in [NoteKind::Started, percent(99.0, "zombie"), NoteKind::Message("zombie".into()), step] {
+        let message = NoteKind::Message("zombie".into());
+        for kind in [NoteKind::Started, percent(99.0, "zombie"), message, step("E9", "9")] {
             assert!(!world.note(job, kind, ms).await);
         }
     };
@@ -267,7 +352,7 @@ pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: 
     let nul = "broken \0 pipe";
     assert!(world.note(&bad[0], NoteKind::Message(nul.into()), 2).await);
     assert!(world.note(&bad[0], percent(1.0, nul), 2).await);
-    assert!(world.note(&bad[0], NoteKind::Step { name: nul.into(), result: "1".into() }, 2).await);
+    assert!(world.note(&bad[0], step(nul, "1"), 2).await);
     world.store.job_cancel(bad[1].id, nul, world.at(3)).await.unwrap();
     let retry = Outcome::Retry { due_at: world.at(9), error: nul.into(), reason: ErrorReason::Error };
     let ends = vec![

@@ -17,6 +17,7 @@ mod only;
 mod submits;
 mod support;
 mod times;
+mod workers;
 
 /// One list, two engines: `module: sentence, sentence; …` becomes `sqlite::sentence` and `postgres::sentence`.
 macro_rules! behaviours {
@@ -93,6 +94,7 @@ behaviours! {
         a_job_that_comes_back_after_its_expiry_expires,
         a_retried_expired_job_runs,
         a_finished_job_does_not_expire,
+        jobs_that_nobody_can_run_are_given_up,
         old_finished_jobs_are_pruned_by_state_and_leave_nothing,
         pruning_is_bounded,
         pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs,
@@ -115,6 +117,10 @@ behaviours! {
         a_started_job_is_processing,
         progress_messages_and_steps_are_kept_and_shown,
         a_step_is_kept_once_and_survives_the_run,
+        steps_move_the_progress,
+        told_progress_wins_over_counted_steps,
+        the_steps_of_several_jobs_are_read_at_once,
+        a_report_that_came_too_late_is_written_down,
         notes_of_a_stale_run_change_nothing,
         the_same_end_told_again_counts_once,
         the_same_end_twice_in_one_call_counts_once,
@@ -164,6 +170,40 @@ behaviours! {
         more_blocks_than_one_round_takes_are_all_freed,
         a_claim_whose_answer_was_lost_is_given_back,
         the_log_of_a_lost_run_is_whole;
+    workers:
+        a_worker_begins_its_life_through_allowed_states,
+        a_worker_that_is_being_made_becomes_ready_when_it_connects,
+        a_worker_that_connects_anew_goes_on_with_its_jobs,
+        a_worker_that_moves_tells_its_old_node,
+        twenty_that_connect_at_once_under_one_name_are_one_worker,
+        nothing_is_handed_out_through_an_old_connection,
+        several_asks_are_answered_in_their_order,
+        a_job_waits_for_a_worker_that_is_coming,
+        jobs_name_their_worker,
+        the_jobs_of_a_lost_worker_cost_a_try_started_or_not,
+        a_worker_that_leaves_hands_back_without_cost,
+        a_life_ends_once_and_only_through_its_connection,
+        a_worker_that_comes_back_after_its_end_has_a_new_life,
+        a_completion_after_the_loss_and_another_claim_changes_nothing,
+        loss_and_completion_at_once_never_both_count,
+        loss_and_claim_at_once_leave_nothing_in_dead_hands,
+        reconnection_and_claim_at_once_lose_no_job,
+        a_job_that_kills_its_worker_is_found_out,
+        a_worker_keeps_its_jobs_when_its_server_dies,
+        a_worker_that_does_not_come_back_is_given_up,
+        the_workers_inside_a_dead_server_end_with_it,
+        how_long_a_worker_is_waited_for_depends_on_its_door,
+        a_server_that_leaves_lets_its_workers_go,
+        a_sweep_is_bounded_and_says_that_there_is_more,
+        a_block_is_found_whatever_became_of_its_owner,
+        a_claim_of_a_worker_whose_answer_was_lost_is_given_back,
+        a_node_hears_of_requests_to_cancel_for_its_workers,
+        news_of_workers_are_written_down,
+        only_the_newest_changes_are_kept,
+        a_worker_is_asked_to_drain_by_its_name,
+        workers_are_listed_the_living_first,
+        abilities_are_those_of_workers_that_take_jobs,
+        counters_follow_the_jobs_of_workers;
     lists:
         every_filter_finds_its_jobs,
         filters_work_together,

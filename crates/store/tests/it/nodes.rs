@@ -148,7 +148,7 @@ pub async fn a_node_that_leaves_hands_back_without_cost(world: &World) {
     world.complete(&jobs[1], 6).await;
     world.cancel(jobs[2].id, 6).await;
 
-    assert_eq!(world.store.node_leave(world.node, world.at(7)).await.unwrap(), 2);
+    assert_eq!(world.store.node_leave(world.node, PATIENCE, world.at(7)).await.unwrap(), 2);
 
     use JobState::*;
     let states = world.states([0, 1, 2, 3].map(|n: usize| jobs[n].id)).await;
@@ -195,7 +195,7 @@ pub async fn the_log_of_a_lost_run_is_whole(world: &World) {
     let other = NodeInfo { id: NodeId::new(), name: "other".into() };
     world.store.node_join(other.clone(), LEASE_MS, world.at(11)).await.unwrap();
     let job = world.claim_as(other.id, 1, 12).await.remove(0);
-    world.store.node_leave(other.id, world.at(13)).await.unwrap();
+    world.store.node_leave(other.id, PATIENCE, world.at(13)).await.unwrap();
     assert!(world.events(job.id).await.contains(&"handed_back"));
 }
 

@@ -1,4 +1,5 @@
 //! What only one engine can do, or fail at.
 
+mod migrations;
 mod postgres;
 mod sqlite;

@@ -12,11 +12,13 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, JobId, JobState, JobView, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Timestamp, WorkerId,
+    Ability, ErrorReason, JobId, JobState, JobView, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Timestamp,
+    WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
-    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome, Page,
-    Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Tally,
+    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome,
+    Owner, Page, Patience, Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Swept, Tally,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
 };
 use futures_util::FutureExt;
 
@@ -34,6 +36,7 @@ pub struct World {
 }
 
 pub const LEASE_MS: i64 = 30_000;
+pub const PATIENCE: Patience = Patience { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
 pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +159,12 @@ impl World {
     }
 
     pub async fn claim_lanes(&self, node: NodeId, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let Claim { jobs } = self.store.job_claim(ClaimAsk { node, lanes, limit }, self.at(ms)).await.unwrap();
+        self.claim_for(Owner::Node(node), lanes, limit, ms).await
+    }
+
+    pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
+        let ask = ClaimAsk { owner, lanes, limit };
+        let Claim { jobs } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
         jobs
     }
 
@@ -258,6 +266,80 @@ impl World {
         Outcome::Retry { due_at: self.at(due_ms), error: "not now".into(), reason: ErrorReason::Error }
     }
 
+    // ---- workers
+
+    /// A worker of this name, connected to this node by a WebSocket.
+    pub fn worker(&self, key: &str) -> WorkerEntry {
+        WorkerEntry {
+            id: WorkerId::new(),
+            key: key.into(),
+            name: None,
+            kind: WorkerKind::Remote,
+            door: "websocket".into(),
+            node: self.node,
+            state: WorkerState::Ready,
+            ability: Ability { capabilities: vec!["*".into()], queues: Vec::new() },
+            concurrency: 10,
+            pool: None,
+            deadline: None,
+        }
+    }
+
+    pub async fn admit(&self, entry: WorkerEntry, ms: i64) -> WorkerAdmitted {
+        self.store.worker_admit(entry, self.at(ms)).await.unwrap()
+    }
+
+    pub async fn claim_by(&self, worker: &WorkerAdmitted, limit: usize, ms: i64) -> Vec<ClaimedJob> {
+        let owner = Owner::Worker { id: worker.id, session: worker.session };
+        self.claim_for(owner, self.lanes().await, limit, ms).await
+    }
+
+    /// A worker with this many new jobs in hand.
+    pub async fn holding(&self, key: &str, count: usize, ms: i64) -> (WorkerAdmitted, Vec<ClaimedJob>) {
+        let worker = self.admit(self.worker(key), ms).await;
+        self.submit_all((0..count).map(|_| self.job("a", ms)).collect()).await;
+        let jobs = self.claim_by(&worker, count, ms).await;
+        assert_eq!(jobs.len(), count);
+        (worker, jobs)
+    }
+
+    pub fn news(&self, worker: &WorkerAdmitted, states: &[WorkerState], ms: i64) -> WorkerNews {
+        let at = self.at(ms);
+        WorkerNews {
+            id: worker.id,
+            session: worker.session,
+            changes: states.iter().map(|state| WorkerChange { at, state: *state, reason: None }).collect(),
+            seen_at: at,
+            deadline: None,
+            completed: 0,
+            failed: 0,
+            breaker: "closed",
+        }
+    }
+
+    pub async fn tell(&self, news: WorkerNews) -> WorkerStanding {
+        let now = news.seen_at;
+        self.store.worker_news(vec![news], now).await.unwrap()[0]
+    }
+
+    pub async fn lose(&self, worker: &WorkerAdmitted, delay_ms: i64, ms: i64) -> Option<Recovered> {
+        let end = WorkerEnd::Lost { reason: "its connection closed".into(), delay_ms };
+        self.store.worker_end(worker.id, worker.session, end, self.at(ms)).await.unwrap()
+    }
+
+    /// Gives up workers at `ms`; forgets those that ended before `forget_ms`.
+    pub async fn sweep(&self, forget_ms: i64, ms: i64) -> Swept {
+        self.store.worker_sweep(500, self.at(forget_ms), self.at(ms)).await.unwrap()
+    }
+
+    pub async fn shown(&self, key: &str) -> WorkerView {
+        self.store.worker_get(key).await.unwrap().expect("the worker is there")
+    }
+
+    pub async fn orphans(&self, ms: i64) -> bool {
+        self.store.poll(self.node, self.at(ms)).await.unwrap().orphans
+    }
+
     // ---- time and people
 
     pub async fn promote(&self, ms: i64) -> Due {
@@ -265,7 +347,8 @@ impl World {
     }
 
     pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {
-        self.store.node_recover(delay_ms, self.at(ms)).await.unwrap()
+        let patience = Patience { orphan_delay_ms: delay_ms, ..PATIENCE };
+        self.store.node_recover(patience, self.at(ms)).await.unwrap()
     }
 
     pub async fn cancel(&self, id: JobId, ms: i64) -> CancelOutcome {
@@ -324,6 +407,10 @@ pub fn failed(error: &str) -> Outcome {
 
 pub fn cancelled() -> Outcome {
     Outcome::Cancelled { cause: "as asked".into() }
+}
+
+pub fn step(name: &str, result: &str) -> NoteKind {
+    NoteKind::Step { name: name.into(), result: result.into(), total: None }
 }
 
 pub fn percent(percentage: f64, message: &str) -> NoteKind {

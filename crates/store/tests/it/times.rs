@@ -121,6 +121,35 @@ pub async fn a_finished_job_does_not_expire(world: &World) {
     assert_eq!(world.state(done.id).await, JobState::Completed);
 }
 
+pub async fn jobs_that_nobody_can_run_are_given_up(world: &World) {
+    let ids = world.submit_all((0..3).map(|n| world.job("odd", n).unique(&format!("k{n}"))).collect()).await;
+    let other = world.submit(world.job("known", 0)).await;
+    let child = world.submit(world.job("known", 5).after(&[ids[0]])).await;
+    let retried = world.submit(world.job("odd", 100)).await;
+    let lane = world.lane_of(ids[0]).await.id;
+    let give_up = async |lanes, before, limit, now| {
+        world.store.job_give_up(lanes, world.at(before), limit, world.at(now)).await.unwrap()
+    };
+    assert_eq!(give_up(vec![lane], 0, 10, 10).await, 0, "none has waited for so long");
+    assert_eq!(give_up(vec![], 99, 10, 10).await, 0);
+    assert_eq!(give_up(vec![lane, 99_999], 50, 2, 60).await, 2, "bounded");
+    assert_eq!(give_up(vec![lane], 50, 2, 61).await, 1);
+    assert_eq!(give_up(vec![lane], 50, 2, 62).await, 0);
+
+    let view = world.get(ids[0]).await;
+    assert_eq!((view.status, view.error_reason), (JobState::Failed, Some(ErrorReason::NoHandler)));
+    assert_eq!(view.error.as_deref(), Some("no worker can run type odd (queue default)"));
+    assert_eq!(world.events(ids[0]).await, ["created", "queued", "failed"]);
+    use JobState::*;
+    assert_eq!(
+        world.states([ids[1], ids[2], other, child, retried]).await,
+        [Failed, Failed, Queued, Cancelled, Queued]
+    );
+    world.submit(world.job("odd", 70).unique("k0")).await;
+    world.retry_by_person(ids[1], 80).await;
+    assert_eq!(world.state(ids[1]).await, Pending);
+}
+
 pub async fn old_finished_jobs_are_pruned_by_state_and_leave_nothing(world: &World) {
     let retention = Retention { completed_ms: 10 * MINUTE_MS, failed_ms: 30 * MINUTE_MS, cancelled_ms: 20 * MINUTE_MS };
     let rich = |ms| {
@@ -130,7 +159,7 @@ pub async fn old_finished_jobs_are_pruned_by_state_and_leave_nothing(world: &Wor
     let completed = world.running(rich(0)).await;
     world.begin(&completed, 1).await;
     world.note(&completed, percent(5.0, "x"), 1).await;
-    world.note(&completed, faena_store::NoteKind::Step { name: "E1".into(), result: "1".into() }, 1).await;
+    world.note(&completed, step("E1", "1"), 1).await;
     world.retry_at(&completed, 3, 2).await;
     world.promote(3).await;
     let again = world.claim_one(4).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use faena_domain::{JobState, NodeId, Timestamp};
-use faena_store::{ClaimAsk, NodeInfo, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
+use faena_store::{ClaimAsk, NodeInfo, Owner, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
 use futures_util::future::join_all;
 
 use crate::support::*;
@@ -22,9 +22,11 @@ async fn claim_plans(world: &World) -> Vec<String> {
     let client = world.ledger.client().await;
     let node = NodeId::new();
     let mut plans = Vec::new();
-    for (sql, arguments) in
-        [(plan_probe::CLAIM, format!("1, 0, 100, '{}', 0, 0", node.0)), (plan_probe::HEADS, "1, 0, 100".to_owned())]
-    {
+    for (sql, arguments) in [
+        (plan_probe::CLAIM, format!("1, 0, 100, '{}', 0, 0", node.0)),
+        (plan_probe::CLAIM_FOR_WORKER, format!("1, 0, 100, '{}', 0, 0, 1", node.0)),
+        (plan_probe::HEADS, "1, 0, 100".to_owned()),
+    ] {
         client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
         client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
         for mode in ["force_custom_plan", "force_generic_plan"] {
@@ -115,7 +117,7 @@ async fn stores_that_open_at_once_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
         let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
-        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 1);
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 2, "each migration once");
         for store in stores {
             store.ping().await.unwrap();
             store.close().await;
@@ -258,8 +260,8 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
                 break lane;
             }
         };
-        let ask = ClaimAsk { node: other.node, lanes: vec![lane], limit: 1 };
-        let job = other.store.job_claim(ask, other.at(1)).await.unwrap().jobs.remove(0);
+        let ask = ClaimAsk { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1 };
+        let job = other.store.job_claim(vec![ask], other.at(1)).await.unwrap().remove(0).jobs.remove(0);
         assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node made");
         let strange = world.submit(world.job("made-elsewhere", 0)).await;
         assert!(!other.store.poll(other.node, world.at(0)).await.unwrap().ready_lanes.is_empty());

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use faena_domain::JobId;
+use faena_domain::{JobId, WorkerState};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -225,7 +225,44 @@ impl Ledger {
                 }
             }
         }
+        self.faults_of_workers(&mut faults).await;
         faults
+    }
+
+    /// No worker lives unwatched, none holds anything after its end, and each went only through allowed states.
+    async fn faults_of_workers(&self, faults: &mut Vec<String>) {
+        for (fault, sql) in [
+            ("lives without server and deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),
+            ("has ended and not", "(ended_at IS NULL) = (state = 6)"),
+            ("has ended and a deadline", "ended_at IS NOT NULL AND deadline IS NOT NULL"),
+            ("has ended and holds jobs", "ended_at IS NOT NULL AND id IN (SELECT node FROM block)"),
+        ] {
+            for row in self.rows(&format!("SELECT key FROM worker WHERE {sql}")).await {
+                faults.push(format!("worker {} {fault}", row[0]));
+            }
+        }
+        let worker = self.hex("worker");
+        let mut last: HashMap<String, WorkerState> = HashMap::new();
+        for (id, state) in
+            self.pairs(&format!("SELECT {worker}, state FROM worker_change ORDER BY worker, sequence")).await
+        {
+            let state = WorkerState::ALL[state.parse::<usize>().unwrap()];
+            if let Some(before) = last.insert(id.clone(), state)
+                && !before.can_transition_to(state)
+            {
+                faults.push(format!("worker {id} went from {before} to {state}"));
+            }
+        }
+        let id = self.hex("id");
+        let now: HashMap<String, WorkerState> = self
+            .pairs(&format!("SELECT {id}, state FROM worker"))
+            .await
+            .into_iter()
+            .map(|(id, state)| (id, WorkerState::ALL[state.parse::<usize>().unwrap()]))
+            .collect();
+        if now != last {
+            faults.push(format!("workers are {now:?}, their histories say {last:?}"));
+        }
     }
 
     async fn pairs(&self, sql: &str) -> Vec<(String, String)> {
