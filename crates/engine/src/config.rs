@@ -5,6 +5,8 @@ use std::time::Duration;
 use faena_store::{Patience, Retention};
 use ipnet::IpNet;
 
+use crate::PoolConfig;
+
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub roles: Roles,
@@ -33,6 +35,12 @@ pub struct EngineConfig {
     /// How often whatever has no nearer due time is looked at.
     pub guardian_interval: Duration,
     pub retention: Retention,
+    /// Worker processes to start and look after.
+    pub pools: Vec<PoolConfig>,
+    /// The command under which they are started: it kills the group of what it starts when this process is gone.
+    pub guard: Vec<String>,
+    /// Where they find this server.
+    pub own_url: String,
     /// Networks that jobs may call although they are private.
     pub allowed_networks: Vec<IpNet>,
     pub shell_allowed: bool,
@@ -82,6 +90,9 @@ impl Default for EngineConfig {
             no_handler_timeout: Duration::from_secs(24 * 3_600),
             guardian_interval: Duration::from_secs(30),
             retention: Retention::default(),
+            pools: Vec::new(),
+            guard: Vec::new(),
+            own_url: String::new(),
             allowed_networks: Vec::new(),
             shell_allowed: false,
             http_answer_bytes: 256 << 10,

@@ -23,7 +23,9 @@ use crate::{
     driver::Driver,
     handlers,
     held::Hands,
-    nodes, poller, promoter, recorder,
+    nodes, poller,
+    pool::Pools,
+    promoter, recorder,
     reporter::Reporter,
     retention,
     workers::{Desk, Workers, guardian, keeper},
@@ -45,6 +47,8 @@ pub struct Engine {
     pub(crate) next_check_at: AtomicI64,
     pub(crate) builtin: BuiltIn,
     pub(crate) said: handlers::Said,
+    pub(crate) pools: Pools,
+    pub(crate) pool_nudge: Arc<Notify>,
     /// Held while a worker that calls now and then is moved to this node.
     pub(crate) moving: tokio::sync::Mutex<()>,
     reporter: Arc<Reporter>,
@@ -143,6 +147,7 @@ impl Engine {
             (idle.clone(), line, low_water),
             builtin::kinds(),
         );
+        let pools = Pools::new(&config.pools);
         Engine {
             store,
             config,
@@ -157,6 +162,8 @@ impl Engine {
             next_check_at: AtomicI64::new(i64::MAX),
             builtin: BuiltIn::default(),
             said: handlers::Said::default(),
+            pools,
+            pool_nudge: Arc::new(Notify::new()),
             moving: tokio::sync::Mutex::default(),
             reporter,
             worker,
@@ -225,6 +232,11 @@ impl Engine {
             );
             self.run(&self.intake, "retention", Duration::from_secs(60), none(), |e, now| async move {
                 retention::run_once(&*e.store, &e.config.retention, now).await
+            });
+        }
+        if !self.pools.is_empty() {
+            self.run(&self.intake, "pools", SAFETY, self.pool_nudge.clone(), |e, now| async move {
+                e.pools.run_once(&e, now).await
             });
         }
         if self.config.roles.worker {
@@ -347,10 +359,11 @@ impl Engine {
         self.worker.hand_back_line();
         self.slots.close();
         tokio::select! {
-            () = self.slots.wait() => {}
+            _ = async { tokio::join!(self.slots.wait(), self.pools.stop()) } => {}
             () = tokio::time::sleep(self.config.drain_grace) => {}
             () = hurry.cancelled() => {}
         }
+        self.pools.kill();
         for held in self.hands.all().into_iter().filter(|held| !held.is_remote()) {
             // Without a reason: it is handed back, not cancelled.
             held.cancel.cancel();

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::{
     bench,
     config::{self, Config},
-    serve,
+    guard, serve,
 };
 
 /// Durable jobs in one binary: nothing is lost, nothing is stuck, everything explains itself.
@@ -38,6 +38,12 @@ enum Command {
     },
     /// Measure this machine's limit and Faena beside it
     Bench(bench::Arguments),
+    /// Run a command, and kill it with all its children when standard input ends
+    #[command(hide = true)]
+    Guard {
+        #[arg(last = true, required = true)]
+        argv: Vec<String>,
+    },
     /// Print the completions for a shell
     Completions { shell: clap_complete::Shell },
     #[command(flatten)]
@@ -126,6 +132,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             }
         }
         Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
+        Command::Guard { argv } => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(guard::run(argv));
+        }
         Command::Completions { shell } => {
             let mut buffer = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "faena", &mut buffer);
@@ -156,7 +166,7 @@ fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
     if json {
         let map: serde_json::Map<String, serde_json::Value> = rows
             .into_iter()
-            .map(|(path, value, origin)| (path.into(), serde_json::json!({"value": value, "origin": origin})))
+            .map(|(path, value, origin)| (path, serde_json::json!({"value": value, "origin": origin})))
             .collect();
         return print(&format!("{}\n", serde_json::to_string_pretty(&map)?));
     }
@@ -164,7 +174,7 @@ fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_header(["key", "value", "from"]);
     for (path, value, origin) in rows {
-        table.add_row([path.to_owned(), value, origin]);
+        table.add_row([path, value, origin]);
     }
     print(&format!("{table}\n"))
 }

@@ -3,10 +3,12 @@
 //!
 //! Defaults < `faena.toml` < environment < flags. A wrong value or an unknown key is one error that names its place.
 
+mod pools;
+
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
 use faena_domain::JobLimits;
-use faena_engine::{EngineConfig, Roles};
+use faena_engine::{EngineConfig, PoolConfig, Roles};
 use faena_store::{Retention, StoreOptions};
 use ipnet::IpNet;
 
@@ -232,6 +234,7 @@ struct Setting {
 
 pub struct Config {
     settings: BTreeMap<&'static str, Setting>,
+    pools: Vec<PoolConfig>,
 }
 
 /// An error that the operator can put right: printed as one line, exit code 2.
@@ -245,7 +248,7 @@ impl Config {
             .iter()
             .map(|key| (key.path, Setting { value: key.default.into(), origin: "default".into() }))
             .collect();
-        Config { settings }
+        Config { settings, pools: Vec::new() }
     }
 
     /// `file`: where it is, and whether it has to be there.
@@ -296,6 +299,10 @@ impl Config {
             ConfigError(format!("{}, line {line}: {}", path.display(), error.message()))
         })?;
         for (section, content) in table {
+            if section == "pool" {
+                self.pools = pools::read(content, &path.display().to_string())?;
+                continue;
+            }
             let toml::Value::Table(content) = content else {
                 return Err(ConfigError(format!("{}: {section} must be a section: [{section}]", path.display())));
             };
@@ -389,6 +396,9 @@ impl Config {
             scheduled_timeout: self.duration("scheduled.timeout"),
             no_handler_timeout: self.duration("no_handler.timeout"),
             guardian_interval: self.duration("guardian.interval"),
+            pools: self.pools.clone(),
+            guard: Vec::new(),
+            own_url: String::new(),
             retention: Retention {
                 completed_ms: self.duration_ms("retention.completed"),
                 cancelled_ms: self.duration_ms("retention.cancelled"),
@@ -425,7 +435,11 @@ impl Config {
     }
 
     /// Every key with its value and where that came from. Secrets are not shown.
-    pub fn rows(&self) -> Vec<(&'static str, String, String)> {
+    pub fn rows(&self) -> Vec<(String, String, String)> {
+        let pools = self.pools.iter().map(|pool| {
+            let what = format!("{} ({} to {})", pool.command.join(" "), pool.min, pool.max);
+            (format!("pool.{}", pool.name), what, "faena.toml".to_owned())
+        });
         KEYS.iter()
             .map(|key| {
                 let setting = &self.settings[key.path];
@@ -436,8 +450,9 @@ impl Config {
                 } else {
                     setting.origin.clone()
                 };
-                (key.path, value, origin)
+                (key.path.to_owned(), value, origin)
             })
+            .chain(pools)
             .collect()
     }
 }
@@ -508,6 +523,7 @@ pub fn example() -> String {
         };
         let _ = write!(text, "# {}{note} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
     }
+    text.push_str(pools::EXAMPLE);
     text
 }
 

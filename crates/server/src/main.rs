@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod config;
+mod guard;
 mod http;
 mod serve;
 

@@ -1,10 +1,15 @@
 //! `faena serve`: wiring, start, stop.
 
-use std::{io::IsTerminal, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    io::IsTerminal,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use faena_api::{Api, Parts};
-use faena_engine::Engine;
+use faena_engine::{Engine, EngineConfig};
 use tokio::{
     net::{TcpListener, lookup_host},
     signal::unix::{SignalKind, signal},
@@ -29,7 +34,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let store = faena_store::open(config.text("database.url"), config.store(migrate)).await?;
     // Told before the first job can run: from here on SIGTERM drains.
     let mut stop = Stop::new()?;
-    let engine = Engine::start(store.clone(), config.engine()).await?;
+    let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;
     let closing = CancellationToken::new();
     let (body_bytes, batch_bytes) = config.body_bytes();
     let api = Api::new(Parts {
@@ -67,6 +72,31 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     shut_down(engine, store, closing, server, stop).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What the engine is told, and how its worker processes find this server and do not outlive it.
+fn engine_config(config: &Config, listener: Option<&TcpListener>) -> anyhow::Result<EngineConfig> {
+    let mut engine = config.engine();
+    let own = std::env::current_exe().context("the path of this program")?;
+    engine.guard = vec![own.to_string_lossy().into_owned(), "guard".into(), "--".into()];
+    match listener {
+        Some(listener) => {
+            let mut address = listener.local_addr().context("the listening address")?;
+            if address.ip().is_unspecified() {
+                address.set_ip(if address.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() });
+            }
+            engine.own_url = format!("http://{address}");
+        }
+        None if !engine.pools.is_empty() => {
+            return Err(CannotStart(
+                "[[pool]]: worker processes need the api role of the same server to connect to; add api to --roles"
+                    .into(),
+            )
+            .into());
+        }
+        None => {}
+    }
+    Ok(engine)
 }
 
 async fn shut_down(

@@ -32,6 +32,7 @@ use crate::{
 
 pub use http::HttpCaller;
 pub use record::BuiltIn;
+pub use shell::INHERITED;
 
 /// The types that need nothing but this process.
 pub fn kinds() -> HashSet<&'static str> {

@@ -47,7 +47,7 @@ impl Drop for Group {
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Of the server's own environment only this is handed on: the rest may hold secrets.
-const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
+pub const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
 
 pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<String>, Failure> {
     if !config.shell_allowed {

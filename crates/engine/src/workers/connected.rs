@@ -27,6 +27,8 @@ pub enum Door {
     Grpc,
     /// It calls now and then; between two calls nothing can be told to it.
     Http,
+    /// By none yet: its process is about to start.
+    None,
 }
 
 impl Door {
@@ -35,6 +37,7 @@ impl Door {
             Door::WebSocket => "websocket",
             Door::Grpc => "grpc",
             Door::Http => "http",
+            Door::None => "",
         }
     }
 }
@@ -76,6 +79,8 @@ pub(crate) struct Standing {
     /// Since when its connection is gone.
     pub away_since: Option<Timestamp>,
     pub drain: bool,
+    /// It has had the one job that it is there for.
+    pub used: bool,
     /// What the store has not heard of yet.
     changes: Vec<WorkerChange>,
     completed: u64,
@@ -104,6 +109,8 @@ pub struct Connected {
     /// It says itself when it starts a job.
     pub tells_starts: bool,
     pub pool: Option<String>,
+    /// It runs one job and ends.
+    pub ephemeral: bool,
     /// Cancelled when the connection shall end; the reason is beside it.
     pub closing: CancellationToken,
     close_reason: Mutex<Option<String>>,
@@ -129,11 +136,12 @@ pub(crate) struct Card {
     pub concurrency: usize,
     pub tells_starts: bool,
     pub pool: Option<String>,
+    pub ephemeral: bool,
 }
 
 impl Connected {
     pub(crate) fn new(card: Card, state: WorkerState, breaker: Breaker, now: Timestamp) -> Connected {
-        let Card { id, key, kind, session, door, ability, concurrency, tells_starts, pool } = card;
+        let Card { id, key, kind, session, door, ability, concurrency, tells_starts, pool, ephemeral } = card;
         let told_breaker = breaker.state(now);
         Connected {
             id,
@@ -145,6 +153,7 @@ impl Connected {
             concurrency,
             tells_starts,
             pool,
+            ephemeral,
             closing: CancellationToken::new(),
             close_reason: Mutex::new(None),
             standing: Mutex::new(Standing {
@@ -155,6 +164,7 @@ impl Connected {
                 seen_at: now,
                 away_since: None,
                 drain: false,
+                used: false,
                 changes: Vec::new(),
                 completed: 0,
                 failed: 0,
@@ -235,15 +245,22 @@ impl Connected {
     /// How many jobs it may be handed now.
     pub(crate) fn room(&self, now: Timestamp) -> usize {
         let standing = self.standing.lock();
-        let takes = standing.state.is_operational() || standing.state == WorkerState::Creating;
-        if !takes || standing.drain || standing.away_since.is_some() || self.closing.is_cancelled() {
+        let takes = match standing.state {
+            // A process is started when it has something to do.
+            WorkerState::Creating => self.ephemeral,
+            state => state.is_operational(),
+        };
+        if !takes
+            || (self.ephemeral && standing.used)
+            || standing.drain
+            || standing.away_since.is_some()
+            || self.closing.is_cancelled()
+        {
             return 0;
         }
         let free = self.concurrency.saturating_sub(standing.held.len() + standing.stopping.len());
         let wanted = match self.door {
-            Door::Http if self.kind != WorkerKind::Pool || standing.state != WorkerState::Creating => {
-                free.min(self.waits_for.load(Ordering::Acquire))
-            }
+            Door::Http => free.min(self.waits_for.load(Ordering::Acquire)),
             _ => free,
         };
         standing.breaker.room(wanted, now)
@@ -254,7 +271,18 @@ impl Connected {
         let mut standing = self.standing.lock();
         standing.held.extend(jobs.iter().map(|held| (held.job.id, held.clone())));
         standing.breaker.sent(jobs.len(), now);
+        standing.used |= !jobs.is_empty();
         standing.settle(now);
+    }
+
+    pub(crate) fn becomes(&self, state: WorkerState, now: Timestamp) {
+        self.standing.lock().become_state(state, None, now);
+    }
+
+    /// It was there for one job, and that has ended.
+    pub(crate) fn has_done_its_job(&self) -> bool {
+        let standing = self.standing.lock();
+        self.ephemeral && standing.used && standing.held.is_empty() && standing.state.is_operational()
     }
 
     pub fn state(&self) -> WorkerState {

@@ -11,7 +11,8 @@ use faena_domain::{
 };
 use faena_store::{HeldJob, StoreError, WorkerAdmitted, WorkerEnd, WorkerEntry};
 
-use super::{Connected, Delivery, Door, Order, ReportKind, connected::Card};
+use super::keeper;
+use super::{Card, Connected, Delivery, Door, Order, ReportKind};
 use crate::{
     Engine,
     breaker::{Breaker, BreakerRule},
@@ -134,6 +135,7 @@ impl Engine {
             ability,
             concurrency: concurrency as usize,
             tells_starts: registration.tells_starts,
+            ephemeral: pool.is_some() && same_life.as_ref().is_some_and(|before| before.ephemeral),
             pool,
         };
         let worker = self.seat(card, &admitted, same_life.as_deref(), now);
@@ -172,7 +174,11 @@ impl Engine {
         let breaker = before.map(|before| before.standing.lock().breaker.clone());
         let breaker = breaker.unwrap_or_else(|| Breaker::new(BreakerRule::default()));
         let worker = Arc::new(Connected::new(card, state, breaker, now));
-        worker.standing.lock().drain = state == WorkerState::Draining;
+        {
+            let mut standing = worker.standing.lock();
+            standing.drain = state == WorkerState::Draining;
+            standing.used = before.is_some_and(|before| before.standing.lock().used);
+        }
         self.workers.put(worker.clone());
         worker
     }
@@ -286,6 +292,11 @@ impl Engine {
             }
         }
         for (worker, jobs) in jobs {
+            if !worker.state().is_operational() && worker.state() != WorkerState::Draining {
+                // Its process is started now, and gets the jobs when it has connected.
+                self.pool_nudge.notify_one();
+                continue;
+            }
             let orders: Vec<Order> = jobs
                 .into_iter()
                 .filter_map(|held| {
@@ -361,26 +372,42 @@ impl Engine {
         self.workers.watch.notify_one();
     }
 
-    /// Ends a worker's life in peace; what it still has goes back without costing a try.
-    pub async fn worker_leave(&self, worker: &Arc<Connected>, reason: &str, now: Timestamp) {
+    /// Writes down the last there is to say about a worker, and ends its life.
+    pub(crate) async fn worker_ends(
+        &self,
+        worker: &Arc<Connected>,
+        end: WorkerEnd,
+        reason: &str,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let settled = self.desk.reporter.settled_for(worker.id);
         let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
-        let end = WorkerEnd::Left { reason: reason.into() };
-        match self.store.worker_end(worker.id, worker.session, end, now).await {
-            Ok(_) => {
-                worker.close(reason);
-                self.workers.drop_worker(worker, &self.hands);
-                tracing::info!(worker = worker.key, reason, "a worker has left");
-                self.bus.worker(&worker.key, WorkerState::Terminated, Some(reason), now);
-            }
-            // It has a deadline instead.
-            Err(error) => {
-                tracing::warn!(worker = worker.key, %error, "a worker's end could not be stored yet");
-                worker.standing.lock().away_since = Some(now);
-                self.workers.watch.notify_one();
-            }
-        }
+        keeper::tell_last(&*self.store, worker, now).await?;
+        let lost = matches!(end, WorkerEnd::Lost { .. });
+        let freed = self.store.worker_end(worker.id, worker.session, end, now).await?;
+        worker.close(reason);
+        self.workers.drop_worker(worker, &self.hands);
         self.lanes.nudge.notify_one();
+        let Some(freed) = freed else { return Ok(()) };
+        let jobs = freed.orphaned + freed.returned;
+        if lost {
+            tracing::warn!(worker = worker.key, reason, jobs, "a worker is lost");
+        } else {
+            tracing::info!(worker = worker.key, reason, jobs, "a worker has left");
+        }
+        self.bus.worker(&worker.key, WorkerState::Terminated, Some(if lost { "lost" } else { reason }), now);
+        Ok(())
+    }
+
+    /// Ends a worker's life in peace; what it still has goes back without costing a try.
+    pub async fn worker_leave(&self, worker: &Arc<Connected>, reason: &str, now: Timestamp) {
+        let end = WorkerEnd::Left { reason: reason.into() };
+        if let Err(error) = self.worker_ends(worker, end, reason, now).await {
+            // It has a deadline instead.
+            tracing::warn!(worker = worker.key, %error, "a worker's end could not be stored yet");
+            worker.standing.lock().away_since = Some(now);
+            self.workers.watch.notify_one();
+        }
     }
 }
 

@@ -34,7 +34,8 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
     let mut handled = 0;
     for worker in engine.workers.all() {
         if let Some(reason) = lost(engine, &worker, &mut next, now) {
-            give_up(engine, &worker, reason, now).await?;
+            let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
+            engine.worker_ends(&worker, end, &reason, now).await?;
             handled += 1;
             continue;
         }
@@ -66,20 +67,6 @@ fn lost(engine: &Engine, worker: &Connected, next: &mut Next, now: Timestamp) ->
     }
     let due = next.is_due(standing.seen_at.plus_ms(ms(config.worker_silence)), now);
     due.then(|| format!("nothing was heard of it for {:?}", config.worker_silence))
-}
-
-async fn give_up(engine: &Engine, worker: &Arc<Connected>, reason: String, now: Timestamp) -> Result<(), StoreError> {
-    let settled = engine.desk.reporter.settled_for(worker.id);
-    let _ = tokio::time::timeout(std::time::Duration::from_secs(5), settled).await;
-    let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
-    let freed = engine.store.worker_end(worker.id, worker.session, end, now).await?;
-    worker.close(reason.clone());
-    engine.workers.drop_worker(worker, &engine.hands);
-    if let Some(freed) = freed {
-        tracing::warn!(worker = worker.key, reason, jobs = freed.orphaned + freed.returned, "a worker is lost");
-        engine.bus.worker(&worker.key, WorkerState::Terminated, Some("lost"), now);
-    }
-    Ok(())
 }
 
 fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Timestamp) -> usize {

@@ -6,7 +6,7 @@
 use faena_domain::Timestamp;
 use faena_store::{Store, StoreError, WorkerNews};
 
-use super::Workers;
+use super::{Connected, Workers};
 use crate::{Bus, Round, held::Hands};
 
 /// How long changes are gathered before the next are written.
@@ -57,4 +57,13 @@ pub async fn run_once(
         }
     }
     Ok(Round { handled: told.len(), more: told.len() >= BATCH, next_at: None })
+}
+
+/// What there is to say about a worker before its life ends.
+pub async fn tell_last(store: &dyn Store, worker: &Connected, now: Timestamp) -> Result<(), StoreError> {
+    let last = worker.standing.lock().news(worker, 0, i64::MAX, now);
+    if let Some(news) = last {
+        store.worker_news(vec![news], now).await?;
+    }
+    Ok(())
 }
