@@ -1,0 +1,83 @@
+//! Where the server is and who is calling.
+
+use std::fmt;
+
+use crate::Error;
+
+const DEFAULT_URL: &str = "http://127.0.0.1:3000";
+
+#[derive(Clone)]
+pub(crate) struct Address {
+    /// Without a slash at its end.
+    base: String,
+    token: Option<String>,
+}
+
+/// Never with its token.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.base)
+    }
+}
+
+impl Address {
+    pub fn new(url: Option<String>, token: Option<String>) -> Result<Address, Error> {
+        let url = url.or_else(|| std::env::var("FAENA_URL").ok()).filter(|url| !url.is_empty());
+        let base = url.unwrap_or_else(|| DEFAULT_URL.into()).trim_end_matches('/').to_owned();
+        let parts = reqwest::Url::parse(&base).ok();
+        if !parts.is_some_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host()) {
+            return Err(Error::Invalid(format!("{base} is no address of a server; write http://host:port")));
+        }
+        let token = token.filter(|token| !token.is_empty());
+        if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+            return Err(Error::Invalid("the token must be of visible ASCII characters".into()));
+        }
+        Ok(Address { base, token })
+    }
+
+    pub fn http(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// `http://…` → `ws://…`, `https://…` → `wss://…`.
+    pub fn websocket(&self, path: &str) -> String {
+        format!("ws{}{path}", self.base.strip_prefix("http").unwrap_or(&self.base))
+    }
+
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    pub fn is_loopback(&self) -> bool {
+        let host = self.base.split("://").nth(1).unwrap_or("");
+        ["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local))
+    }
+}
+
+/// The program may have chosen its own provider; only if it has not, this one is taken.
+pub(crate) fn ensure_crypto() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_serves_both_protocols() {
+        let address =
+            Address::new(Some("https://jobs.example.org/".into()), Some("secret".into())).expect("an address");
+        assert_eq!(address.http("/x"), "https://jobs.example.org/x");
+        assert_eq!(address.websocket("/x"), "wss://jobs.example.org/x");
+        assert!(!format!("{address:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_is_no_address_is_named() {
+        for url in ["localhost:3000", "ftp://host", "http://", "nonsense"] {
+            assert!(Address::new(Some(url.into()), None).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! How long to wait before the next try to connect.
+
+use std::time::Duration;
+
+use rand::RngExt;
+
+const FIRST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// Doubles from 100 ms to 5 s. Each delay is drawn between its half and its whole, so that a thousand workers do not come
+/// back to a restarted server at the same moment.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub fn new() -> Backoff {
+        Backoff { next: FIRST }
+    }
+
+    pub fn reset(&mut self) {
+        self.next = FIRST;
+    }
+
+    pub fn next_delay(&mut self) -> Duration {
+        let whole = self.next;
+        self.next = (whole * 2).min(LONGEST);
+        whole.mul_f64(rand::rng().random_range(0.5..=1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_five_seconds_and_begin_anew() {
+        let mut backoff = Backoff::new();
+        for whole_ms in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
+            let delay_ms = backoff.next_delay().as_millis();
+            assert!((whole_ms / 2..=whole_ms).contains(&delay_ms), "{delay_ms} of {whole_ms}");
+        }
+        backoff.reset();
+        assert!(backoff.next_delay() <= FIRST);
+    }
+}
