@@ -32,7 +32,7 @@ impl Server {
         Ok(Server(child))
     }
 
-    fn resident_mib(&self) -> f64 {
+    pub fn resident_mib(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap_or_default();
         field(&status, "VmRSS:") / 1_024.0
     }

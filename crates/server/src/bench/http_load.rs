@@ -25,7 +25,7 @@ const SECONDS: u64 = 4;
 /// A server in a process of its own, killed when it goes out of scope: the load must not share its threads.
 pub struct Target {
     pub address: SocketAddr,
-    _server: Server,
+    pub server: Server,
 }
 
 impl Target {
@@ -52,7 +52,7 @@ impl Target {
             .stdin(std::process::Stdio::null())
             .spawn()
             .context("cannot start the server")?;
-        let target = Target { address, _server: Server(child) };
+        let target = Target { address, server: Server(child) };
         let deadline = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(address).await.is_err() {
             ensure!(Instant::now() < deadline, "the server does not listen");

@@ -12,6 +12,7 @@ mod limit_sqlite;
 mod report;
 mod scratch;
 mod submit;
+mod workers;
 
 use std::path::PathBuf;
 
@@ -45,6 +46,9 @@ pub struct Arguments {
     /// Instead: the drain of 600 000 jobs on PostgreSQL while another session holds an old snapshot
     #[arg(long)]
     held_snapshot: bool,
+    /// Instead: a drain through four remote workers by each stream, and what a connected worker costs
+    #[arg(long)]
+    workers: bool,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
     /// Also write the figures to this file, as JSON
@@ -69,6 +73,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     for scratch in &mut scratches {
         let result = if arguments.held_snapshot {
             history::held_snapshot(scratch, &mut report).await
+        } else if arguments.workers {
+            workers::workers(scratch, &mut report).await
         } else if arguments.history {
             history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
         } else {

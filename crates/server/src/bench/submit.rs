@@ -20,8 +20,8 @@ use super::{
 
 const BATCH: usize = 1_000;
 
-fn batch(count: usize) -> Vec<NewJob> {
-    (0..count).map(|_| NewJob { payload: PAYLOAD.into(), ..NewJob::new("noop") }).collect()
+fn batch(count: usize, kind: &str) -> Vec<NewJob> {
+    (0..count).map(|_| NewJob { payload: PAYLOAD.into(), ..NewJob::new(kind) }).collect()
 }
 
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
@@ -30,6 +30,10 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
 
 /// Two callers with 1 000 jobs each time.
 pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
+    bulk_of(url, jobs, "noop").await
+}
+
+async fn bulk_of(url: &str, jobs: usize, kind: &'static str) -> Result<f64> {
     let store = open(url).await?;
     let left = Arc::new(AtomicUsize::new(jobs.div_ceil(BATCH)));
     let started = Instant::now();
@@ -37,7 +41,7 @@ pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
         let (store, left) = (store.clone(), left.clone());
         tokio::spawn(async move {
             while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
-                store.job_submit(batch(BATCH), Timestamp::now()).await?;
+                store.job_submit(batch(BATCH, kind), Timestamp::now()).await?;
             }
             anyhow::Ok(())
         })
@@ -52,6 +56,11 @@ pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
 
 pub async fn fill(url: &str, jobs: usize) -> Result<()> {
     bulk(url, jobs).await.map(|_| ())
+}
+
+/// Jobs that wait for a worker of that kind.
+pub async fn fill_of(url: &str, jobs: usize, kind: &'static str) -> Result<()> {
+    bulk_of(url, jobs, kind).await.map(|_| ())
 }
 
 /// The same over HTTP, as JSON.
@@ -80,7 +89,7 @@ pub async fn steady(url: &str, seconds: u64) -> Result<Flow> {
             let (store, stop, submitted) = (store.clone(), stop.clone(), submitted.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    store.job_submit(batch(BATCH), Timestamp::now()).await?;
+                    store.job_submit(batch(BATCH, "noop"), Timestamp::now()).await?;
                     submitted.fetch_add(BATCH, Ordering::Relaxed);
                 }
                 anyhow::Ok(())

@@ -1,0 +1,156 @@
+//! Remote workers: a drain through four of them by each stream, beside the built-in worker in the same run; and what one
+//! connected worker costs the server.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use faena_wire::v1::{
+    Complete, Register, WorkerMessage, server_message::Message as Told, worker_message::Message as Says,
+    worker_service_client::WorkerServiceClient,
+};
+use futures_util::{SinkExt, StreamExt};
+use tokio::sync::mpsc;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    drain::{self, Watch},
+    http_load::Target,
+    report::Report,
+    scratch::Scratch,
+    submit,
+};
+
+const JOBS: usize = 100_000;
+const WORKERS: usize = 4;
+const CONCURRENCY: u32 = 500;
+const KIND: &str = "bench.remote";
+const CONNECTED: usize = 1_000;
+
+pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
+    let engine = scratch.engine();
+    eprintln!("{engine}: the built-in worker");
+    let url = scratch.fresh().await?;
+    submit::fill(&url, JOBS).await?;
+    let built_in = drain::drain(scratch, &url, JOBS).await?.rate;
+    report.plain(engine, "drain, built-in worker", built_in, "jobs/s");
+
+    eprintln!("{engine}: {WORKERS} remote workers with {CONCURRENCY} slots each");
+    let by_websocket = remote(scratch, Stream::WebSocket).await?;
+    report.against(engine, "drain, 4 workers by WebSocket (SDK)", by_websocket, "jobs/s", built_in, Some(0.4));
+    let by_grpc = remote(scratch, Stream::Grpc).await?;
+    report.against(engine, "drain, 4 workers by gRPC", by_grpc, "jobs/s", built_in, Some(0.4));
+
+    eprintln!("{engine}: {CONNECTED} connected workers");
+    let kib = memory(&scratch.fresh().await?).await?;
+    report.plain(engine, "memory per connected WebSocket worker", kib, "KiB");
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    WebSocket,
+    Grpc,
+}
+
+async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
+    let url = scratch.fresh().await?;
+    submit::fill_of(&url, JOBS, KIND).await?;
+    let target = Target::faena(&url).await?;
+    let watch = Watch::open(scratch, &url).await?;
+    let stop = CancellationToken::new();
+    let mut tasks = Vec::new();
+    for _ in 0..WORKERS {
+        let (stop, address) = (stop.clone(), format!("http://{}", target.address));
+        tasks.push(tokio::spawn(async move {
+            match stream {
+                Stream::WebSocket => sdk_worker(address, stop).await,
+                Stream::Grpc => grpc_worker(address, stop).await,
+            }
+        }));
+    }
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut first = 0;
+    while first == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        first = watch.completed().await?;
+        ensure!(Instant::now() < deadline, "no job was done");
+    }
+    let started = Instant::now();
+    let mut done = first;
+    while done < JOBS {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        done = watch.completed().await?;
+        ensure!(Instant::now() < deadline, "the workers stopped at {done} of {JOBS}");
+    }
+    let rate = (done - first) as f64 / started.elapsed().as_secs_f64();
+    stop.cancel();
+    for task in tasks {
+        let _ = tokio::time::timeout(Duration::from_secs(5), task).await;
+    }
+    Ok(rate)
+}
+
+async fn sdk_worker(url: String, stop: CancellationToken) -> Result<()> {
+    faena::Worker::new()
+        .url(url)
+        .concurrency(CONCURRENCY)
+        .handle(KIND, async |_: faena::Context, _: serde_json::Value| Ok::<_, faena::JobError>(()))
+        .run_until(stop.cancelled_owned())
+        .await
+        .context("a worker ended")
+}
+
+async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
+    let channel = tonic::transport::Endpoint::from_shared(url)?.connect().await?;
+    let (sender, receiver) = mpsc::channel::<WorkerMessage>(2_048);
+    let say = |message| WorkerMessage { message: Some(message) };
+    let register = Register { capabilities: vec![KIND.into()], concurrency: Some(CONCURRENCY), ..Register::default() };
+    sender.send(say(Says::Register(register))).await?;
+    let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        let message = receiver.recv().await?;
+        Some((message, receiver))
+    });
+    let mut incoming = WorkerServiceClient::new(channel).connect(outgoing).await?.into_inner();
+    loop {
+        let message =
+            tokio::select! { () = stop.cancelled() => return Ok(()), message = incoming.message() => message? };
+        match message.and_then(|message| message.message) {
+            Some(Told::Job(job)) => {
+                let done = Complete { job_id: job.id, run: Some(job.run), result_json: None };
+                sender.send(say(Says::Complete(done))).await?;
+            }
+            Some(_) => {}
+            None => anyhow::bail!("the stream ended"),
+        }
+    }
+}
+
+/// How many KiB of the server's memory one more connected worker takes.
+async fn memory(url: &str) -> Result<f64> {
+    let target = Target::faena(url).await?;
+    let address = format!("ws://{}/api/v1/workers/connect", target.address);
+    // The first few make it load what all share.
+    let mut connections = Vec::new();
+    for _ in 0..20 {
+        connections.push(connect(&address).await?);
+    }
+    let before = target.server.resident_mib();
+    for _ in 0..CONNECTED {
+        connections.push(connect(&address).await?);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let after = target.server.resident_mib();
+    Ok((after - before) * 1_024.0 / CONNECTED as f64)
+}
+
+type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>;
+
+async fn connect(address: &str) -> Result<Socket> {
+    let (mut socket, _) = tokio_tungstenite::connect_async(address).await?;
+    let register = serde_json::json!({"type": "register", "capabilities": [KIND], "concurrency": 10});
+    socket.send(Message::text(register.to_string())).await?;
+    let answer = socket.next().await.context("no answer")??;
+    ensure!(answer.to_text()?.contains("registered"), "{answer}");
+    Ok(socket)
+}
