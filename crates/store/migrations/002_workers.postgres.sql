@@ -27,6 +27,7 @@ CREATE TABLE faena.worker (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE UNIQUE INDEX worker_living ON faena.worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON faena.worker (key, registered_at);
+CREATE INDEX worker_node ON faena.worker (node) WHERE ended_at IS NULL;
 CREATE INDEX worker_deadline ON faena.worker (deadline) WHERE deadline IS NOT NULL AND ended_at IS NULL;
 CREATE INDEX worker_ended ON faena.worker (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX worker_coming ON faena.worker (state) WHERE ended_at IS NULL AND state < 2;

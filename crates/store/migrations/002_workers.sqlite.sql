@@ -30,6 +30,7 @@ CREATE TABLE worker (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX worker_living ON worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON worker (key, registered_at);
+CREATE INDEX worker_node ON worker (node) WHERE ended_at IS NULL;
 CREATE INDEX worker_deadline ON worker (deadline) WHERE deadline IS NOT NULL AND ended_at IS NULL;
 CREATE INDEX worker_ended ON worker (ended_at) WHERE ended_at IS NOT NULL;
 -- Those that are not connected yet: what they hold shows as SCHEDULED.

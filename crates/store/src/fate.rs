@@ -9,7 +9,7 @@ pub enum Why<'a> {
     Left { text: &'a str, worker: Option<WorkerId> },
     /// Their server died. What had started costs a try; the others were perhaps only standing by.
     Died { delay_ms: i64 },
-    /// Their worker was lost. It was given no more than it can run at once, so each of them may have begun, and costs a try.
+    /// Their worker was lost. Nobody can tell which of them it had begun, so each costs a try: crashes count.
     Lost { text: &'a str, worker: WorkerId, delay_ms: i64 },
 }
 

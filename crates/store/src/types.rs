@@ -504,7 +504,7 @@ pub struct Poll {
     pub next_due_at: Option<Timestamp>,
     /// Living nodes, this one included.
     pub nodes: usize,
-    /// There is something to recover: a lease has ended, or a hand-out has no living node.
+    /// There is something to recover: a lease has ended, a hand-out has no living owner, or a living worker has a dead server.
     pub orphans: bool,
 }
 

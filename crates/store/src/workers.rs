@@ -78,7 +78,7 @@ pub struct Holder {
     pub is_coming: bool,
 }
 
-/// The newest of its jobs first, as they are named.
+/// The jobs in its hands, as they are named.
 pub fn shown_jobs(jobs: impl Iterator<Item = JobId>) -> Vec<String> {
     jobs.map(|id| id.to_string()).collect()
 }

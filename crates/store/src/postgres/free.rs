@@ -26,7 +26,7 @@ pub async fn free_blocks(shared: &Shared, runs: &[Run], why: Why<'_>, now: Times
     for run in runs {
         let client = shared.begin().await?;
         let result = free_in(&client, shared.own_shard(), &[*run], why, now).await;
-        let freed = client.end(result).await?.told(shared, now).await?;
+        let freed = client.end(result).await?.told(shared, now).await;
         all.orphaned += freed.orphaned;
         all.returned += freed.returned;
     }
@@ -60,20 +60,23 @@ pub struct Freed {
 }
 
 impl Freed {
-    pub async fn told(mut self, shared: &Shared, now: Timestamp) -> Result<Recovered> {
+    pub async fn told(mut self, shared: &Shared, now: Timestamp) -> Recovered {
         self.lanes.sort_unstable();
         self.lanes.dedup_by_key(|(lane, _)| *lane);
-        for (lane, ready_at) in self.lanes {
+        for (lane, ready_at) in self.lanes.drain(..) {
             shared.cursors.lower(lane, ready_at);
             shared.tell([Signal::Ready(lane)]);
         }
         if self.count != Recovered::default() {
             shared.tell([Signal::Waiting]);
         }
-        if !self.finished.is_empty() {
-            family::tell_children(shared, &self.finished, now).await?;
+        // What is freed is committed; should this not come to pass, the children look for themselves later.
+        if !self.finished.is_empty()
+            && let Err(error) = shared.retrying(|| family::tell_children(shared, &self.finished, now)).await
+        {
+            tracing::warn!(%error, "dependent jobs will be looked at later");
         }
-        Ok(self.count)
+        self.count
     }
 }
 

@@ -295,7 +295,7 @@ impl Store for Postgres {
     }
 
     async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
-        self.shared.retrying(|| workers::sweep(&self.shared, orphan_delay_ms, forget_before, now)).await
+        workers::sweep(&self.shared, orphan_delay_ms, forget_before, now).await
     }
 
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {

@@ -37,7 +37,7 @@ pub async fn leave(shared: &Shared, node: NodeId, patience: Patience, now: Times
         .await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let returned = give_back(shared, &runs, now).await?;
+    let returned = give_back(shared, &runs, "its server stopped", now).await?;
     while let_go(shared, Some(node), ServerGone::Stopped, patience, now).await? > 0 {}
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
@@ -62,12 +62,14 @@ pub async fn reconcile(
         .await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    give_back(shared, &runs, now).await
+    give_back(shared, &runs, UNHEARD, now).await
 }
 
-async fn give_back(shared: &Shared, runs: &[Run], now: Timestamp) -> Result<usize> {
-    let why = Why::Left { text: "its server stopped", worker: None };
-    let freed = free_blocks(shared, runs, why, now).await?;
+/// What a lost answer handed out: nobody has it.
+const UNHEARD: &str = "nobody heard that it was handed out";
+
+async fn give_back(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let freed = free_blocks(shared, runs, Why::Left { text, worker: None }, now).await?;
     Ok(freed.returned + freed.orphaned)
 }
 

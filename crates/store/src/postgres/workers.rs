@@ -391,7 +391,7 @@ pub async fn end(
     }
     .await;
     match client.end(result).await? {
-        Some(freed) => freed.told(shared, now).await.map(Some),
+        Some(freed) => Ok(Some(freed.told(shared, now).await)),
         None => Ok(None),
     }
 }
@@ -472,6 +472,16 @@ async fn next_deadline(client: &Object) -> Result<Option<Timestamp>> {
 
 pub async fn sweep(shared: &Shared, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
     let mut swept = Swept::default();
+    // PostgreSQL: each is given up for itself, and tried again for itself, so that none of them goes untold.
+    for id in shared.retrying(|| overdue(shared, now)).await? {
+        swept.lost.extend(shared.retrying(|| give_up_one(shared, id, orphan_delay_ms, now)).await?);
+    }
+    swept.next_at = shared.retrying(|| forget_ended(shared, forget_before)).await?;
+    swept.more = swept.next_at.is_some_and(|at| at <= now);
+    Ok(swept)
+}
+
+async fn overdue(shared: &Shared, now: Timestamp) -> Result<Vec<WorkerId>> {
     let client = shared.client().await?;
     let rows = client
         .query(
@@ -479,19 +489,7 @@ pub async fn sweep(shared: &Shared, orphan_delay_ms: i64, forget_before: Timesta
             &[&now.as_ms(), &ROUND],
         )
         .await?;
-    client.keep(Ok(()))?;
-    for row in rows {
-        swept.lost.extend(give_up_one(shared, WorkerId(row.get(0)), orphan_delay_ms, now).await?);
-    }
-    let client = shared.begin().await?;
-    let result = async {
-        forget_ended(&client, forget_before).await?;
-        next_deadline(&client).await
-    }
-    .await;
-    swept.next_at = client.end(result).await?;
-    swept.more = swept.next_at.is_some_and(|at| at <= now);
-    Ok(swept)
+    client.keep(Ok(rows.iter().map(|row| WorkerId(row.get(0))).collect()))
 }
 
 /// `None`: it was heard of in the meantime, or another node was faster.
@@ -514,11 +512,18 @@ async fn give_up_one(
     let Some((key, freed)) = client.end(result).await? else { return Ok(None) };
     // Whoever it is connected to learns that it is over.
     shared.tell([Signal::Worker(id)]);
-    Ok(Some(WorkerLost { id, key, freed: freed.told(shared, now).await? }))
+    Ok(Some(WorkerLost { id, key, freed: freed.told(shared, now).await }))
+}
+
+/// Answers with the next deadline.
+async fn forget_ended(shared: &Shared, forget_before: Timestamp) -> Result<Option<Timestamp>> {
+    let client = shared.begin().await?;
+    let result = forget_in(&client, forget_before).await;
+    client.end(result).await
 }
 
 /// A block whose owner is forgotten would be found all the same; but then nobody could say whose it was.
-async fn forget_ended(client: &Object, forget_before: Timestamp) -> Result<()> {
+async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let rows = client
         .query(
             "DELETE FROM faena.worker WHERE id = ANY (ARRAY(
@@ -532,7 +537,7 @@ async fn forget_ended(client: &Object, forget_before: Timestamp) -> Result<()> {
         let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
         client.execute("DELETE FROM faena.worker_change WHERE worker = ANY($1)", &[&ids]).await?;
     }
-    Ok(())
+    next_deadline(client).await
 }
 
 pub async fn get(shared: &Shared, key: &str) -> Result<Option<WorkerView>> {

@@ -280,7 +280,7 @@ impl Store for Sqlite {
         if lost.is_empty() {
             return Ok(0);
         }
-        self.writer.call(move |tx| nodes::give_back(tx, &lost, now)).await
+        self.writer.call(move |tx| nodes::give_back(tx, &lost, nodes::UNHEARD, now)).await
     }
 
     async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {

@@ -32,7 +32,7 @@ pub fn leave(tx: &Tx, node: NodeId, patience: Patience, now: Timestamp) -> Resul
         )?
         .query_map([node.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let returned = give_back(tx, &runs, now)?;
+    let returned = give_back(tx, &runs, "its server stopped", now)?;
     loop {
         let living = living_of(tx, "node = ?", &[&node.0])?;
         if living.is_empty() {
@@ -59,9 +59,11 @@ pub fn unknown_blocks(connection: &Connection, node: NodeId, known: &[Run], befo
     Ok(runs.into_iter().filter(|run| !known.contains(run)).collect())
 }
 
-pub fn give_back(tx: &Tx, runs: &[Run], now: Timestamp) -> Result<usize> {
-    let why = Why::Left { text: "its server stopped", worker: None };
-    let freed = free_blocks(tx, runs, why, now)?;
+/// What a lost answer handed out: nobody has it.
+pub const UNHEARD: &str = "nobody heard that it was handed out";
+
+pub fn give_back(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let freed = free_blocks(tx, runs, Why::Left { text, worker: None }, now)?;
     Ok(freed.returned + freed.orphaned)
 }
 

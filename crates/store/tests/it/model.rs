@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use faena_domain::{JobId, JobState, NodeId, Ordering, Priority};
 use faena_store::{
-    CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Outcome, Page, Retention, RunEnd, StoreError,
+    CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Outcome, Owner, Page, Retention, RunEnd, StoreError,
+    WorkerAdmitted, WorkerEnd, WorkerEntry,
 };
 
 use crate::support::*;
@@ -26,7 +27,9 @@ struct Job {
     scheduled_at: Option<i64>,
     expires_at: Option<i64>,
     finished_at: i64,
+    /// Those that it waits for, of those that it was submitted with.
     parents: Vec<JobId>,
+    depends_on: Vec<JobId>,
     runs_anyway: bool,
     unique: Option<String>,
     held: Option<Held>,
@@ -35,8 +38,15 @@ struct Job {
 #[derive(Debug)]
 struct Held {
     claimed: ClaimedJob,
-    dead: bool,
+    hands: Hands,
     asked_to_stop: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hands {
+    Node,
+    DeadNode,
+    Worker,
 }
 
 #[derive(Default)]
@@ -107,6 +117,10 @@ impl Model {
         }
     }
 
+    fn in_hands(&self, hands: Hands) -> Vec<JobId> {
+        self.with(|job| job.held.as_ref().is_some_and(|held| held.hands == hands))
+    }
+
     fn come_back(&mut self, id: JobId, outcome: &Outcome, now: i64, due_ms: i64) {
         if self.job(id).held.as_ref().is_some_and(|held| held.asked_to_stop) {
             return self.finish(id, JobState::Cancelled, now);
@@ -128,12 +142,14 @@ struct Play<'a> {
     dice: Dice,
     now: i64,
     dead: NodeId,
+    worker: WorkerAdmitted,
     told: String,
 }
 
 pub async fn any_sequence_of_verbs_keeps_to_the_model(world: &World) {
-    let mut play =
-        Play { world, model: Model::default(), dice: Dice(0), now: 0, dead: NodeId::new(), told: String::new() };
+    let worker = world.admit(world.worker("w"), 0).await;
+    let model = Model::default();
+    let mut play = Play { world, model, dice: Dice(0), now: 0, dead: NodeId::new(), worker, told: String::new() };
     for seed in SEEDS {
         play.dice = Dice(seed);
         for step in 0..STEPS {
@@ -152,18 +168,20 @@ pub async fn any_sequence_of_verbs_keeps_to_the_model(world: &World) {
 impl Play<'_> {
     async fn step(&mut self) {
         match self.dice.below(100) {
-            0..22 => self.submit().await,
-            22..42 => self.claim().await,
-            42..50 => self.start().await,
-            50..68 => self.end().await,
-            68..73 => self.report_of_the_past().await,
-            73..79 => self.cancel().await,
-            79..83 => self.retry().await,
-            83..88 => self.patch().await,
-            88..90 => self.delete().await,
-            90..95 => self.promote().await,
-            95..98 => self.recover().await,
-            _ => self.prune().await,
+            0..20 => self.submit().await,
+            20..40 => self.claim().await,
+            40..48 => self.start().await,
+            48..65 => self.end().await,
+            65..70 => self.report_of_the_past().await,
+            70..76 => self.cancel().await,
+            76..80 => self.retry().await,
+            80..85 => self.patch().await,
+            85..87 => self.delete().await,
+            87..92 => self.promote().await,
+            92..95 => self.recover().await,
+            95 => self.prune().await,
+            96..98 => self.reconnect().await,
+            _ => self.end_worker().await,
         }
     }
 
@@ -210,6 +228,7 @@ impl Play<'_> {
                 expires_at: None,
                 finished_at: 0,
                 parents: Vec::new(),
+                depends_on: Vec::new(),
                 runs_anyway: false,
                 unique: None,
                 held: None,
@@ -229,6 +248,7 @@ impl Play<'_> {
                     job = job.runs_anyway();
                 }
                 model.parents = parents.clone();
+                model.depends_on = parents.clone();
                 job = job.after(&parents);
             }
             if self.dice.chance(15) {
@@ -271,10 +291,14 @@ impl Play<'_> {
 
     async fn claim(&mut self) {
         let limit = 1 + self.dice.below(4);
-        let dead = self.dice.chance(25);
-        let node = if dead { self.dead } else { self.world.node };
+        let hands = [Hands::Node, Hands::Node, Hands::DeadNode, Hands::Worker][self.dice.below(4)];
+        let owner = match hands {
+            Hands::Node => Owner::Node(self.world.node),
+            Hands::DeadNode => Owner::Node(self.dead),
+            Hands::Worker => Owner::Worker { id: self.worker.id, session: self.worker.session },
+        };
         let wanted = self.model.first(limit, self.world.start.as_ms());
-        let jobs = self.world.claim_as(node, limit, self.now).await;
+        let jobs = self.world.claim_for(owner, self.world.lanes().await, limit, self.now).await;
         self.told = format!("claim of {limit} at {}", self.now);
         assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), wanted, "{}", self.told);
         for claimed in jobs {
@@ -285,7 +309,7 @@ impl Play<'_> {
             let job = self.model.job(claimed.id);
             assert_eq!(claimed.retry_count, job.retries);
             job.state = JobState::Assigned;
-            job.held = Some(Held { claimed, dead, asked_to_stop: false });
+            job.held = Some(Held { claimed, hands, asked_to_stop: false });
         }
     }
 
@@ -377,8 +401,10 @@ impl Play<'_> {
         }
         answer.unwrap();
         let now = self.now;
+        let is_open = |id: &JobId| self.model.jobs.get(id).is_some_and(|parent| !parent.state.is_terminal());
+        let open = job.depends_on.iter().copied().filter(is_open).collect();
         let job = self.model.job(id);
-        (job.state, job.retries, job.due_at) = (JobState::Pending, 0, now);
+        (job.state, job.retries, job.due_at, job.parents) = (JobState::Pending, 0, now, open);
         job.expires_at = job.expires_at.filter(|at| *at > now);
     }
 
@@ -463,20 +489,60 @@ impl Play<'_> {
                 break;
             }
         }
-        let lost = self.model.with(|job| job.held.as_ref().is_some_and(|held| held.dead));
+        let lost = self.model.in_hands(Hands::DeadNode);
         for id in &lost {
-            let job = &self.model.jobs[id];
-            if job.held.as_ref().is_some_and(|held| held.asked_to_stop) {
-                self.model.finish(*id, JobState::Cancelled, now);
-            } else if job.state == JobState::Assigned {
-                self.model.come_back(*id, &Outcome::HandedBack, now, 0);
-            } else if job.retries < job.max_retries {
-                self.model.come_back(*id, &self.world.retry(0), now, now + delay);
-            } else {
-                self.model.finish(*id, JobState::Failed, now);
-            }
+            let costs = self.model.jobs[id].state == JobState::Processing;
+            self.take_away(*id, costs, delay);
         }
         self.learn_times(&lost).await;
+    }
+
+    fn take_away(&mut self, id: JobId, costs: bool, delay: i64) {
+        let now = self.now;
+        let job = &self.model.jobs[&id];
+        if job.held.as_ref().is_some_and(|held| held.asked_to_stop) {
+            self.model.finish(id, JobState::Cancelled, now);
+        } else if !costs {
+            self.model.come_back(id, &Outcome::HandedBack, now, 0);
+        } else if job.retries < job.max_retries {
+            self.model.come_back(id, &self.world.retry(0), now, now + delay);
+        } else {
+            self.model.finish(id, JobState::Failed, now);
+        }
+    }
+
+    /// To a server that lives or to one that is dead: the worker keeps what it has.
+    async fn reconnect(&mut self) {
+        self.told = format!("reconnection at {}", self.now);
+        let node = if self.dice.chance(50) { self.world.node } else { self.dead };
+        let entry = WorkerEntry { node, ..self.world.worker("w") };
+        let again = self.world.admit(entry, self.now).await;
+        assert_eq!((again.id, again.session), (self.worker.id, self.worker.session + 1), "{}", self.told);
+        self.worker = again;
+        self.compare_hands();
+    }
+
+    fn compare_hands(&self) {
+        let told: BTreeMap<JobId, i64> = self.worker.jobs.iter().map(|held| (held.job.id, held.job.run)).collect();
+        let held = self.model.in_hands(Hands::Worker);
+        let run_of = |id: &JobId| self.model.jobs[id].held.as_ref().map(|held| (*id, held.claimed.run));
+        assert_eq!(told, held.iter().filter_map(run_of).collect(), "{}", self.told);
+    }
+
+    async fn end_worker(&mut self) {
+        let (now, delay_ms, lost) = (self.now, 200, self.dice.chance(70));
+        self.told = format!("end of the worker at {now}, lost: {lost}");
+        let reason = "so be it".to_owned();
+        let end = if lost { WorkerEnd::Lost { reason, delay_ms } } else { WorkerEnd::Left { reason } };
+        let freed = self.world.store.worker_end(self.worker.id, self.worker.session, end, self.world.at(now)).await;
+        freed.unwrap().expect("it lives");
+        let held = self.model.in_hands(Hands::Worker);
+        for id in &held {
+            self.take_away(*id, lost, delay_ms);
+        }
+        self.learn_times(&held).await;
+        self.worker = self.world.admit(self.world.worker("w"), now).await;
+        assert_eq!(self.worker.session, 1, "a new life");
     }
 
     async fn prune(&mut self) {

@@ -10,7 +10,7 @@ use faena_store::{
 
 use crate::support::*;
 
-/// Everybody who ended before now is old enough to be forgotten; nobody is.
+/// Nobody ended so long ago: nobody is forgotten.
 const NEVER: i64 = -1_000_000;
 
 async fn states(world: &World, key: &str) -> Vec<WorkerState> {

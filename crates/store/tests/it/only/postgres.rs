@@ -332,3 +332,123 @@ async fn a_database_that_goes_away_is_unavailable_and_works_again() {
     })
     .await;
 }
+
+/// A connection of its own, in a transaction.
+async fn beside(world: &World) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
+    client
+}
+
+/// Until somebody waits for a lock on this database.
+async fn until_one_waits(world: &World) {
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while world.ledger.number(waiting).await == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_waits_for_a_claim_under_way_and_frees_it_and_news_do_not_wait() {
+    on_postgres(async |world: &World| {
+        let worker = world.admit(world.worker("w"), 0).await;
+        let id = world.submit(world.job("a", 0)).await;
+        let lane = world.lane_of(id).await.id;
+        let claim = beside(world).await;
+        let rows = claim
+            .query(
+                plan_probe::CLAIM_FOR_WORKER,
+                &[&lane, &0_i64, &10_i64, &worker.id.0, &1_i64, &0_i16, &worker.session],
+            )
+            .await
+            .unwrap();
+        assert_eq!(rows.len(), 1);
+        assert!(world.tell(world.news(&worker, &[], 1)).await.connected, "while the claim is under way");
+
+        let commit = async {
+            until_one_waits(world).await;
+            claim.batch_execute("COMMIT").await.unwrap();
+        };
+        let (freed, ()) = tokio::join!(world.lose(&worker, 0, 2), commit);
+
+        assert_eq!(freed.unwrap().orphaned, 1);
+        assert_eq!(world.state(id).await, JobState::Retrying);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_waits_for_an_end_under_way_and_finds_nothing() {
+    on_postgres(async |world: &World| {
+        let worker = world.admit(world.worker("w"), 0).await;
+        let id = world.submit(world.job("a", 0)).await;
+        let end = beside(world).await;
+        end.query("SELECT FROM faena.worker WHERE id = $1 FOR UPDATE", &[&worker.id.0]).await.unwrap();
+        end.execute("UPDATE faena.worker SET session = 2 WHERE id = $1", &[&worker.id.0]).await.unwrap();
+        let commit = async {
+            until_one_waits(world).await;
+            end.batch_execute("COMMIT").await.unwrap();
+        };
+        let (claimed, ()) = tokio::join!(world.claim_by(&worker, 1, 1), commit);
+        assert!(claimed.is_empty(), "it has connected anew");
+        assert_eq!(world.state(id).await, JobState::Queued);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_to_cancel_goes_where_the_worker_is_connected() {
+    on_postgres(async |world: &World| {
+        let other = NodeInfo { id: NodeId::new(), name: "other".into() };
+        world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
+        let (_, jobs) = world.holding("w", 1, 0).await;
+        world.cancel(jobs[0].id, 1).await;
+        let heard = async |node| world.store.poll(node, world.at(1)).await.unwrap().cancels.len();
+        assert_eq!([heard(world.node).await, heard(other.id).await], [1, 0]);
+        world.admit(faena_store::WorkerEntry { node: other.id, ..world.worker("w") }, 2).await;
+        assert_eq!([heard(world.node).await, heard(other.id).await], [0, 1]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_workers_of_a_server_whose_lease_ran_out_keep_their_jobs() {
+    on_postgres(async |world: &World| {
+        let other = NodeInfo { id: NodeId::new(), name: "other".into() };
+        world.store.node_join(other.clone(), 1_000, world.at(0)).await.unwrap();
+        let worker = world.admit(faena_store::WorkerEntry { node: other.id, ..world.worker("w") }, 0).await;
+        let id = world.submit(world.job("a", 0)).await;
+        world.claim_by(&worker, 1, 1).await;
+        assert!(!world.orphans(500).await);
+        assert!(world.orphans(1_001).await);
+        let freed = world.recover(0, 1_001).await;
+        assert_eq!((freed.nodes, freed.orphaned, freed.returned), (1, 0, 0));
+        assert!(!world.orphans(1_002).await);
+        assert_eq!(world.shown("w").await.deadline, Some(world.at(11_001)));
+        assert_eq!(world.state(id).await, JobState::Assigned);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sweeps_of_several_nodes_at_once_give_each_worker_up_once() {
+    on_postgres(async |world: &World| {
+        for n in 0..20 {
+            let entry = faena_store::WorkerEntry { deadline: Some(world.at(5)), ..world.worker(&format!("w{n}")) };
+            let worker = world.admit(entry, 0).await;
+            world.submit(world.job("a", 0)).await;
+            assert_eq!(world.claim_by(&worker, 1, 1).await.len(), 1);
+        }
+        let others = [world.reopen(StoreOptions::default()).await, world.reopen(StoreOptions::default()).await];
+        let sweeps = [world, &others[0], &others[1]].map(|node| node.sweep(-1, 10));
+        let lost: Vec<_> = join_all(sweeps).await.into_iter().flat_map(|swept| swept.lost).collect();
+        assert_eq!(lost.len(), 20);
+        assert_eq!(lost.iter().map(|lost| lost.freed.orphaned).sum::<usize>(), 20);
+        for other in others {
+            other.store.close().await;
+        }
+    })
+    .await;
+}
