@@ -169,7 +169,7 @@ async fn a_completed_job_tells_its_whole_story() {
     let events: Vec<_> = job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].clone()).collect();
     assert_eq!(json!(events), json!(["created", "queued", "assigned", "started", "completed"]));
     assert_eq!(job["correlationId"], id, "without a correlation id of its own it stands for itself");
-    assert_eq!(job["workerId"], app.engine.worker_id.to_string());
+    assert_eq!(job["workerId"], app.engine.worker_id().to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]

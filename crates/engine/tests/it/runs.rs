@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, NewJob, NodeId, Priority, RetryOn, Run, Timestamp};
 use faena_engine::{CancelAnswer, EngineConfig};
-use faena_store::{ClaimAsk, NodeInfo, Store};
+use faena_store::{ClaimAsk, NodeInfo, Owner, Store};
 
 use crate::world::{World, count, events, eventually, job, once, open_postgres, open_sqlite, reopened, submit};
 
@@ -18,7 +18,7 @@ async fn nothing_and_a_moment_of_sleep_complete() {
     for kind in [job("noop", "{}"), job("sleep", r#"{"ms": 1}"#)] {
         let job = world.ends(kind, JobState::Completed).await;
         assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
-        assert_eq!(job.worker_id, Some(world.engine.worker_id.to_string()));
+        assert_eq!(job.worker_id, Some(world.engine.worker_id().to_string()));
         assert!(job.result.is_none() && job.error.is_none());
     }
 }
@@ -241,7 +241,8 @@ async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
     let dead = NodeId::new();
     store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
     let lanes = store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect();
-    let claim = store.job_claim(ClaimAsk { node: dead, lanes, limit: 10 }, Timestamp::now()).await.unwrap();
+    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 10 };
+    let claim = store.job_claim(vec![ask], Timestamp::now()).await.unwrap().remove(0);
     assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
     claim.jobs[0].run
 }
