@@ -28,11 +28,11 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
         latency_ms: (started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0,
         error,
     };
-    let has_worker = engine.config.roles.worker;
+    let active = usize::from(engine.config.roles.worker) + engine.workers.count();
     let workers = WorkersCheck {
-        status: if has_worker { Health::Healthy } else { Health::Degraded },
-        active_count: u64::from(has_worker),
-        message: (!has_worker).then(|| "this process runs no worker".into()),
+        status: if active > 0 { Health::Healthy } else { Health::Degraded },
+        active_count: active as u64,
+        message: (active == 0).then(|| "this process runs no worker, and none is connected to it".into()),
     };
     let now = Timestamp::now();
     let loops: Vec<LoopCheck> = engine

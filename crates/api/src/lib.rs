@@ -6,6 +6,7 @@ mod frame;
 mod grpc;
 mod guard;
 mod health;
+mod metrics;
 mod rest;
 mod workers;
 
@@ -84,6 +85,7 @@ pub fn router(api: Api) -> Router {
         .merge(grpc::routes(&api))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
+        .route("/metrics", get(metrics::metrics))
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(axum::middleware::from_fn_with_state(api.clone(), guard::guard))

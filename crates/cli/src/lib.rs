@@ -4,6 +4,8 @@ mod client;
 mod enqueue;
 mod jobs;
 mod watch;
+mod worker;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,13 @@ pub enum Command {
         #[command(subcommand)]
         command: jobs::Command,
     },
+    /// Look at workers and drain them
+    Workers {
+        #[command(subcommand)]
+        command: workers::Command,
+    },
+    /// Be a worker: run a command for each job of some types
+    Worker(worker::Arguments),
 }
 
 /// How to reach the server and how to print.
@@ -38,6 +47,8 @@ pub async fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Enqueue(arguments) => enqueue::run(arguments).await,
         Command::Jobs { command } => jobs::run(command).await,
+        Command::Workers { command } => workers::run(command).await,
+        Command::Worker(arguments) => worker::run(arguments).await,
     };
     match result {
         Ok(code) => code,

@@ -134,7 +134,7 @@ impl Engine {
             hands: hands.clone(),
             reporter: reporter.clone(),
             lanes: lanes.clone(),
-            news: workers.news.clone(),
+            workers: workers.clone(),
             bus: bus.clone(),
             stale_reports: AtomicU64::new(0),
         });

@@ -100,6 +100,24 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
+            "name": "guardian",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "handlers",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "keeper",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
             "name": "lease",
             "status": "healthy"
           },
@@ -143,6 +161,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
             "handled": null,
             "lastBeatAt": "<time>",
             "name": "retention",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "sweeper",
             "status": "healthy"
           }
         ],

@@ -13,9 +13,9 @@ use faena_domain::{
 };
 use faena_store::{NoteKind, Outcome, RunNote, Store, StoreError};
 use parking_lot::RwLock;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
-use super::{Ack, Connected, Order, Refusal};
+use super::{Ack, Connected, Order, Refusal, Workers};
 use crate::{
     Bus,
     dispatcher::ReadyLanes,
@@ -76,7 +76,7 @@ pub struct Desk {
     pub hands: Arc<Hands>,
     pub reporter: Arc<Reporter>,
     pub lanes: Arc<ReadyLanes>,
-    pub news: Arc<Notify>,
+    pub workers: Arc<Workers>,
     pub bus: Bus,
     /// Reports that were refused.
     pub stale_reports: AtomicU64,
@@ -181,21 +181,24 @@ impl Desk {
         }
         let end = held.end(outcome, lines, now);
         let receipt = receipt.into();
+        // A worker that hands jobs back although it is not draining does not take what it is sent.
+        let unwilling = refused && receipt.is_some() && !worker.is_draining();
         if !self.hands.let_go(held, end, |end| self.reporter.push(end, receipt)) {
             return;
         }
         let mut standing = worker.standing.lock();
         standing.held.remove(&held.job.id);
-        if refused {
-            standing.breaker.failed(now);
-        } else {
+        if !refused {
             standing.breaker.succeeded();
             standing.ended(completed);
         }
         standing.settle(now);
         drop(standing);
+        if unwilling {
+            self.workers.dispatch_failed(worker, now);
+        }
         self.lanes.nudge.notify_one();
-        self.news.notify_one();
+        self.workers.news.notify_one();
     }
 
     fn held_by(&self, worker: &Arc<Connected>, report: &Report) -> Result<Arc<Held>, ()> {

@@ -102,6 +102,9 @@ impl Engine {
         let id = WorkerId::new();
         let key = registration.worker_id.clone().unwrap_or_else(|| id.to_string());
         let before = self.workers.find_by_key(&key);
+        if before.is_none() && registration.worker_id.is_some() {
+            self.refuse_built_in(&key).await?;
+        }
         if let Some(before) = &before {
             before.close("the worker has connected again");
             // What it has reported on the old connection is stored first: it is not in its hands any more.
@@ -157,6 +160,15 @@ impl Engine {
         );
         self.bus.worker(&worker.key, worker.state(), None, now);
         Ok(Connection { worker, resumed })
+    }
+
+    /// The worker inside a server does not connect, so nobody may come in under its name.
+    async fn refuse_built_in(&self, key: &str) -> Result<(), StoreError> {
+        let known = self.store.worker_get(key).await?;
+        match known.filter(|known| known.kind == WorkerKind::BuiltIn && known.ended_at.is_none()) {
+            Some(_) => Err(StoreError::Invalid(vec![Fault::new("workerId", "is the name of a built-in worker")])),
+            None => Ok(()),
+        }
     }
 
     fn seat(
@@ -356,12 +368,9 @@ impl Engine {
             let reason = if left { "it left" } else { "its connection closed" };
             return self.worker_leave(worker, reason, now).await;
         }
-        {
-            let mut standing = worker.standing.lock();
-            standing.away_since = Some(now);
-            if !standing.held.is_empty() {
-                standing.breaker.failed(now);
-            }
+        worker.standing.lock().away_since = Some(now);
+        if worker.load().0 > 0 {
+            self.workers.dispatch_failed(worker, now);
         }
         tracing::info!(
             worker = worker.key,

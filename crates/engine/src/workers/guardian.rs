@@ -78,13 +78,11 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
             let reason = failure.message.clone();
             let run = held.job.run;
             engine.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
-            {
-                let mut standing = worker.standing.lock();
-                if waits_for_start {
-                    standing.breaker.failed(now);
-                }
-                standing.stopping.insert(held.job.id, Stopping { run, since: now, complained: false });
+            if waits_for_start {
+                engine.workers.dispatch_failed(worker, now);
             }
+            let stopping = Stopping { run, since: now, complained: false };
+            worker.standing.lock().stopping.insert(held.job.id, stopping);
             held.tell_to_stop(&reason);
             tracing::warn!(
                 job = %held.job.id,

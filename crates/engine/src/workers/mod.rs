@@ -10,7 +10,13 @@ mod door;
 pub(crate) mod guardian;
 pub(crate) mod keeper;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
@@ -46,6 +52,8 @@ pub struct Workers {
     /// Something about workers is to be written down, or has come nearer.
     pub(crate) news: Arc<Notify>,
     pub(crate) watch: Arc<Notify>,
+    /// Jobs that a worker was handed and did not take or start.
+    pub dispatch_failures: AtomicU64,
 }
 
 impl Workers {
@@ -103,6 +111,13 @@ impl Workers {
             worker.close(reason);
             self.drop_worker(&worker, hands);
         }
+    }
+
+    /// A job that was handed to this worker did not get through to it.
+    pub(crate) fn dispatch_failed(&self, worker: &Connected, now: Timestamp) {
+        self.dispatch_failures.fetch_add(1, Ordering::Relaxed);
+        worker.standing.lock().breaker.failed(now);
+        self.news.notify_one();
     }
 
     /// How many are in each state.

@@ -1,0 +1,82 @@
+//! `GET /metrics`: figures for Prometheus, read from the engine when they are asked for.
+//!
+//! Nothing is kept between two scrapes: a worker that is gone is gone from the figures too.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use axum::{
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use faena_domain::Timestamp;
+use faena_engine::breaker::BreakerState;
+use faena_store::Tally;
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::ConstCounter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use crate::{Api, ApiError};
+
+type Labels = Vec<(&'static str, String)>;
+type Gauges = Family<Labels, Gauge<i64, AtomicI64>>;
+
+pub async fn metrics(State(api): State<Api>) -> Result<Response, ApiError> {
+    let mut registry = Registry::default();
+    workers(&api, &mut registry);
+    jobs(&api, &mut registry).await?;
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a String takes everything");
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+fn workers(api: &Api, registry: &mut Registry) {
+    let workers = &api.engine.workers;
+    let now = Timestamp::now();
+    let (states, breakers, held) = (Gauges::default(), Gauges::default(), Gauges::default());
+    for (state, count) in workers.states() {
+        states.get_or_create(&vec![("state", state.as_str().to_owned())]).set(count as i64);
+    }
+    for worker in workers.all() {
+        let label = vec![("worker_id", worker.key.clone())];
+        let state = match worker.breaker_state(now) {
+            BreakerState::Closed => 0,
+            BreakerState::Open => 1,
+            BreakerState::HalfOpen => 2,
+        };
+        breakers.get_or_create(&label).set(state);
+        held.get_or_create(&label).set(worker.load().0 as i64);
+    }
+    registry.register("workers_in_state", "Workers connected to this node, by state", states);
+    registry.register("circuit_breaker_state", "0 closed, 1 open, 2 half open, of each worker of this node", breakers);
+    registry.register("worker_jobs_held", "Jobs in the hands of each worker of this node", held);
+    let failures = ConstCounter::new(workers.dispatch_failures.load(Ordering::Relaxed));
+    registry.register("dispatch_failures", "Jobs that a worker was handed and did not take or start", failures);
+    let stale = ConstCounter::new(api.engine.desk.stale_reports.load(Ordering::Relaxed));
+    registry.register("stale_reports", "Reports that were refused: too late, or about a job in other hands", stale);
+}
+
+async fn jobs(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
+    let counts = api.engine.store.counts().await?;
+    let gauges = Gauges::default();
+    for (tally, name) in [
+        (Tally::Pending, "PENDING"),
+        (Tally::Queued, "QUEUED"),
+        (Tally::Held, "HELD"),
+        (Tally::Retrying, "RETRYING"),
+        (Tally::Completed, "COMPLETED"),
+        (Tally::Failed, "FAILED"),
+        (Tally::Cancelled, "CANCELLED"),
+    ] {
+        gauges.get_or_create(&vec![("state", name.to_owned())]).set(counts.total(tally));
+    }
+    registry.register(
+        "jobs_in_state",
+        "Jobs by state; HELD: in a worker's hands (SCHEDULED, ASSIGNED, PROCESSING)",
+        gauges,
+    );
+    Ok(())
+}
