@@ -338,3 +338,116 @@ fn parse(text: &str) -> Result<Said, Refusal> {
     };
     report::about(job_id, run, kind).map(Said::Report)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn code(text: &str) -> Option<&'static str> {
+        parse(text).err().map(|refusal| refusal.code)
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_and_says_why() {
+        for text in ["", "nonsense", "[]", "7", "{}", "{\"type\":7}", "{\"type\":\"dance\"}", "{\"type\":\"complete\"}"]
+        {
+            assert_eq!(code(text), Some("VALIDATION_ERROR"), "{text}");
+        }
+        let unknown = parse(r#"{"type":"complete","jobId":"01a1e1b6-d8d7-7007-820a-3ff640398a18","resul":1}"#);
+        let message = unknown.err().expect("refused").message;
+        assert!(message.contains("resul") && !message.contains("expected one of"), "{message}");
+    }
+
+    #[test]
+    fn a_client_that_knows_only_the_oldest_words_is_understood() {
+        assert!(matches!(parse(r#"{"type":"register","workerId":"w","capabilities":["a"]}"#), Ok(Said::Register(_))));
+        assert!(matches!(parse(r#"{"type":"heartbeat"}"#), Ok(Said::Heartbeat)));
+        let id = "01a1e1b6-d8d7-7007-820a-3ff640398a18";
+        let done = format!(r#"{{"type":"complete","jobId":"{id}","result":{{"a":1}}}}"#);
+        assert!(matches!(parse(&done), Ok(Said::Report(Report { run: None, .. }))));
+        let failed = format!(r#"{{"type":"fail","jobId":"{id}","error":"broken"}}"#);
+        let Ok(Said::Report(Report { kind: ReportKind::Fail(failure), .. })) = parse(&failed) else { panic!() };
+        assert_eq!((failure.message.as_str(), failure.retryable), ("broken", true));
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            any::<f64>().prop_map(Into::into),
+            ".*".prop_map(serde_json::Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Into::into),
+                prop::collection::btree_map(".*", inner, 0..6)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    const TYPES: &[&str] = &[
+        "register",
+        "heartbeat",
+        "started",
+        "progress",
+        "log",
+        "step",
+        "complete",
+        "fail",
+        "release",
+        "drain",
+        "leave",
+        "x",
+    ];
+    const FIELDS: &[&str] = &[
+        "workerId",
+        "name",
+        "capabilities",
+        "queues",
+        "concurrency",
+        "token",
+        "tellsStarts",
+        "holds",
+        "jobId",
+        "run",
+        "progress",
+        "message",
+        "result",
+        "totalSteps",
+        "error",
+        "retryable",
+        "retryAfterMs",
+        "other",
+    ];
+
+    proptest! {
+        #[test]
+        fn no_text_whatever_is_more_than_refused(text in ".*") {
+            let _ = code(&text);
+        }
+
+        #[test]
+        fn no_frame_whatever_is_more_than_refused(
+            kind in prop::sample::select(TYPES),
+            fields in prop::collection::btree_map(prop::sample::select(FIELDS), json(), 0..8),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut frame: serde_json::Map<String, serde_json::Value> =
+                fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            frame.insert("type".into(), kind.into());
+            let text = serde_json::Value::from(frame).to_string();
+            if let Err(refusal) = parse(&text) {
+                prop_assert_eq!(refusal.code, "VALIDATION_ERROR");
+            }
+            // And cut off anywhere.
+            let end = (0..=cut.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            if end < text.len() {
+                prop_assert!(parse(&text[..end]).is_err());
+            }
+        }
+    }
+}

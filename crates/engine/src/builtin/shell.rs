@@ -1,7 +1,7 @@
 //! `shell.run`: a program with its arguments, when the operator allows it. Never a line for a shell to interpret.
 //!
 //! The program is the leader of its own process group; whatever ends the job early (cancel, timeout, a stopping server)
-//! kills the group.
+//! kills the group. A guard between the two does so even when this server is killed.
 
 use std::{collections::BTreeMap, process::Stdio, time::Duration};
 
@@ -34,14 +34,31 @@ struct Output {
 }
 
 /// Kills the whole group when it is dropped before its end.
-struct Group(Box<dyn ChildWrapper>);
+struct Group {
+    child: Box<dyn ChildWrapper>,
+    guarded: bool,
+}
+
+impl Group {
+    fn kill(&mut self) {
+        if self.guarded {
+            // The guard hears that nobody is left, and kills what it has started.
+            drop(self.child.stdin().take());
+        } else {
+            // Fails when all have ended, and that is well.
+            let _ = self.child.start_kill();
+        }
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Fails when all have ended, and that is well.
-        let _ = self.0.start_kill();
+        self.kill();
     }
 }
+
+/// What the guard answers when it cannot start a program.
+const CANNOT_START: i32 = 127;
 
 /// How long the outputs of a program are listened to after its end, when somebody still holds them open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -56,11 +73,18 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         ));
     }
     let command: Command = payload(context)?;
-    let Some((program, arguments)) = command.argv.split_first() else {
+    let Some(program) = command.argv.first() else {
         return Err(Failure::fatal("the payload is not valid: argv must name a program"));
     };
-    let mut wrap = CommandWrap::with_new(program, |inner| {
-        inner.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_clear();
+    let guarded = !config.guard.is_empty();
+    let line: Vec<&String> = config.guard.iter().chain(&command.argv).collect();
+    let mut wrap = CommandWrap::with_new(line[0], |inner| {
+        inner
+            .args(&line[1..])
+            .stdin(if guarded { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .env_clear();
         inner.envs(INHERITED.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
         inner.env("FAENA_JOB_ID", context.id().to_string());
         inner.env("FAENA_RUN", context.run().to_string());
@@ -72,18 +96,18 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     });
     wrap.wrap(ProcessGroup::leader());
     let child = wrap.spawn().map_err(|e| Failure::fatal(format!("cannot start {program}: {e}")))?;
-    let mut group = Group(child);
+    let mut group = Group { child, guarded };
     let (mut stdout, mut stderr) = (Captured::new(config), Captured::new(config));
-    let (out, err) = (group.0.stdout().take(), group.0.stderr().take());
+    let (out, err) = (group.child.stdout().take(), group.child.stderr().take());
     let status = {
         let capture = async { tokio::join!(stdout.take_in(out), stderr.take_in(err)) };
         tokio::pin!(capture);
         let status = tokio::select! {
-            _ = &mut capture => group.0.wait().await,
-            status = group.0.wait() => {
+            _ = &mut capture => group.child.wait().await,
+            status = group.child.wait() => {
                 // It has ended and left children behind that hold its outputs. They end with it; one that has made off to a
                 // group of its own is not waited for.
-                let _ = group.0.start_kill();
+                group.kill();
                 let _ = tokio::time::timeout(LAST_WORDS, capture).await;
                 status
             }
@@ -98,6 +122,9 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     };
     if status.success() {
         return Ok(Some(serde_json::to_string(&output).expect("an output is JSON")));
+    }
+    if guarded && status.code() == Some(CANNOT_START) && output.stderr.starts_with("cannot start ") {
+        return Err(Failure::fatal(output.stderr.trim()));
     }
     let tail: String = output.stderr.chars().rev().take(500).collect::<Vec<_>>().into_iter().rev().collect();
     Err(Failure::error(format!("{program}: {status}: {}", tail.trim())))
