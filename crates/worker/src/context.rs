@@ -1,9 +1,10 @@
 //! What a handler is given besides its payload: which run it is, how to tell how far it is, when to stop.
 
 use std::{
+    fmt,
     future::Future,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -14,7 +15,10 @@ use faena_wire::frames::JobFrame;
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::{RawValue, to_raw_value};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::AbortHandle,
+};
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +49,8 @@ struct Parts {
     total_steps: AtomicU32,
     token: CancellationToken,
     notes: mpsc::Sender<Note>,
+    /// Once it has a task of its own.
+    task: OnceLock<AbortHandle>,
 }
 
 /// What a run tells its session.
@@ -63,6 +69,8 @@ pub(crate) enum Note {
         of: Of,
         text: Utf8Bytes,
     },
+    /// Ends stand on the shelf of the floor.
+    Shelf,
 }
 
 /// Who waits for the acknowledgement of a step.
@@ -72,6 +80,12 @@ pub(crate) type Waiter = oneshot::Sender<Result<(), Refusal>>;
 pub(crate) struct Refusal {
     pub code: String,
     pub message: String,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} run {}", self.kind(), self.id(), self.run())
+    }
 }
 
 impl Context {
@@ -92,6 +106,7 @@ impl Context {
             total_steps: AtomicU32::new(0),
             token: CancellationToken::new(),
             notes,
+            task: OnceLock::new(),
         }))
     }
 
@@ -107,6 +122,17 @@ impl Context {
 
     pub(crate) fn key(&self) -> Key {
         self.0.key
+    }
+
+    pub(crate) fn runs_as(&self, task: AbortHandle) {
+        let _ = self.0.task.set(task);
+    }
+
+    /// Ends it where it next waits.
+    pub(crate) fn abort(&self) {
+        if let Some(task) = self.0.task.get() {
+            task.abort();
+        }
     }
 
     /// Its type.

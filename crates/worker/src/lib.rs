@@ -55,6 +55,7 @@ mod client;
 mod context;
 mod definition;
 mod error;
+mod floor;
 mod handler;
 mod ledger;
 mod link;

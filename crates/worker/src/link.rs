@@ -45,6 +45,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A thousand workers in one process must be cheap: tungstenite's own 128 KiB each would not be. 16 KiB hold some fifty jobs.
 const BUFFER_BYTES: usize = 16 * 1024;
 
+/// A payload of 1 MiB, with the results of many steps.
+const LARGEST_FRAME_BYTES: usize = 64 * 1024 * 1024;
+
 /// Why a conversation ended.
 enum End {
     /// The worker is done.
@@ -108,7 +111,11 @@ async fn connect(address: &Address) -> Result<Socket, tungstenite::Error> {
         request.headers_mut().insert("authorization", value);
     }
     ensure_crypto();
-    let config = WebSocketConfig::default().read_buffer_size(BUFFER_BYTES).write_buffer_size(BUFFER_BYTES);
+    let config = WebSocketConfig::default()
+        .read_buffer_size(BUFFER_BYTES)
+        .write_buffer_size(BUFFER_BYTES)
+        .max_message_size(Some(LARGEST_FRAME_BYTES))
+        .max_frame_size(Some(LARGEST_FRAME_BYTES));
     // Frames are already put together; holding them back any longer gains nothing.
     let without_delay = true;
     let connecting = connect_async_with_config(request, Some(config), without_delay);

@@ -1,24 +1,18 @@
-//! The runs that a worker has in its hands: starting them, stopping them, noticing those that do not stop.
+//! The runs that a worker has in its hands: which they are, stopping them, noticing those that do not stop.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use faena_domain::{JobId, Run};
-use futures_util::FutureExt;
-use tokio::{sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{sync::mpsc, time::Instant};
 
-use crate::{
-    Context, JobError,
-    context::Note,
-    handler::{Handlers, Next, Outcome},
-    ledger::{Key, Of},
-    outgoing,
-};
+use crate::{Context, context::Note, floor::Floor, handler::Handlers, ledger::Key};
 
 /// A handler that still runs so long after it was told to stop is spoken of.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Runs {
     runs: HashMap<Key, Running>,
+    floor: Floor,
     /// Those that were given to others are not counted.
     held: usize,
     /// No run needs a look before this time. May be early, never late, so that a job costs one comparison and no timer.
@@ -27,7 +21,6 @@ pub(crate) struct Runs {
 
 struct Running {
     context: Context,
-    task: AbortHandle,
     /// `None`: passed, or already past when the job came, which means that the clocks differ: then the server has to tell.
     deadline: Option<Instant>,
     /// `None`: not told to stop, or spoken of.
@@ -41,16 +34,14 @@ pub(crate) struct Ended {
 }
 
 impl Runs {
-    pub fn new() -> Runs {
-        Runs { runs: HashMap::new(), held: 0, look_at: None }
+    pub fn new(handlers: Arc<Handlers>, notes: mpsc::Sender<Note>) -> Runs {
+        Runs { runs: HashMap::new(), floor: Floor::new(handlers, notes), held: 0, look_at: None }
     }
 
-    /// Runs the handler on a task of its own: one that computes, or blocks, must not keep the connection from its heartbeat.
-    pub fn start(&mut self, context: Context, handlers: &Arc<Handlers>, notes: &mpsc::Sender<Note>, now: Instant) {
-        let key = context.key();
+    pub fn start(&mut self, context: Context, now: Instant) {
         let deadline = Some(context.time_left()).filter(|left| !left.is_zero()).and_then(|left| now.checked_add(left));
-        let task = tokio::spawn(run(context.clone(), handlers.clone(), notes.clone())).abort_handle();
-        self.runs.insert(key, Running { context, task, deadline, warn_at: None, given_away: false });
+        self.floor.start(context.clone(), now);
+        self.runs.insert(context.key(), Running { context, deadline, warn_at: None, given_away: false });
         self.held += 1;
         self.look_no_later_than(deadline);
     }
@@ -84,7 +75,7 @@ impl Runs {
         if let Some(running) = self.runs.get(&key) {
             let context = &running.context;
             tracing::warn!(job = %context.id(), kind = context.kind(), "the handler ignored its cancellation; it was given back");
-            running.task.abort();
+            context.abort();
             self.end(key);
         }
     }
@@ -123,11 +114,20 @@ impl Runs {
     }
 
     pub fn look_at(&self) -> Option<Instant> {
-        self.look_at
+        [self.look_at, self.floor.look_at()].into_iter().flatten().min()
     }
 
-    /// Stops what is past its deadline, and speaks of what does not stop.
-    pub fn look(&mut self, now: Instant) {
+    pub fn take_done(&mut self) -> Vec<Note> {
+        self.floor.take_done()
+    }
+
+    /// Stops what is past its deadline, and speaks of what does not stop. `true`: something may be done.
+    pub fn look(&mut self, now: Instant) -> bool {
+        self.look_at_runs(now);
+        self.floor.look(now)
+    }
+
+    fn look_at_runs(&mut self, now: Instant) {
         if self.look_at.is_none_or(|at| now < at) {
             return;
         }
@@ -167,27 +167,7 @@ impl Drop for Runs {
     fn drop(&mut self) {
         for running in self.runs.values() {
             running.context.token().cancel();
-            running.task.abort();
+            running.context.abort();
         }
     }
-}
-
-async fn run(context: Context, handlers: Arc<Handlers>, notes: mpsc::Sender<Note>) {
-    let key = context.key();
-    let (of, text) = match outcome(context, handlers).await {
-        Ok(result) => (Of::Complete, outgoing::complete(key, &result)),
-        Err(error) => (Of::Fail, outgoing::fail(key, &error)),
-    };
-    // Nobody listens only when the worker has stopped, and it has given the job back then.
-    let _ = notes.send(Note::End { key, of, text }).await;
-}
-
-/// Runs the handler, and what stands around it. A panic is a failure like others.
-pub(crate) async fn outcome(context: Context, handlers: Arc<Handlers>) -> Outcome {
-    let work = async move { Next::new(handlers).run(context).await };
-    AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(JobError::retry(format!("the handler panicked: {}", text.as_deref().unwrap_or("no text"))))
-    })
 }

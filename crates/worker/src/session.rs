@@ -66,9 +66,9 @@ impl Session {
     pub fn new(definition: Arc<Definition>, notes: mpsc::Sender<Note>) -> Session {
         Session {
             worker_id: definition.worker_id.clone(),
+            runs: Runs::new(definition.handlers.clone(), notes.clone()),
             definition,
             phase: Phase::Working,
-            runs: Runs::new(),
             ledger: Ledger::new(),
             notes,
             outbox: VecDeque::new(),
@@ -172,7 +172,7 @@ impl Session {
             return;
         }
         self.had_its_job = definition.ephemeral;
-        self.runs.start(Context::new(job, self.notes.clone()), &definition.handlers, &self.notes, now);
+        self.runs.start(Context::new(job, self.notes.clone()), now);
     }
 
     fn on_ack(&mut self, frame: &ServerFrame<'_>, now: Instant) {
@@ -223,6 +223,14 @@ impl Session {
             }
             Note::Step { .. } => {}
             Note::End { key, of, text } => self.on_end(key, of, text),
+            Note::Shelf => self.clear_shelf(),
+        }
+    }
+
+    /// Reports what the lanes have done.
+    pub fn clear_shelf(&mut self) {
+        for note in self.runs.take_done() {
+            self.on_note(note);
         }
     }
 
@@ -265,7 +273,9 @@ impl Session {
 
     /// Does what is due. To be called no later than `wake_at` says.
     pub fn tick(&mut self, now: Instant) {
-        self.runs.look(now);
+        if self.runs.look(now) {
+            self.clear_shelf();
+        }
         self.move_phase(now);
         let Some(registered) = &mut self.registered else { return };
         if now >= registered.sent_beat_at + registered.interval {

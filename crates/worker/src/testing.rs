@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Context, JobError, Worker,
     context::{Note, Refusal},
+    floor,
     handler::Outcome,
-    runs,
 };
 
 /// So much may be told at once.
@@ -98,7 +98,7 @@ impl TestJob {
         let (sender, mut notes) = mpsc::channel(MOST_NOTES);
         let context = Context::new(self.frame(), sender);
         let stop = context.token().clone();
-        let mut work = std::pin::pin!(runs::outcome(context, worker.handlers()));
+        let mut work = std::pin::pin!(floor::outcome(context, worker.handlers()));
         let mut record = Record { refused: self.refused, ..Record::default() };
         loop {
             tokio::select! {
@@ -115,7 +115,7 @@ impl TestJob {
         }
     }
 
-    fn frame(&self) -> JobFrame<'_> {
+    pub(crate) fn frame(&self) -> JobFrame<'_> {
         let id = JobId::new();
         let hour_ms = i64::try_from(Duration::from_secs(3_600).as_millis()).unwrap_or(i64::MAX);
         JobFrame {
@@ -187,7 +187,7 @@ impl Record {
                 };
                 let _ = waiter.send(answer);
             }
-            Note::End { .. } => {}
+            Note::End { .. } | Note::Shelf => {}
         }
     }
 }

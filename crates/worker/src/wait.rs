@@ -27,8 +27,8 @@ impl Client {
             match self.follow(id, &mut answered).await {
                 Ok(Some(job)) => return Ok(job),
                 Ok(None) => backoff.reset(),
-                // Also one that is starting or stopping is only away.
-                Err(Error::Refused { status, .. }) if status >= 500 && answered.elapsed() < PATIENCE => {}
+                // Also one that is starting, stopping or busy is only away.
+                Err(Error::Refused { status: 429 | 500.., .. }) if answered.elapsed() < PATIENCE => {}
                 Err(Error::Unreachable { .. }) if answered.elapsed() < PATIENCE => {}
                 Err(error) => return Err(error),
             }

@@ -163,3 +163,25 @@ async fn heartbeats_are_sent_and_answered_without_end_and_without_a_storm() {
     }
     assert!(begin.elapsed() >= Duration::from_millis(150), "heartbeats chase each other");
 }
+
+#[tokio::test]
+async fn thousands_of_jobs_that_wait_or_do_not_are_all_reported_once() {
+    let server = FarEnd::new().await;
+    let worker = Worker::new().concurrency(5_000).handle("mixed", |_, number: u64| async move {
+        if number.is_multiple_of(3) {
+            tokio::time::sleep(Duration::from_millis(number % 7)).await;
+        }
+        Ok(number)
+    });
+    let _worker = server.start(worker);
+    let mut peer = server.accept_as(false).await;
+    for number in 0..5_000 {
+        peer.give_with(JobId::new(), "mixed", json!({"payload": number})).await;
+    }
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..5_000 {
+        let report = peer.expect("complete").await;
+        assert!(seen.insert(report["result"].as_u64()), "told twice: {report}");
+        peer.ack(&report).await;
+    }
+}
