@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, process::Stdio, time::Duration};
 use faena_domain::Failure;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::ChildStdin,
+};
 
 use super::{Context, run::payload};
 use crate::EngineConfig;
@@ -36,17 +39,19 @@ struct Output {
 /// Kills the whole group when it is dropped before its end.
 struct Group {
     child: Box<dyn ChildWrapper>,
-    guarded: bool,
+    /// The guard's standard input; not left with the child, which would close it to wait.
+    guard: Option<ChildStdin>,
 }
 
 impl Group {
     fn kill(&mut self) {
-        if self.guarded {
+        match self.guard.take() {
             // The guard hears that nobody is left, and kills what it has started.
-            drop(self.child.stdin().take());
-        } else {
+            Some(line) => drop(line),
             // Fails when all have ended, and that is well.
-            let _ = self.child.start_kill();
+            None => {
+                let _ = self.child.start_kill();
+            }
         }
     }
 }
@@ -95,8 +100,9 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         }
     });
     wrap.wrap(ProcessGroup::leader());
-    let child = wrap.spawn().map_err(|e| Failure::fatal(format!("cannot start {program}: {e}")))?;
-    let mut group = Group { child, guarded };
+    let mut child = wrap.spawn().map_err(|e| Failure::fatal(format!("cannot start {program}: {e}")))?;
+    let guard = child.stdin().take();
+    let mut group = Group { child, guard };
     let (mut stdout, mut stderr) = (Captured::new(config), Captured::new(config));
     let (out, err) = (group.child.stdout().take(), group.child.stderr().take());
     let status = {
