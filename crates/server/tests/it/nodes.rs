@@ -122,8 +122,8 @@ async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_does_all_the_work
     assert_no_overlap(&fs::read_to_string(&diary).unwrap(), 400);
 }
 
-/// A job begins again only after its earlier run has ended, and under a greater number. Of a job whose server was killed the
-/// last thing written may be its beginning.
+/// A job begins again only after its earlier run is over, and under a greater number. A program whose server was killed is
+/// killed with it: its run is over without an end, and nothing more is heard of it.
 fn assert_no_overlap(diary: &str, jobs: usize) {
     let mut open: HashMap<&str, i64> = HashMap::new();
     let mut ended: HashSet<&str> = HashSet::new();
@@ -133,7 +133,7 @@ fn assert_no_overlap(diary: &str, jobs: usize) {
         let run: i64 = run.parse().unwrap();
         if what == "begin" {
             let before = open.insert(id, run);
-            assert_eq!(before, None, "{id} began again while an earlier run was under way:\n{diary}");
+            assert!(before.is_none_or(|before| before < run), "{id} began again under an older run:\n{diary}");
         } else {
             assert_eq!(open.remove(id), Some(run), "{id} ended under another run than it began");
             ended.insert(id);
