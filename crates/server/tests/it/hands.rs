@@ -17,14 +17,15 @@ use crate::faena::{Faena, PATIENCE};
 /// How a worker introduces itself.
 #[derive(Clone)]
 pub struct Who {
-    pub id: &'static str,
-    pub capabilities: Vec<&'static str>,
+    pub id: String,
+    pub capabilities: Vec<String>,
     pub queues: Vec<&'static str>,
     pub concurrency: u32,
 }
 
-pub fn who(id: &'static str, capabilities: &[&'static str]) -> Who {
-    Who { id, capabilities: capabilities.to_vec(), queues: Vec::new(), concurrency: 2 }
+pub fn who(id: &str, capabilities: &[&str]) -> Who {
+    let capabilities = capabilities.iter().map(|&name| name.to_owned()).collect();
+    Who { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2 }
 }
 
 /// A job as a worker got it.

@@ -18,3 +18,4 @@ mod postgres;
 mod readme;
 mod start;
 mod stop;
+mod worker_deaths;

@@ -106,7 +106,7 @@ impl Hand for Sdk {
         let (give, given) = mpsc::unbounded_channel();
         let (cancelled, cancels) = mpsc::unbounded_channel();
         let desk = Desk { give, cancelled };
-        let mut worker = Worker::new().url(&line.url).name(who.id).concurrency(who.concurrency).queues(who.queues);
+        let mut worker = Worker::new().url(&line.url).name(&who.id).concurrency(who.concurrency).queues(who.queues);
         for kind in who.capabilities {
             let desk = desk.clone();
             worker = worker.handle(kind, move |context, payload: Value| handler(desk.clone(), context, payload));
@@ -114,7 +114,7 @@ impl Hand for Sdk {
         let stop = CancellationToken::new();
         let work = tokio::spawn(worker.run_until(stop.clone().cancelled_owned()));
         let found =
-            eventually("the worker is connected", async || Sdk::find(&faena.http, &faena.url, who.id).await).await;
+            eventually("the worker is connected", async || Sdk::find(&faena.http, &faena.url, &who.id).await).await;
         let id = found["id"].as_str().unwrap().to_owned();
         let server = (faena.http.clone(), faena.url.clone());
         Sdk { id, line, server, work, stop, given, cancels, handlers: HashMap::new() }
