@@ -311,6 +311,10 @@ impl Engine {
     pub async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<bool, StoreError> {
         let Some(id) = self.store.worker_drain(key, drain, now).await? else { return Ok(false) };
         self.workers.drain(id, drain, now);
+        if !drain {
+            // Jobs may have waited for it.
+            self.lanes.reconsider();
+        }
         Ok(true)
     }
 

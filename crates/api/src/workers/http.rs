@@ -83,11 +83,20 @@ async fn wait(api: &Api, worker: &Arc<Connected>, max: Option<usize>, patience: 
     }
     let _waiting = worker.wait_for(wanted.min(free));
     api.engine.worker_waits();
+    // Whoever waits is there, however long: this ends with its request.
+    let is_there = async {
+        let mut beat = tokio::time::interval(api.engine.config.worker_heartbeat);
+        loop {
+            beat.tick().await;
+            worker.seen(Timestamp::now());
+        }
+    };
     let orders = tokio::select! {
         orders = worker.orders() => orders,
         () = tokio::time::sleep(patience) => Vec::new(),
         () = worker.closing.cancelled() => Vec::new(),
         () = api.closing.cancelled() => Vec::new(),
+        () = is_there => Vec::new(),
     };
     worker.seen(Timestamp::now());
     orders

@@ -7,7 +7,10 @@
 mod command_line;
 mod crash;
 mod disk;
+mod doors;
 mod faena;
+mod hands;
+mod line;
 mod load;
 mod nodes;
 mod outage;
@@ -15,3 +18,4 @@ mod postgres;
 mod readme;
 mod start;
 mod stop;
+mod worker_deaths;
