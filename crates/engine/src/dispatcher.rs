@@ -35,8 +35,8 @@ pub struct ReadyLanes {
     lanes: Mutex<HashSet<LaneId>>,
     /// Lanes that nobody who is here can serve. Looked at again when somebody comes.
     unserved: Mutex<HashSet<LaneId>>,
-    /// Lanes never change.
-    known: RwLock<HashMap<LaneId, Arc<Lane>>>,
+    /// Lanes never change. Beside each the name of its type, which every job in hand refers to.
+    known: RwLock<HashMap<LaneId, (Arc<Lane>, Arc<str>)>>,
     pub nudge: Arc<Notify>,
 }
 
@@ -54,7 +54,11 @@ impl ReadyLanes {
     }
 
     pub fn lane(&self, id: LaneId) -> Option<Arc<Lane>> {
-        self.known.read().get(&id).cloned()
+        self.known.read().get(&id).map(|(lane, _)| lane.clone())
+    }
+
+    fn kind(&self, id: LaneId) -> Arc<str> {
+        self.known.read().get(&id).map_or_else(|| Arc::from(""), |(_, kind)| kind.clone())
     }
 
     async fn learn(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<(), StoreError> {
@@ -64,7 +68,8 @@ impl ReadyLanes {
         let all = store.lanes().await?;
         let mut known = self.known.write();
         for lane in all {
-            known.entry(lane.id).or_insert_with(|| Arc::new(lane));
+            let kind = Arc::from(lane.kind.as_str());
+            known.entry(lane.id).or_insert_with(|| (Arc::new(lane), kind));
         }
         Ok(())
     }
@@ -234,9 +239,12 @@ impl Dispatcher {
         let mut deliveries = Vec::new();
         for ((ask, taker), claim) in plan.asks.into_iter().zip(plan.takers).zip(claims) {
             let count = claim.jobs.len();
+            let mut last: Option<(LaneId, Arc<str>)> = None;
             let jobs = claim.jobs.into_iter().map(|job| {
-                let kind =
-                    self.lanes.lane(job.lane).map_or_else(|| Arc::from(""), |lane| Arc::from(lane.kind.as_str()));
+                // Jobs of one lane mostly follow each other.
+                let known = last.take().filter(|(lane, _)| *lane == job.lane);
+                let (lane, kind) = known.unwrap_or_else(|| (job.lane, self.lanes.kind(job.lane)));
+                last = Some((lane, kind.clone()));
                 (job, kind)
             });
             match taker {

@@ -114,7 +114,11 @@ fn told(worker: &Connected, orders: Vec<Order>, with_jobs: bool) -> String {
     let mut cancel = Vec::new();
     for order in orders {
         match order {
-            Order::Job(delivery) => jobs.push(encode::job(&delivery)),
+            Order::Job(delivery) => {
+                let mut job = String::new();
+                encode::job(&mut job, &delivery);
+                jobs.push(job);
+            }
             Order::Cancel { job_id, run, reason } => {
                 cancel.push(json!({"jobId": job_id, "run": run, "reason": reason}))
             }

@@ -196,7 +196,12 @@ impl Session {
 
     async fn tell(&mut self, orders: Vec<Order>) -> bool {
         let frames = orders.into_iter().map(|order| match order {
-            Order::Job(delivery) => format!("{{\"type\":\"job\",\"job\":{}}}", encode::job(&delivery)),
+            Order::Job(delivery) => {
+                let mut frame = String::from("{\"type\":\"job\",\"job\":");
+                encode::job(&mut frame, &delivery);
+                frame.push('}');
+                frame
+            }
             Order::Ack(ack) => encode::ack(&ack),
             Order::Cancel { job_id, run, reason } => {
                 let reason = serde_json::to_string(&reason).expect("a string is JSON");
