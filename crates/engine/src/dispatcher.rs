@@ -224,7 +224,8 @@ impl Dispatcher {
         let mut last: HashMap<LaneId, bool> = HashMap::new();
         let mut handled = 0;
         for (ask, claim) in plan.asks.iter().zip(claims) {
-            let full = claim.jobs.len() >= ask.limit;
+            // A worker that is refused has found nothing out about its lanes.
+            let full = claim.jobs.len() >= ask.limit || claim.refused;
             handled += claim.jobs.len();
             last.extend(ask.lanes.iter().map(|lane| (*lane, full)));
         }

@@ -49,7 +49,7 @@ pub trait Store: Send + Sync + 'static {
     /// For each ask in turn hands out up to `limit` ready jobs of its lanes, in score order inside each queue and in turn between
     /// queues. No job is handed out twice. Each carries a new run number; jobs that share one are in one block (PostgreSQL
     /// makes one per lane) with one owner, which the last end of them closes. A worker that has ended, or has connected anew
-    /// since the ask's session, gets nothing.
+    /// since the ask's session, is refused. Lanes that one ask has emptied are not looked at again for the next ones.
     async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>;
 
     /// The finished steps of these jobs, by job in the order in which they were finished.

@@ -70,6 +70,8 @@ impl Owner {
 pub struct Claim {
     /// In the order in which they shall run.
     pub jobs: Vec<ClaimedJob>,
+    /// Nothing was looked for: the worker has ended, or has connected anew.
+    pub refused: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Claim: ready jobs become blocks.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
@@ -120,43 +120,118 @@ pub const CLAIM_FOR_WORKER: &str = claim_sql!(
 pub const HEADS: &str =
     "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
 
-/// One ask after the other. What the first ones were handed is theirs, so a failure further on leaves the others empty-handed
-/// and is not told: they ask again.
+/// Asks that share one transaction, at first and at most.
+const FIRST_TOGETHER: usize = 2;
+const MOST_TOGETHER: usize = 64;
+
+/// One ask after the other; while they get all they want, more and more of those with one lane share a transaction. A thousand
+/// idle workers must not look a thousand times for one job, nor a thousand jobs take a thousand commits.
+///
+/// What the first ones were handed is theirs, so a failure further on leaves the others empty-handed and is not told: they
+/// ask again.
 pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result<Vec<Claim>> {
-    let mut claims: Vec<Claim> = Vec::with_capacity(asks.len());
-    for ask in asks {
-        match shared.retrying(|| claim_one(shared, ask, now)).await {
-            Ok(claim) => claims.push(claim),
-            Err(StoreError::Unavailable(_)) if claims.iter().any(|claim| !claim.jobs.is_empty()) => break,
+    let mut claims: Vec<Claim> = Vec::new();
+    claims.resize_with(asks.len(), Claim::default);
+    let mut empty: HashSet<LaneId> = HashSet::new();
+    let mut together = FIRST_TOGETHER;
+    let mut next = 0;
+    while next < asks.len() {
+        let group = Group::gather(asks, next, together, &empty);
+        next = group.end;
+        if group.asks.is_empty() {
+            continue;
+        }
+        let taken = match shared.retrying(|| claim_group(shared, asks, &group, now)).await {
+            Ok(taken) => taken,
+            Err(StoreError::Unavailable(_)) if claims.iter().any(|claim| !claim.jobs.is_empty()) => {
+                claims.iter_mut().filter(|claim| claim.jobs.is_empty()).for_each(|claim| claim.refused = true);
+                break;
+            }
             Err(error) => return Err(error),
+        };
+        let full = taken.iter().zip(&group.asks).all(|(claim, (at, _))| claim.jobs.len() >= asks[*at].limit);
+        together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
+        for (claim, (at, lanes)) in taken.into_iter().zip(group.asks) {
+            if claim.jobs.len() < asks[at].limit && !claim.refused {
+                empty.extend(lanes);
+            }
+            claims[at] = claim;
         }
     }
-    claims.resize_with(asks.len(), Claim::default);
     Ok(claims)
 }
 
-async fn claim_one(shared: &Shared, ask: &ClaimAsk, now: Timestamp) -> Result<Claim> {
-    let client = shared.client().await?;
-    let mut lanes = ask.lanes.clone();
-    lanes.sort_unstable();
-    lanes.dedup();
-    let quotas = match lanes.as_slice() {
-        [] => return client.keep(Ok(Claim::default())),
-        [lane] => BTreeMap::from([(*lane, ask.limit)]),
-        lanes => {
-            let quotas = share(shared, &client, lanes, ask.limit).await?;
-            if quotas.is_empty() {
-                return client.keep(Ok(Claim::default()));
+/// Asks that are served in one transaction: several with one lane each, or one with several lanes.
+struct Group {
+    /// By its number, each with the lanes that may have something for it.
+    asks: Vec<(usize, Vec<LaneId>)>,
+    /// The number of the first ask that is not part of it.
+    end: usize,
+}
+
+impl Group {
+    fn gather(asks: &[ClaimAsk], from: usize, together: usize, empty: &HashSet<LaneId>) -> Group {
+        let mut group = Group { asks: Vec::new(), end: from };
+        for (at, ask) in asks.iter().enumerate().skip(from) {
+            let mut lanes: Vec<LaneId> = ask.lanes.iter().copied().filter(|lane| !empty.contains(lane)).collect();
+            lanes.sort_unstable();
+            lanes.dedup();
+            if lanes.len() > 1 && !group.asks.is_empty() {
+                break;
             }
-            quotas
+            group.end = at + 1;
+            let alone = lanes.len() > 1;
+            if !lanes.is_empty() {
+                group.asks.push((at, lanes));
+            }
+            if alone || group.asks.len() >= together {
+                break;
+            }
         }
-    };
-    let mut jobs = take(shared, &client, ask, &quotas, now).await?;
-    client.keep(Ok(()))?;
-    if quotas.len() > 1 {
-        jobs = in_order(shared, jobs);
+        group
     }
-    Ok(Claim { jobs })
+}
+
+async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Timestamp) -> Result<Vec<Claim>> {
+    let client = shared.client().await?;
+    let portions: Vec<Portion> = match group.asks.as_slice() {
+        [(at, lanes)] if lanes.len() > 1 => {
+            let quotas = share(shared, &client, lanes, asks[*at].limit).await?;
+            quotas.into_iter().map(|(lane, quota)| Portion { ask: 0, lane, quota }).collect()
+        }
+        singles => singles
+            .iter()
+            .enumerate()
+            .map(|(ask, (at, lanes))| Portion { ask, lane: lanes[0], quota: asks[*at].limit })
+            .collect(),
+    };
+    let owners: Vec<Owner> = group.asks.iter().map(|(at, _)| asks[*at].owner).collect();
+    let several_lanes = portions.len() > owners.len();
+    let mut jobs = take(shared, &client, &owners, portions, now).await?;
+    let mut claims = Vec::with_capacity(owners.len());
+    for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
+        let refused = jobs.is_empty() && !may_claim(&client, owner).await?;
+        let jobs = if several_lanes { in_order(shared, jobs) } else { jobs };
+        claims.push(Claim { jobs, refused });
+    }
+    client.keep(Ok(claims))
+}
+
+/// Whether an owner that got nothing would have got something.
+async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
+    let Owner::Worker { id, session } = owner else { return Ok(true) };
+    let sql = "SELECT 1 FROM faena.worker WHERE id = $1 AND session = $2 AND ended_at IS NULL";
+    let statement = client.prepare_cached(sql).await?;
+    Ok(client.query_opt(&statement, &[&id.0, &session]).await?.is_some())
+}
+
+/// What one ask may take from one lane.
+#[derive(Clone, Copy)]
+struct Portion {
+    /// The number of the ask in its group.
+    ask: usize,
+    lane: LaneId,
+    quota: usize,
 }
 
 /// How many jobs each lane may give, from a look at their heads. Nothing is locked: if another node takes some of what was
@@ -196,33 +271,37 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
     Ok(quotas)
 }
 
+/// Takes all portions in one transaction, and once more from the head where the remembered place gave too little. Answers with
+/// the jobs of each owner.
 async fn take(
     shared: &Shared,
     client: &Object,
-    ask: &ClaimAsk,
-    quotas: &BTreeMap<LaneId, usize>,
+    owners: &[Owner],
+    portions: Vec<Portion>,
     now: Timestamp,
-) -> Result<Vec<ClaimedJob>> {
-    let sql = match ask.owner {
-        Owner::Node(_) => CLAIM,
-        Owner::Worker { .. } => CLAIM_FOR_WORKER,
-    };
-    let statement = client.prepare_cached(sql).await?;
+) -> Result<Vec<Vec<ClaimedJob>>> {
+    let for_node = client.prepare_cached(CLAIM).await?;
+    let for_worker = client.prepare_cached(CLAIM_FOR_WORKER).await?;
     let shard = shared.own_shard();
-    let mut jobs = Vec::new();
-    let mut open: Vec<(LaneId, usize, i64)> =
-        quotas.iter().map(|(lane, quota)| (*lane, *quota, shared.cursors.start(*lane))).collect();
+    let mut jobs: Vec<Vec<ClaimedJob>> = Vec::new();
+    jobs.resize_with(owners.len(), Vec::new);
+    let mut open: Vec<(Portion, i64)> =
+        portions.into_iter().map(|portion| (portion, shared.cursors.start(portion.lane))).collect();
     while !open.is_empty() {
-        let claims = open.iter().map(|(lane, quota, start)| {
-            let (statement, shard) = (&statement, &shard);
-            let quota = i64::try_from(*quota).unwrap_or(i64::MAX);
+        let claims = open.iter().map(|(portion, start)| {
+            let (for_node, for_worker, shard) = (&for_node, &for_worker, &shard);
+            let quota = i64::try_from(portion.quota).unwrap_or(i64::MAX);
             async move {
-                let (owner, now_ms) = (ask.owner.uuid(), now.as_ms());
-                let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![lane, start, &quota, &owner, &now_ms, shard];
-                if let Owner::Worker { session, .. } = &ask.owner {
-                    parameters.push(session);
+                let owner = &owners[portion.ask];
+                let (id, now_ms) = (owner.uuid(), now.as_ms());
+                let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&portion.lane, start, &quota, &id, &now_ms, shard];
+                match owner {
+                    Owner::Node(_) => client.query(for_node, &parameters).await,
+                    Owner::Worker { session, .. } => {
+                        parameters.push(session);
+                        client.query(for_worker, &parameters).await
+                    }
                 }
-                client.query(statement, &parameters).await
             }
         });
         let begin = client.batch_execute(BEGIN_CLAIM);
@@ -232,7 +311,8 @@ async fn take(
         let claimed = claimed?;
         committed?;
         let mut again = Vec::new();
-        for ((lane, quota, start), rows) in open.into_iter().zip(claimed) {
+        for ((portion, start), rows) in open.into_iter().zip(claimed) {
+            let Portion { ask, lane, quota } = portion;
             let mut lane_jobs = rows.iter().map(|row| claimed_job(lane, row)).collect::<Result<Vec<_>>>()?;
             lane_jobs.sort_by_key(|job| (job.ready_at, job.id));
             match lane_jobs.last() {
@@ -241,11 +321,11 @@ async fn take(
                     shared.cursors.forget(lane);
                     // Less than asked for, and the head was not looked at: there may be more before the place it began at.
                     if start != HEAD {
-                        again.push((lane, quota - lane_jobs.len(), HEAD));
+                        again.push((Portion { ask, lane, quota: quota - lane_jobs.len() }, HEAD));
                     }
                 }
             }
-            jobs.extend(lane_jobs);
+            jobs[ask].extend(lane_jobs);
         }
         open = again;
     }

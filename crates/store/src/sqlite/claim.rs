@@ -1,6 +1,6 @@
 //! Claim: ready jobs become a block.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use faena_domain::{JobId, Timestamp};
 use rusqlite::OptionalExtension;
@@ -20,13 +20,28 @@ struct ReadyRow {
     start_first: bool,
 }
 
+/// One ask after the other. A thousand idle workers must not look a thousand times for one job.
 pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
-    asks.into_iter().map(|ask| claim_one(tx, ask, now)).collect()
+    let mut empty = HashSet::new();
+    asks.into_iter()
+        .map(|mut ask| {
+            ask.lanes.retain(|lane| !empty.contains(lane));
+            if ask.lanes.is_empty() {
+                return Ok(Claim::default());
+            }
+            let (lanes, limit) = (ask.lanes.clone(), ask.limit);
+            let claim = claim_one(tx, ask, now)?;
+            if claim.jobs.len() < limit && !claim.refused {
+                empty.extend(lanes);
+            }
+            Ok(claim)
+        })
+        .collect()
 }
 
 fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
     if !may_claim(tx, ask.owner)? {
-        return Ok(Claim::default());
+        return Ok(Claim { refused: true, ..Claim::default() });
     }
     let mut candidates = Vec::new();
     let lanes: BTreeSet<LaneId> = ask.lanes.iter().copied().collect();
@@ -85,7 +100,7 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         )?
         .execute((run, ask.owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, deltas);
-    Ok(Claim { jobs })
+    Ok(Claim { jobs, refused: false })
 }
 
 /// A worker that has ended, or has connected anew since, is handed nothing.

@@ -177,6 +177,7 @@ behaviours! {
         a_worker_that_moves_tells_its_old_node,
         twenty_that_connect_at_once_under_one_name_are_one_worker,
         nothing_is_handed_out_through_an_old_connection,
+        many_asks_in_one_call_share_out_what_there_is,
         several_asks_are_answered_in_their_order,
         a_job_waits_for_a_worker_that_is_coming,
         jobs_name_their_worker,

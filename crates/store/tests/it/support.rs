@@ -164,7 +164,7 @@ impl World {
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
         let ask = ClaimAsk { owner, lanes, limit };
-        let Claim { jobs } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
+        let Claim { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
         jobs
     }
 

@@ -639,3 +639,32 @@ pub async fn counters_follow_the_jobs_of_workers(world: &World) {
     }
     assert_eq!(counted, [0, 2, 1]);
 }
+
+pub async fn many_asks_in_one_call_share_out_what_there_is(world: &World) {
+    // Two lanes, so that some asks have one and some have two; one worker is connected elsewhere by now.
+    let kinds = |n: usize| if n.is_multiple_of(3) { "b" } else { "a" };
+    world.submit_all((0..150).map(|n| world.job(kinds(n), 0)).collect()).await;
+    let lanes = world.lanes().await;
+    assert_eq!(lanes.len(), 2);
+    let mut asks = Vec::new();
+    for n in 0..200usize {
+        let worker = world.admit(world.worker(&format!("w{n}")), 1).await;
+        let session = if n == 7 { worker.session + 1 } else { worker.session };
+        let lanes = if n.is_multiple_of(5) { lanes.clone() } else { vec![lanes[n % 2]] };
+        asks.push(ClaimAsk { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1 });
+    }
+    let claims = world.store.job_claim(asks.clone(), world.at(2)).await.unwrap();
+    assert_eq!(claims.len(), 200);
+    assert!(claims[7].refused && claims[7].jobs.is_empty());
+    assert!(claims.iter().enumerate().all(|(n, claim)| claim.refused == (n == 7) && claim.jobs.len() <= 1));
+    let mut ids: Vec<_> = claims.iter().flat_map(|claim| claim.jobs.iter().map(|job| job.id)).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 150, "everything was handed out, each job once");
+    assert_eq!((world.total(Tally::Queued).await, world.total(Tally::Held).await), (0, 150));
+    let again = world.store.job_claim(asks, world.at(3)).await.unwrap();
+    assert!(again.iter().all(|claim| claim.jobs.is_empty()));
+    for job in claims.iter().flat_map(|claim| &claim.jobs) {
+        world.complete(job, 5).await;
+    }
+}
