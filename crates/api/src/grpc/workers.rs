@@ -195,6 +195,7 @@ impl Session {
                     self.left = true;
                     return Err(None);
                 }
+                Some(Says::Drain(_)) if !self.flow.take(1.0) => return Err(flood()),
                 Some(Says::Drain(_)) => {
                     let drained = self.api.engine.worker_drain(&self.worker.key, true, Timestamp::now()).await;
                     match drained {

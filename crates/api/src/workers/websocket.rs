@@ -229,8 +229,8 @@ impl Session {
                     ended = Some(None);
                     break;
                 }
-                Some(Ok(message)) => match read(&message, self.api.body_bytes) {
-                    None => {}
+                Some(Ok(message)) => match read(&message, self.api.body_bytes).map(once_registered) {
+                    None | Some(Ok(Said::Register(_))) => {}
                     Some(Ok(Said::Report(report))) => {
                         if !self.is_free(&report) && !self.flow.take(1.0) {
                             ended = Some(Some((POLICY, "too many messages".into())));
@@ -238,22 +238,18 @@ impl Session {
                         }
                         reports.push(report);
                     }
-                    Some(Ok(Said::Heartbeat)) => {
+                    Some(Ok(said @ (Said::Heartbeat | Said::Drain))) => {
                         if !self.flow.take(1.0) {
                             ended = Some(Some((POLICY, "too many messages".into())));
                             break;
                         }
+                        drains |= matches!(said, Said::Drain);
                     }
-                    Some(Ok(Said::Drain)) => drains = true,
                     Some(Ok(Said::Leave)) => {
                         self.left = true;
                         ended = Some(Some((GOING_AWAY, "goodbye".into())));
                         break;
                     }
-                    Some(Ok(Said::Register(_))) => errors.push(error_frame(&Refusal::new(
-                        "CONFLICT",
-                        "this worker is registered already on this connection",
-                    ))),
                     Some(Err(refusal)) => {
                         if !self.flow.take(10.0) {
                             ended = Some(Some((POLICY, "too many messages that are not understood".into())));
@@ -288,6 +284,14 @@ impl Session {
     fn is_free(&self, report: &Report) -> bool {
         let end = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
         end && self.worker.holds(report.job_id)
+    }
+}
+
+/// Who is registered cannot say so again.
+fn once_registered(said: Result<Said, Refusal>) -> Result<Said, Refusal> {
+    match said {
+        Ok(Said::Register(_)) => Err(Refusal::new("CONFLICT", "this worker is registered already on this connection")),
+        said => said,
     }
 }
 

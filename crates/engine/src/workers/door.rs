@@ -198,7 +198,9 @@ impl Engine {
     /// The worker of that name, for one that calls now and then and may call any node: if it lives and is connected elsewhere, or
     /// was before this process started, it is connected here from now on. `None`: no such worker lives.
     pub async fn worker_calling(&self, key: &str, now: Timestamp) -> Result<Option<Arc<Connected>>, StoreError> {
-        let here = || self.workers.find_by_key(key).filter(|worker| !worker.closing.is_cancelled());
+        // One that has come by another door speaks there, and only there.
+        let calls = |worker: &Arc<Connected>| worker.door == Door::Http && !worker.closing.is_cancelled();
+        let here = || self.workers.find_by_key(key).filter(calls);
         if let Some(worker) = here() {
             worker.seen(now);
             return Ok(Some(worker));

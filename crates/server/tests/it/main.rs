@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
 
+mod bad_frames;
 mod command_line;
 mod crash;
 mod disk;
