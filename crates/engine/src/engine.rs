@@ -28,7 +28,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
-    workers::{Desk, Workers, guardian, keeper},
+    workers::{Desk, Workers, keeper},
 };
 
 pub struct Engine {
@@ -209,7 +209,7 @@ impl Engine {
             |e, now| async move { keep(&e, now).await },
         );
         self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), |e, now| async move {
-            guardian::run_once(&e, now).await
+            e.look_after(now).await
         });
         self.run(&self.intake, "poller", poll, none(), |e, now| async move {
             poller::run_once(&*e.store, e.node_id(), &e.lanes, &e.hands, &e.promote, &e.recover, now).await

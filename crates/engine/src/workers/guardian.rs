@@ -29,7 +29,14 @@ impl Next {
     }
 }
 
-pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+impl Engine {
+    /// One look at everything that workers have in hand, at a time of the caller's choice.
+    pub async fn look_after(&self, now: Timestamp) -> Result<Round, StoreError> {
+        run_once(self, now).await
+    }
+}
+
+async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let mut next = Next(None);
     let mut handled = 0;
     for worker in engine.workers.all() {

@@ -7,7 +7,7 @@
 mod connected;
 mod desk;
 mod door;
-pub(crate) mod guardian;
+mod guardian;
 pub(crate) mod keeper;
 
 use std::{

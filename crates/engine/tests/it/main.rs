@@ -8,3 +8,4 @@ mod runs;
 mod shell;
 mod stop;
 mod world;
+mod workers;

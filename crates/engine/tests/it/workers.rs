@@ -1,0 +1,266 @@
+//! What becomes of jobs in the hands of workers elsewhere, at times that the tests choose.
+
+use std::sync::Arc;
+
+use faena_domain::{ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
+use faena_engine::{
+    CancelAnswer, EngineConfig,
+    breaker::BreakerState,
+    workers::{Connected, Delivery, Door, Order, Registration, Report, ReportKind},
+};
+use faena_store::StoreError;
+
+use crate::world::{World, eventually};
+
+const KIND: &str = "elsewhere";
+
+fn registration(key: &str) -> Registration {
+    Registration {
+        worker_id: Some(key.into()),
+        capabilities: vec![KIND.into()],
+        concurrency: Some(2),
+        ..Registration::default()
+    }
+}
+
+async fn connect(world: &World, registration: Registration) -> Arc<Connected> {
+    world.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await.unwrap().worker
+}
+
+/// Hands in a job and waits until it has arrived.
+async fn delivered(world: &World, worker: &Connected, job: NewJob) -> Delivery {
+    world.submit(job).await;
+    next_delivery(worker).await
+}
+
+async fn next_delivery(worker: &Connected) -> Delivery {
+    loop {
+        for order in worker.orders().await {
+            if let Order::Job(delivery) = order {
+                return delivery;
+            }
+        }
+    }
+}
+
+fn cancels(worker: &Connected) -> Vec<String> {
+    let told = worker.take_orders().into_iter();
+    told.filter_map(|order| if let Order::Cancel { reason, .. } = order { Some(reason) } else { None }).collect()
+}
+
+async fn tell(world: &World, worker: &Arc<Connected>, id: JobId, kind: ReportKind) -> Result<(), &'static str> {
+    let report = Report { job_id: id, run: None, kind };
+    world.engine.desk.take_one(worker, report, Timestamp::now()).await.unwrap().map_err(|refusal| refusal.code)
+}
+
+async fn look(world: &World, now: Timestamp) -> usize {
+    world.engine.look_after(now).await.unwrap().handled
+}
+
+fn details<'a>(job: &'a JobView, event: &str) -> Vec<&'a str> {
+    let lines = job.execution_log.iter().filter(|line| line.event.as_str() == event);
+    lines.map(|line| line.details.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_worker_is_lost_at_its_limit_and_not_before() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("quiet")).await;
+    let id = delivered(&world, &worker, NewJob::new(KIND)).await.held.job.id;
+    let heard_at = worker.seen_at();
+    assert_eq!(look(&world, heard_at.plus_ms(89_999)).await, 0);
+    assert_eq!(world.job(id).await.worker_id.as_deref(), Some("quiet"));
+    let late = heard_at.plus_ms(90_000);
+    assert_eq!(look(&world, late).await, 1);
+    let job = world.job(id).await;
+    assert_eq!((job.status, job.retry_count, job.error_reason), (JobState::Retrying, 1, Some(ErrorReason::Orphaned)));
+    assert_eq!(job.next_try_at, Some(late.plus_ms(5_000)));
+    let record = world.store.worker_get("quiet").await.unwrap().unwrap();
+    assert_eq!((record.state, record.ended_at), (WorkerState::Terminated, Some(late)));
+    assert!(record.reason.unwrap().contains("nothing was heard of it"));
+    assert_eq!(
+        tell(&world, &worker, id, ReportKind::Complete { result: None }).await,
+        Err("CONFLICT"),
+        "it has no run to name"
+    );
+    assert_eq!(look(&world, late.plus_ms(1)).await, 0, "it is gone from here");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_connection_broke_has_the_grace_time() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("cut")).await;
+    let first = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let cut_at = Timestamp::now();
+    world.engine.worker_gone(&worker, false, cut_at).await;
+    assert_eq!(look(&world, cut_at.plus_ms(9_999)).await, 0);
+    let back = world.engine.worker_connect(registration("cut"), Door::WebSocket, Timestamp::now()).await.unwrap();
+    assert!(back.resumed && back.worker.id == worker.id);
+    assert_eq!(look(&world, cut_at.plus_ms(10_000)).await, 0, "it is back");
+    assert_eq!(tell(&world, &back.worker, first.job.id, ReportKind::Complete { result: None }).await, Ok(()));
+    let job = world.job_is(first.job.id, JobState::Completed).await;
+    assert_eq!(job.run, Some(first.job.run), "the same run");
+
+    let held = delivered(&world, &back.worker, NewJob::new(KIND)).await.held;
+    world.engine.worker_gone(&back.worker, false, cut_at).await;
+    assert_eq!(look(&world, cut_at.plus_ms(10_000)).await, 1, "it is not");
+    let job = world.job(held.job.id).await;
+    assert_eq!((job.status, job.retry_count), (JobState::Retrying, 1));
+    assert!(details(&job, "orphaned")[0].contains("did not come back within 10s"), "{job:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_says_it_does_not_have_a_job_costs_it_no_try() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("forgetful")).await;
+    let id = delivered(&world, &worker, NewJob::new(KIND)).await.held.job.id;
+    let empty_handed = Registration { holds: Some(Vec::new()), ..registration("forgetful") };
+    let back = connect(&world, empty_handed).await;
+    let again = next_delivery(&back).await.held;
+    assert_eq!((again.job.id, again.job.retry_count), (id, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_its_worker_does_not_start_in_time_is_taken_away() {
+    let world = World::new().await;
+    let worker = connect(&world, Registration { tells_starts: true, ..registration("slow") }).await;
+    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    worker.seen(Timestamp::now().plus_ms(600_000));
+    assert_eq!(world.job(held.job.id).await.status, JobState::Assigned);
+    assert_eq!(look(&world, held.claimed_at.plus_ms(299_999)).await, 0);
+    assert_eq!(look(&world, held.claimed_at.plus_ms(300_000)).await, 1);
+    let job = world.job_is(held.job.id, JobState::Retrying).await;
+    assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
+    assert!(job.error.unwrap().contains("did not start it within 300s"));
+    assert_eq!(cancels(&worker).len(), 1, "it is told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_was_started_in_time_may_take_its_own_time() {
+    let world = World::new().await;
+    let worker = connect(&world, Registration { tells_starts: true, ..registration("steady") }).await;
+    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    worker.seen(Timestamp::now().plus_ms(600_000));
+    assert_eq!(tell(&world, &worker, held.job.id, ReportKind::Started).await, Ok(()));
+    assert_eq!(world.job(held.job.id).await.status, JobState::Processing);
+    assert_eq!(look(&world, held.claimed_at.plus_ms(400_000)).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_past_its_time_ends_at_once_and_its_slot_when_the_handler_stops() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("deaf")).await;
+    let mut job = NewJob::new(KIND);
+    job.options.timeout_ms = Some(1_000_000);
+    let held = delivered(&world, &worker, job).await.held;
+    let started_at = held.started_at().unwrap();
+    worker.seen(Timestamp::now().plus_ms(2_000_000));
+    assert_eq!(look(&world, started_at.plus_ms(999_999)).await, 0);
+    assert_eq!(look(&world, started_at.plus_ms(1_000_000)).await, 1);
+    let job = world.job_is(held.job.id, JobState::Retrying).await;
+    assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
+    assert_eq!(cancels(&worker), ["took longer than its limit of 1000000 ms"]);
+    assert_eq!(worker.free(), 1, "its handler still runs, as far as is known");
+
+    assert_eq!(look(&world, started_at.plus_ms(1_009_999)).await, 0);
+    assert!(details(&world.job(held.job.id).await, "stale_report").is_empty());
+    for _ in 0..2 {
+        look(&world, started_at.plus_ms(1_010_000)).await;
+    }
+    let job = world.job(held.job.id).await;
+    assert_eq!(details(&job, "stale_report"), ["worker deaf was told to stop and its handler goes on"], "said once");
+
+    let run = Some(held.job.run);
+    let report = Report { job_id: held.job.id, run, kind: ReportKind::Complete { result: None } };
+    let answer = world.engine.desk.take_one(&worker, report, Timestamp::now()).await.unwrap();
+    assert_eq!(answer.unwrap_err().code, "STALE_RUN");
+    assert_eq!(worker.free(), 2, "it has stopped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("polite")).await;
+    let polite = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let cancel = world.engine.cancel(polite.job.id, "cancelled by request", Timestamp::now());
+    let stop = async {
+        eventually("it is told", async || (!cancels(&worker).is_empty()).then_some(())).await;
+        tell(&world, &worker, polite.job.id, ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(cancel, stop);
+    assert_eq!(answer.unwrap(), CancelAnswer::Cancelled);
+    let job = world.job(polite.job.id).await;
+    assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
+
+    let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let asked_at = Timestamp::now();
+    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", asked_at).await.unwrap();
+    assert_eq!(answer, CancelAnswer::Asked { state: JobState::Processing });
+    assert_eq!(look(&world, asked_at.plus_ms(9_999)).await, 0);
+    assert_eq!(look(&world, asked_at.plus_ms(10_000)).await, 1);
+    world.job_is(stubborn.job.id, JobState::Cancelled).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hands_everything_back_is_left_alone_for_a_while() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("unwilling")).await;
+    let id = world.submit(NewJob::new(KIND)).await;
+    for _ in 0..5 {
+        assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
+        assert_eq!(next_delivery(&worker).await.held.job.id, id);
+        assert_eq!(tell(&world, &worker, id, ReportKind::Release).await, Ok(()));
+    }
+    assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Open);
+    assert_eq!(worker.breaker_state(Timestamp::now().plus_ms(30_000)), BreakerState::HalfOpen);
+    let willing = connect(&world, registration("willing")).await;
+    let held = next_delivery(&willing).await.held;
+    assert_eq!((held.job.id, held.job.retry_count), (id, 0), "another one has it, and no try was lost");
+    assert_eq!(world.engine.workers.dispatch_failures.load(std::sync::atomic::Ordering::Relaxed), 5);
+    eventually("its record says so", async || {
+        let record = world.store.worker_get("unwilling").await.unwrap().unwrap();
+        (record.breaker == "open").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_of_a_built_in_worker_is_refused() {
+    let world = World::new().await;
+    let name = world.engine.worker_id().to_string();
+    let refused = world.engine.worker_connect(registration(&name), Door::Http, Timestamp::now()).await;
+    assert!(matches!(refused, Err(StoreError::Invalid(faults)) if faults[0].path == "workerId"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_nobody_can_run_fail_after_their_limit_and_others_do_not() {
+    let config = EngineConfig {
+        no_handler_timeout: std::time::Duration::from_millis(1),
+        guardian_interval: std::time::Duration::from_millis(20),
+        ..EngineConfig::default()
+    };
+    let world = World::with(config).await;
+    let _worker = connect(&world, Registration { concurrency: Some(1), ..registration("there") }).await;
+    let (mine, waiting) = (world.submit(NewJob::new(KIND)).await, world.submit(NewJob::new(KIND)).await);
+    let nobodys = world.submit(NewJob::new("nobody.knows")).await;
+    let job = world.job_is(nobodys, JobState::Failed).await;
+    assert_eq!(job.error_reason, Some(ErrorReason::NoHandler));
+    assert!(job.error.unwrap().contains("nobody.knows"));
+    let states = [world.job(mine).await.status, world.job(waiting).await.status];
+    assert!(!states.contains(&JobState::Failed), "{states:?}: somebody can run them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_leaves_jobs_in_their_workers_hands() {
+    let world = World::new().await;
+    let worker = connect(&world, registration("patient")).await;
+    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let world = world.restarted(EngineConfig::default()).await;
+    assert!(worker.closing.is_cancelled(), "it is told to connect again");
+    assert_eq!(world.job(held.job.id).await.worker_id.as_deref(), Some("patient"));
+    let back = world.engine.worker_connect(registration("patient"), Door::WebSocket, Timestamp::now()).await.unwrap();
+    assert!(back.resumed);
+    assert_eq!(tell(&world, &back.worker, held.job.id, ReportKind::Complete { result: None }).await, Ok(()));
+    let job = world.job_is(held.job.id, JobState::Completed).await;
+    assert_eq!((job.run, job.retry_count), (Some(held.job.run), 0));
+}
