@@ -21,7 +21,7 @@ mod workers;
 /// For the test that holds the claim's plan.
 #[doc(hidden)]
 pub mod plan_probe {
-    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_WORKER, HEADS};
+    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS};
 }
 
 use std::sync::Arc;

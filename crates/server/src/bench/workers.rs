@@ -44,6 +44,8 @@ pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     eprintln!("{engine}: {CONNECTED} connected workers");
     let kib = memory(&scratch.fresh().await?).await?;
     report.plain(engine, "memory per connected WebSocket worker", kib, "KiB");
+    let by_many = remote(scratch, Stream::ManySmall).await?;
+    report.against(engine, "drain, 1000 workers with one slot, WebSocket", by_many, "jobs/s", built_in, None);
     Ok(())
 }
 
@@ -51,6 +53,8 @@ pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
 enum Stream {
     WebSocket,
     Grpc,
+    /// One job at a time each, as a script would.
+    ManySmall,
 }
 
 async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
@@ -60,12 +64,14 @@ async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
     let watch = Watch::open(scratch, &url).await?;
     let stop = CancellationToken::new();
     let mut tasks = Vec::new();
-    for _ in 0..WORKERS {
+    let count = if matches!(stream, Stream::ManySmall) { CONNECTED } else { WORKERS };
+    for _ in 0..count {
         let (stop, address) = (stop.clone(), format!("http://{}", target.address));
         tasks.push(tokio::spawn(async move {
             match stream {
                 Stream::WebSocket => sdk_worker(address, stop).await,
                 Stream::Grpc => grpc_worker(address, stop).await,
+                Stream::ManySmall => small_worker(address, stop).await,
             }
         }));
     }
@@ -126,6 +132,20 @@ async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
     }
 }
 
+async fn small_worker(url: String, stop: CancellationToken) -> Result<()> {
+    let mut socket = connect(&format!("{}/api/v1/workers/connect", url.replace("http:", "ws:")), 1).await?;
+    loop {
+        let message = tokio::select! { () = stop.cancelled() => return Ok(()), message = socket.next() => message };
+        let message = message.context("the connection ended")??;
+        let Message::Text(text) = message else { continue };
+        let frame: faena_wire::frames::ServerFrame = serde_json::from_str(&text)?;
+        if let Some(job) = frame.job {
+            let done = format!(r#"{{"type":"complete","jobId":"{}","run":{}}}"#, job.id, job.run);
+            socket.send(Message::text(done)).await?;
+        }
+    }
+}
+
 /// How many KiB of the server's memory one more connected worker takes.
 async fn memory(url: &str) -> Result<f64> {
     let target = Target::faena(url).await?;
@@ -133,11 +153,11 @@ async fn memory(url: &str) -> Result<f64> {
     // The first few make it load what all share.
     let mut connections = Vec::new();
     for _ in 0..20 {
-        connections.push(connect(&address).await?);
+        connections.push(connect(&address, 10).await?);
     }
     let before = target.server.resident_mib();
     for _ in 0..CONNECTED {
-        connections.push(connect(&address).await?);
+        connections.push(connect(&address, 10).await?);
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     let after = target.server.resident_mib();
@@ -146,9 +166,9 @@ async fn memory(url: &str) -> Result<f64> {
 
 type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>;
 
-async fn connect(address: &str) -> Result<Socket> {
+async fn connect(address: &str, concurrency: u32) -> Result<Socket> {
     let (mut socket, _) = tokio_tungstenite::connect_async(address).await?;
-    let register = serde_json::json!({"type": "register", "capabilities": [KIND], "concurrency": 10});
+    let register = serde_json::json!({"type": "register", "capabilities": [KIND], "concurrency": concurrency});
     socket.send(Message::text(register.to_string())).await?;
     let answer = socket.next().await.context("no answer")??;
     ensure!(answer.to_text()?.contains("registered"), "{answer}");
