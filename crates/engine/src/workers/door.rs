@@ -423,5 +423,6 @@ impl Engine {
 }
 
 fn was_starting(worker: &Connected, before: Option<&Connected>) -> bool {
-    worker.pool.is_some() && before.is_some_and(|before| before.state() == WorkerState::Creating)
+    let starts = |before: &Connected| matches!(before.state(), WorkerState::Creating | WorkerState::Connecting);
+    worker.pool.is_some() && before.is_some_and(starts)
 }

@@ -1,0 +1,107 @@
+//! The workers of examples/, started as their headers say.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::json;
+
+use crate::{
+    faena::{Faena, events, eventually},
+    load::assert_completed_once,
+};
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").canonicalize().unwrap()
+}
+
+fn python() -> String {
+    std::env::var("FAENA_TEST_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
+/// Killed when the test is over.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn greets_refuses_and_stops(program: &str, script: &str, door: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let faena =
+        Faena::start(folder.path(), &[("FAENA_WORKER_HEARTBEAT", "500ms"), ("FAENA_WORKER_SILENCE", "3s")]).await;
+    let log = folder.path().join("worker.log");
+    let out = std::fs::File::create(&log).unwrap();
+    let mut command = Command::new(program);
+    command.arg(examples().join(script)).env("FAENA_URL", &faena.url).env_remove("FAENA_TOKEN");
+    command.stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out);
+    let child = command.spawn().unwrap_or_else(|error| panic!("{program} is needed for this test: {error}"));
+    let mut worker = Program(child);
+    let told = || std::fs::read_to_string(&log).unwrap_or_default();
+
+    let good = faena.submit(json!({"name": "greet", "payload": {"name": "Ada \"ñ\" 日本"}})).await;
+    let there = eventually("it has connected", async || {
+        assert!(worker.0.try_wait().unwrap().is_none(), "it has ended: {}", told());
+        let (_, list) = faena.get("/api/v1/workers?state=Ready,Busy").await;
+        list["workers"].as_array().unwrap().iter().find(|worker| worker["kind"] == "remote").cloned()
+    })
+    .await;
+    assert_eq!((there["door"].as_str(), &there["capabilities"]), (Some(door), &json!(["greet"])), "{there:#}");
+    let done = faena.job_is(&good, "COMPLETED").await;
+    assert_completed_once(&done);
+    assert_eq!(done["result"], json!({"greeting": "Hello, Ada \"ñ\" 日本"}));
+    assert_eq!(done["workerId"], there["id"]);
+    assert!(events(&done).contains(&"step_completed"), "{done:#}");
+
+    let bad = faena.submit(json!({"name": "greet", "payload": {"name": ""}})).await;
+    let failed = faena.job_is(&bad, "FAILED").await;
+    assert_eq!(
+        (&failed["error"], &failed["errorReason"], &failed["retryCount"]),
+        (&json!("the name is empty"), &json!("error"), &json!(0)),
+        "{failed:#}"
+    );
+
+    let pid = worker.0.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &pid]).status().unwrap().success());
+    let status = eventually("it ends", async || worker.0.try_wait().unwrap()).await;
+    assert_eq!(status.code(), Some(0), "{}", told());
+    let ended = eventually("it has said goodbye", async || {
+        let (_, worker) = faena.get(&format!("/api/v1/workers/{}", there["id"].as_str().unwrap())).await;
+        (worker["state"] == "Terminated").then_some(worker)
+    })
+    .await;
+    let reason = ended["reason"].as_str().unwrap_or_default();
+    assert!(!reason.contains("heard") && !reason.contains("come back"), "it left, and was not lost: {ended:#}");
+    assert!(!faena.log().contains("panick"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_worker_over_http_greets_refuses_and_stops() {
+    greets_refuses_and_stops(&python(), "python-http/worker.py", "http").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_worker_over_the_websocket_greets_refuses_and_stops() {
+    let module = Command::new(python()).args(["-c", "import websockets"]).stderr(Stdio::null()).status();
+    assert!(
+        module.is_ok_and(|status| status.success()),
+        "the Python package websockets is missing: FAENA_TEST_PYTHON may name an interpreter that has it"
+    );
+    greets_refuses_and_stops(&python(), "python-websockets/worker.py", "websocket").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_worker_greets_refuses_and_stops() {
+    let has_websocket = Command::new("node").args(["-p", "typeof WebSocket"]).output().expect("node is needed");
+    let door = if has_websocket.stdout.starts_with(b"function") { "websocket" } else { "http" };
+    greets_refuses_and_stops("node", "node/worker.mjs", door).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shell_worker_greets_refuses_and_stops() {
+    greets_refuses_and_stops("bash", "shell/worker.sh", "http").await;
+}
