@@ -41,7 +41,8 @@ class Refused extends Error {
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const worker = {
-  id: randomUUID(), // kept over reconnects, so that running jobs stay ours
+  // Kept over reconnects, so that running jobs stay ours. A pool of Faena's gives its processes a name.
+  id: process.env.FAENA_WORKER_ID ?? randomUUID(),
   jobs: new Map(),
   stopping: false,
   stop() {}, // set by the door: wakes it up

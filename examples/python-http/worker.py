@@ -102,7 +102,8 @@ class Job:
 
 class Worker:
     def __init__(self):
-        self.id, self.interval = None, 30
+        # A pool of Faena's gives its processes a name; otherwise the server makes one.
+        self.id, self.interval = os.environ.get("FAENA_WORKER_ID"), 30
         self.cancelled, self.waiting, self.stopping = set(), False, False
 
     def register(self):

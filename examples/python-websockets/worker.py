@@ -79,7 +79,8 @@ class Job:
 
 class Worker:
     def __init__(self):
-        self.id = str(uuid.uuid4())  # kept over reconnects, so that running jobs stay ours
+        # Kept over reconnects, so that running jobs stay ours. A pool of Faena's gives its processes a name.
+        self.id = os.environ.get("FAENA_WORKER_ID") or str(uuid.uuid4())
         self.socket = None
         self.jobs, self.tasks, self.reports = {}, set(), []  # reports: sent and not acknowledged
         self.stopping = asyncio.Event()

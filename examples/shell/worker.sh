@@ -87,7 +87,9 @@ do_job() {
 
 register() {
   local answer
-  until answer=$(post /register "{\"name\": \"shell\", \"capabilities\": $capabilities, \"concurrency\": 1}"); do
+  # A pool of Faena's gives its processes a name; otherwise the server makes one.
+  local name=${FAENA_WORKER_ID:+"\"workerId\": \"$FAENA_WORKER_ID\","}
+  until answer=$(post /register "{$name \"name\": \"shell\", \"capabilities\": $capabilities, \"concurrency\": 1}"); do
     echo "no registration: $answer" >&2
     [[ -n $stopping ]] && exit 0
     sleep 2

@@ -2,7 +2,10 @@
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, Uri, header::RETRY_AFTER},
+    http::{
+        HeaderValue, StatusCode, Uri,
+        header::{CONNECTION, RETRY_AFTER},
+    },
     response::{IntoResponse, Response},
 };
 use faena_domain::Fault;
@@ -96,6 +99,10 @@ impl IntoResponse for ApiError {
             },
         };
         let mut response = (self.status, Json(body)).into_response();
+        if self.status == StatusCode::PAYLOAD_TOO_LARGE {
+            // The rest of the body is not read, so nothing can follow it on this connection.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -35,9 +35,15 @@ pub struct ReadyLanes {
     lanes: Mutex<HashSet<LaneId>>,
     /// Lanes that nobody who is here can serve. Looked at again when somebody comes.
     unserved: Mutex<HashSet<LaneId>>,
-    /// Lanes never change. Beside each the name of its type, which every job in hand refers to.
-    known: RwLock<HashMap<LaneId, (Arc<Lane>, Arc<str>)>>,
+    /// Lanes never change.
+    known: RwLock<HashMap<LaneId, Known>>,
     pub nudge: Arc<Notify>,
+}
+
+struct Known {
+    lane: Arc<Lane>,
+    /// The name of its type, which every job in hand refers to.
+    kind: Arc<str>,
 }
 
 impl ReadyLanes {
@@ -54,11 +60,11 @@ impl ReadyLanes {
     }
 
     pub fn lane(&self, id: LaneId) -> Option<Arc<Lane>> {
-        self.known.read().get(&id).map(|(lane, _)| lane.clone())
+        self.known.read().get(&id).map(|known| known.lane.clone())
     }
 
     fn kind(&self, id: LaneId) -> Arc<str> {
-        self.known.read().get(&id).map_or_else(|| Arc::from(""), |(_, kind)| kind.clone())
+        self.known.read().get(&id).map_or_else(|| Arc::from(""), |known| known.kind.clone())
     }
 
     async fn learn(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<(), StoreError> {
@@ -69,7 +75,7 @@ impl ReadyLanes {
         let mut known = self.known.write();
         for lane in all {
             let kind = Arc::from(lane.kind.as_str());
-            known.entry(lane.id).or_insert_with(|| (Arc::new(lane), kind));
+            known.entry(lane.id).or_insert_with(|| Known { lane: Arc::new(lane), kind });
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
-    workers::{Desk, Workers, keeper},
+    workers::{Desk, Turns, Workers, keeper},
 };
 
 pub struct Engine {
@@ -49,8 +49,7 @@ pub struct Engine {
     pub(crate) said: handlers::Said,
     pub(crate) pools: Pools,
     pub(crate) pool_nudge: Arc<Notify>,
-    /// Held while a worker that calls now and then is moved to this node.
-    pub(crate) moving: tokio::sync::Mutex<()>,
+    pub(crate) turns: Turns,
     reporter: Arc<Reporter>,
     worker: Arc<Worker>,
     dispatcher: Dispatcher,
@@ -164,7 +163,7 @@ impl Engine {
             said: handlers::Said::default(),
             pools,
             pool_nudge: Arc::new(Notify::new()),
-            moving: tokio::sync::Mutex::default(),
+            turns: Turns::default(),
             reporter,
             worker,
             dispatcher,
@@ -401,6 +400,8 @@ async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let built_in = engine.builtin.tell(engine, now).await?;
     let round = keeper::run_once(&*engine.store, &engine.workers, &engine.hands, &engine.bus, limits, now).await?;
     if round.handled > 0 {
+        // One of them may take jobs again.
+        engine.lanes.nudge.notify_one();
         // Changes are gathered, not chased.
         tokio::time::sleep(keeper::GATHER).await;
     }

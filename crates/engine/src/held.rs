@@ -35,6 +35,8 @@ pub struct Held {
     recorded: AtomicBool,
     /// Its worker has said something about it.
     heard_of: AtomicBool,
+    /// Milliseconds; when it was given to the process that was started for it. 0: to one that was there.
+    assigned_at: AtomicI64,
 }
 
 #[derive(Default)]
@@ -84,6 +86,7 @@ impl Held {
             started_at: AtomicI64::new(0),
             recorded: AtomicBool::new(false),
             heard_of: AtomicBool::new(false),
+            assigned_at: AtomicI64::new(0),
         }
     }
 
@@ -141,6 +144,11 @@ impl Held {
         *self.connection.lock() = Some(connection);
     }
 
+    /// A process was started for it, and has come for it now.
+    pub fn assign(&self, now: Timestamp) {
+        self.assigned_at.store(now.as_ms().max(1), Ordering::Release);
+    }
+
     pub fn hear(&self) {
         self.heard_of.store(true, Ordering::Release);
     }
@@ -159,7 +167,13 @@ impl Held {
         let job = &self.job;
         let mut log = String::with_capacity(128);
         LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
-        LogLine::new(self.claimed_at, LogEvent::Assigned, "").append_to(&mut log);
+        match self.assigned_at.load(Ordering::Acquire) {
+            0 => LogLine::new(self.claimed_at, LogEvent::Assigned, "").append_to(&mut log),
+            ms => {
+                LogLine::new(self.claimed_at, LogEvent::Scheduled, "").append_to(&mut log);
+                LogLine::new(Timestamp::from_ms(ms), LogEvent::Assigned, "").append_to(&mut log);
+            }
+        }
         let started_at = self.started_at();
         if let Some(started_at) = started_at {
             LogLine::new(started_at, LogEvent::Started, "").append_to(&mut log);

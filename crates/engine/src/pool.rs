@@ -15,7 +15,7 @@ use std::{
 };
 
 use faena_domain::{Ability, Timestamp, WorkerId, WorkerKind, WorkerState};
-use faena_store::{Counts, Lane, StoreError, Tally, WorkerEnd, WorkerEntry};
+use faena_store::{Counts, Lane, StoreError, Tally, WorkerEnd};
 use parking_lot::Mutex;
 
 use crate::{
@@ -72,6 +72,7 @@ struct Trouble {
 
 /// How often pools are looked at while they have processes or jobs wait.
 pub const LOOK: Duration = Duration::from_secs(1);
+const SUCCESS: &str = "exit status: 0";
 const LONGEST_BACKOFF_MS: i64 = 60_000;
 /// A process that has lived for this long did not crash at its start.
 const SETTLED_MS: i64 = 10_000;
@@ -145,16 +146,20 @@ impl Pool {
         for (id, status, early) in &ended {
             let worker = engine.workers.find(*id);
             let connected = worker.as_ref().is_some_and(|worker| worker.state().is_operational());
-            if let Some(worker) = worker {
-                let reason = format!("its process ended: {status}");
-                let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
-                engine.worker_ends(&worker, end, &reason, now).await?;
+            let (reason, delay_ms) = (format!("its process ended: {status}"), ms(engine.config.orphan_delay));
+            // One that ends well with empty hands has not been lost.
+            let in_peace = status == SUCCESS && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
+            let end = if in_peace {
+                WorkerEnd::Left { reason: reason.clone() }
             } else {
-                // It has left in peace. One that had not even connected is still in the store.
-                let end = WorkerEnd::Lost { reason: format!("its process ended: {status}"), delay_ms: 0 };
-                engine.store.worker_end(*id, 1, end, now).await?;
+                WorkerEnd::Lost { reason: reason.clone(), delay_ms }
+            };
+            match worker {
+                Some(worker) => engine.worker_ends(&worker, end, &reason, now).await?,
+                // It has left, or never connected; then it is still in the store.
+                None => drop(engine.store.worker_end(*id, 1, end, now).await?),
             }
-            self.count_failure(*early && !status.ends_with("status: 0") && !connected, now, status);
+            self.count_failure(*early && status != SUCCESS && !connected, now, status);
             self.members.lock().remove(id);
         }
         Ok(ended.len())
@@ -274,25 +279,11 @@ impl Pool {
     async fn add(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
         let id = WorkerId::new();
         let config = &self.config;
-        let entry = WorkerEntry {
+        let mut card = Card {
             id,
             key: id.to_string(),
-            name: Some(config.name.clone()),
             kind: WorkerKind::Pool,
-            door: String::new(),
-            node: engine.node_id(),
-            state: WorkerState::Creating,
-            ability: self.ability(),
-            concurrency: config.concurrency,
-            pool: Some(config.name.clone()),
-            deadline: None,
-        };
-        let admitted = engine.store.worker_admit(entry, now).await?;
-        let card = Card {
-            id: admitted.id,
-            key: id.to_string(),
-            kind: WorkerKind::Pool,
-            session: admitted.session,
+            session: 0,
             door: Door::None,
             ability: self.ability(),
             concurrency: config.concurrency as usize,
@@ -300,6 +291,9 @@ impl Pool {
             pool: Some(config.name.clone()),
             ephemeral: config.ephemeral,
         };
+        let entry = card.entry(Some(config.name.clone()), engine.node_id());
+        let admitted = engine.store.worker_admit(entry, now).await?;
+        card.session = admitted.session;
         let breaker = Breaker::new(BreakerRule::default());
         let worker = Arc::new(Connected::new(card, WorkerState::Creating, breaker, now));
         let mut member =

@@ -183,9 +183,11 @@ pub fn deadline_without_server(door: &str, before: Option<i64>, patience: Patien
 pub const SILENT: &str = "it was not heard of";
 
 impl WorkerEnd {
-    pub(crate) fn reason(&self) -> &str {
+    /// What stands in the worker's record.
+    pub(crate) fn reason(&self) -> String {
         match self {
-            WorkerEnd::Left { reason } | WorkerEnd::Lost { reason, .. } => reason,
+            WorkerEnd::Left { reason } => reason.clone(),
+            WorkerEnd::Lost { reason, .. } => format!("lost: {reason}"),
         }
     }
 

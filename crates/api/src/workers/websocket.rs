@@ -24,6 +24,8 @@ use crate::{Api, ApiError};
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// How long a worker may take to read what it was told.
 const READING: Duration = Duration::from_secs(20);
+/// How long a connection that we have closed is listened to.
+const FAREWELL: Duration = Duration::from_millis(500);
 /// Frames that are taken at a time.
 const TOGETHER: usize = 512;
 /// Larger frames are refused one by one; beyond this the connection ends.
@@ -66,6 +68,9 @@ async fn serve(api: Api, mut socket: WebSocket) {
     if let Some((code, reason)) = ending {
         let frame = CloseFrame { code, reason: Utf8Bytes::from(cut(&reason)) };
         let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
+        // What is still on its way here is taken in: a socket closed over it would be reset, and the reason lost.
+        let rest = async { while let Some(Ok(_)) = socket.next().await {} };
+        let _ = tokio::time::timeout(FAREWELL, rest).await;
     }
     api.engine.worker_gone(&worker, left, Timestamp::now()).await;
 }
@@ -99,8 +104,11 @@ async fn introduce(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
                 let admitted = api.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await;
                 match admitted {
                     Ok(connection) => {
-                        let frame = registered(api, &connection);
-                        return send(socket, [frame]).await.then_some(connection);
+                        if send(socket, [registered(api, &connection)]).await {
+                            return Some(connection);
+                        }
+                        api.engine.worker_gone(&connection.worker, false, Timestamp::now()).await;
+                        return None;
                     }
                     Err(error) => {
                         let error = ApiError::from(error);

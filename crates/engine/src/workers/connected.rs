@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use faena_domain::{Ability, JobId, Run, Step, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
-use faena_store::{Lane, LaneId, WorkerNews};
+use faena_domain::{Ability, JobId, NodeId, Run, Step, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_store::{Lane, LaneId, WorkerEntry, WorkerNews};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -81,6 +81,8 @@ pub(crate) struct Standing {
     pub drain: bool,
     /// It has had the one job that it is there for.
     pub used: bool,
+    /// It is there for one job.
+    pub last_job: bool,
     /// What the store has not heard of yet.
     changes: Vec<WorkerChange>,
     completed: u64,
@@ -126,6 +128,9 @@ pub struct Connected {
 /// Orders that may wait for a worker that reads, beyond what its slots need. Who lets more pile up does not read.
 const ORDERS: usize = 20_000;
 
+/// Lanes of which a worker remembers whether it serves them.
+const REMEMBERED_LANES: usize = 1_000;
+
 pub(crate) struct Card {
     pub id: WorkerId,
     pub key: String,
@@ -137,6 +142,26 @@ pub(crate) struct Card {
     pub tells_starts: bool,
     pub pool: Option<String>,
     pub ephemeral: bool,
+}
+
+impl Card {
+    /// How it is written down when it comes in.
+    pub fn entry(&self, name: Option<String>, node: NodeId) -> WorkerEntry {
+        let state = if self.door == Door::None { WorkerState::Creating } else { WorkerState::Ready };
+        WorkerEntry {
+            id: self.id,
+            key: self.key.clone(),
+            name,
+            kind: self.kind,
+            door: self.door.as_str().into(),
+            node,
+            state,
+            ability: self.ability.clone(),
+            concurrency: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
+            pool: self.pool.clone(),
+            deadline: None,
+        }
+    }
 }
 
 impl Connected {
@@ -165,6 +190,7 @@ impl Connected {
                 away_since: None,
                 drain: false,
                 used: false,
+                last_job: ephemeral,
                 changes: Vec::new(),
                 completed: 0,
                 failed: 0,
@@ -239,7 +265,11 @@ impl Connected {
     }
 
     pub(crate) fn serves(&self, lane: &Lane) -> bool {
-        *self.serves.lock().entry(lane.id).or_insert_with(|| self.ability.covers(&lane.queue, &lane.kind))
+        let mut known = self.serves.lock();
+        if known.len() >= REMEMBERED_LANES {
+            known.clear();
+        }
+        *known.entry(lane.id).or_insert_with(|| self.ability.covers(&lane.queue, &lane.kind))
     }
 
     /// How many jobs it may be handed now.
@@ -363,7 +393,8 @@ impl Standing {
         }
         match (self.state, self.held.is_empty()) {
             (Ready, false) => self.become_state(Busy, None, now),
-            (Busy, true) => self.become_state(Ready, None, now),
+            // One that has done the one job it is there for is never ready again.
+            (Busy, true) if !self.last_job => self.become_state(Ready, None, now),
             _ => {}
         }
     }

@@ -351,7 +351,7 @@ fn verdict_on(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> 
     if held || !same_run {
         return Err(Refusal::new("CONFLICT", "this job is in other hands; nothing was changed"));
     }
-    if !mine && report.run.is_none() {
+    if !mine && (report.run.is_none() || job.worker_id.is_some()) {
         return Err(Refusal::new("CONFLICT", "this job is not in your hands; nothing was changed"));
     }
     let told_again = match report.kind {

@@ -9,7 +9,7 @@ use std::{
 use faena_domain::{
     Ability, ErrorReason, Failure, Fault, JobId, JobState, Run, Step, Timestamp, WorkerId, WorkerKind, WorkerState,
 };
-use faena_store::{HeldJob, StoreError, WorkerAdmitted, WorkerEnd, WorkerEntry};
+use faena_store::{HeldJob, StoreError, WorkerAdmitted, WorkerEnd};
 
 use super::keeper;
 use super::{Card, Connected, Delivery, Door, Order, ReportKind};
@@ -99,61 +99,66 @@ impl Engine {
         if !faults.is_empty() {
             return Err(StoreError::Invalid(faults));
         }
-        let id = WorkerId::new();
-        let key = registration.worker_id.clone().unwrap_or_else(|| id.to_string());
-        let before = self.workers.find_by_key(&key);
-        if before.is_none() && registration.worker_id.is_some() {
+        let Some(key) = registration.worker_id.clone() else {
+            return self.let_in(WorkerId::new().to_string(), registration, door, now).await;
+        };
+        // Two connections under one name come in one after the other.
+        let _turn = self.turns.of(&key).lock().await;
+        if self.workers.find_by_key(&key).is_none() {
             self.refuse_built_in(&key).await?;
         }
+        self.let_in(key, registration, door, now).await
+    }
+
+    async fn let_in(
+        &self,
+        key: String,
+        registration: Registration,
+        door: Door,
+        now: Timestamp,
+    ) -> Result<Connection, StoreError> {
+        let before = self.workers.find_by_key(&key);
         if let Some(before) = &before {
             before.close("the worker has connected again");
             // What it has reported on the old connection is stored first: it is not in its hands any more.
             let settled = self.desk.reporter.settled_for(before.id);
             let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
         }
-        let ability = Ability { capabilities: registration.capabilities, queues: registration.queues };
         let pool = before.as_ref().and_then(|worker| worker.pool.clone());
-        let concurrency = registration.concurrency.unwrap_or(1);
-        let entry = WorkerEntry {
-            id,
-            key: key.clone(),
-            name: registration.name,
-            kind: WorkerKind::Remote,
-            door: door.as_str().into(),
-            node: self.node_id(),
-            state: WorkerState::Ready,
-            ability: ability.clone(),
-            concurrency,
-            pool: pool.clone(),
-            deadline: None,
+        // A process that names no queues takes from those that its pool is for.
+        let queues = match &before {
+            Some(before) if registration.queues.is_empty() && pool.is_some() => before.ability.queues.clone(),
+            _ => registration.queues,
         };
-        let admitted = self.store.worker_admit(entry, now).await?;
-        let same_life = before.filter(|before| before.id == admitted.id);
-        let card = Card {
-            id: admitted.id,
+        let mut card = Card {
+            id: WorkerId::new(),
             key,
             kind: if pool.is_some() { WorkerKind::Pool } else { WorkerKind::Remote },
-            session: admitted.session,
+            session: 0,
             door,
-            ability,
-            concurrency: concurrency as usize,
+            ability: Ability { capabilities: registration.capabilities, queues },
+            concurrency: registration.concurrency.unwrap_or(1) as usize,
             tells_starts: registration.tells_starts,
-            ephemeral: pool.is_some() && same_life.as_ref().is_some_and(|before| before.ephemeral),
+            ephemeral: before.as_ref().is_some_and(|before| before.ephemeral),
             pool,
         };
-        let worker = self.seat(card, &admitted, same_life.as_deref(), now);
-        self.hand_over(&worker, admitted, same_life.as_deref(), registration.holds, now).await;
-        if let Some(before) = &same_life {
+        let admitted = self.store.worker_admit(card.entry(registration.name, self.node_id()), now).await?;
+        (card.id, card.session) = (admitted.id, admitted.session);
+        let before = before.filter(|before| before.id == admitted.id);
+        let resumed =
+            card.session > 1 && !matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
+        let worker = self.seat(card, &admitted, before.as_deref(), now);
+        self.hand_over(&worker, admitted, before.as_deref(), registration.holds, now).await;
+        if let Some(before) = &before {
             before.standing.lock().held.clear();
         }
         self.lanes.reconsider();
         self.workers.news.notify_one();
         self.workers.watch.notify_one();
-        let resumed = worker.session > 1 && !was_starting(&worker, same_life.as_deref());
         tracing::info!(
             worker = worker.key,
             door = door.as_str(),
-            concurrency,
+            concurrency = worker.concurrency,
             capabilities = ?worker.ability.capabilities,
             "{}",
             if resumed { "a worker is back" } else { "a worker has connected" }
@@ -206,7 +211,7 @@ impl Engine {
             return Ok(Some(worker));
         }
         // Two calls at once move it once.
-        let _turn = self.moving.lock().await;
+        let _turn = self.turns.of(key).lock().await;
         if let Some(worker) = here() {
             return Ok(Some(worker));
         }
@@ -217,14 +222,13 @@ impl Engine {
             return Ok(None);
         }
         let registration = Registration {
-            worker_id: Some(known.id),
             name: known.name,
             capabilities: known.capabilities,
             queues: known.queues,
             concurrency: Some(known.concurrency),
             ..Registration::default()
         };
-        Ok(Some(self.worker_connect(registration, Door::Http, now).await?.worker))
+        Ok(Some(self.let_in(key.to_owned(), registration, Door::Http, now).await?.worker))
     }
 
     /// Sends these jobs once more: their delivery got lost.
@@ -272,6 +276,7 @@ impl Engine {
             standing.settle(now);
         }
         if starting {
+            held.iter().for_each(|held| held.assign(now));
             self.deliver(vec![(worker.clone(), held)], now).await;
             return;
         }
@@ -420,9 +425,4 @@ impl Engine {
             self.workers.watch.notify_one();
         }
     }
-}
-
-fn was_starting(worker: &Connected, before: Option<&Connected>) -> bool {
-    let starts = |before: &Connected| matches!(before.state(), WorkerState::Creating | WorkerState::Connecting);
-    worker.pool.is_some() && before.is_some_and(starts)
 }

@@ -12,6 +12,7 @@ pub(crate) mod keeper;
 
 use std::{
     collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -43,6 +44,18 @@ impl Refusal {
 
     pub fn stale(run: faena_domain::Run) -> Refusal {
         Refusal::new("STALE_RUN", format!("run {run} does not hold this job any more; nothing was changed"))
+    }
+}
+
+/// Locks by name: whoever comes in under one name does so one after the other; others do not wait for it.
+#[derive(Default)]
+pub(crate) struct Turns([tokio::sync::Mutex<()>; 32]);
+
+impl Turns {
+    pub fn of(&self, key: &str) -> &tokio::sync::Mutex<()> {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        &self.0[usize::try_from(hasher.finish() % 32).unwrap_or(0)]
     }
 }
 

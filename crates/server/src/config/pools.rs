@@ -128,7 +128,7 @@ mod tests {
 
     fn error(text: &str) -> String {
         let table: toml::Table = text.parse().expect("toml");
-        read(table["pool"].clone(), "faena.toml").err().expect("refused").to_string()
+        read(table["pool"].clone(), "faena.toml").expect_err("refused").to_string()
     }
 
     #[test]

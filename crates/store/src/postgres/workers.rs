@@ -398,7 +398,7 @@ pub async fn end(
 
 /// Ends a life and frees what it held.
 async fn end_life(shared: &Shared, client: &Object, living: &Living, end: &WorkerEnd, now: Timestamp) -> Result<Freed> {
-    close_life(client, living, end.reason(), now).await?;
+    close_life(client, living, &end.reason(), now).await?;
     // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can come.
     let rows = client.query("SELECT run FROM faena.block WHERE node = $1 ORDER BY run", &[&living.id.0]).await?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();

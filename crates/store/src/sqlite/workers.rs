@@ -278,7 +278,7 @@ pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp)
 
 /// Ends a life and frees what it held.
 fn end_life(tx: &Tx, living: &Living, end: &WorkerEnd, now: Timestamp) -> Result<Recovered> {
-    close_life(tx, living, end.reason(), now)?;
+    close_life(tx, living, &end.reason(), now)?;
     let runs: Vec<Run> = blocks_of(tx.connection, living.id)?.iter().map(|block| block.run).collect();
     let text = end.text(&living.key);
     free_blocks(tx, &runs, end.why(living.id, &text), now)
