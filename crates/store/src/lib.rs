@@ -135,6 +135,9 @@ pub trait Store: Send + Sync + 'static {
     /// A worker whole, by its key (the latest life under it) or by the id of a life.
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>>;
 
+    /// Which connection of a living worker counts. `None`: it has ended.
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>>;
+
     /// Workers, the living ones first, the latest first: those in one of `states` (none: in any), without jobs and history.
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
 

@@ -150,7 +150,9 @@ impl Engine {
         let worker = self.seat(card, &admitted, before.as_deref(), now);
         self.hand_over(&worker, admitted, before.as_deref(), registration.holds, now).await;
         if let Some(before) = &before {
-            before.standing.lock().held.clear();
+            let handed: Vec<Arc<Held>> = before.standing.lock().held.drain().map(|(_, held)| held).collect();
+            // What it does not have any more ended at another node.
+            handed.iter().filter(|held| !worker.holds(held.job.id)).for_each(|held| self.hands.forget(held));
         }
         self.lanes.reconsider();
         self.workers.news.notify_one();
@@ -206,13 +208,17 @@ impl Engine {
         // One that has come by another door speaks there, and only there.
         let calls = |worker: &Arc<Connected>| worker.door == Door::Http && !worker.closing.is_cancelled();
         let here = || self.workers.find_by_key(key).filter(calls);
-        if let Some(worker) = here() {
+        if let Some(worker) = here()
+            && self.is_latest(&worker).await?
+        {
             worker.seen(now);
             return Ok(Some(worker));
         }
         // Two calls at once move it once.
         let _turn = self.turns.of(key).lock().await;
-        if let Some(worker) = here() {
+        if let Some(worker) = here()
+            && self.is_latest(&worker).await?
+        {
             return Ok(Some(worker));
         }
         let Some(known) = self.store.worker_get(key).await?.filter(|known| known.ended_at.is_none()) else {
@@ -229,6 +235,11 @@ impl Engine {
             ..Registration::default()
         };
         Ok(Some(self.let_in(key.to_owned(), registration, Door::Http, now).await?.worker))
+    }
+
+    /// Whether a worker that calls has not called another node in the meantime. Without others there is nothing to ask.
+    async fn is_latest(&self, worker: &Connected) -> Result<bool, StoreError> {
+        Ok(self.store.engine() == "sqlite" || self.store.worker_session(worker.id).await? == Some(worker.session))
     }
 
     /// Sends these jobs once more: their delivery got lost.

@@ -193,9 +193,9 @@ async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
     assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
 
     let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-    let asked_at = Timestamp::now();
-    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", asked_at).await.unwrap();
+    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Asked { state: JobState::Processing });
+    let asked_at = stubborn.cancel_asked_at().unwrap();
     assert_eq!(look(&world, asked_at.plus_ms(9_999)).await, 0);
     assert_eq!(look(&world, asked_at.plus_ms(10_000)).await, 1);
     world.job_is(stubborn.job.id, JobState::Cancelled).await;

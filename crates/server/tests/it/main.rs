@@ -22,3 +22,4 @@ mod readme;
 mod start;
 mod stop;
 mod worker_deaths;
+mod worker_moves;

@@ -302,6 +302,10 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::get(&self.shared, key)).await
     }
 
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>> {
+        self.shared.retrying(|| workers::session(&self.shared, id)).await
+    }
+
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
         self.shared.retrying(|| workers::list(&self.shared, &states, limit)).await
     }

@@ -540,6 +540,14 @@ async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<T
     next_deadline(client).await
 }
 
+pub async fn session(shared: &Shared, id: WorkerId) -> Result<Option<i64>> {
+    let client = shared.client().await?;
+    let statement =
+        client.prepare_cached("SELECT session FROM faena.worker WHERE id = $1 AND ended_at IS NULL").await?;
+    let row = client.query_opt(&statement, &[&id.0]).await?;
+    client.keep(Ok(row.map(|row| row.get(0))))
+}
+
 pub async fn get(shared: &Shared, key: &str) -> Result<Option<WorkerView>> {
     let client = shared.begin().await?;
     let result = get_in(&client, key).await;

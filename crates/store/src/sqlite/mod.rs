@@ -320,6 +320,10 @@ impl Store for Sqlite {
         self.read(move |connection, _| workers::get(connection, &key)).await
     }
 
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>> {
+        self.read(move |connection, _| workers::session(connection, id)).await
+    }
+
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
         self.read(move |connection, _| workers::list(connection, &states, limit)).await
     }

@@ -352,6 +352,11 @@ fn forget_ended(tx: &Tx, forget_before: Timestamp) -> Result<()> {
     Ok(())
 }
 
+pub fn session(connection: &Connection, id: WorkerId) -> Result<Option<i64>> {
+    let sql = "SELECT session FROM worker WHERE id = ? AND ended_at IS NULL";
+    Ok(connection.prepare_cached(sql)?.query_row([id.0], |row| row.get(0)).optional()?)
+}
+
 pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
     let by_key = format!(
         "SELECT {COLUMNS} FROM worker WHERE key = ? ORDER BY ended_at IS NULL DESC, registered_at DESC, id DESC LIMIT 1"

@@ -30,6 +30,8 @@ pub async fn a_worker_begins_its_life_through_allowed_states(world: &World) {
         WorkerEntry { name: Some("Billing \"1\"".into()), ability: ability.clone(), ..world.worker("billing-1") };
     let admitted = world.admit(entry.clone(), 5).await;
     assert_eq!((admitted.id, admitted.session, admitted.was), (entry.id, 1, None));
+    assert_eq!(world.store.worker_session(admitted.id).await.unwrap(), Some(1));
+    assert_eq!(world.store.worker_session(WorkerId::new()).await.unwrap(), None);
     assert!(admitted.jobs.is_empty());
     let view = world.shown("billing-1").await;
     assert_eq!((view.id.as_str(), view.life, view.name), ("billing-1", entry.id.to_string(), entry.name));
@@ -246,7 +248,7 @@ pub async fn the_jobs_of_a_lost_worker_cost_a_try_started_or_not(world: &World) 
 
     let view = world.shown("billing-1").await;
     assert_eq!((view.state, view.ended_at), (WorkerState::Terminated, Some(world.at(10))));
-    assert_eq!((view.reason.as_deref(), view.jobs.len()), (Some("its connection closed"), 0));
+    assert_eq!((view.reason.as_deref(), view.jobs.len()), (Some("lost: its connection closed"), 0));
     assert!(!world.orphans(11).await);
 }
 
