@@ -1,28 +1,28 @@
 //! `faena.v1.WorkerService.Connect`: a worker on a gRPC stream, with the same meaning as on a WebSocket.
 
-use std::{ops::ControlFlow, pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use faena_domain::{Progress, Timestamp};
-use faena_engine::workers::{Connected, Connection, Door, Order, Refusal, Registration, Report, ReportKind};
+use faena_engine::workers::{Connection, Door, Order, Refusal, Registration, ReportKind};
 use faena_wire::v1::{
-    Ack, CancelOrder, Drain, Error, Heartbeat, JobDelivery, Registered, Resume, ServerMessage, Step, WorkerMessage,
-    server_message::Message as Told, worker_message::Message as Says, worker_service_server::WorkerService,
+    Ack, CancelOrder, Drain, Error, Heartbeat, JobDelivery, Register, Registered, Resume, ServerMessage, Step,
+    WorkerMessage, server_message::Message as Told, worker_message::Message as Says,
+    worker_service_server::WorkerService,
 };
-use futures_util::{FutureExt, Stream};
+use futures_util::Stream;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     Api, ApiError,
-    workers::{flow::Flow, report},
+    workers::{
+        report,
+        session::{self, Ending, INTRODUCTION, Line, Next, READING, Said},
+    },
 };
 
 pub struct Workers(pub Api);
 
-/// See the WebSocket's bounds of the same names.
-const INTRODUCTION: Duration = Duration::from_secs(10);
-const READING: Duration = Duration::from_secs(20);
-const TOGETHER: usize = 512;
 /// Messages on their way to a worker.
 const ON_THE_WAY: usize = 1_024;
 
@@ -41,7 +41,10 @@ impl WorkerService for Workers {
         let api = self.0.clone();
         tokio::spawn(async move {
             match introduce(&api, &mut incoming, &sender).await {
-                Ok(connection) => serve(api, connection.worker, incoming, sender).await,
+                Ok(connection) => {
+                    let limit = api.body_bytes;
+                    session::serve(api, connection.worker, Messages { incoming, sender, limit }).await;
+                }
                 Err(status) => {
                     let _ = sender.send(Err(status)).await;
                 }
@@ -66,23 +69,7 @@ async fn introduce(
     let Some(Says::Register(told)) = first.and_then(|message| message.message) else {
         return Err(Status::invalid_argument("the first message must be register"));
     };
-    let holds = match told.holds {
-        Some(holds) => {
-            let jobs = holds.jobs.into_iter().map(|held| Some((held.job_id.parse().ok()?, held.run)));
-            let jobs: Option<Vec<_>> = jobs.collect();
-            Some(jobs.ok_or_else(|| Status::invalid_argument("holds: every job_id must be a UUID"))?)
-        }
-        None => None,
-    };
-    let registration = Registration {
-        worker_id: told.worker_id,
-        name: told.name,
-        capabilities: told.capabilities,
-        queues: told.queues,
-        concurrency: told.concurrency,
-        tells_starts: told.tells_starts,
-        holds,
-    };
+    let registration = registration(told).map_err(|refusal| Status::from(ApiError::from(refusal)))?;
     let admitted = api.engine.worker_connect(registration, Door::Grpc, Timestamp::now()).await;
     let connection = admitted.map_err(|error| Status::from(ApiError::from(error)))?;
     let registered = Registered {
@@ -94,137 +81,75 @@ async fn introduce(
     Ok(connection)
 }
 
+fn registration(told: Register) -> Result<Registration, Refusal> {
+    let holds = told.holds.map(|holds| {
+        let jobs = holds.jobs.into_iter().map(|held| Some((held.job_id.parse().ok()?, held.run)));
+        jobs.collect::<Option<Vec<_>>>()
+    });
+    if holds == Some(None) {
+        return Err(Refusal::new("VALIDATION_ERROR", "holds: every job_id must be a UUID"));
+    }
+    Ok(Registration {
+        worker_id: told.worker_id,
+        name: told.name,
+        capabilities: told.capabilities,
+        queues: told.queues,
+        concurrency: told.concurrency,
+        tells_starts: told.tells_starts,
+        holds: holds.flatten(),
+    })
+}
+
 async fn send(sender: &Outgoing, message: Told) -> bool {
     let message = Ok(ServerMessage { message: Some(message) });
     matches!(tokio::time::timeout(READING, sender.send(message)).await, Ok(Ok(())))
 }
 
-async fn serve(api: Api, worker: Arc<Connected>, incoming: Streaming<WorkerMessage>, sender: Outgoing) {
-    let mut session = Session { flow: Flow::new(worker.concurrency), api, worker, incoming, sender, left: false };
-    let ending = session.talk().await;
-    let Session { api, worker, sender, left, incoming, .. } = session;
-    if let Some(status) = ending {
-        let _ = tokio::time::timeout(Duration::from_secs(2), sender.send(Err(status))).await;
-    }
-    drop((sender, incoming));
-    api.engine.worker_gone(&worker, left, Timestamp::now()).await;
-}
-
-struct Session {
-    api: Api,
-    worker: Arc<Connected>,
+struct Messages {
     incoming: Streaming<WorkerMessage>,
     sender: Outgoing,
-    flow: Flow,
-    left: bool,
+    /// The largest message that is read.
+    limit: usize,
 }
 
-impl Session {
-    /// Until the stream ends; by us, if there is a status to tell.
-    async fn talk(&mut self) -> Option<Status> {
-        let mut beat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
-        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        beat.tick().await;
-        let deaf = || Some(Status::resource_exhausted("it does not read what it is told"));
-        loop {
-            let worker = self.worker.clone();
-            tokio::select! {
-                () = worker.closing.cancelled() => {
-                    let reason = worker.close_reason().unwrap_or_else(|| "the server stops; connect again".into());
-                    return Some(Status::unavailable(reason));
-                }
-                () = self.api.closing.cancelled() => return Some(Status::unavailable("the server stops; connect again")),
-                message = self.incoming.message() => {
-                    if let ControlFlow::Break(status) = self.hear(message).await {
-                        return status;
-                    }
-                }
-                orders = worker.orders() => {
-                    for order in orders {
-                        if !send(&self.sender, told(order)).await {
-                            return deaf();
-                        }
-                    }
-                }
-                _ = beat.tick() => {
-                    if !send(&self.sender, Told::Heartbeat(Heartbeat {})).await {
-                        return deaf();
-                    }
-                }
-            }
+impl Line for Messages {
+    async fn next(&mut self) -> Next {
+        let Ok(Some(message)) = self.incoming.message().await else { return Next::Over };
+        match read(message, self.limit) {
+            Ok(said) => Next::Said(said),
+            Err(refusal) => Next::Refused(refusal),
         }
     }
 
-    async fn hear(&mut self, first: Result<Option<WorkerMessage>, Status>) -> ControlFlow<Option<Status>> {
-        let now = Timestamp::now();
-        self.worker.seen(now);
-        let mut next = first;
-        let mut reports = Vec::new();
-        let mut ended = None;
-        for _ in 0..TOGETHER {
-            let Ok(Some(message)) = next else {
-                ended = Some(None);
-                break;
-            };
-            if let Err(status) = self.take(message, &mut reports).await {
-                ended = Some(status);
-                break;
+    async fn tell(&mut self, orders: Vec<Order>) -> bool {
+        for order in orders {
+            if !send(&self.sender, told(order)).await {
+                return false;
             }
-            next = match self.incoming.message().now_or_never() {
-                Some(next) => next,
-                None => break,
-            };
         }
-        if !reports.is_empty() {
-            self.api.engine.desk.take(&self.worker, reports, now).await;
-        }
-        ended.map_or(ControlFlow::Continue(()), ControlFlow::Break)
+        true
     }
 
-    /// `Err`: the stream ends, with a status if there is one to tell.
-    async fn take(&mut self, message: WorkerMessage, reports: &mut Vec<Report>) -> Result<(), Option<Status>> {
-        let flood = || Some(Status::resource_exhausted("too many messages"));
-        let size = prost_len(&message);
-        let read = if size > self.api.body_bytes {
-            let text = format!("the message is larger than {} bytes", self.api.body_bytes);
-            Err(Refusal::new("PAYLOAD_TOO_LARGE", text))
-        } else {
-            match message.message {
-                Some(Says::Heartbeat(_)) => return if self.flow.take(1.0) { Ok(()) } else { Err(flood()) },
-                Some(Says::Leave(_)) => {
-                    self.left = true;
-                    return Err(None);
-                }
-                Some(Says::Drain(_)) if !self.flow.take(1.0) => return Err(flood()),
-                Some(Says::Drain(_)) => {
-                    let drained = self.api.engine.worker_drain(&self.worker.key, true, Timestamp::now()).await;
-                    match drained {
-                        Ok(_) => return Ok(()),
-                        Err(error) => Err(Refusal::new("UNAVAILABLE", ApiError::from(error).message)),
-                    }
-                }
-                message => read(message),
+    async fn refuse(&mut self, refusals: Vec<Refusal>) -> bool {
+        for Refusal { code, message } in refusals {
+            if !send(&self.sender, Told::Error(Error { code: code.into(), message })).await {
+                return false;
             }
+        }
+        true
+    }
+
+    async fn beat(&mut self) -> bool {
+        send(&self.sender, Told::Heartbeat(Heartbeat {})).await
+    }
+
+    async fn close(self, ending: Ending) {
+        let status = match &ending {
+            Ending::Goodbye => return,
+            Ending::Closed(reason) => Status::unavailable(reason),
+            Ending::Deaf | Ending::Flood => Status::resource_exhausted(ending.reason()),
         };
-        match read {
-            Ok(report) => {
-                let end =
-                    matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
-                let free = end && self.worker.holds(report.job_id);
-                if !free && !self.flow.take(1.0) {
-                    return Err(flood());
-                }
-                reports.push(report);
-                Ok(())
-            }
-            Err(Refusal { code, message }) => {
-                if !self.flow.take(10.0) {
-                    return Err(flood());
-                }
-                let error = Error { code: code.into(), message };
-                if send(&self.sender, Told::Error(error)).await { Ok(()) } else { Err(None) }
-            }
-        }
+        let _ = tokio::time::timeout(Duration::from_secs(2), self.sender.send(Err(status))).await;
     }
 }
 
@@ -238,9 +163,17 @@ fn prost_len(message: &WorkerMessage) -> usize {
     }
 }
 
-fn read(message: Option<Says>) -> Result<Report, Refusal> {
+fn read(message: WorkerMessage, limit: usize) -> Result<Said, Refusal> {
     let invalid = |text: &str| Refusal::new("VALIDATION_ERROR", text);
-    let (job_id, run, kind) = match message.ok_or_else(|| invalid("the message says nothing that is known here"))? {
+    if prost_len(&message) > limit {
+        return Err(Refusal::new("PAYLOAD_TOO_LARGE", format!("the message is larger than {limit} bytes")));
+    }
+    let message = message.message.ok_or_else(|| invalid("the message says nothing that is known here"))?;
+    let (job_id, run, kind) = match message {
+        Says::Heartbeat(_) => return Ok(Said::Heartbeat),
+        Says::Drain(_) => return Ok(Said::Drain),
+        Says::Leave(_) => return Ok(Said::Leave),
+        Says::Register(told) => return registration(told).map(Said::Register),
         Says::Started(told) => (told.job_id, told.run, ReportKind::Started),
         Says::Release(told) => (told.job_id, told.run, ReportKind::Release),
         Says::Progress(told) => {
@@ -264,10 +197,9 @@ fn read(message: Option<Says>) -> Result<Report, Refusal> {
             (told.job_id, told.run, report::complete(result)?)
         }
         Says::Fail(told) => (told.job_id, told.run, report::fail(told.error, told.retryable, told.retry_after_ms)),
-        _ => return Err(Refusal::new("CONFLICT", "this worker is registered already on this stream")),
     };
     let job_id = job_id.parse().map_err(|_| invalid("job_id: must be a UUID"))?;
-    report::about(Some(job_id), run, kind)
+    report::about(Some(job_id), run, kind).map(Said::Report)
 }
 
 /// Unlike on a WebSocket, this JSON was not read as part of anything: it must be JSON at all.

@@ -1,9 +1,6 @@
 //! `GET /api/v1/workers/connect`: a worker on a WebSocket (SPEC 4.1).
-//!
-//! One task per worker. What has arrived is taken together, what there is to tell leaves together. A frame that is not
-//! understood is answered and changes nothing; who floods or never reads is sent away with a reason.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     extract::{
@@ -13,21 +10,18 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{Fault, Timestamp};
-use faena_engine::workers::{Connected, Connection, Door, Order, Refusal, Registration, Report, ReportKind};
+use faena_engine::workers::{Connection, Door, Order, Refusal, Registration, ReportKind};
 use faena_wire::frames::WorkerFrame;
-use futures_util::{FutureExt, SinkExt, StreamExt};
+use futures_util::{SinkExt, StreamExt};
 
-use super::{encode, flow::Flow, report};
+use super::{
+    encode, report,
+    session::{self, Ending, INTRODUCTION, Line, Next, READING, SERVER_STOPS, Said},
+};
 use crate::{Api, ApiError};
 
-/// How long a connection may be open before the worker says who it is.
-const INTRODUCTION: Duration = Duration::from_secs(10);
-/// How long a worker may take to read what it was told.
-const READING: Duration = Duration::from_secs(20);
 /// How long a connection that we have closed is listened to.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Frames that are taken at a time.
-const TOGETHER: usize = 512;
 /// Larger frames are refused one by one; beyond this the connection ends.
 const HARD_LIMIT: usize = 16 << 20;
 
@@ -50,29 +44,11 @@ pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, W
     }
 }
 
-/// What a frame says.
-enum Said {
-    Register(Registration),
-    Report(Report),
-    Heartbeat,
-    Drain,
-    Leave,
-}
-
 async fn serve(api: Api, mut socket: WebSocket) {
-    let Some(connection) = introduce(&api, &mut socket).await else { return };
-    let worker = connection.worker;
-    let mut session = Session { flow: Flow::new(worker.concurrency), api, worker, socket, left: false };
-    let ending = session.talk().await;
-    let Session { api, worker, mut socket, left, .. } = session;
-    if let Some((code, reason)) = ending {
-        let frame = CloseFrame { code, reason: Utf8Bytes::from(cut(&reason)) };
-        let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
-        // What is still on its way here is taken in: a socket closed over it would be reset, and the reason lost.
-        let rest = async { while let Some(Ok(_)) = socket.next().await {} };
-        let _ = tokio::time::timeout(FAREWELL, rest).await;
+    if let Some(connection) = introduce(&api, &mut socket).await {
+        let line = Frames { socket, limit: api.body_bytes };
+        session::serve(api, connection.worker, line).await;
     }
-    api.engine.worker_gone(&worker, left, Timestamp::now()).await;
 }
 
 /// A reason for closing has room for 123 bytes.
@@ -150,156 +126,71 @@ async fn send(socket: &mut WebSocket, frames: impl IntoIterator<Item = String>) 
     matches!(tokio::time::timeout(READING, sending).await, Ok(Ok(())))
 }
 
-async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
-    let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
+async fn close(socket: &mut WebSocket, code: u16, reason: &str) {
+    let frame = CloseFrame { code, reason: Utf8Bytes::from(cut(reason)) };
     let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
 }
 
-struct Session {
-    api: Api,
-    worker: Arc<Connected>,
+struct Frames {
     socket: WebSocket,
-    flow: Flow,
-    left: bool,
+    /// The largest frame that is read.
+    limit: usize,
 }
 
-/// How a connection is closed by us.
-type Ending = (u16, String);
-
-impl Session {
-    /// Until the connection ends; by us, if there is an ending to tell.
-    async fn talk(&mut self) -> Option<Ending> {
-        let mut beat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
-        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        beat.tick().await;
-        loop {
-            let worker = self.worker.clone();
-            tokio::select! {
-                () = worker.closing.cancelled() => {
-                    let reason = worker.close_reason().unwrap_or_else(|| "the server stops; connect again".into());
-                    let code = if reason.starts_with("the server stops") { RESTART } else { POLICY };
-                    return Some((code, reason));
-                }
-                () = self.api.closing.cancelled() => return Some((GOING_AWAY, "the server stops; connect again".into())),
-                message = self.socket.next() => {
-                    let ended = self.hear(message).await;
-                    if ended.is_break() {
-                        return ended.break_value().flatten();
-                    }
-                }
-                orders = worker.orders() => {
-                    if !self.tell(orders).await {
-                        return Some((POLICY, "it does not read what it is told".into()));
-                    }
-                }
-                _ = beat.tick() => {
-                    let _ = self.socket.feed(Message::Ping(Default::default())).await;
-                    if !send(&mut self.socket, ["{\"type\":\"heartbeat\"}".to_owned()]).await {
-                        return Some((POLICY, "it does not read what it is told".into()));
-                    }
-                }
-            }
+impl Line for Frames {
+    async fn next(&mut self) -> Next {
+        match self.socket.next().await {
+            None | Some(Err(_)) | Some(Ok(Message::Close(_))) => Next::Over,
+            Some(Ok(message)) => match read(&message, self.limit) {
+                None => Next::Alive,
+                Some(Ok(said)) => Next::Said(said),
+                Some(Err(refusal)) => Next::Refused(refusal),
+            },
         }
     }
 
     async fn tell(&mut self, orders: Vec<Order>) -> bool {
-        let frames = orders.into_iter().map(|order| match order {
-            Order::Job(delivery) => {
-                let mut frame = String::from("{\"type\":\"job\",\"job\":");
-                encode::job(&mut frame, &delivery);
-                frame.push('}');
-                frame
-            }
-            Order::Ack(ack) => encode::ack(&ack),
-            Order::Cancel { job_id, run, reason } => {
-                let reason = serde_json::to_string(&reason).expect("a string is JSON");
-                format!("{{\"type\":\"cancel\",\"jobId\":\"{job_id}\",\"run\":{run},\"reason\":{reason}}}")
-            }
-            Order::Drain => "{\"type\":\"drain\"}".into(),
-            Order::Resume => "{\"type\":\"resume\"}".into(),
-        });
-        send(&mut self.socket, frames).await
+        send(&mut self.socket, orders.iter().map(order_frame)).await
     }
 
-    /// Takes what has arrived. `Break`: the connection ends.
-    async fn hear(&mut self, first: Option<Result<Message, axum::Error>>) -> std::ops::ControlFlow<Option<Ending>> {
-        use std::ops::ControlFlow::{Break, Continue};
-        let now = Timestamp::now();
-        self.worker.seen(now);
-        let mut next = first;
-        let mut reports = Vec::new();
-        let mut errors = Vec::new();
-        let mut ended = None;
-        let (mut taken, mut drains) = (0, false);
-        loop {
-            match next {
-                Some(Ok(Message::Close(_))) | Some(Err(_)) | None => {
-                    ended = Some(None);
-                    break;
-                }
-                Some(Ok(message)) => match read(&message, self.api.body_bytes).map(once_registered) {
-                    None | Some(Ok(Said::Register(_))) => {}
-                    Some(Ok(Said::Report(report))) => {
-                        if !self.is_free(&report) && !self.flow.take(1.0) {
-                            ended = Some(Some((POLICY, "too many messages".into())));
-                            break;
-                        }
-                        reports.push(report);
-                    }
-                    Some(Ok(said @ (Said::Heartbeat | Said::Drain))) => {
-                        if !self.flow.take(1.0) {
-                            ended = Some(Some((POLICY, "too many messages".into())));
-                            break;
-                        }
-                        drains |= matches!(said, Said::Drain);
-                    }
-                    Some(Ok(Said::Leave)) => {
-                        self.left = true;
-                        ended = Some(Some((GOING_AWAY, "goodbye".into())));
-                        break;
-                    }
-                    Some(Err(refusal)) => {
-                        if !self.flow.take(10.0) {
-                            ended = Some(Some((POLICY, "too many messages that are not understood".into())));
-                            break;
-                        }
-                        errors.push(error_frame(&refusal));
-                    }
-                },
-            }
-            taken += 1;
-            if taken >= TOGETHER {
-                break;
-            }
-            next = match self.socket.next().now_or_never() {
-                Some(next) => next,
-                None => break,
-            };
-        }
-        if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, now).await {
-            errors.push(error_frame(&Refusal::new("UNAVAILABLE", ApiError::from(error).message)));
-        }
-        if !reports.is_empty() {
-            self.api.engine.desk.take(&self.worker, reports, now).await;
-        }
-        if !errors.is_empty() && !send(&mut self.socket, errors).await {
-            ended = Some(Some((POLICY, "it does not read what it is told".into())));
-        }
-        ended.map_or(Continue(()), Break)
+    async fn refuse(&mut self, refusals: Vec<Refusal>) -> bool {
+        send(&mut self.socket, refusals.iter().map(error_frame)).await
     }
 
-    /// The end of a job in hand costs nothing: there are only so many.
-    fn is_free(&self, report: &Report) -> bool {
-        let end = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
-        end && self.worker.holds(report.job_id)
+    async fn beat(&mut self) -> bool {
+        // A library answers a ping by itself, also for a worker that does not know heartbeats.
+        let _ = self.socket.feed(Message::Ping(Default::default())).await;
+        send(&mut self.socket, ["{\"type\":\"heartbeat\"}".to_owned()]).await
+    }
+
+    async fn close(mut self, ending: Ending) {
+        let code = match &ending {
+            Ending::Goodbye => GOING_AWAY,
+            Ending::Closed(reason) if reason == SERVER_STOPS => RESTART,
+            Ending::Closed(_) | Ending::Deaf | Ending::Flood => POLICY,
+        };
+        close(&mut self.socket, code, ending.reason()).await;
+        // What is still on its way here is taken in: a socket closed over it would be reset, and the reason lost.
+        let rest = async { while let Some(Ok(_)) = self.socket.next().await {} };
+        let _ = tokio::time::timeout(FAREWELL, rest).await;
     }
 }
 
-/// Who is registered cannot say so again.
-fn once_registered(said: Result<Said, Refusal>) -> Result<Said, Refusal> {
-    match said {
-        Ok(Said::Register(_)) => Err(Refusal::new("CONFLICT", "this worker is registered already on this connection")),
-        said => said,
+fn order_frame(order: &Order) -> String {
+    match order {
+        Order::Job(delivery) => {
+            let mut frame = String::from("{\"type\":\"job\",\"job\":");
+            encode::job(&mut frame, delivery);
+            frame.push('}');
+            frame
+        }
+        Order::Ack(ack) => encode::ack(ack),
+        Order::Cancel { job_id, run, reason } => {
+            let reason = serde_json::to_string(reason).expect("a string is JSON");
+            format!("{{\"type\":\"cancel\",\"jobId\":\"{job_id}\",\"run\":{run},\"reason\":{reason}}}")
+        }
+        Order::Drain => "{\"type\":\"drain\"}".into(),
+        Order::Resume => "{\"type\":\"resume\"}".into(),
     }
 }
 
@@ -358,6 +249,7 @@ fn parse(text: &str) -> Result<Said, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use faena_engine::workers::Report;
     use proptest::prelude::*;
 
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -99,20 +100,7 @@ pub(crate) struct Stopping {
 }
 
 pub struct Connected {
-    /// This life of it.
-    pub id: WorkerId,
-    /// What it calls itself.
-    pub key: String,
-    pub kind: WorkerKind,
-    pub session: i64,
-    pub door: Door,
-    pub ability: Ability,
-    pub concurrency: usize,
-    /// It says itself when it starts a job.
-    pub tells_starts: bool,
-    pub pool: Option<String>,
-    /// It runs one job and ends.
-    pub ephemeral: bool,
+    card: Card,
     /// Cancelled when the connection shall end; the reason is beside it.
     pub closing: CancellationToken,
     close_reason: Mutex<Option<String>>,
@@ -131,17 +119,31 @@ const ORDERS: usize = 20_000;
 /// Lanes of which a worker remembers whether it serves them.
 const REMEMBERED_LANES: usize = 1_000;
 
-pub(crate) struct Card {
+/// Who a connected worker is. That does not change while it is connected.
+pub struct Card {
+    /// This life of it.
     pub id: WorkerId,
+    /// What it calls itself.
     pub key: String,
     pub kind: WorkerKind,
+    /// Which connection of this life.
     pub session: i64,
     pub door: Door,
     pub ability: Ability,
     pub concurrency: usize,
+    /// It says itself when it starts a job.
     pub tells_starts: bool,
     pub pool: Option<String>,
+    /// It runs one job and ends.
     pub ephemeral: bool,
+}
+
+impl Deref for Connected {
+    type Target = Card;
+
+    fn deref(&self) -> &Card {
+        &self.card
+    }
 }
 
 impl Card {
@@ -166,19 +168,10 @@ impl Card {
 
 impl Connected {
     pub(crate) fn new(card: Card, state: WorkerState, breaker: Breaker, now: Timestamp) -> Connected {
-        let Card { id, key, kind, session, door, ability, concurrency, tells_starts, pool, ephemeral } = card;
+        let last_job = card.ephemeral;
         let told_breaker = breaker.state(now);
         Connected {
-            id,
-            key,
-            kind,
-            session,
-            door,
-            ability,
-            concurrency,
-            tells_starts,
-            pool,
-            ephemeral,
+            card,
             closing: CancellationToken::new(),
             close_reason: Mutex::new(None),
             standing: Mutex::new(Standing {
@@ -190,7 +183,7 @@ impl Connected {
                 away_since: None,
                 drain: false,
                 used: false,
-                last_job: ephemeral,
+                last_job,
                 changes: Vec::new(),
                 completed: 0,
                 failed: 0,

@@ -23,7 +23,7 @@ use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub(crate) use connected::Card;
+pub use connected::Card;
 pub use connected::{Ack, Connected, Delivery, Door, Order, Waiting};
 pub use desk::{Desk, Report, ReportKind};
 pub use door::{Connection, Registration};

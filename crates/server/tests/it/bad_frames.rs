@@ -252,10 +252,10 @@ async fn who_floods_a_websocket_is_sent_away_with_a_reason() {
     let scene = Scene::open(&[]).await;
     let other = json!({"type": "log", "jobId": scene.job.id, "message": "hello"}).to_string();
     for (id, text, reason) in [
-        ("nonsense", "nonsense", "too many messages that are not understood"),
+        ("nonsense", "nonsense", "too many messages"),
         ("beats", r#"{"type":"heartbeat"}"#, "too many messages"),
         ("others", other.as_str(), "too many messages"),
-        ("registers", r#"{"type":"register","capabilities":["bad"]}"#, "too many messages that are not understood"),
+        ("registers", r#"{"type":"register","capabilities":["bad"]}"#, "too many messages"),
         ("drains", r#"{"type":"drain"}"#, "too many messages"),
     ] {
         let mut raw = Raw::registered(&scene.faena, id, "bad").await;
