@@ -105,3 +105,50 @@ async fn the_node_worker_greets_refuses_and_stops() {
 async fn the_shell_worker_greets_refuses_and_stops() {
     greets_refuses_and_stops("bash", "shell/worker.sh", "http").await;
 }
+
+/// An example of the SDK; built with the tests of its crate.
+fn sdk_example(name: &str, faena: &Faena) -> Command {
+    let path = Path::new(env!("CARGO_BIN_EXE_faena")).with_file_name("examples").join(name);
+    assert!(path.exists(), "{} is missing: it is built with the tests of crates/worker", path.display());
+    let mut command = Command::new(path);
+    command.env_clear().env("FAENA_URL", &faena.url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_mailer_of_the_sdk_sends_and_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let faena = Faena::start(folder.path(), &[]).await;
+    let _worker = Program(sdk_example("email", &faena).spawn().unwrap());
+    for (to, expected) in [("ada@example.org", "sent as <"), ("nobody", "FAILED: nobody is no address")] {
+        let output = sdk_example("email", &faena).args(["submit", to]).stdout(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && said.contains(expected), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pipeline_of_the_sdk_that_dies_in_its_fifth_step_goes_on_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let quick = [("FAENA_RECONNECT_GRACE", "200ms"), ("FAENA_ORPHAN_DELAY", "50ms")];
+    let faena = Faena::start(folder.path(), &quick).await;
+    let id = faena.submit(json!({"name": "pipeline"})).await;
+    let mut doomed =
+        Program(sdk_example("pipeline", &faena).env("CRASH_AT", "E5").env("STEP_MS", "5").spawn().unwrap());
+    eventually("it dies", async || doomed.0.try_wait().unwrap()).await;
+    let orphan = eventually("its job waits for another", async || {
+        let job = faena.job(&id).await;
+        (job["retryCount"] == 1).then_some(job)
+    })
+    .await;
+    assert_eq!(
+        (&orphan["progress"]["completedSteps"], &orphan["progress"]["totalSteps"], &orphan["errorReason"]),
+        (&json!(4), &json!(9), &json!("orphaned")),
+        "{orphan:#}"
+    );
+    let _other = Program(sdk_example("pipeline", &faena).env("STEP_MS", "5").spawn().unwrap());
+    let done = faena.job_is(&id, "COMPLETED").await;
+    assert_completed_once(&done);
+    assert_eq!(done["result"], json!({"sum": 45, "doneInLastRun": ["E5", "E6", "E7", "E8", "E9"], "retryCount": 1}));
+    assert_eq!(done["progress"]["percentage"], json!(100.0));
+}
