@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
+
 use crate::{address::Address, handler::Handlers};
 
 pub(crate) struct Definition {
@@ -15,4 +17,6 @@ pub(crate) struct Definition {
     pub grace: Duration,
     /// One job, then the end.
     pub ephemeral: bool,
+    /// Where handlers run. Not where the connection does: a handler that blocks must not hold up the heartbeat.
+    pub handlers_on: Handle,
 }

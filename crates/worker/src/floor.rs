@@ -6,7 +6,8 @@
 //!
 //! A handler that computes holds up its lane and no other: there are as many lanes as the runtime has threads when several jobs
 //! wait, unless handlers have shown to be quick, when one lane does it with less ado; and while jobs stand in the queue the session looks once a millisecond and opens more if nothing moves. What blocks a
-//! thread for long belongs on `spawn_blocking` all the same: on a thread that is blocked tokio may have left its timers.
+//! thread for long belongs on `spawn_blocking` all the same: on a thread that is blocked tokio may have left the timers and sockets of
+//! other handlers. The connection is not among them: it has a thread of its own.
 //!
 //! A lane puts what it has done on a shelf and says so only when it pauses. To say it after each job would put the session next
 //! in line on the lane's own thread, where no other thread can take it, and a handler that then blocks would hold it up.
@@ -44,6 +45,7 @@ pub(crate) struct Floor {
 struct Shared {
     /// As much as the runtime can do at once.
     threads: usize,
+    on: Handle,
     handlers: Arc<Handlers>,
     notes: mpsc::Sender<Note>,
     state: Mutex<State>,
@@ -61,9 +63,9 @@ struct State {
 }
 
 impl Floor {
-    pub fn new(handlers: Arc<Handlers>, notes: mpsc::Sender<Note>) -> Floor {
-        let threads = Handle::current().metrics().num_workers();
-        let shared = Arc::new(Shared { threads, handlers, notes, state: Mutex::default() });
+    pub fn new(handlers: Arc<Handlers>, on: Handle, notes: mpsc::Sender<Note>) -> Floor {
+        let threads = on.metrics().num_workers();
+        let shared = Arc::new(Shared { threads, on, handlers, notes, state: Mutex::default() });
         Floor { shared, look_at: None, taken_at_last_look: 0 }
     }
 
@@ -115,7 +117,7 @@ impl Drop for Floor {
 impl Shared {
     fn open_lane(self: &Arc<Self>, state: &mut State) {
         state.lanes += 1;
-        tokio::spawn(lane(self.clone()));
+        self.on.spawn(lane(self.clone()));
     }
 
     /// A handler has held up its lane for so long, and has ended with this, or waits.
@@ -215,7 +217,7 @@ mod tests {
         };
         handlers.add("meet".into(), typed(meet));
         let (sender, mut notes) = mpsc::channel(16);
-        let mut floor = Floor::new(Arc::new(handlers), sender.clone());
+        let mut floor = Floor::new(Arc::new(handlers), Handle::current(), sender.clone());
         for _ in 0..4 {
             floor.start(Context::new(TestJob::new("meet", &()).frame(), sender.clone()), Instant::now());
         }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use faena_domain::{JobId, Run};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
 use crate::{Context, context::Note, floor::Floor, handler::Handlers, ledger::Key};
 
@@ -34,8 +34,8 @@ pub(crate) struct Ended {
 }
 
 impl Runs {
-    pub fn new(handlers: Arc<Handlers>, notes: mpsc::Sender<Note>) -> Runs {
-        Runs { runs: HashMap::new(), floor: Floor::new(handlers, notes), held: 0, look_at: None }
+    pub fn new(handlers: Arc<Handlers>, on: Handle, notes: mpsc::Sender<Note>) -> Runs {
+        Runs { runs: HashMap::new(), floor: Floor::new(handlers, on, notes), held: 0, look_at: None }
     }
 
     pub fn start(&mut self, context: Context, now: Instant) {

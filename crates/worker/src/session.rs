@@ -66,7 +66,7 @@ impl Session {
     pub fn new(definition: Arc<Definition>, notes: mpsc::Sender<Note>) -> Session {
         Session {
             worker_id: definition.worker_id.clone(),
-            runs: Runs::new(definition.handlers.clone(), notes.clone()),
+            runs: Runs::new(definition.handlers.clone(), definition.handlers_on.clone(), notes.clone()),
             definition,
             phase: Phase::Working,
             ledger: Ledger::new(),

@@ -1,9 +1,15 @@
 //! A worker as a program sees it: its settings, its handlers, and running it.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::runtime::{Handle, Runtime};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     Context, Error, JobError,
@@ -146,7 +152,21 @@ impl Worker {
     /// A connection that is lost is made again, for as long as it takes; running jobs go on meanwhile. An error is returned
     /// only when the worker could never work: its settings are wrong, or the server refused its first registration.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        link::run(self.define()?, shutdown.fuse()).await
+        let (definition, stop) = (self.define()?, CancellationToken::new());
+        let connection = link::run(definition, stop.clone().cancelled_owned().fuse());
+        // Who gives up waiting for this ends the connection with it.
+        let mut connection = AbortOnDropHandle::new(connections()?.spawn(connection));
+        let ended = tokio::select! {
+            () = shutdown => {
+                stop.cancel();
+                connection.await
+            }
+            ended = &mut connection => ended,
+        };
+        ended.unwrap_or_else(|error| match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Ok(()),
+        })
     }
 
     pub(crate) fn handlers(&self) -> Arc<Handlers> {
@@ -166,8 +186,19 @@ impl Worker {
             handlers: Arc::new(self.handlers),
             grace: self.grace,
             ephemeral: self.ephemeral,
+            handlers_on: Handle::current(),
         })
     }
+}
+
+/// One thread for the connections of all workers of this process.
+fn connections() -> Result<&'static Runtime, Error> {
+    static CONNECTIONS: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+    let made = CONNECTIONS.get_or_init(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).thread_name("faena-connections").enable_all().build()
+    });
+    made.as_ref().map_err(|error| Error::Invalid(format!("cannot start a thread for the connection: {error}")))
 }
 
 fn env(name: &str) -> Option<String> {

@@ -336,3 +336,28 @@ async fn of_a_hundred_deaths_each_is_found_within_its_limit_and_one_interval() {
     }
     assert!(!faena.log().contains("panick"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_blocks_its_only_thread_does_not_silence_its_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let quick =
+        [("FAENA_WORKER_HEARTBEAT", "200ms"), ("FAENA_WORKER_SILENCE", "1s"), ("FAENA_RECONNECT_GRACE", "100ms")];
+    let faena = Faena::start(folder.path(), &quick).await;
+    let id = faena.submit(json!({"name": "block", "maxRetries": 0})).await;
+    let url = faena.url.clone();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let stopped = stop.clone().cancelled_owned();
+    let worker = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let block = |_: faena::Context, _: Value| async {
+            // Longer than the server waits for a sign of life.
+            std::thread::sleep(Duration::from_millis(2_500));
+            Ok::<_, faena::JobError>("done")
+        };
+        runtime.block_on(faena::Worker::new().url(url).handle("block", block).run_until(stopped)).unwrap();
+    });
+    let done = faena.job_is(&id, "COMPLETED").await;
+    assert_eq!((&done["result"], &done["retryCount"]), (&json!("done"), &json!(0)));
+    stop.cancel();
+    worker.join().unwrap();
+}
