@@ -104,12 +104,13 @@ class Worker:
     def __init__(self):
         # A pool of Faena's gives its processes a name; otherwise the server makes one.
         self.id, self.interval = os.environ.get("FAENA_WORKER_ID"), 30
-        self.cancelled, self.waiting, self.stopping = set(), False, False
+        self.registered, self.cancelled, self.waiting, self.stopping = False, set(), False, False
 
     def register(self):
         body = {"workerId": self.id, "name": "python-http", "capabilities": list(HANDLERS), "concurrency": 1}
         answer = call("POST", "/register", {key: value for key, value in body.items() if value})
         self.id, self.interval = answer["workerId"], answer["heartbeatIntervalMs"] / 1000
+        self.registered = True
         print("registered as", self.id, flush=True)
 
     def beat(self):
@@ -158,7 +159,7 @@ class Worker:
     def work(self):
         while not self.stopping:
             try:
-                if not self.id:
+                if not self.registered:
                     self.register()
                     threading.Thread(target=self.beat, daemon=True).start()
                 for data in self.claim():

@@ -2,16 +2,14 @@
 //!
 //! The command reads the payload from its standard input and writes the result to its standard output: JSON, or any text. What
 //! it writes to standard error becomes the job's log. Exit 0 completes the job, 65 (data error) fails it without another try,
-//! anything else fails this try.
+//! anything else fails this try. Its whole process group is killed when the job is over, cancelled or out of time.
 
-use std::{process::Stdio, sync::Arc};
+use std::{process::Stdio, sync::Arc, time::Duration};
 
 use faena::{Context, JobError};
+use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use serde_json::Value;
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    process::{Child, Command},
-};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use crate::Problem;
 
@@ -41,6 +39,8 @@ pub struct Arguments {
 const DATA_ERROR: i32 = 65;
 /// The most that is kept as a result.
 const RESULT_BYTES: u64 = 512 << 10;
+/// How long the outputs of a command are listened to after its end, when somebody still holds them open.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Problem> {
     let mut worker = faena::Worker::new().concurrency(arguments.concurrency).queues(arguments.queues);
@@ -62,27 +62,36 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Problem
 
 async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobError> {
     let (program, arguments) = command.split_first().expect("clap requires one");
-    let mut child = Command::new(program)
-        .args(arguments)
-        .env("FAENA_JOB_ID", job.id().to_string())
-        .env("FAENA_JOB_TYPE", job.kind())
-        .env("FAENA_RUN", job.run().to_string())
-        .env("FAENA_RETRY_COUNT", job.retry_count().to_string())
-        .env("FAENA_CORRELATION_ID", job.correlation_id())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| JobError::fail(format!("cannot start {program}: {error}")))?;
+    let mut wrap = CommandWrap::with_new(program, |inner| {
+        inner.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        inner.env("FAENA_JOB_ID", job.id().to_string());
+        inner.env("FAENA_JOB_TYPE", job.kind());
+        inner.env("FAENA_RUN", job.run().to_string());
+        inner.env("FAENA_RETRY_COUNT", job.retry_count().to_string());
+        inner.env("FAENA_CORRELATION_ID", job.correlation_id());
+    });
+    wrap.wrap(ProcessGroup::leader());
+    let child = wrap.spawn().map_err(|error| JobError::fail(format!("cannot start {program}: {error}")))?;
+    let mut group = Group(child);
     tokio::select! {
-        result = talk(&job, &mut child) => result,
+        result = talk(&job, &mut group) => result,
         () = job.cancelled() => Err(JobError::cancelled()),
     }
 }
 
-async fn talk(job: &Context, child: &mut Child) -> Result<Value, JobError> {
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+/// A command with whatever it has started; killed when it is dropped.
+struct Group(Box<dyn ChildWrapper>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Fails when all have ended, and that is well.
+        let _ = self.0.start_kill();
+    }
+}
+
+async fn talk(job: &Context, group: &mut Group) -> Result<Value, JobError> {
+    let child = &mut group.0;
+    let (stdin, stdout, stderr) = (child.stdin().take(), child.stdout().take(), child.stderr().take());
     let payload = job.payload().get().to_owned();
     let write = async {
         if let Some(mut stdin) = stdin {
@@ -90,15 +99,15 @@ async fn talk(job: &Context, child: &mut Child) -> Result<Value, JobError> {
             let _ = stdin.write_all(payload.as_bytes()).await;
         }
     };
+    let (mut result, mut last) = (Vec::new(), String::new());
     let read = async {
-        let mut text = Vec::new();
-        if let Some(stdout) = stdout {
-            let _ = stdout.take(RESULT_BYTES).read_to_end(&mut text).await;
+        if let Some(mut stdout) = stdout {
+            let _ = (&mut stdout).take(RESULT_BYTES + 1).read_to_end(&mut result).await;
+            // The rest is read and thrown away, so that the command is not held up.
+            let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
         }
-        String::from_utf8_lossy(&text).trim().to_owned()
     };
     let log = async {
-        let mut last = String::new();
         if let Some(stderr) = stderr {
             let mut lines = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = lines.next_line().await {
@@ -106,12 +115,26 @@ async fn talk(job: &Context, child: &mut Child) -> Result<Value, JobError> {
                 last = line;
             }
         }
-        last
     };
-    let ((), result, last) = tokio::join!(write, read, log);
-    let status = child.wait().await?;
+    let status = {
+        let outputs = async { tokio::join!(write, read, log) };
+        tokio::pin!(outputs);
+        tokio::select! {
+            _ = &mut outputs => child.wait().await?,
+            status = child.wait() => {
+                // What it has left behind and holds its outputs open ends with it.
+                let _ = child.start_kill();
+                let _ = tokio::time::timeout(LAST_WORDS, outputs).await;
+                status?
+            }
+        }
+    };
+    if result.len() as u64 > RESULT_BYTES {
+        return Err(JobError::fail(format!("the output is larger than {RESULT_BYTES} bytes")));
+    }
     if status.success() {
-        return Ok(match result.as_str() {
+        let text = String::from_utf8_lossy(&result);
+        return Ok(match text.trim() {
             "" => Value::Null,
             text => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
         });

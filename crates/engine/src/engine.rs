@@ -48,7 +48,6 @@ pub struct Engine {
     pub(crate) builtin: BuiltIn,
     pub(crate) said: handlers::Said,
     pub(crate) pools: Pools,
-    pub(crate) pool_nudge: Arc<Notify>,
     pub(crate) turns: Turns,
     reporter: Arc<Reporter>,
     worker: Arc<Worker>,
@@ -162,7 +161,6 @@ impl Engine {
             builtin: BuiltIn::default(),
             said: handlers::Said::default(),
             pools,
-            pool_nudge: Arc::new(Notify::new()),
             turns: Turns::default(),
             reporter,
             worker,
@@ -234,7 +232,7 @@ impl Engine {
             });
         }
         if !self.pools.is_empty() {
-            self.run(&self.intake, "pools", SAFETY, self.pool_nudge.clone(), |e, now| async move {
+            self.run(&self.intake, "pools", SAFETY, self.workers.pools.clone(), |e, now| async move {
                 e.pools.run_once(&e, now).await
             });
         }
@@ -275,6 +273,7 @@ impl Engine {
         };
         if let Some(held) = self.hands.find(id) {
             held.ask_to_stop(reason, now);
+            self.workers.watch.notify_one();
         }
         let mut events = self.bus.subscribe();
         let patience = tokio::time::sleep(Duration::from_secs(2));
@@ -337,6 +336,7 @@ impl Engine {
                     Ok(Signal::Cancel(id)) => {
                         if let Some(held) = engine.hands.find(id) {
                             held.ask_to_stop("cancelled by request", Timestamp::now());
+                            engine.workers.watch.notify_one();
                         }
                     }
                     // Too many to follow: every lane may have work.

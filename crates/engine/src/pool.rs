@@ -134,21 +134,22 @@ impl Pools {
 impl Pool {
     /// Sees to processes that have ended.
     async fn bury(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
-        let ended: Vec<(WorkerId, String, bool)> = self
+        let ended: Vec<(WorkerId, String, bool, bool)> = self
             .members
             .lock()
             .iter()
             .filter_map(|(id, member)| {
                 let status = member.process.as_ref()?.ended()?;
-                Some((*id, status, now.ms_since(member.started_at) < SETTLED_MS))
+                let early = now.ms_since(member.started_at) < SETTLED_MS;
+                Some((*id, status, early, member.stopping_since.is_some()))
             })
             .collect();
-        for (id, status, early) in &ended {
+        for (id, status, early, asked) in &ended {
             let worker = engine.workers.find(*id);
             let connected = worker.as_ref().is_some_and(|worker| worker.state().is_operational());
             let (reason, delay_ms) = (format!("its process ended: {status}"), ms(engine.config.orphan_delay));
             // One that ends well with empty hands has not been lost.
-            let in_peace = status == SUCCESS && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
+            let in_peace = (status == SUCCESS || *asked) && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
             let end = if in_peace {
                 WorkerEnd::Left { reason: reason.clone() }
             } else {
@@ -159,7 +160,7 @@ impl Pool {
                 // It has left, or never connected; then it is still in the store.
                 None => drop(engine.store.worker_end(*id, 1, end, now).await?),
             }
-            self.count_failure(*early && status != SUCCESS && !connected, now, status);
+            self.count_failure(*early && !asked && status != SUCCESS && !connected, now, status);
             self.members.lock().remove(id);
         }
         Ok(ended.len())
@@ -203,12 +204,17 @@ impl Pool {
                 handled += 1;
             }
             let starting = matches!(member.worker.state(), WorkerState::Creating | WorkerState::Connecting);
-            if starting && now.ms_since(member.started_at) >= ms(engine.config.scheduled_timeout) {
+            if starting
+                && member.process.is_some()
+                && now.ms_since(member.started_at) >= ms(engine.config.scheduled_timeout)
+            {
                 tracing::error!(pool = self.config.name, "a process did not connect in time; it is ended");
                 member.process.as_mut().into_iter().for_each(Process::kill);
             }
-            if member.worker.has_done_its_job() {
-                member.stopping_since.get_or_insert(now);
+            if member.worker.has_done_its_job() && member.stopping_since.is_none() {
+                member.stopping_since = Some(now);
+                engine.workers.drain(*id, true, now);
+                member.process.as_mut().into_iter().for_each(Process::ask_to_stop);
             }
             if member.stopping_since.is_some_and(|since| now.ms_since(since) >= ms(engine.config.drain_grace)) {
                 member.process.as_mut().into_iter().for_each(Process::kill);
@@ -230,7 +236,7 @@ impl Pool {
         member.started_at = now;
         member.worker.becomes(WorkerState::Connecting, now);
         engine.workers.news.notify_one();
-        match Process::start(&self.config, &member.worker, &engine.config, engine.pool_nudge.clone()) {
+        match Process::start(&self.config, &member.worker, &engine.config, engine.workers.pools.clone()) {
             Ok(process) => member.process = Some(process),
             Err(error) => {
                 tracing::error!(pool = self.config.name, "cannot start {:?}: {error}", self.config.command);

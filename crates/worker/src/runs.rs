@@ -10,6 +10,9 @@ use crate::{Context, context::Note, floor::Floor, handler::Handlers, ledger::Key
 /// A handler that still runs so long after it was told to stop is spoken of.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The server is the one to say that a job's time is up; a worker says so itself only when nothing is heard of it.
+const AFTER_THE_SERVER: Duration = Duration::from_secs(1);
+
 pub(crate) struct Runs {
     runs: HashMap<Key, Running>,
     floor: Floor,
@@ -39,7 +42,9 @@ impl Runs {
     }
 
     pub fn start(&mut self, context: Context, now: Instant) {
-        let deadline = Some(context.time_left()).filter(|left| !left.is_zero()).and_then(|left| now.checked_add(left));
+        let deadline = Some(context.time_left())
+            .filter(|left| !left.is_zero())
+            .and_then(|left| now.checked_add(left + AFTER_THE_SERVER));
         self.floor.start(context.clone(), now);
         self.runs.insert(context.key(), Running { context, deadline, warn_at: None, given_away: false });
         self.held += 1;

@@ -30,7 +30,7 @@ const LONGEST_WAIT_MS: u64 = 60_000;
 
 pub async fn register(State(api): State<Api>, body: Body) -> Answer<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = object_or_nothing(&api, &body)?;
     let registration = Registration {
         worker_id: fields.text("workerId"),
         name: fields.text("name"),
@@ -111,7 +111,11 @@ pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> Answer<
 /// What a worker hears with the answer to a call.
 fn told(worker: &Connected, orders: Vec<Order>, with_jobs: bool) -> String {
     let mut jobs = Vec::new();
-    let mut cancel = Vec::new();
+    let cancel: Vec<_> = worker
+        .to_stop()
+        .into_iter()
+        .map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}))
+        .collect();
     for order in orders {
         match order {
             Order::Job(delivery) => {
@@ -119,10 +123,7 @@ fn told(worker: &Connected, orders: Vec<Order>, with_jobs: bool) -> String {
                 encode::job(&mut job, &delivery);
                 jobs.push(job);
             }
-            Order::Cancel { job_id, run, reason } => {
-                cancel.push(json!({"jobId": job_id, "run": run, "reason": reason}))
-            }
-            Order::Ack(_) | Order::Drain | Order::Resume => {}
+            Order::Cancel { .. } | Order::Ack(_) | Order::Drain | Order::Resume => {}
         }
     }
     let cancel = serde_json::Value::from(cancel);

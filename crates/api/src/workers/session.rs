@@ -77,7 +77,13 @@ pub async fn serve(api: Api, worker: Arc<Connected>, mut line: impl Line) {
     let ending = session.talk(&mut line).await;
     let Session { api, worker, left, .. } = session;
     match ending {
-        Some(ending) => line.close(ending).await,
+        Some(ending) => {
+            if let Ending::Deaf | Ending::Flood = ending {
+                tracing::warn!(worker = worker.key, reason = ending.reason(), "a worker is sent away");
+                worker.close(ending.reason());
+            }
+            line.close(ending).await;
+        }
         None => drop(line),
     }
     api.engine.worker_gone(&worker, left, Timestamp::now()).await;

@@ -209,7 +209,11 @@ fn read(message: &Message, limit: usize) -> Option<Result<Said, Refusal>> {
 fn parse(text: &str) -> Result<Said, Refusal> {
     let frame: WorkerFrame = serde_json::from_str(text).map_err(|error| {
         let said = error.to_string();
-        let what = said.split(", expected one of").next().unwrap_or("not understood");
+        let what = if said.contains("struct WorkerFrame") {
+            "it must be a JSON object"
+        } else {
+            said.split(", expected one of").next().unwrap_or("not understood")
+        };
         Refusal::new("VALIDATION_ERROR", format!("the frame is not understood: {what}"))
     })?;
     let (job_id, run) = (frame.job_id, frame.run);

@@ -95,6 +95,7 @@ pub(crate) struct Standing {
 
 pub(crate) struct Stopping {
     pub run: Run,
+    pub reason: String,
     pub since: Timestamp,
     pub complained: bool,
 }
@@ -314,6 +315,14 @@ impl Connected {
 
     pub fn holds(&self, id: JobId) -> bool {
         self.standing.lock().held.contains_key(&id)
+    }
+
+    /// What it is to stop: told again with each of its calls, until it has answered.
+    pub fn to_stop(&self) -> Vec<(JobId, Run, String)> {
+        let standing = self.standing.lock();
+        let asked = standing.held.values().filter_map(|held| Some((held.job.id, held.job.run, held.cancel_reason()?)));
+        let over = standing.stopping.iter().map(|(id, stopping)| (*id, stopping.run, stopping.reason.clone()));
+        asked.chain(over).collect()
     }
 
     pub fn seen_at(&self) -> Timestamp {

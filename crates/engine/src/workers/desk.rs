@@ -173,14 +173,14 @@ impl Desk {
                 (Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
             }
         };
+        let receipt = receipt.into();
         let (completed, refused) =
             (matches!(outcome, Outcome::Completed { .. }), matches!(outcome, Outcome::HandedBack));
-        if held.started_at().is_none() && !refused {
+        if held.started_at().is_none() && receipt.is_some() && !refused {
             // It never said so; whoever has ended a job has begun it.
             held.start(held.claimed_at);
         }
         let end = held.end(outcome, lines, now);
-        let receipt = receipt.into();
         // A worker that hands jobs back although it is not draining does not take what it is sent.
         let unwilling = refused && receipt.is_some() && !worker.is_draining();
         if !self.hands.let_go(held, end, |end| self.reporter.push(end, receipt)) {
@@ -196,6 +196,9 @@ impl Desk {
         drop(standing);
         if unwilling {
             self.workers.dispatch_failed(worker, now);
+        }
+        if worker.ephemeral {
+            self.workers.pools.notify_one();
         }
         self.lanes.nudge.notify_one();
         self.workers.news.notify_one();

@@ -324,7 +324,7 @@ impl Engine {
         for (worker, jobs) in jobs {
             if !worker.state().is_operational() && worker.state() != WorkerState::Draining {
                 // Its process is started now, and gets the jobs when it has connected.
-                self.pool_nudge.notify_one();
+                self.workers.pools.notify_one();
                 continue;
             }
             let orders: Vec<Order> = jobs
@@ -343,6 +343,12 @@ impl Engine {
     fn delivery(&self, worker: &Arc<Connected>, held: Arc<Held>, steps: Vec<Step>, now: Timestamp) -> Option<Delivery> {
         if held.job.options.expires_at.is_some_and(|at| at <= now) {
             let failure = Failure::fatal("expired before it could start").with_reason(ErrorReason::Expired);
+            self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
+            return None;
+        }
+        if let Some(cause) = held.cancel_reason() {
+            // Nobody wants it any more, and it has not started.
+            let failure = Failure::fatal(cause).with_reason(ErrorReason::Cancelled);
             self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
             return None;
         }

@@ -88,7 +88,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
             if waits_for_start {
                 engine.workers.dispatch_failed(worker, now);
             }
-            let stopping = Stopping { run, since: now, complained: false };
+            let stopping = Stopping { run, since: now, reason: reason.clone(), complained: false };
             worker.standing.lock().stopping.insert(held.job.id, stopping);
             held.tell_to_stop(&reason);
             tracing::warn!(
@@ -106,8 +106,9 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
 
 /// What is wrong with a job in a worker's hands, if its time is up.
 fn overdue(engine: &Engine, worker: &Connected, held: &Held, next: &mut Next, now: Timestamp) -> Option<Failure> {
+    let there = worker.standing.lock().state.is_operational() || worker.is_draining();
     if let Some(asked_at) = held.cancel_asked_at()
-        && next.is_due(asked_at.plus_ms(STOP_MS), now)
+        && next.is_due(if there { asked_at.plus_ms(STOP_MS) } else { asked_at }, now)
     {
         return Some(Failure::error("its worker did not stop in time").with_reason(ErrorReason::Cancelled));
     }

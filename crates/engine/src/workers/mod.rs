@@ -65,6 +65,8 @@ pub struct Workers {
     /// Something about workers is to be written down, or has come nearer.
     pub(crate) news: Arc<Notify>,
     pub(crate) watch: Arc<Notify>,
+    /// Something has happened to a process of a pool, or to its job.
+    pub(crate) pools: Arc<Notify>,
     /// Jobs that a worker was handed and did not take or start.
     pub dispatch_failures: AtomicU64,
 }

@@ -24,6 +24,9 @@ pub const EXAMPLE: &str = "
 #idle = \"60s\"
 # true: one process per job.
 #ephemeral = false
+# Further variables of its environment, and its folder.
+#env = {}
+#cwd = \".\"
 ";
 
 #[derive(Deserialize)]

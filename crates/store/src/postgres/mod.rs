@@ -319,6 +319,8 @@ impl Store for Postgres {
     }
 
     async fn lanes(&self) -> Result<Vec<Lane>> {
+        // Other nodes make lanes too.
+        self.shared.retrying(|| self.shared.load_lanes()).await?;
         Ok(self.shared.lanes.all())
     }
 
