@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::workers::{Connected, Order};
 
+const WAITS_FOR_PROCESS: i64 = -1;
+
 /// One job in hand.
 pub struct Held {
     pub job: ClaimedJob,
@@ -35,7 +37,8 @@ pub struct Held {
     recorded: AtomicBool,
     /// Its worker has said something about it.
     heard_of: AtomicBool,
-    /// Milliseconds; when it was given to the process that was started for it. 0: to one that was there.
+    /// Milliseconds; when it was given to the process that was started for it. 0: to one that was there; `WAITS_FOR_PROCESS`: it
+    /// waits for it.
     assigned_at: AtomicI64,
 }
 
@@ -144,6 +147,11 @@ impl Held {
         *self.connection.lock() = Some(connection);
     }
 
+    /// A process is started for it.
+    pub fn schedule(&self) {
+        self.assigned_at.store(WAITS_FOR_PROCESS, Ordering::Release);
+    }
+
     /// A process was started for it, and has come for it now.
     pub fn assign(&self, now: Timestamp) {
         self.assigned_at.store(now.as_ms().max(1), Ordering::Release);
@@ -169,6 +177,7 @@ impl Held {
         LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
         match self.assigned_at.load(Ordering::Acquire) {
             0 => LogLine::new(self.claimed_at, LogEvent::Assigned, "").append_to(&mut log),
+            WAITS_FOR_PROCESS => LogLine::new(self.claimed_at, LogEvent::Scheduled, "").append_to(&mut log),
             ms => {
                 LogLine::new(self.claimed_at, LogEvent::Scheduled, "").append_to(&mut log);
                 LogLine::new(Timestamp::from_ms(ms), LogEvent::Assigned, "").append_to(&mut log);

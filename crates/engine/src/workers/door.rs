@@ -324,6 +324,7 @@ impl Engine {
         for (worker, jobs) in jobs {
             if !worker.state().is_operational() && worker.state() != WorkerState::Draining {
                 // Its process is started now, and gets the jobs when it has connected.
+                jobs.iter().for_each(|held| held.schedule());
                 self.workers.pools.notify_one();
                 continue;
             }

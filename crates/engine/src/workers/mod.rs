@@ -28,7 +28,10 @@ pub use connected::{Ack, Connected, Delivery, Door, Order, Waiting};
 pub use desk::{Desk, Report, ReportKind};
 pub use door::{Connection, Registration};
 
-use crate::held::{Hands, Held};
+use crate::{
+    breaker::BreakerState,
+    held::{Hands, Held},
+};
 
 /// Why something that a worker says counts for nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -131,7 +134,18 @@ impl Workers {
     /// A job that was handed to this worker did not get through to it.
     pub(crate) fn dispatch_failed(&self, worker: &Connected, now: Timestamp) {
         self.dispatch_failures.fetch_add(1, Ordering::Relaxed);
-        worker.standing.lock().breaker.failed(now);
+        let opened = {
+            let mut standing = worker.standing.lock();
+            let before = standing.breaker.state(now);
+            standing.breaker.failed(now);
+            before != BreakerState::Open && standing.breaker.state(now) == BreakerState::Open
+        };
+        if opened {
+            tracing::warn!(
+                worker = worker.key,
+                "its breaker opens: jobs it was handed got lost again and again; it gets none for a while"
+            );
+        }
         self.news.notify_one();
     }
 
