@@ -67,7 +67,8 @@ impl ReadyLanes {
         self.known.read().get(&id).map_or_else(|| Arc::from(""), |known| known.kind.clone())
     }
 
-    async fn learn(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<(), StoreError> {
+    /// Sees to it that these lanes are known, if the store knows them.
+    pub async fn learn(&self, store: &dyn Store, lanes: &[LaneId]) -> Result<(), StoreError> {
         if lanes.iter().all(|lane| self.known.read().contains_key(lane)) {
             return Ok(());
         }

@@ -54,8 +54,8 @@ pub struct Engine {
     dispatcher: Dispatcher,
     idle: Arc<AtomicUsize>,
     drain: CancellationToken,
-    promote: Arc<Notify>,
-    recover: Arc<Notify>,
+    pub(crate) promote: Arc<Notify>,
+    pub(crate) recover: Arc<Notify>,
     touch: nodes::Touch,
     /// Loops that bring in new work end first, those that report last.
     intake: Driver,
@@ -208,9 +208,7 @@ impl Engine {
         self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), |e, now| async move {
             e.look_after(now).await
         });
-        self.run(&self.intake, "poller", poll, none(), |e, now| async move {
-            poller::run_once(&*e.store, e.node_id(), &e.lanes, &e.hands, &e.promote, &e.recover, now).await
-        });
+        self.run(&self.intake, "poller", poll, none(), |e, now| async move { poller::run_once(&e, now).await });
         let lease = self.config.node_lease / 3;
         self.run(&self.outgoing, "lease", lease, none(), |e, now| async move { renew(&e, now).await });
         self.run(&self.outgoing, "reconciler", RECONCILE, none(), |e, now| async move { reconcile(&e, now).await });
@@ -271,10 +269,7 @@ impl Engine {
             }
             CancelOutcome::Asked { state } => state,
         };
-        if let Some(held) = self.hands.find(id) {
-            held.ask_to_stop(reason, now);
-            self.workers.watch.notify_one();
-        }
+        self.ask_to_stop(id, reason, now);
         let mut events = self.bus.subscribe();
         let patience = tokio::time::sleep(Duration::from_secs(2));
         tokio::pin!(patience);
@@ -293,6 +288,14 @@ impl Engine {
                 _ = async { while events.recv().await.is_ok_and(|event| event.job_id != id) {} } => {}
                 () = tokio::time::sleep(Duration::from_millis(100)) => {}
             }
+        }
+    }
+
+    /// Tells whoever has this job here to stop it, and sees to it that this is heeded.
+    pub(crate) fn ask_to_stop(&self, id: JobId, reason: &str, now: Timestamp) {
+        if let Some(held) = self.hands.find(id) {
+            held.ask_to_stop(reason, now);
+            self.workers.watch.notify_one();
         }
     }
 
@@ -334,10 +337,7 @@ impl Engine {
                     Ok(Signal::Waiting) => engine.promote.notify_one(),
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
                     Ok(Signal::Cancel(id)) => {
-                        if let Some(held) = engine.hands.find(id) {
-                            held.ask_to_stop("cancelled by request", Timestamp::now());
-                            engine.workers.watch.notify_one();
-                        }
+                        engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }
                     // Too many to follow: every lane may have work.
                     Err(RecvError::Lagged(_)) => {

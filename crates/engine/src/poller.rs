@@ -1,34 +1,23 @@
 //! Looks once a second for what no signal has told: the fallback that makes every signal dispensable.
 
-use faena_domain::{NodeId, Timestamp};
-use faena_store::{Store, StoreError};
-use tokio::sync::Notify;
+use faena_domain::Timestamp;
+use faena_store::StoreError;
 
-use crate::{Round, dispatcher::ReadyLanes, held::Hands};
+use crate::{Engine, Round};
 
-pub async fn run_once(
-    store: &dyn Store,
-    node: NodeId,
-    lanes: &ReadyLanes,
-    hands: &Hands,
-    promoter: &Notify,
-    recovery: &Notify,
-    now: Timestamp,
-) -> Result<Round, StoreError> {
-    let poll = store.poll(node, now).await?;
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    let poll = engine.store.poll(engine.node_id(), now).await?;
     for lane in &poll.ready_lanes {
-        lanes.add(*lane);
+        engine.lanes.add(*lane);
     }
     for (id, reason) in &poll.cancels {
-        if let Some(held) = hands.find(*id) {
-            held.ask_to_stop(reason, now);
-        }
+        engine.ask_to_stop(*id, reason, now);
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {
-        promoter.notify_one();
+        engine.promote.notify_one();
     }
     if poll.orphans {
-        recovery.notify_one();
+        engine.recover.notify_one();
     }
     Ok(Round::done(0))
 }

@@ -181,15 +181,19 @@ impl Desk {
             held.start(held.claimed_at);
         }
         let end = held.end(outcome, lines, now);
+        let told = receipt.is_some();
         // A worker that hands jobs back although it is not draining does not take what it is sent.
-        let unwilling = refused && receipt.is_some() && !worker.is_draining();
+        let unwilling = refused && told && !worker.is_draining();
         if !self.hands.let_go(held, end, |end| self.reporter.push(end, receipt)) {
             return;
         }
         let mut standing = worker.standing.lock();
         standing.held.remove(&held.job.id);
-        if !refused {
+        if told && !refused {
+            // It has got through to the worker: that says the worker itself, not whoever ends a job over its head.
             standing.breaker.succeeded();
+        }
+        if !refused {
             standing.ended(completed);
         }
         standing.settle(now);

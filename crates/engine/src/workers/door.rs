@@ -308,19 +308,12 @@ impl Engine {
         if ids.is_empty() {
             return;
         }
-        let mut steps: HashMap<JobId, Vec<Step>> = HashMap::new();
-        match self.store.job_steps(ids).await {
-            Ok(all) => all.into_iter().for_each(|(id, step)| steps.entry(id).or_default().push(step)),
-            // Without its steps a job would do its work again.
-            Err(error) => {
-                tracing::warn!(%error, "finished steps cannot be read; the jobs go back");
-                for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held)))
-                {
-                    self.desk.end(worker, held, ReportKind::Release, None, now);
-                }
-                return;
+        let Ok(mut steps) = self.before_delivery(&jobs, ids).await else {
+            for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held))) {
+                self.desk.end(worker, held, ReportKind::Release, None, now);
             }
-        }
+            return;
+        };
         for (worker, jobs) in jobs {
             if !worker.state().is_operational() && worker.state() != WorkerState::Draining {
                 // Its process is started now, and gets the jobs when it has connected.
@@ -340,6 +333,24 @@ impl Engine {
         self.recorder_nudge.notify_one();
     }
 
+    /// What has to be known before jobs are sent: their lanes (a job from another node may be of one that was never met here) and
+    /// their finished steps, without which they would do their work again.
+    async fn before_delivery(
+        &self,
+        jobs: &[(Arc<Connected>, Vec<Arc<Held>>)],
+        ids: Vec<JobId>,
+    ) -> Result<HashMap<JobId, Vec<Step>>, StoreError> {
+        let known = async {
+            let lanes: Vec<_> = jobs.iter().flat_map(|(_, jobs)| jobs.iter().map(|held| held.job.lane)).collect();
+            self.lanes.learn(&*self.store, &lanes).await?;
+            self.store.job_steps(ids).await
+        };
+        let all = known.await.inspect_err(|error| tracing::warn!(%error, "jobs cannot be sent; they go back"))?;
+        let mut steps: HashMap<JobId, Vec<Step>> = HashMap::new();
+        all.into_iter().for_each(|(id, step)| steps.entry(id).or_default().push(step));
+        Ok(steps)
+    }
+
     /// A job made ready to be sent, unless it is too late for it.
     fn delivery(&self, worker: &Arc<Connected>, held: Arc<Held>, steps: Vec<Step>, now: Timestamp) -> Option<Delivery> {
         if held.job.options.expires_at.is_some_and(|at| at <= now) {
@@ -353,7 +364,10 @@ impl Engine {
             self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
             return None;
         }
-        let lane = self.lanes.lane(held.job.lane)?;
+        let Some(lane) = self.lanes.lane(held.job.lane) else {
+            self.desk.end(worker, &held, ReportKind::Release, None, now);
+            return None;
+        };
         if !worker.tells_starts {
             held.start(now);
             self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);

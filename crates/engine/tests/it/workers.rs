@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faena_domain::{ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
 use faena_engine::{
-    CancelAnswer, EngineConfig,
+    CancelAnswer, EngineConfig, PoolConfig,
     breaker::BreakerState,
     workers::{Connected, Delivery, Door, Order, Registration, Report, ReportKind},
 };
@@ -195,6 +195,10 @@ async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
     let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
     let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Asked { state: JobState::Processing });
+    for _ in 0..2 {
+        let told: Vec<_> = worker.to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
+        assert_eq!(told, [(stubborn.job.id, stubborn.job.run)], "one that calls is told with each call");
+    }
     let asked_at = stubborn.cancel_asked_at().unwrap();
     assert_eq!(look(&world, asked_at.plus_ms(9_999)).await, 0);
     assert_eq!(look(&world, asked_at.plus_ms(10_000)).await, 1);
@@ -263,4 +267,48 @@ async fn a_server_that_stops_leaves_jobs_in_their_workers_hands() {
     assert_eq!(tell(&world, &back.worker, held.job.id, ReportKind::Complete { result: None }).await, Ok(()));
     let job = world.job_is(held.job.id, JobState::Completed).await;
     assert_eq!((job.run, job.retry_count), (Some(held.job.run), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_jobs_that_a_worker_does_not_start_open_its_breaker() {
+    let world = World::new().await;
+    let sleepy = Registration { tells_starts: true, concurrency: Some(10), ..registration("sleepy") };
+    let worker = connect(&world, sleepy).await;
+    for _ in 0..5 {
+        assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
+        let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+        worker.seen(held.claimed_at.plus_ms(300_000));
+        assert_eq!(look(&world, held.claimed_at.plus_ms(300_000)).await, 1);
+    }
+    let much_later = Timestamp::now().plus_ms(300_000);
+    assert_eq!(worker.breaker_state(much_later), BreakerState::Open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_its_process_is_cancelled_at_once_and_never_delivered() {
+    let pool = PoolConfig {
+        name: "slow".into(),
+        // A process that never connects.
+        command: vec!["sleep".into(), "600".into()],
+        capabilities: vec![KIND.into()],
+        queues: Vec::new(),
+        concurrency: 1,
+        min: 0,
+        max: 2,
+        ephemeral: true,
+        idle: std::time::Duration::from_secs(60),
+        env: Default::default(),
+        cwd: None,
+    };
+    let world = World::with(EngineConfig { pools: vec![pool], ..EngineConfig::default() }).await;
+    let id = world.submit(NewJob::new(KIND)).await;
+    world.job_is(id, JobState::Scheduled).await;
+    let answer = world.engine.cancel(id, "cancelled by request", Timestamp::now()).await.unwrap();
+    assert_eq!(answer, CancelAnswer::Cancelled);
+    let job = world.job(id).await;
+    assert_eq!((job.status, job.started_at), (JobState::Cancelled, None));
+    let log: Vec<_> = job.execution_log.iter().map(|line| line.event.as_str()).collect();
+    assert_eq!(log, ["created", "queued", "scheduled", "cancel_requested", "cancelled"]);
+    // Its process ends with the engine.
+    world.stop().await;
 }

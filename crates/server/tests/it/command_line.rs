@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::faena::{Faena, command, run};
+use crate::faena::{Faena, command, eventually, run};
 
 struct Shell {
     folder: tempfile::TempDir,
@@ -232,4 +232,36 @@ fn a_reader_that_goes_away_is_no_error() {
     let output = std::process::Command::new("bash").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_as_a_worker_does_not_cut_its_result_off_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let faena = Faena::start(folder.path(), &[]).await;
+    let scripts = [
+        ("small", "cat"),
+        ("large", "head -c 600000 /dev/zero | tr '\\0' x"),
+        ("late", "sleep 3600 & echo $! >pid.tmp; mv pid.tmp pid; wait"),
+    ];
+    let mut workers = scripts.map(|(kind, script)| {
+        let mut worker = command(folder.path());
+        worker.args(["worker", "--url", &faena.url, "--type", kind, "--", "sh", "-c", script]).stderr(Stdio::null());
+        worker.spawn().unwrap()
+    });
+    let small = faena.submit(json!({"name": "small", "payload": {"n": 1}})).await;
+    assert_eq!(faena.job_is(&small, "COMPLETED").await["result"], json!({"n": 1}));
+    let large = faena.submit(json!({"name": "large"})).await;
+    let job = faena.job_is(&large, "FAILED").await;
+    assert_eq!((&job["error"], &job["retryCount"]), (&json!("the output is larger than 524288 bytes"), &json!(0)));
+    let late = faena.submit(json!({"name": "late", "timeoutMs": 1_500, "maxRetries": 0})).await;
+    let pid = folder.path().join("pid");
+    let pid = eventually("it runs", async || std::fs::read_to_string(&pid).ok()).await;
+    let job = faena.job_is(&late, "FAILED").await;
+    assert_eq!(job["errorReason"], "timeout", "{job:#}");
+    let child = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));
+    eventually("its child is gone", async || crate::stop::is_gone(&child).then_some(())).await;
+    for worker in &mut workers {
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+    }
 }

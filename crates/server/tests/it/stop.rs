@@ -76,7 +76,7 @@ async fn a_program_that_a_job_has_started_does_not_outlive_a_stopped_server() {
 }
 
 /// Dead and not yet reaped counts.
-fn is_gone(process: &std::path::Path) -> bool {
+pub fn is_gone(process: &std::path::Path) -> bool {
     match std::fs::read_to_string(process.join("stat")) {
         Ok(stat) => stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'),
         Err(_) => true,
