@@ -54,6 +54,14 @@ id!(
     JobId
 );
 id!(
+    /// One webhook: the same for all its attempts, so that its receiver can tell them from news.
+    WebhookId
+);
+id!(
+    /// One action on many jobs.
+    BulkId
+);
+id!(
     /// One start of a server process. A restarted server is another node, so nothing of the dead one can look alive.
     NodeId
 );

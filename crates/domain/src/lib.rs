@@ -3,6 +3,7 @@
 //! Everything here is pure: no I/O, no clock (a time is handed in), no database. The other crates move things; this one says
 //! what may be moved where.
 
+mod audit;
 mod event;
 mod ids;
 mod job;
@@ -10,17 +11,22 @@ pub mod job_state;
 mod log;
 mod priority;
 mod retry;
+mod rules;
 mod time;
+mod webhook;
 mod worker;
 pub mod worker_state;
 
+pub use audit::AuditRow;
 pub use event::{Event, EventKind, WorkerEvent};
-pub use ids::{JobId, NodeId, Run, WorkerId};
+pub use ids::{BulkId, JobId, NodeId, Run, WebhookId, WorkerId};
 pub use job::{DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
+pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::Timestamp;
+pub use webhook::{WebhookAttempt, WebhookState, WebhookView};
 pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use faena_domain::Timestamp;
-use faena_store::{Claim, ClaimAsk, Lane, LaneId, Owner, Store, StoreError};
+use faena_store::{Claim, ClaimAsk, Lane, LaneId, Limited, Owner, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
@@ -35,9 +35,20 @@ pub struct ReadyLanes {
     lanes: Mutex<HashSet<LaneId>>,
     /// Lanes that nobody who is here can serve. Looked at again when somebody comes.
     unserved: Mutex<HashSet<LaneId>>,
+    /// Lanes with jobs that a limit or a pause holds back.
+    limited: Mutex<Held>,
     /// Lanes never change.
     known: RwLock<HashMap<LaneId, Known>>,
     pub nudge: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Held {
+    lanes: HashSet<LaneId>,
+    /// When a rate lets the first of them go on.
+    opens_at: Option<Timestamp>,
+    /// Counts the times at which they were let go, so that a claim that was under way meanwhile is seen to be out of date.
+    openings: u64,
 }
 
 struct Known {
@@ -57,6 +68,43 @@ impl ReadyLanes {
         let unserved: Vec<LaneId> = self.unserved.lock().drain().collect();
         self.lanes.lock().extend(unserved);
         self.nudge.notify_one();
+    }
+
+    /// A job has ended that counted for a limit, or a rule has changed: what was held back may go on.
+    pub fn open_limited(&self) {
+        let lanes: Vec<LaneId> = {
+            let mut limited = self.limited.lock();
+            limited.openings += 1;
+            limited.opens_at = None;
+            limited.lanes.drain().collect()
+        };
+        if !lanes.is_empty() {
+            self.lanes.lock().extend(lanes);
+            self.nudge.notify_one();
+        }
+    }
+
+    /// What a rate held back until now may go on.
+    fn open_due(&self, now: Timestamp) -> u64 {
+        if self.limited.lock().opens_at.is_some_and(|at| at <= now) {
+            self.open_limited();
+        }
+        self.limited.lock().openings
+    }
+
+    /// Puts lanes aside until there is room. If there was some since `openings`, they are looked at again at once.
+    fn hold_back(&self, limited: Vec<Limited>, openings: u64) -> Option<Timestamp> {
+        let mut held = self.limited.lock();
+        if held.openings != openings && !limited.is_empty() {
+            self.lanes.lock().extend(limited.iter().map(|limited| limited.lane));
+            self.nudge.notify_one();
+            return held.opens_at;
+        }
+        for Limited { lane, until } in limited {
+            held.lanes.insert(lane);
+            held.opens_at = [held.opens_at, until].into_iter().flatten().min();
+        }
+        held.opens_at
     }
 
     pub fn lane(&self, id: LaneId) -> Option<Arc<Lane>> {
@@ -147,6 +195,7 @@ impl Dispatcher {
 
     pub async fn run_once(&self, engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         let store = &*engine.store;
+        let openings = self.lanes.open_due(now);
         // Taken before the claim: whoever puts a job in from here on adds the lane again.
         let candidates: Vec<LaneId> = self.lanes.lanes.lock().drain().collect();
         let slots = self.wanted();
@@ -154,7 +203,7 @@ impl Dispatcher {
             self.adapt_to_slow_jobs(now);
         }
         if candidates.is_empty() {
-            return Ok(Round::default());
+            return Ok(Round { next_at: self.lanes.limited.lock().opens_at, ..Round::default() });
         }
         if let Err(error) = self.lanes.learn(store, &candidates).await {
             return Err(self.put_back(candidates, error));
@@ -163,7 +212,7 @@ impl Dispatcher {
         let plan = self.plan(engine, &candidates, slots, now);
         self.keep_unasked(&candidates, &plan);
         if plan.asks.is_empty() {
-            return Ok(Round::default());
+            return Ok(Round { next_at: self.lanes.limited.lock().opens_at, ..Round::default() });
         }
         let claims = match store.job_claim(plan.asks.clone(), now).await {
             Ok(claims) => claims,
@@ -173,8 +222,10 @@ impl Dispatcher {
             }
         };
         let (handled, more) = self.keep_full(&plan, &claims);
+        let limited = claims.iter().flat_map(|claim| claim.limited.iter().copied()).collect();
+        let next_at = self.lanes.hold_back(limited, openings);
         self.hand_out(engine, plan, claims).await;
-        Ok(Round { handled, more: more && self.wanted() > 0, next_at: None })
+        Ok(Round { handled, more: more && self.wanted() > 0, next_at })
     }
 
     fn plan(&self, engine: &Engine, candidates: &[Arc<Lane>], slots: usize, now: Timestamp) -> Plan {
@@ -182,7 +233,8 @@ impl Dispatcher {
         if slots > 0 {
             let lanes =
                 candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
-            plan.add(Owner::Node(engine.node_id()), lanes, slots, Taker::Slots);
+            let at_once = self.idle.load(Ordering::Acquire).saturating_sub(self.hands.waiting());
+            plan.add(Owner::Node(engine.node_id()), lanes, (slots, at_once), Taker::Slots);
         }
         let mut workers: Vec<(usize, Arc<Connected>)> = self
             .workers
@@ -207,7 +259,8 @@ impl Dispatcher {
         for (room, worker) in workers {
             let lanes = candidates.iter().filter(|lane| worker.serves(lane)).map(|lane| lane.id).collect();
             let owner = Owner::Worker { id: worker.id, session: worker.session };
-            plan.add(owner, lanes, room.min(LARGEST_CLAIM), Taker::Worker(worker));
+            let room = room.min(LARGEST_CLAIM);
+            plan.add(owner, lanes, (room, room), Taker::Worker(worker));
         }
         plan
     }
@@ -316,9 +369,9 @@ impl Dispatcher {
 }
 
 impl Plan {
-    fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, limit: usize, taker: Taker) {
+    fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, (limit, at_once): (usize, usize), taker: Taker) {
         if !lanes.is_empty() {
-            self.asks.push(ClaimAsk { owner, lanes, limit });
+            self.asks.push(ClaimAsk { owner, lanes, limit, at_once });
             self.takers.push(taker);
         }
     }

@@ -319,6 +319,14 @@ impl Engine {
         Ok(true)
     }
 
+    /// Goes by the new rules from now on. Should they not be read now, the poller reads them.
+    async fn rules_changed(&self) {
+        if let Err(error) = self.store.rules_load().await {
+            tracing::debug!(%error, "the new rules will be read later");
+        }
+        self.lanes.open_limited();
+    }
+
     /// Jobs in this process's hands, and slots that are free.
     pub fn load(&self) -> (usize, usize) {
         (self.hands.count(), self.idle.load(Ordering::Relaxed))
@@ -336,6 +344,10 @@ impl Engine {
                     Ok(Signal::Ready(lane)) => engine.lanes.add(lane),
                     Ok(Signal::Waiting) => engine.promote.notify_one(),
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
+                    Ok(Signal::Room) => engine.lanes.open_limited(),
+                    Ok(Signal::Rules) => engine.rules_changed().await,
+                    // Nobody sends them yet.
+                    Ok(Signal::Webhook) => {}
                     Ok(Signal::Cancel(id)) => {
                         engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }
@@ -345,6 +357,7 @@ impl Engine {
                             engine.lanes.add(lane.id);
                         }
                         engine.promote.notify_one();
+                        engine.rules_changed().await;
                     }
                     Err(RecvError::Closed) => break,
                 }

@@ -175,6 +175,9 @@ impl Held {
         let job = &self.job;
         let mut log = String::with_capacity(128);
         LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
+        if let Some((since, by)) = &job.limited {
+            LogLine::new(*since, LogEvent::Limited, by.as_str()).append_to(&mut log);
+        }
         match self.assigned_at.load(Ordering::Acquire) {
             0 => LogLine::new(self.claimed_at, LogEvent::Assigned, "").append_to(&mut log),
             WAITS_FOR_PROCESS => LogLine::new(self.claimed_at, LogEvent::Scheduled, "").append_to(&mut log),
@@ -194,6 +197,8 @@ impl Held {
         let on_record = self.recorded.load(Ordering::Acquire)
             || self.cancel.is_cancelled()
             || options.unique_key.is_some()
+            || options.concurrency_key.is_some()
+            || options.webhook_url.is_some()
             || options.expires_at.is_some();
         RunEnd {
             id: job.id,

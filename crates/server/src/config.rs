@@ -4,12 +4,13 @@
 //! Defaults < `faena.toml` < environment < flags. A wrong value or an unknown key is one error that names its place.
 
 mod pools;
+mod rules;
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
-use faena_domain::JobLimits;
+use faena_domain::{JobLimits, Limit, QueueRule, Scope};
 use faena_engine::{EngineConfig, PoolConfig, Roles};
-use faena_store::{Retention, StoreOptions};
+use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
 
 pub struct Key {
@@ -27,7 +28,14 @@ pub struct Key {
 enum Kind {
     Text,
     Secret,
-    Number { min: u64, max: u64 },
+    Number {
+        min: u64,
+        max: u64,
+    },
+    /// A number, or `none`.
+    Limit {
+        max: u64,
+    },
     Duration,
     Flag,
     Choice(&'static [&'static str]),
@@ -215,6 +223,20 @@ pub const KEYS: &[Key] = &[
     key("retention.cancelled", "FAENA_RETENTION_CANCELLED", Kind::Duration, "7d", "How long cancelled jobs are kept."),
     key("retention.failed", "FAENA_RETENTION_FAILED", Kind::Duration, "30d", "How long failed jobs are kept."),
     key(
+        "limits.concurrency",
+        "FAENA_LIMITS_CONCURRENCY",
+        Kind::Limit { max: 1_000_000 },
+        "none",
+        "Jobs that run at once in the whole system, on all nodes together; none: no limit.",
+    ),
+    key(
+        "limits.key",
+        "FAENA_LIMITS_KEY",
+        Kind::Limit { max: 1_000_000 },
+        "1",
+        "Jobs with the same concurrencyKey that run at once, for keys without a limit of their own; none: no limit.",
+    ),
+    key(
         "limits.max_retries",
         "FAENA_LIMITS_MAX_RETRIES",
         Kind::Number { min: 0, max: 1_000 },
@@ -235,6 +257,7 @@ struct Setting {
 pub struct Config {
     settings: BTreeMap<&'static str, Setting>,
     pools: Vec<PoolConfig>,
+    rules: Configured,
 }
 
 /// An error that the operator can put right: printed as one line, exit code 2.
@@ -248,7 +271,7 @@ impl Config {
             .iter()
             .map(|key| (key.path, Setting { value: key.default.into(), origin: "default".into() }))
             .collect();
-        Config { settings, pools: Vec::new() }
+        Config { settings, pools: Vec::new(), rules: Configured::default() }
     }
 
     /// `file`: where it is, and whether it has to be there.
@@ -301,6 +324,10 @@ impl Config {
         for (section, content) in table {
             if section == "pool" {
                 self.pools = pools::read(content, &path.display().to_string())?;
+                continue;
+            }
+            if matches!(section.as_str(), "queue" | "limit") && content.is_array() {
+                rules::read(&section, content, &path.display().to_string(), &mut self.rules)?;
                 continue;
             }
             let toml::Value::Table(content) = content else {
@@ -414,9 +441,25 @@ impl Config {
     pub fn store(&self, migrate: bool) -> StoreOptions {
         StoreOptions {
             migrate,
-            strict_queues: self.names("queue.strict").into_iter().collect(),
             statement_timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(30_000),
         }
+    }
+
+    /// What is said about queues and limits.
+    pub fn rules(&self) -> Configured {
+        let mut configured = self.rules.clone();
+        for (path, scope) in [("limits.concurrency", Scope::System), ("limits.key", Scope::Key("*".into()))] {
+            if let Ok(number) = self.text(path).parse::<u32>() {
+                configured.limits.push((scope, Limit { concurrency: Some(number), rate: None }));
+            }
+        }
+        for name in self.names("queue.strict") {
+            match configured.queues.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, rule)) => rule.strict = Some(true),
+                None => configured.queues.push((name, QueueRule { strict: Some(true), ..QueueRule::default() })),
+            }
+        }
+        configured
     }
 
     pub fn limits(&self) -> JobLimits {
@@ -467,6 +510,11 @@ impl Key {
                     Ok(())
                 }
             }
+            Kind::Limit { max } => match value.parse::<u64>() {
+                Ok(number) if (1..=max).contains(&number) => Ok(()),
+                _ if value == "none" => Ok(()),
+                _ => Err(format!("must be a whole number from 1 to {max}, or none")),
+            },
             Kind::Number { min, max } => match value.parse::<u64>() {
                 Ok(number) if (min..=max).contains(&number) => Ok(()),
                 _ => Err(format!("must be a number from {min} to {max}")),
@@ -519,10 +567,12 @@ pub fn example() -> String {
         let note = if key.reserved { " (No effect in this version.)" } else { "" };
         let value = match key.kind {
             Kind::Number { .. } | Kind::Flag => key.default.to_owned(),
+            Kind::Limit { .. } if key.default != "none" => key.default.to_owned(),
             _ => format!("{:?}", key.default),
         };
         let _ = write!(text, "# {}{note} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
     }
+    text.push_str(rules::EXAMPLE);
     text.push_str(pools::EXAMPLE);
     text
 }

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Context;
 use faena_api::{Api, Parts};
+use faena_domain::Timestamp;
 use faena_engine::{Engine, EngineConfig};
 use tokio::{
     net::{TcpListener, lookup_host},
@@ -32,6 +33,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let roles = config.roles();
     let listener = if roles.api { Some(bind(&config, insecure).await?) } else { None };
     let store = faena_store::open(config.text("database.url"), config.store(migrate)).await?;
+    store.rules_configure(config.rules(), Timestamp::now()).await?;
     // Told before the first job can run: from here on SIGTERM drains.
     let mut stop = Stop::new()?;
     let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;

@@ -14,6 +14,7 @@ mod migrate;
 mod plan;
 mod postgres;
 mod progress;
+mod rules;
 mod sqlite;
 mod types;
 mod workers;
@@ -27,14 +28,18 @@ pub mod plan_probe {
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
+use faena_domain::{
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
+    WorkerState, WorkerView,
+};
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
-    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Counts, Due, Filter, HeldJob, JobPage, JobPatch, NodeInfo, NoteKind,
-    Outcome, Owner, Page, Patience, Poll, Recovered, Retention, RunEnd, RunNote, Signal, StoreOptions, Submitted,
-    Swept, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured, Counts, Due, Filter, HeldJob,
+    JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, Page, Patience, Poll, QueuePatch, Recovered,
+    Retention, RunEnd, RunNote, Signal, StoreOptions, StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -143,6 +148,30 @@ pub trait Store: Send + Sync + 'static {
 
     /// What the living workers can do, on all nodes.
     async fn abilities(&self) -> Result<Vec<Ability>>;
+
+    /// What was said about queues and limits, as this process last read it.
+    fn rules(&self) -> Arc<Rules>;
+
+    /// Reads it again: another node may have changed it.
+    async fn rules_load(&self) -> Result<Arc<Rules>>;
+
+    /// Makes what the configuration says the rule, wherever nothing else was said at run time.
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()>;
+
+    /// Changes what holds for a queue; one that nobody has named yet exists from then on. With its entry in the audit log.
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Sets a limit, or takes it away (without numbers). With its entry in the audit log.
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()>;
+
+    /// All limits, those of queues included, with where they come from.
+    async fn limits(&self) -> Result<Vec<StoredLimit>>;
+
+    /// Writes down an act that no other verb writes down with what it does.
+    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()>;
+
+    /// What people and keys did, latest first.
+    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

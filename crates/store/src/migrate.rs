@@ -22,6 +22,12 @@ pub const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/002_workers.sqlite.sql"),
         postgres: include_str!("../migrations/002_workers.postgres.sql"),
     },
+    Migration {
+        version: 3,
+        name: "limits",
+        sqlite: include_str!("../migrations/003_limits.sqlite.sql"),
+        postgres: include_str!("../migrations/003_limits.postgres.sql"),
+    },
 ];
 
 /// Which migrations are still to run on a schema of version `found`, or why it cannot be used.

@@ -225,6 +225,9 @@ impl Deltas {
     }
 
     pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
+        if from == Tally::Held {
+            self.add(lane, Tally::Ran, n);
+        }
         self.add(lane, from, -n);
         self.add(lane, to, n);
     }

@@ -1,10 +1,10 @@
 //! What goes into the verbs and comes out of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use faena_domain::{
-    Ability, ErrorReason, JobId, JobOptions, JobState, JobView, NodeId, Ordering, Priority, Progress, Run, Timestamp,
-    WorkerChange, WorkerId, WorkerKind, WorkerState,
+    Ability, Bucket, ErrorReason, Fairness, JobId, JobOptions, JobState, JobView, Limit, NodeId, Pause, Priority,
+    Progress, QueueRule, Rate, Run, Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState,
 };
 
 use crate::LaneId;
@@ -13,21 +13,13 @@ use crate::LaneId;
 pub struct StoreOptions {
     /// `false`: refuse to start on an old schema.
     pub migrate: bool,
-    /// Queues in which a higher priority always goes first.
-    pub strict_queues: HashSet<String>,
     /// How long one statement may take.
     pub statement_timeout_ms: u64,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { migrate: true, strict_queues: HashSet::new(), statement_timeout_ms: 30_000 }
-    }
-}
-
-impl StoreOptions {
-    pub fn ordering(&self, queue: &str) -> Ordering {
-        if self.strict_queues.contains(queue) { Ordering::Strict } else { Ordering::Aging }
+        StoreOptions { migrate: true, statement_timeout_ms: 30_000 }
     }
 }
 
@@ -45,6 +37,8 @@ pub struct ClaimAsk {
     pub owner: Owner,
     pub lanes: Vec<LaneId>,
     pub limit: usize,
+    /// How many of them can start at once. What is claimed ahead of that must not take a limit's room from others.
+    pub at_once: usize,
 }
 
 /// In whose hands a hand-out is, and so by whose sign of life.
@@ -72,6 +66,15 @@ pub struct Claim {
     pub jobs: Vec<ClaimedJob>,
     /// Nothing was looked for: the worker has ended, or has connected anew.
     pub refused: bool,
+    /// Lanes of which a limit or a pause held jobs back.
+    pub limited: Vec<Limited>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limited {
+    pub lane: LaneId,
+    /// When a rate lets the next one go. `None`: when a job ends, or somebody changes a rule.
+    pub until: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +87,8 @@ pub struct ClaimedJob {
     /// It was in the hands of a process that died, and nobody knows whether it had begun: write its start down before it
     /// begins, so that a job that kills its worker is found out.
     pub start_first: bool,
+    /// Since when it had to wait for which limit, if it had to.
+    pub limited: Option<(Timestamp, String)>,
     pub correlation_id: Option<String>,
     pub options: JobOptions,
     pub payload: String,
@@ -441,10 +446,18 @@ pub enum Tally {
     Completed = 4,
     Failed = 5,
     Cancelled = 6,
+    /// Runs that have ended, ever. It only grows, so throughput can be read from it.
+    Ran = 7,
+}
+
+impl Leave {
+    pub fn of(state: JobState) -> Leave {
+        if state.is_terminal() { Leave::Over } else { Leave::Back }
+    }
 }
 
 impl Tally {
-    pub const ALL: [Tally; 7] = [
+    pub const ALL: [Tally; 8] = [
         Tally::Pending,
         Tally::Queued,
         Tally::Held,
@@ -452,6 +465,7 @@ impl Tally {
         Tally::Completed,
         Tally::Failed,
         Tally::Cancelled,
+        Tally::Ran,
     ];
 
     pub fn of(state: JobState) -> Tally {
@@ -520,6 +534,80 @@ pub enum Signal {
     Waiting,
     /// Somebody wants something of this worker, or it has connected anew.
     Worker(WorkerId),
+    /// A job that counts for a limit has ended.
+    Room,
+    /// What was said about queues and limits has changed.
+    Rules,
+    /// A webhook is to be sent.
+    Webhook,
+}
+
+/// What becomes of a job that leaves somebody's hands or a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    /// It comes back.
+    Back,
+    /// It has finished.
+    Over,
+    /// It is removed, with all that belongs to it.
+    Removed,
+}
+
+/// How to change what was said about a queue; what is absent stays.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct QueuePatch {
+    /// `Some(None)`: no limit.
+    pub concurrency: Option<Option<u32>>,
+    pub rate: Option<Option<Rate>>,
+    pub strict: Option<bool>,
+    pub fairness: Option<Fairness>,
+    /// `Some(None)`: goes on.
+    pub paused: Option<Option<Pause>>,
+}
+
+/// One act of a person or key.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AuditEntry {
+    /// Who: a key, a person, or from where it came.
+    pub actor: String,
+    /// What: `job.cancel`, `queue.pause`, `bulk.retry` …
+    pub action: String,
+    /// To what.
+    pub target: String,
+    pub details: serde_json::Value,
+    /// How many things it changed.
+    pub count: u64,
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct AuditFilter {
+    /// Older than this one.
+    pub before: Option<i64>,
+    pub actor: Option<String>,
+    pub action: Option<String>,
+    pub target: Option<String>,
+}
+
+/// What the configuration says about queues and limits.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Configured {
+    pub limits: Vec<(Scope, Limit)>,
+    pub queues: Vec<(String, QueueRule)>,
+}
+
+/// A limit with where it comes from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoredLimit {
+    pub scope: Scope,
+    pub limit: Limit,
+    /// `config` or `api`.
+    pub origin: String,
+    pub changed_at: Timestamp,
+    pub changed_by: String,
+    /// When it last held a job back.
+    pub reached_at: Option<Timestamp>,
+    /// What is left of its rate. Of a limit of keys: each key has its own.
+    pub bucket: Option<Bucket>,
 }
 
 /// The number by which a state is stored.

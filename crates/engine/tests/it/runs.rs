@@ -241,7 +241,7 @@ async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
     let dead = NodeId::new();
     store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
     let lanes = store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect();
-    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 10 };
+    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 10, at_once: 10 };
     let claim = store.job_claim(vec![ask], Timestamp::now()).await.unwrap().remove(0);
     assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
     claim.jobs[0].run

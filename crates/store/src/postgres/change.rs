@@ -13,7 +13,7 @@ use super::{
     submit::{apply, lane_of},
 };
 use crate::{
-    CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, stored_options},
     types::{CANCELLED, PENDING},
@@ -94,7 +94,7 @@ async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Ti
     }
     let taken = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
     put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
-    forget(client, &[(id.0, true)]).await?;
+    forget(client, &[(id.0, Leave::Over)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
     apply(client, shard, &deltas).await?;
@@ -337,8 +337,8 @@ async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
 
 /// Removes all that belongs to finished jobs besides their row in `done` or `ended`.
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
-    let finished: Vec<(Uuid, bool)> = ids.iter().map(|id| (*id, true)).collect();
-    forget(client, &finished).await?;
+    let removed: Vec<(Uuid, Leave)> = ids.iter().map(|id| (*id, Leave::Removed)).collect();
+    forget(client, &removed).await?;
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&ids]).await?;
     let mut labels: (Vec<i16>, Vec<String>, Vec<Uuid>) = Default::default();

@@ -257,7 +257,7 @@ async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Tim
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
         let refused = jobs.is_empty() && !may_claim(&client, owner).await?;
         let jobs = if several_lanes { in_order(shared, jobs) } else { jobs };
-        claims.push(Claim { jobs, refused });
+        claims.push(Claim { jobs, refused, ..Claim::default() });
     }
     client.keep(Ok(claims))
 }
@@ -298,7 +298,7 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
             shared.cursors.forget(*lane);
         }
         let Some(known) = shared.lanes.get(*lane) else { continue };
-        let ordering = shared.options.ordering(&known.queue);
+        let ordering = shared.rules.current().ordering(&known.queue);
         candidates.extend(rows.iter().map(|row| Candidate {
             queue: known.queue.clone(),
             ordering,
@@ -456,6 +456,7 @@ fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
         ready_at: Timestamp::from_ms(row.get(1)),
         retry_count: u32::try_from(row.get::<_, i16>(3)).unwrap_or(0),
         start_first: row.get(4),
+        limited: None,
         correlation_id: row.get(5),
         options: parse_options(row.get(6))?,
         payload: row.get(7),
@@ -469,7 +470,7 @@ fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
         .filter_map(|job| {
             let lane = shared.lanes.get(job.lane)?;
             Some(Candidate {
-                ordering: shared.options.ordering(&lane.queue),
+                ordering: shared.rules.current().ordering(&lane.queue),
                 queue: lane.queue,
                 priority: lane.priority,
                 ready_at: job.ready_at,

@@ -50,7 +50,7 @@ pub async fn complete(
              sums AS (SELECT lane, count(*) AS n FROM put GROUP BY lane),
              counted AS (
                  INSERT INTO faena.counter AS c (shard, lane, tally, n)
-                 SELECT $10, sums.lane, t.tally, t.sign * sums.n FROM sums, (VALUES (2::int2, -1), (4::int2, 1)) AS t(tally, sign)
+                 SELECT $10, sums.lane, t.tally, t.sign * sums.n FROM sums, (VALUES (2::int2, -1), (4::int2, 1), (7::int2, 1)) AS t(tally, sign)
                  ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
              SELECT coalesce(sum(n), 0)::int8 FROM sums",
         )

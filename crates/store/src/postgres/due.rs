@@ -14,7 +14,7 @@ use super::{
     submit::apply,
 };
 use crate::{
-    Due, LaneId, Result, Retention, Signal, StoreError, Tally,
+    Due, LaneId, Leave, Result, Retention, Signal, StoreError, Tally,
     plan::{Deltas, Taken, next_look_at, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
@@ -111,7 +111,7 @@ async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) ->
         expired.push(id);
     }
     if !expired.is_empty() {
-        forget(client, &expired.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+        forget(client, &expired.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
     }
     apply(client, shard, &deltas).await?;
     Ok((rows.len(), expired))
@@ -171,7 +171,7 @@ async fn give_up_in(
         }
     }
     if !failed.is_empty() {
-        forget(client, &failed.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+        forget(client, &failed.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
     }
     apply(client, shared.own_shard(), &deltas).await?;
     Ok(failed)

@@ -18,7 +18,7 @@ use super::{
     family, read,
 };
 use crate::{
-    LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
+    LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::Deltas,
     progress,
@@ -192,7 +192,7 @@ async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) 
     for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
         effects.finished.push(end.id.0);
         if end.on_record {
-            records.push((end.id.0, true));
+            records.push((end.id.0, Leave::Over));
         }
     }
     if !others.is_empty() {
@@ -203,7 +203,7 @@ async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) 
         turn_cancelled(client, &mut others).await?;
         put_others(client, &others, &mut deltas, &mut effects).await?;
         // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
-        records.extend(others.iter().map(|end| (end.id.0, end.outcome.state().is_terminal())));
+        records.extend(others.iter().map(|end| (end.id.0, Leave::of(end.outcome.state()))));
     }
     if !records.is_empty() {
         effects.waiting |= forget(client, &records).await?;
@@ -415,11 +415,11 @@ pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
-/// Removes what stood beside the fast path. `true` beside an id: the job has finished. One that comes back can expire again:
-/// its expiry may have passed while it ran. Answers whether there are such.
-pub async fn forget(client: &Object, jobs: &[(Uuid, bool)]) -> Result<bool> {
+/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
+/// Answers whether there are such.
+pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<bool> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
-    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, finished)| *finished).map(|(id, _)| *id).collect();
+    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
     client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
     if !finished.is_empty() {
         let ids: Vec<Uuid> = finished.iter().copied().collect();

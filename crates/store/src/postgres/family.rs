@@ -13,7 +13,7 @@ use super::{
     submit::apply,
 };
 use crate::{
-    LaneId, Result, Signal, Tally,
+    LaneId, Leave, Result, Signal, Tally,
     assemble::parse_options,
     plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, PENDING},
@@ -171,7 +171,7 @@ async fn cancel(
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         gone.push(id);
     }
-    forget(client, &gone.iter().map(|id| (id.0, true)).collect::<Vec<_>>()).await?;
+    forget(client, &gone.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
     Ok(gone)
 }
 

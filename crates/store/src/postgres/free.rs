@@ -13,7 +13,7 @@ use super::{
     submit::apply,
 };
 use crate::{
-    LaneId, Recovered, Result, Signal, Tally,
+    LaneId, Leave, Recovered, Result, Signal, Tally,
     assemble::parse_options,
     fate::{Fate, Why},
     plan::Deltas,
@@ -141,7 +141,7 @@ async fn free_block(
         if finished {
             freed.finished.push(job.id);
         }
-        records.push((job.id.0, finished));
+        records.push((job.id.0, if finished { Leave::Over } else { Leave::Back }));
         deltas.moved(job.lane, Tally::Held, tally, 1);
     }
     attempts.put(client, "attempt").await?;

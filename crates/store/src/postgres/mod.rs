@@ -3,6 +3,7 @@
 //! Busy verbs go through batchers: whatever is asked while one transaction runs goes into the next one together. Ends of the
 //! same run always take the same batcher, so they keep their order.
 
+mod audit;
 mod batch;
 mod change;
 pub mod claim;
@@ -15,6 +16,7 @@ mod free;
 mod nodes;
 mod notify;
 mod read;
+mod rules;
 mod submit;
 mod workers;
 
@@ -22,14 +24,19 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
-use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
+use faena_domain::{
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
+    WorkerState, WorkerView,
+};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, LaneId, NodeInfo, Page, Patience,
-    Poll, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, Swept,
-    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache,
+    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
+    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
+    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -45,6 +52,9 @@ pub struct Postgres {
 pub struct Shared {
     pool: Pool,
     lanes: LaneCache,
+    rules: RuleCache,
+    /// A digest of the rules as the last poll saw them.
+    rules_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
     notifier: Notifier,
@@ -66,12 +76,15 @@ impl Postgres {
         let shared = Arc::new(Shared {
             pool,
             lanes: LaneCache::default(),
+            rules: RuleCache::default(),
+            rules_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),
             notifier,
             first_shard,
         });
         shared.load_lanes().await?;
+        rules::load(&shared).await?;
         due::make_partitions(&shared, Timestamp::now()).await?;
         let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
             Box::pin(submit::run(shared, shard, calls))
@@ -312,6 +325,38 @@ impl Store for Postgres {
 
     async fn abilities(&self) -> Result<Vec<Ability>> {
         self.shared.retrying(|| workers::abilities(&self.shared)).await
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        self.shared.rules.current()
+    }
+
+    async fn rules_load(&self) -> Result<Arc<Rules>> {
+        self.shared.retrying(|| rules::load(&self.shared)).await
+    }
+
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| rules::configure(&self.shared, &configured, now)).await
+    }
+
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| rules::set_queue(&self.shared, name, &patch, by, now)).await
+    }
+
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| rules::set_limit(&self.shared, &scope, &limit, by, now)).await
+    }
+
+    async fn limits(&self) -> Result<Vec<StoredLimit>> {
+        self.shared.retrying(|| rules::limits(&self.shared)).await
+    }
+
+    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| audit::put(&self.shared, &entry, now)).await
+    }
+
+    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+        self.shared.retrying(|| audit::list(&self.shared, &filter, limit)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

@@ -151,6 +151,11 @@ impl Notifier {
         }
     }
 
+    /// Tells this process only.
+    pub fn tell_here(&self, signal: Signal) {
+        let _ = self.0.local.send(signal);
+    }
+
     fn hear(&self, payload: &str) {
         let mut words = payload.split(' ');
         if words.next() == Some(self.0.sender.as_str()) {
@@ -168,6 +173,9 @@ fn word(signal: Signal) -> String {
         Signal::Cancel(id) => format!("c{id}"),
         Signal::Waiting => "w".into(),
         Signal::Worker(id) => format!("k{id}"),
+        Signal::Room => "m".into(),
+        Signal::Rules => "l".into(),
+        Signal::Webhook => "h".into(),
     }
 }
 
@@ -177,6 +185,9 @@ fn parse(word: &str) -> Option<Signal> {
         ("c", id) => id.parse::<JobId>().ok().map(Signal::Cancel),
         ("w", "") => Some(Signal::Waiting),
         ("k", id) => id.parse::<WorkerId>().ok().map(Signal::Worker),
+        ("m", "") => Some(Signal::Room),
+        ("l", "") => Some(Signal::Rules),
+        ("h", "") => Some(Signal::Webhook),
         _ => None,
     }
 }
@@ -187,9 +198,15 @@ mod tests {
 
     #[test]
     fn signals_are_read_as_they_were_said() {
-        for signal in
-            [Signal::Ready(77), Signal::Cancel(JobId::new()), Signal::Waiting, Signal::Worker(WorkerId::new())]
-        {
+        for signal in [
+            Signal::Ready(77),
+            Signal::Cancel(JobId::new()),
+            Signal::Waiting,
+            Signal::Worker(WorkerId::new()),
+            Signal::Room,
+            Signal::Rules,
+            Signal::Webhook,
+        ] {
             assert_eq!(parse(&word(signal)), Some(signal));
         }
         for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "é"] {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{Shared, nodes::OWNERLESS};
 use crate::{
-    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Tally,
+    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Source},
     progress::Steps,
@@ -154,7 +154,12 @@ async fn counts_in(client: &Object) -> Result<Counts> {
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
-    let poll = client.keep(result)?;
+    let (poll, digest) = client.keep(result)?;
+    let unread = shared.rules_seen.lock().replace(digest.clone()) != Some(digest);
+    if unread {
+        super::rules::load(shared).await?;
+        shared.notifier.tell_here(Signal::Rules);
+    }
     if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
         shared.load_lanes().await?;
     }
@@ -162,7 +167,8 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     Ok(poll)
 }
 
-async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<Poll> {
+/// The text beside it changes with what was said about queues and limits.
+async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, String)> {
     let statement = client
         .prepare_cached(&format!(
             // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
@@ -183,7 +189,10 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<Poll> 
                     EXISTS (SELECT FROM faena.node WHERE lease_until < $2)
                         OR EXISTS (SELECT FROM faena.block b WHERE {OWNERLESS})
                         OR EXISTS (SELECT FROM faena.worker w WHERE w.ended_at IS NULL AND w.node IS NOT NULL
-                            AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node))"
+                            AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)),
+                    md5(concat((SELECT string_agg(q::text, ',' ORDER BY name) FROM faena.queue q), '|',
+                        (SELECT string_agg(concat_ws(' ', scope, name, coalesce(concurrency, 0), coalesce(rate_count, 0),
+                            coalesce(rate_period_ms, 0)), ',' ORDER BY scope, name) FROM faena.limit_rule)))"
         ))
         .await?;
     let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
@@ -193,13 +202,14 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<Poll> 
         let rows = client.query("SELECT id, reason FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
         cancels = rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect();
     }
-    Ok(Poll {
+    let poll = Poll {
         ready_lanes: row.get(0),
         cancels,
         next_due_at: row.get::<_, Option<i64>>(2).map(Timestamp::from_ms),
         nodes: usize::try_from(row.get::<_, i64>(3)).unwrap_or(1),
         orphans: row.get(4),
-    })
+    };
+    Ok((poll, row.get(5)))
 }
 
 pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {

@@ -18,7 +18,7 @@ use super::{
     read,
 };
 use crate::{
-    Lane, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    Lane, LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
     lanes::{MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
     types::{CANCELLED, PENDING},
@@ -157,7 +157,7 @@ async fn store_with_keys(
         }
         let answers = rows.add(jobs, &lanes[at], known, &taken, *now);
         let cancelled = answers.iter().filter(|answer| !answer.existed && answer.status == JobState::Cancelled);
-        forgotten.extend(cancelled.map(|answer| (answer.id.0, true)));
+        forgotten.extend(cancelled.map(|answer| (answer.id.0, Leave::Over)));
         outcomes[at] = Some(Ok(answers));
     }
     rows.write(client, shard, Frame::Inside).await?;

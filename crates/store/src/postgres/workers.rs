@@ -194,6 +194,7 @@ async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec
                 ready_at: ready_at.max(job.created_at()),
                 retry_count: row.get::<_, Option<i16>>(3).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
                 start_first: false,
+                limited: None,
                 correlation_id: row.get(7),
                 options: parse_options(row.get(8))?,
                 payload: row.get(9),

@@ -10,7 +10,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    CancelOutcome, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, next_look_at, stored_options},
     types::{CANCELLED, PENDING},
 };
@@ -34,7 +34,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
     let taken = take_from_line(tx, lane, id)?;
     let log = taken.log(now, LogEvent::Cancelled, reason);
     put_ended_without_run(tx, lane, CANCELLED, id, taken.retry_count, reason, "cancelled", log, now)?;
-    forget(tx, id, true)?;
+    forget(tx, id, Leave::Over)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
     tell_children(tx, vec![id], &mut deltas, now)?;
@@ -240,7 +240,7 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
 
 /// Removes a job that stands in no line, with all that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
-    forget(tx, id, true)?;
+    forget(tx, id, Leave::Removed)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
     for tag in &options.tags {

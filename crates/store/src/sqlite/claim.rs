@@ -87,6 +87,7 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
                 ready_at,
                 retry_count: row.retry_count,
                 start_first: row.start_first,
+                limited: None,
                 correlation_id,
                 options: parse_options(options.as_deref())?,
                 payload,
@@ -100,7 +101,7 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         )?
         .execute((run, ask.owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, deltas);
-    Ok(Claim { jobs, refused: false })
+    Ok(Claim { jobs, ..Claim::default() })
 }
 
 /// A worker that has ended, or has connected anew since, is handed nothing.
@@ -117,7 +118,7 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
         Some(lane) => lane,
         None => return Ok(()),
     };
-    let ordering = tx.shared.options.ordering(&known.queue);
+    let ordering = tx.shared.rules.current().ordering(&known.queue);
     let mut statement = tx.connection.prepare_cached(
         "SELECT ready_at, id, retry_count, start_first FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
     )?;

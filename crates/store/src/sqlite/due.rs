@@ -11,7 +11,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    Due, LaneId, Result, Retention, Tally,
+    Due, LaneId, Leave, Result, Retention, Tally,
     plan::{Deltas, Taken, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
@@ -71,7 +71,7 @@ fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Del
         let reason = ErrorReason::Expired.as_str();
         let log = taken.log(now, LogEvent::Expired, &error);
         put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
-        forget(tx, id, true)?;
+        forget(tx, id, Leave::Over)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         tell_children(tx, vec![id], deltas, now)?;
         due.expired += 1;
@@ -103,7 +103,7 @@ pub fn give_up(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: 
             let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
             let log = taken.log(now, LogEvent::Failed, &error);
             put_ended_without_run(tx, *lane, FAILED, id, retry_count, &error, reason, log, now)?;
-            forget(tx, id, true)?;
+            forget(tx, id, Leave::Over)?;
             deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
             failed.push(id);
         }

@@ -12,7 +12,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    LaneId, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
+    LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
     plan::{Deltas, KeyKind, Taken, parent_cause},
     progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
@@ -185,7 +185,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     deltas.moved(end.lane, Tally::Held, Tally::of(state), 1);
     // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
     if end.on_record || state != JobState::Completed {
-        forget(tx, end.id, state.is_terminal())?;
+        forget(tx, end.id, Leave::of(state))?;
     }
     Ok(state)
 }
@@ -250,7 +250,8 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
 }
 
 /// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
-pub fn forget(tx: &Tx, id: JobId, terminal: bool) -> Result<()> {
+pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
+    let terminal = leave != Leave::Back;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
     if terminal {
         tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
@@ -318,7 +319,7 @@ fn parent_ended(
         let cause = parent_cause(parent, state);
         let log = Taken::default().log(now, LogEvent::Cancelled, &cause);
         put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", log, now)?;
-        forget(tx, child, true)?;
+        forget(tx, child, Leave::Over)?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         return Ok(true);
     }

@@ -12,7 +12,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    LaneId, Recovered, Result, Tally,
+    LaneId, Leave, Recovered, Result, Tally,
     fate::{Fate, Why},
     plan::Deltas,
     types::{CANCELLED, FAILED, RETRYING, state_code},
@@ -87,7 +87,7 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
             finished.push(id);
         }
         deltas.moved(lane, Tally::Held, to, 1);
-        forget(tx, id, terminal)?;
+        forget(tx, id, if terminal { Leave::Over } else { Leave::Back })?;
     }
     tell_children(tx, finished, &mut deltas, now)?;
     apply(tx, deltas);

@@ -1,5 +1,6 @@
 //! The embedded engine: one writer thread that commits in groups, a few readers beside it.
 
+mod audit;
 mod change;
 mod claim;
 mod due;
@@ -7,6 +8,7 @@ mod end;
 mod free;
 mod nodes;
 mod read;
+mod rules;
 mod submit;
 mod workers;
 mod writer;
@@ -14,15 +16,19 @@ mod writer;
 use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use faena_domain::{Ability, JobId, JobView, NewJob, NodeId, Run, Step, Timestamp, WorkerId, WorkerState, WorkerView};
+use faena_domain::{
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
+    WorkerState, WorkerView,
+};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
 use crate::{
-    CancelOutcome, Claim, ClaimAsk, Counts, Due, Filter, JobPage, JobPatch, Lane, LaneId, NodeInfo, Page, Patience,
-    Poll, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, Submitted, Swept,
-    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan,
+    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
+    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
+    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
 };
 use writer::Writer;
 
@@ -38,7 +44,7 @@ pub struct Sqlite {
 /// What the writer thread and the callers both know.
 pub struct Shared {
     pub lanes: LaneCache,
-    pub options: StoreOptions,
+    pub rules: RuleCache,
 }
 
 struct Readers {
@@ -79,8 +85,9 @@ impl Sqlite {
             reader.pragma_update(None, "query_only", true)?;
             connections.push(Mutex::new(reader));
         }
-        let shared = Arc::new(Shared { lanes: LaneCache::default(), options });
+        let shared = Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default() });
         shared.lanes.insert(read::lanes(&writer)?);
+        shared.rules.set(rules::load(&writer)?);
         let (signals, _) = broadcast::channel(4_096);
         let writer = Writer::start(writer, shared.clone(), signals.clone());
         let readers = Arc::new(Readers { connections, next: Default::default() });
@@ -102,6 +109,18 @@ impl Sqlite {
         })
         .await
         .map_err(|e| StoreError::Broken(e.to_string()))?
+    }
+}
+
+impl Sqlite {
+    /// The writer goes by the new rules before they are committed; should that fail, it goes by what is stored again.
+    async fn change_rules(&self, change: impl FnOnce(&writer::Tx) -> Result<()> + Send + 'static) -> Result<()> {
+        let result = self.writer.call(change).await;
+        if result.is_err() {
+            let stored = self.read(|connection, _| rules::load(connection)).await?;
+            self.shared.rules.set(stored);
+        }
+        result
     }
 }
 
@@ -330,6 +349,41 @@ impl Store for Sqlite {
 
     async fn abilities(&self) -> Result<Vec<Ability>> {
         self.read(|connection, _| workers::abilities(connection)).await
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        self.shared.rules.current()
+    }
+
+    async fn rules_load(&self) -> Result<Arc<Rules>> {
+        // SQLite: nobody else changes them.
+        Ok(self.shared.rules.current())
+    }
+
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+        self.change_rules(move |tx| rules::configure(tx, &configured, now)).await
+    }
+
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+        let (name, by) = (name.to_owned(), by.to_owned());
+        self.change_rules(move |tx| rules::set_queue(tx, &name, &patch, &by, now)).await
+    }
+
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.change_rules(move |tx| rules::set_limit(tx, &scope, &limit, &by, now)).await
+    }
+
+    async fn limits(&self) -> Result<Vec<StoredLimit>> {
+        self.read(|connection, _| rules::limits(connection)).await
+    }
+
+    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| audit::add(tx, &entry, now)).await
+    }
+
+    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+        self.read(move |connection, _| audit::list(connection, &filter, limit)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

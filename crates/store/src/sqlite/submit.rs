@@ -7,7 +7,7 @@ use rusqlite::OptionalExtension;
 
 use super::{end::forget, read, writer::Tx};
 use crate::{
-    Lane, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    Lane, LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
     lanes::{MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     types::{CANCELLED, PENDING},
@@ -111,7 +111,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         Placement::Cancelled { cause } => {
             let log = Taken::default().log(now, LogEvent::Cancelled, cause);
             put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", log, now)?;
-            forget(tx, job.id, true)?;
+            forget(tx, job.id, Leave::Over)?;
         }
     }
     for (kind, value) in &job.labels {

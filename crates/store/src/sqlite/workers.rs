@@ -166,6 +166,7 @@ fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Optio
             ready_at: Timestamp::from_ms(ready_at).max(id.created_at()),
             retry_count,
             start_first: false,
+            limited: None,
             correlation_id,
             options: parse_options(options.as_deref())?,
             payload,

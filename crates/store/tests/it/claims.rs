@@ -24,7 +24,7 @@ pub async fn a_claim_goes_by_score_so_waiting_makes_up_for_priority(world: &Worl
 }
 
 pub async fn a_strict_queue_never_lets_a_lower_priority_pass(world: &World) {
-    let world = &world.reopen(strict("line")).await;
+    make_strict(world, "line").await;
     let low = world.submit(world.job("a", 0).queue("line").priority(Priority::Low)).await;
     let low_2 = world.submit(world.job("a", 1).queue("line").priority(Priority::Low)).await;
     let critical = world.submit(world.job("a", 99_000_000).queue("line").priority(Priority::Critical)).await;
@@ -103,7 +103,7 @@ pub async fn a_job_is_handed_to_one_worker_only(world: &World) {
             tokio::spawn(async move {
                 let mut mine = Vec::new();
                 loop {
-                    let ask = ClaimAsk { owner: Owner::Node(node), lanes: lanes.clone(), limit: 37 };
+                    let ask = ClaimAsk { owner: Owner::Node(node), lanes: lanes.clone(), limit: 37, at_once: 37 };
                     let jobs = store.job_claim(vec![ask], now).await.unwrap().remove(0).jobs;
                     if jobs.is_empty() {
                         return mine;

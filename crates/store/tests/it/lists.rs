@@ -234,7 +234,7 @@ pub async fn counters_follow_the_jobs(world: &World) {
     let ids = a_crowd(world, 50).await;
     let counts = world.store.counts().await.unwrap();
     let mut sum = 0;
-    for tally in Tally::ALL {
+    for tally in Tally::ALL.into_iter().filter(|tally| *tally != Tally::Ran) {
         let states: Vec<JobState> = JobState::ALL.into_iter().filter(|state| Tally::of(*state) == tally).collect();
         let listed = world.list(with_states(&states)).await.len();
         assert_eq!(counts.total(tally), i64::try_from(listed).unwrap(), "{tally:?}");

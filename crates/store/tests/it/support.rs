@@ -17,8 +17,8 @@ use faena_domain::{
 };
 use faena_store::{
     CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome,
-    Owner, Page, Patience, Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Swept, Tally,
-    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
+    Owner, Page, Patience, QueuePatch, Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Swept,
+    Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
 };
 use futures_util::FutureExt;
 
@@ -72,8 +72,10 @@ fn finish(outcome: Result<(), Box<dyn Any + Send>>) {
     }
 }
 
-pub fn strict(queue: &str) -> StoreOptions {
-    StoreOptions { strict_queues: [queue.to_owned()].into(), ..StoreOptions::default() }
+/// Makes higher priorities always go first in a queue.
+pub async fn make_strict(world: &World, queue: &str) {
+    let patch = QueuePatch { strict: Some(true), ..QueuePatch::default() };
+    world.store.queue_set(queue, patch, "test", world.start).await.unwrap();
 }
 
 impl World {
@@ -163,7 +165,7 @@ impl World {
     }
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let ask = ClaimAsk { owner, lanes, limit };
+        let ask = ClaimAsk { owner, lanes, limit, at_once: limit };
         let Claim { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
         jobs
     }

@@ -135,7 +135,7 @@ pub async fn several_asks_are_answered_in_their_order(world: &World) {
     let (lane_a, lane_b) = (world.lane_of(a[0]).await.id, world.lane_of(b[0]).await.id);
     let mine = Owner::Worker { id: worker.id, session: worker.session };
     let stale = Owner::Worker { id: worker.id, session: 99 };
-    let ask = |owner, lane, limit| ClaimAsk { owner, lanes: vec![lane], limit };
+    let ask = |owner, lane, limit| ClaimAsk { owner, lanes: vec![lane], limit, at_once: limit };
     let asks = vec![
         ask(mine, lane_a, 1),
         ask(stale, lane_a, 1),
@@ -653,7 +653,7 @@ pub async fn many_asks_in_one_call_share_out_what_there_is(world: &World) {
         let worker = world.admit(world.worker(&format!("w{n}")), 1).await;
         let session = if n == 7 { worker.session + 1 } else { worker.session };
         let lanes = if n.is_multiple_of(5) { lanes.clone() } else { vec![lanes[n % 2]] };
-        asks.push(ClaimAsk { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1 });
+        asks.push(ClaimAsk { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, at_once: 1 });
     }
     let claims = world.store.job_claim(asks.clone(), world.at(2)).await.unwrap();
     assert_eq!(claims.len(), 200);

@@ -123,7 +123,7 @@ async fn stores_that_open_at_once_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
         let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
-        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 2, "each migration once");
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 3, "each migration once");
         for store in stores {
             store.ping().await.unwrap();
             store.close().await;
@@ -266,7 +266,7 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
                 break lane;
             }
         };
-        let ask = ClaimAsk { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1 };
+        let ask = ClaimAsk { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1, at_once: 1 };
         let job = other.store.job_claim(vec![ask], other.at(1)).await.unwrap().remove(0).jobs.remove(0);
         assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node made");
         let strange = world.submit(world.job("made-elsewhere", 0)).await;
@@ -281,7 +281,8 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_strict_queue_is_strict_on_several_lanes() {
     on_postgres(async |world: &World| {
-        let strict = world.reopen(strict("line")).await;
+        let strict = world.reopen(StoreOptions::default()).await;
+        make_strict(&strict, "line").await;
         for (kind, ms) in [("a", 0), ("b", 1), ("c", 2)] {
             strict.submit(strict.job(kind, ms).queue("line")).await;
         }

@@ -1,0 +1,303 @@
+//! What was said about queues and limits (SPEC 3.4), and what a token bucket gives.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Fault, Ordering, Timestamp};
+
+/// Whose work a limit counts.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Scope {
+    System,
+    Queue(String),
+    Type(String),
+    /// A `concurrencyKey`; with `*` at its end: each key that begins so, by itself.
+    Key(String),
+}
+
+impl Scope {
+    /// The number by which it is stored, and its name.
+    pub fn parts(&self) -> (i16, &str) {
+        match self {
+            Scope::System => (0, ""),
+            Scope::Queue(name) => (1, name),
+            Scope::Type(name) => (2, name),
+            Scope::Key(name) => (3, name),
+        }
+    }
+
+    pub fn from_parts(scope: i16, name: String) -> Option<Scope> {
+        match scope {
+            0 => Some(Scope::System),
+            1 => Some(Scope::Queue(name)),
+            2 => Some(Scope::Type(name)),
+            3 => Some(Scope::Key(name)),
+            _ => None,
+        }
+    }
+
+    /// `system`, `queue`, `type` or `key`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Scope::System => "system",
+            Scope::Queue(_) => "queue",
+            Scope::Type(_) => "type",
+            Scope::Key(_) => "key",
+        }
+    }
+}
+
+/// For people: `the whole system`, `queue mail`, `concurrencyKey tenant-7`.
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scope::System => f.write_str("the whole system"),
+            Scope::Queue(name) => write!(f, "queue {name}"),
+            Scope::Type(name) => write!(f, "type {name}"),
+            Scope::Key(name) => write!(f, "concurrencyKey {name}"),
+        }
+    }
+}
+
+/// So many starts per period, as a token bucket: `count` at once at the most, and as many again in each period.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Rate {
+    pub count: u32,
+    pub period_ms: u64,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} starts per {} ms", self.count, self.period_ms)
+    }
+}
+
+/// What is left of a rate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bucket {
+    pub tokens: f64,
+    pub at: Timestamp,
+}
+
+impl Rate {
+    pub fn full(&self, now: Timestamp) -> Bucket {
+        Bucket { tokens: f64::from(self.count), at: now }
+    }
+
+    /// The bucket as it is at `now`. A clock that goes back adds nothing and takes nothing.
+    pub fn refilled(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
+        let Some(bucket) = bucket else { return self.full(now) };
+        let passed_ms = now.ms_since(bucket.at).max(0);
+        let gained = f64::from(self.count) * passed_ms as f64 / self.period_ms.max(1) as f64;
+        Bucket { tokens: (bucket.tokens + gained).min(f64::from(self.count)), at: bucket.at.max(now) }
+    }
+
+    /// When there will be at least one whole token in `bucket`.
+    pub fn next_at(&self, bucket: Bucket) -> Timestamp {
+        let missing = (1.0 - bucket.tokens).max(0.0);
+        let ms = (missing * self.period_ms as f64 / f64::from(self.count.max(1))).ceil();
+        bucket.at.plus_ms(ms as i64)
+    }
+}
+
+impl Bucket {
+    /// How many may start now. A hair below a whole number counts as it: the sum of many refills is not exact.
+    pub fn whole(&self) -> usize {
+        (self.tokens + 1e-6).floor().max(0.0) as usize
+    }
+
+    pub fn without(self, taken: usize) -> Bucket {
+        Bucket { tokens: (self.tokens - taken as f64).max(0.0), at: self.at }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Limit {
+    /// Jobs in workers' hands at once.
+    pub concurrency: Option<u32>,
+    pub rate: Option<Rate>,
+}
+
+pub const MOST_CONCURRENCY: u64 = 1_000_000;
+pub const MOST_RATE: u64 = 10_000_000;
+pub const LONGEST_PERIOD_MS: u64 = 31 * 24 * 3_600_000;
+
+impl Limit {
+    pub fn is_none(&self) -> bool {
+        self.concurrency.is_none() && self.rate.is_none()
+    }
+
+    pub fn check(&self, faults: &mut Vec<Fault>) {
+        let mut range = |path: &str, value: u64, max: u64, hint: &str| {
+            if !(1..=max).contains(&value) {
+                faults.push(Fault::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
+            }
+        };
+        if let Some(n) = self.concurrency {
+            let hint = if n == 0 { "; to stop a queue, pause it" } else { "" };
+            range("concurrency", u64::from(n), MOST_CONCURRENCY, hint);
+        }
+        if let Some(rate) = self.rate {
+            range("rate.count", u64::from(rate.count), MOST_RATE, "");
+            range("rate.periodMs", rate.period_ms, LONGEST_PERIOD_MS, "");
+        }
+    }
+}
+
+/// How the keys of a queue take turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fairness {
+    /// Who has waited longest goes first, whatever its key.
+    #[default]
+    None,
+    /// Each key in its turn, however many jobs it has. Jobs without a key share one turn.
+    Key,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pause {
+    pub at: Timestamp,
+    pub by: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// What was said about one queue; what was not is as by default.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct QueueRule {
+    pub strict: Option<bool>,
+    pub fairness: Option<Fairness>,
+    pub paused: Option<Pause>,
+}
+
+/// Everything that was said about queues and limits.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rules {
+    pub limits: BTreeMap<Scope, Limit>,
+    pub queues: BTreeMap<String, QueueRule>,
+}
+
+impl Rules {
+    pub fn ordering(&self, queue: &str) -> Ordering {
+        match self.queues.get(queue).and_then(|rule| rule.strict) {
+            Some(true) => Ordering::Strict,
+            _ => Ordering::Aging,
+        }
+    }
+
+    pub fn fairness(&self, queue: &str) -> Fairness {
+        self.queues.get(queue).and_then(|rule| rule.fairness).unwrap_or_default()
+    }
+
+    pub fn pause(&self, queue: &str) -> Option<&Pause> {
+        self.queues.get(queue)?.paused.as_ref()
+    }
+
+    /// The limits that hold for every job of this queue and type: of the system, the queue, the type.
+    pub fn of_lane(&self, queue: &str, kind: &str) -> Vec<(Scope, Limit)> {
+        if self.limits.is_empty() {
+            return Vec::new();
+        }
+        [Scope::System, Scope::Queue(queue.into()), Scope::Type(kind.into())]
+            .into_iter()
+            .filter_map(|scope| self.limits.get(&scope).map(|limit| (scope, *limit)))
+            .collect()
+    }
+
+    /// The limit of one key: its own, or that of the longest beginning it has in common with a name that ends with `*`.
+    pub fn of_key(&self, key: &str) -> Option<Limit> {
+        if let Some(limit) = self.limits.get(&Scope::Key(key.into())) {
+            return Some(*limit);
+        }
+        self.limits
+            .iter()
+            .filter_map(|(scope, limit)| match scope {
+                Scope::Key(name) => {
+                    name.strip_suffix('*').filter(|begin| key.starts_with(begin)).map(|b| (b.len(), limit))
+                }
+                _ => None,
+            })
+            .max_by_key(|(length, _)| *length)
+            .map(|(_, limit)| *limit)
+    }
+
+    /// Whether the end of any job of this lane may let another one go.
+    pub fn counts(&self, queue: &str, kind: &str) -> bool {
+        self.of_lane(queue, kind).iter().any(|(_, limit)| limit.concurrency.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_ms(ms)
+    }
+
+    #[test]
+    fn a_bucket_gives_its_count_at_once_and_the_same_again_per_period() {
+        let rate = Rate { count: 10, period_ms: 1_000 };
+        let full = rate.refilled(None, at(0));
+        assert_eq!(full.whole(), 10);
+        let empty = full.without(10);
+        assert_eq!(rate.next_at(empty), at(100));
+        assert_eq!(rate.refilled(Some(empty), at(99)).whole(), 0);
+        assert_eq!(rate.refilled(Some(empty), at(100)).whole(), 1);
+        assert_eq!(rate.refilled(Some(empty), at(60_000)).whole(), 10, "no more than it holds");
+    }
+
+    #[test]
+    fn many_small_refills_add_up() {
+        let rate = Rate { count: 3, period_ms: 1_000 };
+        let mut bucket = rate.full(at(0)).without(3);
+        let mut started = 0;
+        for ms in 1..=10_000 {
+            bucket = rate.refilled(Some(bucket), at(ms));
+            let whole = bucket.whole();
+            bucket = bucket.without(whole);
+            started += whole;
+        }
+        assert_eq!(started, 30);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_gives_nothing() {
+        let rate = Rate { count: 1, period_ms: 1_000 };
+        let bucket = rate.full(at(5_000)).without(1);
+        let back = rate.refilled(Some(bucket), at(1_000));
+        assert_eq!((back.whole(), back.at), (0, at(5_000)));
+        assert_eq!(rate.refilled(Some(back), at(6_000)).whole(), 1);
+    }
+
+    #[test]
+    fn a_key_takes_its_own_limit_before_the_longest_beginning() {
+        let limit = |n| Limit { concurrency: Some(n), rate: None };
+        let mut rules = Rules::default();
+        for (name, n) in [("*", 1), ("tenant-*", 2), ("tenant-7", 3)] {
+            rules.limits.insert(Scope::Key(name.into()), limit(n));
+        }
+        let of = |key: &str| rules.of_key(key).and_then(|limit| limit.concurrency);
+        assert_eq!((of("x"), of("tenant-8"), of("tenant-7")), (Some(1), Some(2), Some(3)));
+        assert_eq!(Rules::default().of_key("x"), None);
+    }
+
+    #[test]
+    fn a_limit_of_nothing_or_of_far_too_much_is_refused() {
+        let paths = |limit: Limit| {
+            let mut faults = Vec::new();
+            limit.check(&mut faults);
+            faults.into_iter().map(|fault| fault.path).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(Limit { concurrency: Some(0), rate: None }), ["concurrency"]);
+        assert_eq!(paths(Limit { concurrency: Some(2_000_000), rate: None }), ["concurrency"]);
+        let rate = |count, period_ms| Limit { concurrency: None, rate: Some(Rate { count, period_ms }) };
+        assert_eq!(paths(rate(0, 0)), ["rate.count", "rate.periodMs"]);
+        assert!(paths(rate(100, 60_000)).is_empty());
+    }
+}

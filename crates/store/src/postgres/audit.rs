@@ -1,0 +1,61 @@
+//! Every act of a person or key.
+
+use deadpool_postgres::Object;
+use faena_domain::{AuditRow, Timestamp};
+
+use super::{Shared, end::storable};
+use crate::{AuditEntry, AuditFilter, Result};
+
+pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<()> {
+    client
+        .execute(
+            "INSERT INTO faena.audit (at, actor, action, target, details, count) VALUES ($1, $2, $3, $4, $5, $6)",
+            &[
+                &now.as_ms(),
+                &storable(&entry.actor),
+                &entry.action,
+                &storable(&entry.target),
+                &entry.details.to_string(),
+                &i64::try_from(entry.count).unwrap_or(i64::MAX),
+            ],
+        )
+        .await?;
+    Ok(())
+}
+
+pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    let result = add(&client, entry, now).await;
+    client.keep(result)
+}
+
+pub async fn list(shared: &Shared, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+    let client = shared.client().await?;
+    let rows = list_in(&client, filter, limit).await;
+    client.keep(rows)
+}
+
+async fn list_in(client: &Object, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = client
+        .query(
+            "SELECT sequence, at, actor, action, target, details, count FROM faena.audit
+             WHERE ($1::int8 IS NULL OR sequence < $1) AND ($2::text IS NULL OR actor = $2)
+               AND ($3::text IS NULL OR action = $3) AND ($4::text IS NULL OR target = $4)
+             ORDER BY sequence DESC LIMIT $5",
+            &[&filter.before, &filter.actor, &filter.action, &filter.target, &limit],
+        )
+        .await?;
+    Ok(rows
+        .iter()
+        .map(|row| AuditRow {
+            sequence: row.get(0),
+            at: Timestamp::from_ms(row.get(1)),
+            actor: row.get(2),
+            action: row.get(3),
+            target: row.get(4),
+            details: serde_json::from_str(row.get(5)).unwrap_or_default(),
+            count: u64::try_from(row.get::<_, i64>(6)).unwrap_or(0),
+        })
+        .collect())
+}

@@ -1,0 +1,216 @@
+//! What was said about queues and limits.
+
+use std::sync::Arc;
+
+use deadpool_postgres::Object;
+use faena_domain::{Limit, QueueRule, Rules, Scope, Timestamp};
+
+use super::{Shared, audit, end::storable};
+use crate::{
+    Configured, QueuePatch, Result, Signal, StoredLimit,
+    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit},
+};
+
+/// Reads the rules and keeps them.
+pub async fn load(shared: &Shared) -> Result<Arc<Rules>> {
+    let client = shared.client().await?;
+    let rules = load_in(&client).await;
+    Ok(shared.rules.set(client.keep(rules)?))
+}
+
+async fn load_in(client: &Object) -> Result<Rules> {
+    Ok(rules::rules(limits_in(client).await?, queues_in(client).await?))
+}
+
+pub async fn limits(shared: &Shared) -> Result<Vec<StoredLimit>> {
+    let client = shared.client().await?;
+    let limits = limits_in(&client).await;
+    client.keep(limits)
+}
+
+async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
+    let statement = client
+        .prepare_cached(
+            "SELECT scope, name, concurrency, rate_count, rate_period_ms, tokens, tokens_at, origin, changed_at, changed_by, reached_at
+             FROM faena.limit_rule ORDER BY scope, name",
+        )
+        .await?;
+    let rows = client.query(&statement, &[]).await?;
+    let limits = rows.iter().map(|row| LimitRow {
+        scope: row.get(0),
+        name: row.get(1),
+        concurrency: row.get(2),
+        rate: row.get::<_, Option<i64>>(3).zip(row.get(4)),
+        bucket: row.get::<_, Option<f64>>(5).zip(row.get(6)),
+        origin: row.get(7),
+        changed_at: row.get(8),
+        changed_by: row.get(9),
+        reached_at: row.get(10),
+    });
+    Ok(limits.filter_map(LimitRow::stored).collect())
+}
+
+async fn queues_in(client: &Object) -> Result<Vec<QueueRow>> {
+    let statement = client
+        .prepare_cached(
+            "SELECT name, strict, fairness, paused_at, paused_by, pause_reason FROM faena.queue ORDER BY name",
+        )
+        .await?;
+    let rows = client.query(&statement, &[]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| QueueRow {
+            name: row.get(0),
+            strict: row.get(1),
+            fairness: row.get(2),
+            paused_at: row.get(3),
+            paused_by: row.get(4),
+            pause_reason: row.get(5),
+        })
+        .collect())
+}
+
+/// What the configuration says holds where nothing else was said at run time.
+pub async fn configure(shared: &Shared, configured: &Configured, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = configure_in(&client, configured, now).await;
+    client.end(result).await?;
+    changed(shared).await
+}
+
+async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) -> Result<()> {
+    lock(client).await?;
+    client.execute("DELETE FROM faena.limit_rule WHERE origin = $1", &[&CONFIG]).await?;
+    for (scope, limit) in &configured.limits {
+        let (number, name) = scope.parts();
+        let (concurrency, count, period_ms) = columns(limit);
+        client
+            .execute(
+                "INSERT INTO faena.limit_rule
+                     (scope, name, concurrency, rate_count, rate_period_ms, origin, changed_at, changed_by)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, 'the configuration') ON CONFLICT DO NOTHING",
+                &[&number, &name, &concurrency, &count, &period_ms, &CONFIG, &now.as_ms()],
+            )
+            .await?;
+    }
+    // A pause is always somebody's act, so it stays.
+    client.execute("UPDATE faena.queue SET strict = NULL, fairness = NULL WHERE origin = $1", &[&CONFIG]).await?;
+    client.execute("DELETE FROM faena.queue WHERE origin = $1 AND paused_at IS NULL", &[&CONFIG]).await?;
+    for (name, QueueRule { strict, fairness, .. }) in &configured.queues {
+        client
+            .execute(
+                "INSERT INTO faena.queue AS q (name, strict, fairness, origin) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (name) DO UPDATE SET strict = $2, fairness = $3 WHERE q.origin = $4",
+                &[&name, &strict, &fairness.map(fairness_code), &CONFIG],
+            )
+            .await?;
+    }
+    open_lines(client).await
+}
+
+/// Who changes rules waits for who is just changing them.
+async fn lock(client: &Object) -> Result<()> {
+    client.batch_execute("LOCK TABLE faena.queue IN SHARE ROW EXCLUSIVE MODE").await?;
+    Ok(())
+}
+
+pub async fn set_queue(shared: &Shared, name: &str, patch: &QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = set_queue_in(&client, name, patch, by, now).await;
+    client.end(result).await?;
+    changed(shared).await
+}
+
+async fn set_queue_in(client: &Object, name: &str, patch: &QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+    lock(client).await?;
+    client
+        .execute("INSERT INTO faena.queue (name, origin) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&name, &CONFIG])
+        .await?;
+    if patch.strict.is_some() || patch.fairness.is_some() {
+        client
+            .execute(
+                "UPDATE faena.queue SET strict = coalesce($1, strict), fairness = coalesce($2, fairness), origin = $3
+                 WHERE name = $4",
+                &[&patch.strict, &patch.fairness.map(fairness_code), &API, &name],
+            )
+            .await?;
+    }
+    if let Some(pause) = &patch.paused {
+        let (at, who, reason) = match pause {
+            Some(pause) => (Some(pause.at.as_ms()), Some(storable(&pause.by)), pause.reason.as_deref().map(storable)),
+            None => (None, None, None),
+        };
+        client
+            .execute(
+                "UPDATE faena.queue SET paused_at = $1, paused_by = $2, pause_reason = $3 WHERE name = $4",
+                &[&at, &who, &reason, &name],
+            )
+            .await?;
+    }
+    if patch.concurrency.is_some() || patch.rate.is_some() {
+        let scope = Scope::Queue(name.to_owned());
+        let before = limits_in(client).await?.into_iter().find(|stored| stored.scope == scope);
+        let before = before.map(|stored| stored.limit).unwrap_or_default();
+        let limit = Limit {
+            concurrency: patch.concurrency.unwrap_or(before.concurrency),
+            rate: patch.rate.unwrap_or(before.rate),
+        };
+        put_limit(client, &scope, &limit, by, now).await?;
+    }
+    audit::add(client, &queue_audit(name, patch, by), now).await?;
+    open_lines(client).await
+}
+
+pub async fn set_limit(shared: &Shared, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = set_limit_in(&client, scope, limit, by, now).await;
+    client.end(result).await?;
+    changed(shared).await
+}
+
+async fn set_limit_in(client: &Object, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
+    lock(client).await?;
+    put_limit(client, scope, limit, by, now).await?;
+    audit::add(client, &limit_audit(scope, limit, by), now).await?;
+    open_lines(client).await
+}
+
+/// A rate that changes begins with a full bucket.
+async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
+    let (number, name) = scope.parts();
+    let (concurrency, count, period_ms) = columns(limit);
+    client
+        .execute(
+            "INSERT INTO faena.limit_rule AS l
+                 (scope, name, concurrency, rate_count, rate_period_ms, origin, changed_at, changed_by)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+             ON CONFLICT (scope, name) DO UPDATE SET concurrency = $3, origin = $6, changed_at = $7, changed_by = $8,
+                 tokens = CASE WHEN l.rate_count IS NOT DISTINCT FROM $4 AND l.rate_period_ms IS NOT DISTINCT FROM $5
+                     THEN l.tokens END,
+                 tokens_at = CASE WHEN l.rate_count IS NOT DISTINCT FROM $4 AND l.rate_period_ms IS NOT DISTINCT FROM $5
+                     THEN l.tokens_at END,
+                 rate_count = $4, rate_period_ms = $5",
+            &[&number, &name, &concurrency, &count, &period_ms, &API, &now.as_ms(), &by],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Every line may go on under the new rules; the next claim looks.
+async fn open_lines(client: &Object) -> Result<()> {
+    client
+        .execute(
+            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR UPDATE)
+             UPDATE faena.line l SET open = true, opens_at = NULL FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
+            &[],
+        )
+        .await?;
+    Ok(())
+}
+
+/// This node knows at once, the others within milliseconds, or with their next poll.
+async fn changed(shared: &Shared) -> Result<()> {
+    load(shared).await?;
+    shared.tell([Signal::Rules]);
+    Ok(())
+}

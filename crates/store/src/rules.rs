@@ -1,0 +1,151 @@
+//! What was said about queues and limits, as both engines keep it: rows that are read whole, and kept in memory while they are true.
+//!
+//! What is set at run time goes before what the configuration says, and stays after a restart. Who takes a limit away leaves a row
+//! without numbers, so that the configuration does not bring it back.
+
+use std::sync::Arc;
+
+use faena_domain::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope, Timestamp};
+use parking_lot::RwLock;
+use serde_json::{Map, Value, json};
+
+use crate::{AuditEntry, QueuePatch, StoredLimit};
+
+/// The rules as this process last read them.
+#[derive(Default)]
+pub struct RuleCache(RwLock<Arc<Rules>>);
+
+impl RuleCache {
+    pub fn current(&self) -> Arc<Rules> {
+        self.0.read().clone()
+    }
+
+    pub fn set(&self, rules: Rules) -> Arc<Rules> {
+        let rules = Arc::new(rules);
+        *self.0.write() = rules.clone();
+        rules
+    }
+}
+
+pub const CONFIG: &str = "config";
+pub const API: &str = "api";
+
+pub struct LimitRow {
+    pub scope: i16,
+    pub name: String,
+    pub concurrency: Option<i64>,
+    pub rate: Option<(i64, i64)>,
+    pub bucket: Option<(f64, i64)>,
+    pub origin: String,
+    pub changed_at: i64,
+    pub changed_by: String,
+    pub reached_at: Option<i64>,
+}
+
+impl LimitRow {
+    pub fn stored(self) -> Option<StoredLimit> {
+        let rate = self.rate.map(|(count, period_ms)| Rate {
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+            period_ms: u64::try_from(period_ms).unwrap_or(1),
+        });
+        Some(StoredLimit {
+            scope: Scope::from_parts(self.scope, self.name)?,
+            limit: Limit { concurrency: self.concurrency.map(|n| u32::try_from(n).unwrap_or(u32::MAX)), rate },
+            origin: self.origin,
+            changed_at: Timestamp::from_ms(self.changed_at),
+            changed_by: self.changed_by,
+            reached_at: self.reached_at.map(Timestamp::from_ms),
+            bucket: self.bucket.map(|(tokens, at)| Bucket { tokens, at: Timestamp::from_ms(at) }),
+        })
+    }
+}
+
+pub struct QueueRow {
+    pub name: String,
+    pub strict: Option<bool>,
+    pub fairness: Option<i16>,
+    pub paused_at: Option<i64>,
+    pub paused_by: Option<String>,
+    pub pause_reason: Option<String>,
+}
+
+impl QueueRow {
+    fn rule(self) -> (String, QueueRule) {
+        let paused = self.paused_at.map(|at| Pause {
+            at: Timestamp::from_ms(at),
+            by: self.paused_by.unwrap_or_default(),
+            reason: self.pause_reason,
+        });
+        let fairness = self.fairness.map(|n| if n == 1 { Fairness::Key } else { Fairness::None });
+        (self.name, QueueRule { strict: self.strict, fairness, paused })
+    }
+}
+
+pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
+    Rules {
+        limits: limits
+            .into_iter()
+            .filter(|stored| !stored.limit.is_none())
+            .map(|stored| (stored.scope, stored.limit))
+            .collect(),
+        queues: queues.into_iter().map(QueueRow::rule).collect(),
+    }
+}
+
+/// The columns of a limit's row: concurrency, rate_count, rate_period_ms.
+pub fn columns(limit: &Limit) -> (Option<i64>, Option<i64>, Option<i64>) {
+    (
+        limit.concurrency.map(i64::from),
+        limit.rate.map(|rate| i64::from(rate.count)),
+        limit.rate.map(|rate| i64::try_from(rate.period_ms).unwrap_or(i64::MAX)),
+    )
+}
+
+pub fn fairness_code(fairness: Fairness) -> i16 {
+    match fairness {
+        Fairness::None => 0,
+        Fairness::Key => 1,
+    }
+}
+
+/// How the audit log tells of a change of a queue.
+pub fn queue_audit(name: &str, patch: &QueuePatch, by: &str) -> AuditEntry {
+    let mut details = Map::new();
+    if let Some(concurrency) = patch.concurrency {
+        details.insert("concurrency".into(), json!(concurrency));
+    }
+    if let Some(rate) = patch.rate {
+        details.insert("rate".into(), json!(rate));
+    }
+    if let Some(strict) = patch.strict {
+        details.insert("strict".into(), json!(strict));
+    }
+    if let Some(fairness) = patch.fairness {
+        details.insert("fairness".into(), json!(fairness));
+    }
+    let action = match &patch.paused {
+        Some(Some(pause)) => {
+            if let Some(reason) = &pause.reason {
+                details.insert("reason".into(), json!(reason));
+            }
+            "queue.pause"
+        }
+        Some(None) => "queue.resume",
+        None => "queue.set",
+    };
+    AuditEntry {
+        actor: by.into(),
+        action: action.into(),
+        target: name.into(),
+        details: Value::Object(details),
+        count: 1,
+    }
+}
+
+pub fn limit_audit(scope: &Scope, limit: &Limit, by: &str) -> AuditEntry {
+    let target = match scope {
+        Scope::System => "system".to_owned(),
+        other => format!("{} {}", other.word(), other.parts().1),
+    };
+    AuditEntry { actor: by.into(), action: "limit.set".into(), target, details: json!(limit), count: 1 }
+}

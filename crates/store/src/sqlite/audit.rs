@@ -1,0 +1,43 @@
+//! Every act of a person or key.
+
+use faena_domain::{AuditRow, Timestamp};
+use rusqlite::Connection;
+
+use super::writer::Tx;
+use crate::{AuditEntry, AuditFilter, Result};
+
+pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached("INSERT INTO audit (at, actor, action, target, details, count) VALUES (?, ?, ?, ?, ?, ?)")?
+        .execute((
+            now.as_ms(),
+            &entry.actor,
+            &entry.action,
+            &entry.target,
+            entry.details.to_string(),
+            i64::try_from(entry.count).unwrap_or(i64::MAX),
+        ))?;
+    Ok(())
+}
+
+pub fn list(connection: &Connection, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT sequence, at, actor, action, target, details, count FROM audit
+         WHERE (?1 IS NULL OR sequence < ?1) AND (?2 IS NULL OR actor = ?2) AND (?3 IS NULL OR action = ?3)
+           AND (?4 IS NULL OR target = ?4)
+         ORDER BY sequence DESC LIMIT ?5",
+    )?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = statement.query_map((filter.before, &filter.actor, &filter.action, &filter.target, limit), |row| {
+        Ok(AuditRow {
+            sequence: row.get(0)?,
+            at: Timestamp::from_ms(row.get(1)?),
+            actor: row.get(2)?,
+            action: row.get(3)?,
+            target: row.get(4)?,
+            details: serde_json::from_str(&row.get::<_, String>(5)?).unwrap_or_default(),
+            count: u64::try_from(row.get::<_, i64>(6)?).unwrap_or(0),
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
