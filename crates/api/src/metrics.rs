@@ -10,11 +10,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::Timestamp;
-use faena_engine::breaker::BreakerState;
+use faena_engine::{breaker::BreakerState, guardian::Check};
 use faena_store::Tally;
 use prometheus_client::{
     encoding::text::encode,
-    metrics::{counter::ConstCounter, family::Family, gauge::Gauge},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::Gauge,
+    },
     registry::Registry,
 };
 
@@ -56,6 +60,12 @@ fn workers(api: &Api, registry: &mut Registry) {
     let failures = ConstCounter::new(workers.dispatch_failures.load(Ordering::Relaxed));
     registry.register("dispatch_failures", "Jobs that a worker was handed and did not take or start", failures);
     let stale = ConstCounter::new(api.engine.desk.stale_reports.load(Ordering::Relaxed));
+    let acts = Family::<Labels, Counter>::default();
+    for check in Check::ALL {
+        let label = vec![("check", check.as_str().to_owned())];
+        acts.get_or_create(&label).inc_by(api.engine.acts.of(check));
+    }
+    registry.register("guardian_acts", "What the guardian of this node had to do, by what it watches", acts);
     registry.register("stale_reports", "Reports that were refused: too late, or about a job in other hands", stale);
 }
 

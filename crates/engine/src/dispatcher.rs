@@ -224,7 +224,7 @@ impl Dispatcher {
         let (handled, more) = self.keep_full(&plan, &claims);
         let limited = claims.iter().flat_map(|claim| claim.limited.iter().copied()).collect();
         let next_at = self.lanes.hold_back(limited, openings);
-        self.hand_out(engine, plan, claims).await;
+        self.hand_out(engine, plan, claims, now).await;
         Ok(Round { handled, more: more && self.wanted() > 0, next_at })
     }
 
@@ -295,8 +295,7 @@ impl Dispatcher {
         (handled, more)
     }
 
-    async fn hand_out(&self, engine: &Engine, plan: Plan, claims: Vec<Claim>) {
-        let now = Timestamp::now();
+    async fn hand_out(&self, engine: &Engine, plan: Plan, claims: Vec<Claim>, now: Timestamp) {
         let mut deliveries = Vec::new();
         for ((ask, taker), claim) in plan.asks.into_iter().zip(plan.takers).zip(claims) {
             let count = claim.jobs.len();

@@ -8,21 +8,22 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId, WorkerState};
-use faena_store::{CancelOutcome, NodeInfo, Signal, Store, StoreError, Submitted};
+use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId};
+use faena_store::{CancelOutcome, NodeInfo, RunEnd, Signal, Store, StoreError, Submitted};
+use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast::error::RecvError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Beats, Bus, EngineConfig, Roles, Round,
+    Beats, Bus, EngineConfig, Round,
     address::AddressRule,
     builtin::{self, BuiltIn, HttpCaller, Worker},
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
     driver::Driver,
-    handlers,
-    held::Hands,
+    guardian, handlers,
+    held::{Hands, Held},
     nodes, poller,
     pool::Pools,
     promoter, recorder,
@@ -55,8 +56,10 @@ pub struct Engine {
     idle: Arc<AtomicUsize>,
     drain: CancellationToken,
     pub(crate) promote: Arc<Notify>,
-    pub(crate) recover: Arc<Notify>,
-    touch: nodes::Touch,
+    pub(crate) touch: nodes::Touch,
+    /// What the guardian has done.
+    pub acts: guardian::Acts,
+    pub(crate) agenda: guardian::Agenda,
     /// Loops that bring in new work end first, those that report last.
     intake: Driver,
     outgoing: Driver,
@@ -80,8 +83,6 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 const RECONCILE: Duration = Duration::from_secs(15);
-/// How long workers that have ended are remembered.
-const FORGET_WORKERS: Duration = Duration::from_secs(24 * 3_600);
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, StoreError> {
@@ -93,8 +94,20 @@ impl Engine {
         if engine.config.roles.worker {
             engine.builtin.admit(&engine, now).await?;
         }
-        engine.clone().start_loops();
+        engine.start_loops();
         Ok(engine)
+    }
+
+    /// An engine in which nothing runs by itself: its time is the caller's, who takes every `turn`. For simulations.
+    pub async fn at_rest(
+        store: Arc<dyn Store>,
+        config: EngineConfig,
+        now: Timestamp,
+    ) -> Result<Arc<Engine>, StoreError> {
+        let node = NodeId::new();
+        let info = NodeInfo { id: node, name: config.node_name.clone() };
+        store.node_join(info, ms(config.node_lease), now).await?;
+        Ok(Arc::new(Engine::new(store, config, node)))
     }
 
     fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Engine {
@@ -168,8 +181,9 @@ impl Engine {
             idle,
             drain,
             promote: Arc::new(Notify::new()),
-            recover: Arc::new(Notify::new()),
             touch: nodes::Touch::default(),
+            acts: guardian::Acts::default(),
+            agenda: guardian::Agenda::default(),
             intake,
             outgoing,
             slots: TaskTracker::new(),
@@ -177,62 +191,52 @@ impl Engine {
     }
 
     /// Everything that runs, in the order in which a job meets it.
-    fn start_loops(self: Arc<Engine>) {
-        let Roles { engine: moves, .. } = self.config.roles;
+    fn loops(&self) -> Vec<Loop> {
         let poll = if self.store.engine() == "sqlite" { POLL_SQLITE } else { POLL_POSTGRES };
         let beat = self.config.worker_heartbeat / 2;
         let guard = self.config.guardian_interval;
-        let none = || Arc::new(Notify::new());
-        if moves {
-            let promote = self.promote.clone();
-            self.run(&self.intake, "promoter", SAFETY, promote, |e, now| async move {
-                promoter::run_once(&*e.store, now).await
-            });
-        }
-        self.run(&self.intake, "dispatcher", SAFETY, self.lanes.nudge.clone(), |e, now| async move {
-            e.dispatcher.run_once(&e, now).await
-        });
-        self.run(&self.outgoing, "recorder", SAFETY, self.recorder_nudge.clone(), |e, now| async move {
-            recorder::run_once(&*e.store, &e.hands, &e.bus, e.node_id(), now).await
-        });
-        self.run(&self.outgoing, "reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
-            e.reporter.run_once(&*e.store, now).await
-        });
-        self.run(
-            &self.outgoing,
-            "keeper",
-            beat,
-            self.workers.news.clone(),
-            |e, now| async move { keep(&e, now).await },
-        );
-        self.run(&self.outgoing, "guardian", guard, self.workers.watch.clone(), |e, now| async move {
-            e.look_after(now).await
-        });
-        self.run(&self.intake, "poller", poll, none(), |e, now| async move { poller::run_once(&e, now).await });
         let lease = self.config.node_lease / 3;
-        self.run(&self.outgoing, "lease", lease, none(), |e, now| async move { renew(&e, now).await });
-        self.run(&self.outgoing, "reconciler", RECONCILE, none(), |e, now| async move { reconcile(&e, now).await });
-        if moves {
-            self.run(&self.intake, "recovery", SAFETY, self.recover.clone(), |e, now| async move {
-                let lease_ms = ms(e.config.node_lease);
-                nodes::run_once(&*e.store, &e.touch, lease_ms, e.config.patience(), now).await
-            });
-            self.run(&self.intake, "sweeper", guard, none(), |e, now| async move { sweep(&e, now).await });
-            self.run(
-                &self.intake,
-                "handlers",
-                guard,
-                none(),
-                |e, now| async move { handlers::run_once(&e, now).await },
-            );
-            self.run(&self.intake, "retention", Duration::from_secs(60), none(), |e, now| async move {
+        let none = || Arc::new(Notify::new());
+        let mut loops = Vec::new();
+        let mut add = |loop_: Loop| loops.push(loop_);
+        if self.config.roles.engine {
+            add(Loop::intake("promoter", SAFETY, self.promote.clone(), |e, now| async move {
+                promoter::run_once(&*e.store, now).await
+            }));
+        }
+        add(Loop::intake("dispatcher", SAFETY, self.lanes.nudge.clone(), |e, now| async move {
+            e.dispatcher.run_once(&e, now).await
+        }));
+        add(Loop::outgoing("recorder", SAFETY, self.recorder_nudge.clone(), |e, now| async move {
+            recorder::run_once(&*e.store, &e.hands, &e.bus, e.node_id(), now).await
+        }));
+        add(Loop::outgoing("reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
+            e.reporter.run_once(&*e.store, now).await
+        }));
+        add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move { keep(&e, now).await }));
+        add(Loop::outgoing("guardian", guard, self.workers.watch.clone(), |e, now| async move { e.guard(now).await }));
+        add(Loop::intake("poller", poll, none(), |e, now| async move { poller::run_once(&e, now).await }));
+        add(Loop::outgoing("lease", lease, none(), |e, now| async move { renew(&e, now).await }));
+        add(Loop::outgoing("reconciler", RECONCILE, none(), |e, now| async move { reconcile(&e, now).await }));
+        if self.config.roles.engine {
+            add(Loop::intake("handlers", guard, none(), |e, now| async move { handlers::run_once(&e, now).await }));
+            add(Loop::intake("retention", Duration::from_secs(60), none(), |e, now| async move {
                 retention::run_once(&*e.store, &e.config.retention, now).await
-            });
+            }));
         }
         if !self.pools.is_empty() {
-            self.run(&self.intake, "pools", SAFETY, self.workers.pools.clone(), |e, now| async move {
+            add(Loop::intake("pools", SAFETY, self.workers.pools.clone(), |e, now| async move {
                 e.pools.run_once(&e, now).await
-            });
+            }));
+        }
+        loops
+    }
+
+    fn start_loops(self: &Arc<Engine>) {
+        for Loop { name, period, nudge, brings_work, round } in self.loops() {
+            let driver = if brings_work { &self.intake } else { &self.outgoing };
+            let engine = self.clone();
+            driver.start(name, period, nudge, move |now| round(engine.clone(), now));
         }
         if self.config.roles.worker {
             for _ in 0..self.config.concurrency {
@@ -242,18 +246,12 @@ impl Engine {
         self.listen();
     }
 
-    fn run<Fut>(
-        self: &Arc<Engine>,
-        driver: &Driver,
-        name: &'static str,
-        period: Duration,
-        nudge: Arc<Notify>,
-        round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
-    ) where
-        Fut: Future<Output = Result<Round, StoreError>> + Send,
-    {
-        let engine = self.clone();
-        driver.start(name, period, nudge, move |now| round(engine.clone(), now));
+    /// One round of the loop `name`, at a time of the caller's choice.
+    pub async fn turn(self: &Arc<Engine>, name: &str, now: Timestamp) -> Result<Round, StoreError> {
+        match self.loops().into_iter().find(|known| known.name == name) {
+            Some(known) => (known.round)(self.clone(), now).await,
+            None => Err(StoreError::Broken(format!("there is no loop {name}"))),
+        }
     }
 
     pub async fn submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>, StoreError> {
@@ -289,6 +287,11 @@ impl Engine {
                 () = tokio::time::sleep(Duration::from_millis(100)) => {}
             }
         }
+    }
+
+    /// A job leaves this process's hands.
+    pub(crate) fn hand_in(&self, held: &Held, end: RunEnd) {
+        self.hands.let_go(held, end, |end| self.reporter.push(end, None));
     }
 
     /// Tells whoever has this job here to stop it, and sees to it that this is heeded.
@@ -342,7 +345,11 @@ impl Engine {
                 let signal = tokio::select! { () = stop.cancelled() => break, signal = signals.recv() => signal };
                 match signal {
                     Ok(Signal::Ready(lane)) => engine.lanes.add(lane),
-                    Ok(Signal::Waiting) => engine.promote.notify_one(),
+                    Ok(Signal::Waiting) => {
+                        engine.promote.notify_one();
+                        engine.agenda.look_for_expired();
+                        engine.workers.watch.notify_one();
+                    }
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
                     Ok(Signal::Room) => engine.lanes.open_limited(),
                     Ok(Signal::Rules) => engine.rules_changed().await,
@@ -408,6 +415,45 @@ impl Engine {
     }
 }
 
+type RoundOf = Box<dyn Fn(Arc<Engine>, Timestamp) -> BoxFuture<'static, Result<Round, StoreError>> + Send>;
+
+/// One loop: how often it looks at the least, what wakes it, what it does.
+struct Loop {
+    name: &'static str,
+    period: Duration,
+    nudge: Arc<Notify>,
+    /// It ends first when the engine stops.
+    brings_work: bool,
+    round: RoundOf,
+}
+
+impl Loop {
+    fn intake<Fut>(
+        name: &'static str,
+        period: Duration,
+        nudge: Arc<Notify>,
+        round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
+    ) -> Loop
+    where
+        Fut: Future<Output = Result<Round, StoreError>> + Send + 'static,
+    {
+        let round: RoundOf = Box::new(move |engine, now| Box::pin(round(engine, now)));
+        Loop { name, period, nudge, brings_work: true, round }
+    }
+
+    fn outgoing<Fut>(
+        name: &'static str,
+        period: Duration,
+        nudge: Arc<Notify>,
+        round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
+    ) -> Loop
+    where
+        Fut: Future<Output = Result<Round, StoreError>> + Send + 'static,
+    {
+        Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
+    }
+}
+
 async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let limits = (ms(engine.config.reconnect_grace), ms(engine.config.worker_heartbeat));
     let built_in = engine.builtin.tell(engine, now).await?;
@@ -419,22 +465,6 @@ async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         tokio::time::sleep(keeper::GATHER).await;
     }
     Ok(Round { handled: round.handled + built_in, ..round })
-}
-
-/// Gives up the workers that no living node looks after, when their time is up.
-async fn sweep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let forget_before = now.plus_ms(-ms(FORGET_WORKERS));
-    let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), forget_before, now).await?;
-    for lost in &swept.lost {
-        let jobs = lost.freed.orphaned + lost.freed.returned;
-        tracing::warn!(worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
-        engine.bus.worker(&lost.key, WorkerState::Terminated, Some("lost"), now);
-        if let Some(worker) = engine.workers.find(lost.id) {
-            worker.close("it was given up for lost");
-            engine.workers.drop_worker(&worker, &engine.hands);
-        }
-    }
-    Ok(Round { handled: swept.lost.len(), more: swept.more, next_at: swept.next_at })
 }
 
 async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {

@@ -79,9 +79,10 @@ impl Inner {
 impl Held {
     fn new(job: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> Held {
         Held {
+            // It may have become ready after the round began that claimed it.
+            claimed_at: claimed_at.max(job.ready_at),
             job,
             kind,
-            claimed_at,
             worker,
             connection: Mutex::new(None),
             cancel: CancellationToken::new(),
@@ -261,6 +262,14 @@ impl Hands {
 
     pub fn next_in_line(&self) -> Option<Arc<Held>> {
         self.inner.lock().line.pop_front()
+    }
+
+    /// Takes out of the line what has stood there since `before`, and says since when the next has.
+    pub fn late_in_line(&self, before: Timestamp) -> (Vec<Arc<Held>>, Option<Timestamp>) {
+        let mut inner = self.inner.lock();
+        let late = inner.line.iter().take_while(|held| held.claimed_at <= before).count();
+        let late = inner.line.drain(..late).collect();
+        (late, inner.line.front().map(|held| held.claimed_at))
     }
 
     pub fn waiting(&self) -> usize {

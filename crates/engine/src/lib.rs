@@ -17,6 +17,7 @@ mod recorder;
 mod promoter;
 mod retention;
 mod nodes;
+pub mod guardian;
 mod handlers;
 mod pool;
 mod poller;

@@ -1,4 +1,4 @@
-//! Moves what is due: delayed and retrying jobs become ready, expired ones fail.
+//! Moves what is due: delayed and retrying jobs become ready, those that wait for parents look again.
 //!
 //! Sleeps until the next due time; whoever puts something off nudges it. Safe on every node at once: the store skips what
 //! another node has in its hands.

@@ -83,9 +83,12 @@ pub trait Store: Send + Sync + 'static {
     /// Removes a job that nobody runs, with all that belongs to it.
     async fn job_delete(&self, id: JobId) -> Result<()>;
 
-    /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, expired ones fail, those that
-    /// wait for parents are looked at again.
+    /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, those that wait for parents are
+    /// looked at again.
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due>;
+
+    /// Fails up to `limit` jobs that are past their expiry and in nobody's hands. One that is may finish.
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due>;
 
     /// Removes up to `limit` finished jobs that are older than their retention; PostgreSQL also makes the partitions of the
     /// coming days and drops the empty ones.

@@ -148,12 +148,6 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
-            "name": "recovery",
-            "status": "healthy"
-          },
-          {
-            "handled": null,
-            "lastBeatAt": "<time>",
             "name": "reporter",
             "status": "healthy"
           },
@@ -161,12 +155,6 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
             "handled": null,
             "lastBeatAt": "<time>",
             "name": "retention",
-            "status": "healthy"
-          },
-          {
-            "handled": null,
-            "lastBeatAt": "<time>",
-            "name": "sweeper",
             "status": "healthy"
           }
         ],

@@ -7,8 +7,8 @@
 mod connected;
 mod desk;
 mod door;
-mod guardian;
 pub(crate) mod keeper;
+pub(crate) mod watch;
 
 use std::{
     collections::HashMap,

@@ -20,11 +20,8 @@ use crate::{
 };
 
 pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due> {
-    let mut due = Due::default();
-    expire(shared, limit, now, &mut due).await?;
     let promoted = promote_due(shared, limit, now).await?;
-    due.promoted = promoted;
-    due.more |= promoted == limit;
+    let mut due = Due { promoted, more: promoted == limit, ..Due::default() };
     look_at_parents(shared, limit, now, &mut due).await?;
     let client = shared.client().await?;
     let next = read::next_due_at(&client).await;
@@ -71,16 +68,25 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
     Ok(count)
 }
 
-async fn expire(shared: &Shared, limit: usize, now: Timestamp, due: &mut Due) -> Result<()> {
+pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due> {
+    let next_at = next_expiry_at(shared).await?;
+    if next_at.is_none_or(|at| at > now) {
+        return Ok(Due { next_at, ..Due::default() });
+    }
     let client = shared.begin().await?;
     let result = expire_in(&client, shared.own_shard(), limit, now).await;
     let (seen, expired) = client.end(result).await?;
-    due.more |= seen == limit;
-    due.expired = expired.len();
     if !expired.is_empty() {
         family::tell_children(shared, &expired, now).await?;
     }
-    Ok(())
+    let next_at = next_expiry_at(shared).await?;
+    Ok(Due { expired: expired.len(), more: seen == limit, next_at, ..Due::default() })
+}
+
+async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
+    let client = shared.client().await?;
+    let next = read::next_expiry_at(&client).await;
+    client.keep(next)
 }
 
 async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) -> Result<(usize, Vec<JobId>)> {

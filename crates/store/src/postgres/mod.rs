@@ -249,6 +249,10 @@ impl Store for Postgres {
         self.shared.retrying(|| due::promote(&self.shared, limit, now)).await
     }
 
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due> {
+        self.shared.retrying(|| due::expire(&self.shared, limit, now)).await
+    }
+
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
         self.shared.retrying(|| due::prune(&self.shared, retention, limit, now)).await
     }

@@ -124,11 +124,12 @@ fn total_of(row: &Row, column: usize) -> Option<u32> {
 }
 
 pub async fn next_due_at(client: &Object) -> Result<Option<Timestamp>> {
-    let statement = client
-        .prepare_cached(
-            "SELECT least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry))",
-        )
-        .await?;
+    let statement = client.prepare_cached("SELECT min(due_at) FROM faena.waiting").await?;
+    Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
+}
+
+pub async fn next_expiry_at(client: &Object) -> Result<Option<Timestamp>> {
+    let statement = client.prepare_cached("SELECT min(expires_at) FROM faena.expiry").await?;
     Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
 }
 

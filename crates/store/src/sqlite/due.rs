@@ -19,8 +19,6 @@ use crate::{
 pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
     let mut due = Due::default();
     let mut deltas = Deltas::default();
-    expire(tx, limit, now, &mut due, &mut deltas)?;
-
     let rows: Vec<(LaneId, i16, Uuid, i64, bool, u32)> = tx
         .connection
         .prepare_cached(
@@ -30,7 +28,7 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
             Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    due.more |= rows.len() == limit;
+    due.more = rows.len() == limit;
     for (lane, state, id, due_at, blocked, retry_count) in rows {
         let id = JobId(id);
         if blocked {
@@ -49,13 +47,15 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
     Ok(due)
 }
 
-fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Deltas) -> Result<()> {
+pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
+    let mut deltas = Deltas::default();
+    let mut expired = 0;
     let rows: Vec<(i64, Uuid)> = tx
         .connection
         .prepare_cached("SELECT expires_at, id FROM expiry WHERE expires_at <= ? ORDER BY expires_at, id LIMIT ?")?
         .query_map((now.as_ms(), limit as i64), |r| Ok((r.get(0)?, r.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    due.more |= rows.len() == limit;
+    let more = rows.len() == limit;
     for (expires_at, id) in rows {
         let id = JobId(id);
         tx.connection
@@ -73,10 +73,11 @@ fn expire(tx: &Tx, limit: usize, now: Timestamp, due: &mut Due, deltas: &mut Del
         put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
         forget(tx, id, Leave::Over)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
-        tell_children(tx, vec![id], deltas, now)?;
-        due.expired += 1;
+        tell_children(tx, vec![id], &mut deltas, now)?;
+        expired += 1;
     }
-    Ok(())
+    apply(tx, deltas);
+    Ok(Due { expired, more, next_at: read::next_expiry_at(tx.connection)?, ..Due::default() })
 }
 
 /// Fails jobs that have waited in line for too long for somebody who can run them.

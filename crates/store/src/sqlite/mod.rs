@@ -257,6 +257,15 @@ impl Store for Sqlite {
         self.writer.call(move |tx| due::promote(tx, limit, now)).await
     }
 
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due> {
+        // SQLite: mostly there is nothing to do; a look is enough to know, and when to look again.
+        let next_at = self.read(|connection, _| read::next_expiry_at(connection)).await?;
+        if next_at.is_none_or(|at| at > now) {
+            return Ok(Due { next_at, ..Due::default() });
+        }
+        self.writer.call(move |tx| due::expire(tx, limit, now)).await
+    }
+
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
         let retention = retention.clone();
         self.writer.call(move |tx| due::prune(tx, &retention, limit, now)).await

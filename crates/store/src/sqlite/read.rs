@@ -136,11 +136,14 @@ pub fn line_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Op
 }
 
 pub fn next_due_at(connection: &Connection) -> Result<Option<Timestamp>> {
-    let next: Option<i64> = connection
-        .prepare_cached(
-            "SELECT min(at) FROM (SELECT min(due_at) AS at FROM waiting UNION ALL SELECT min(expires_at) FROM expiry)",
-        )?
-        .query_row([], |row| row.get(0))?;
+    let next: Option<i64> =
+        connection.prepare_cached("SELECT min(due_at) FROM waiting")?.query_row([], |row| row.get(0))?;
+    Ok(next.map(Timestamp::from_ms))
+}
+
+pub fn next_expiry_at(connection: &Connection) -> Result<Option<Timestamp>> {
+    let next: Option<i64> =
+        connection.prepare_cached("SELECT min(expires_at) FROM expiry")?.query_row([], |row| row.get(0))?;
     Ok(next.map(Timestamp::from_ms))
 }
 
@@ -182,7 +185,13 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
              LIMIT 1"
         ))?
         .exists([])?;
-    Ok(Poll { ready_lanes, cancels, next_due_at: next_due_at(connection)?, nodes: 1, orphans })
+    Ok(Poll {
+        ready_lanes,
+        cancels,
+        next_due_at: next_due_at(connection)?.into_iter().chain(next_expiry_at(connection)?).min(),
+        nodes: 1,
+        orphans,
+    })
 }
 
 pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobView>> {

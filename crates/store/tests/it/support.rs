@@ -344,8 +344,12 @@ impl World {
 
     // ---- time and people
 
+    /// What time brings: jobs expire, jobs become ready.
     pub async fn promote(&self, ms: i64) -> Due {
-        self.store.job_promote(1_000, self.at(ms)).await.unwrap()
+        let expired = self.store.job_expire(1_000, self.at(ms)).await.unwrap();
+        let due = self.store.job_promote(1_000, self.at(ms)).await.unwrap();
+        let next_at = due.next_at.into_iter().chain(expired.next_at).min();
+        Due { expired: expired.expired, more: due.more || expired.more, next_at, ..due }
     }
 
     pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {

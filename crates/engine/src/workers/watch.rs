@@ -10,7 +10,7 @@ use faena_domain::{ErrorReason, Failure, NodeId, Timestamp, WorkerState};
 use faena_store::{NoteKind, RunNote, StoreError, WorkerEnd};
 
 use super::{Connected, Door, ReportKind, connected::Stopping};
-use crate::{Engine, Round, config::ms, held::Held};
+use crate::{Engine, Round, config::ms, guardian::Check, held::Held};
 
 /// How long a handler may take to stop after it was told to.
 const STOP_MS: i64 = 10_000;
@@ -29,20 +29,14 @@ impl Next {
     }
 }
 
-impl Engine {
-    /// One look at everything that workers have in hand, at a time of the caller's choice.
-    pub async fn look_after(&self, now: Timestamp) -> Result<Round, StoreError> {
-        run_once(self, now).await
-    }
-}
-
-async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let mut next = Next(None);
     let mut handled = 0;
     for worker in engine.workers.all() {
         if let Some(reason) = lost(engine, &worker, &mut next, now) {
             let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
             engine.worker_ends(&worker, end, &reason, now).await?;
+            engine.acts.count(Check::Workers, 1);
             handled += 1;
             continue;
         }
@@ -98,6 +92,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
                 "a job was taken from its worker: {reason}"
             );
             next.is_due(now.plus_ms(STOP_MS), now);
+            engine.acts.count(Check::Jobs, 1);
             handled += 1;
         }
     }
