@@ -67,6 +67,7 @@ pub fn router(api: Api) -> Router {
         .route("/batch", post(rest::jobs::create_batch))
         .route("/bulk/{action}", post(rest::bulk::bulk))
         .route("/{id}", get(rest::jobs::show).patch(rest::patch::patch).delete(rest::jobs::delete))
+        .route("/{id}/why", get(rest::jobs::why))
         .route("/{id}/cancel", post(rest::jobs::cancel))
         .route("/{id}/retry", post(rest::jobs::retry))
         .route("/{id}/events", get(rest::events::events));

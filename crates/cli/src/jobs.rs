@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
-use faena_domain::{JobState, JobView, Timestamp};
+use faena_domain::{JobState, JobView, Timestamp, Why};
 use faena_wire::{Changed, JobList};
 use reqwest::Method;
 
@@ -18,6 +18,8 @@ pub enum Command {
     Show(One),
     /// Follow one job to its end
     Watch(One),
+    /// Say why a job is not running, what it is doing, or how it ended
+    Why(One),
     /// Cancel a job; one that runs is told to stop
     Cancel(One),
     /// Give a failed or cancelled job new tries
@@ -72,6 +74,16 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Watch(one) => watch::watch(&Client::new(&one.connection)?, &one.id, one.connection.json).await,
+        Command::Why(one) => {
+            let client = Client::new(&one.connection)?;
+            let request = client.request(Method::GET, &format!("/api/v1/jobs/{}/why", one.id));
+            if one.connection.json {
+                print(&client.text(request).await?);
+            } else {
+                print(&explain(&client.call(request).await?));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Cancel(one) => change(one, "cancel").await,
         Command::Retry(one) => change(one, "retry").await,
     }
@@ -136,6 +148,13 @@ async fn show_list(list: List) -> Result<ExitCode, Problem> {
     let more = found.next_cursor.map(|id| format!("; more with --cursor {id}")).unwrap_or_default();
     print(&format!("{} of {} jobs{more}", found.jobs.len(), found.total));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The reasons, one per line.
+fn explain(why: &Why) -> String {
+    let mut lines = vec![format!("{} is {}", why.job_id, why.status)];
+    lines.extend(why.reasons.iter().map(|reason| format!("  {:<16} {}", reason.code, reason.message)));
+    lines.join("\n")
 }
 
 /// A job for people: what it is, how it stands, what happened.

@@ -14,6 +14,7 @@ mod retry;
 mod rules;
 mod time;
 mod webhook;
+mod why;
 mod worker;
 pub mod worker_state;
 
@@ -28,5 +29,6 @@ pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::Timestamp;
 pub use webhook::{WebhookAttempt, WebhookState, WebhookView};
+pub use why::{Reason, Why};
 pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

@@ -23,6 +23,7 @@ mod pool;
 mod poller;
 pub mod address;
 mod builtin;
+mod why;
 mod engine;
 
 pub use beats::{Beat, Beats};

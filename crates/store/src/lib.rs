@@ -37,9 +37,9 @@ pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured, Counts, Due, Filter, HeldJob,
-    JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, Page, Patience, Poll, QueuePatch, Recovered,
-    Retention, RunEnd, RunNote, Signal, StoreOptions, StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd,
-    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, OwnerStanding, Page, Patience, Poll,
+    QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal, Standing, StoreOptions, StoredLimit, Submitted, Swept,
+    Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -96,6 +96,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// The job whole, with its log and steps.
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
+
+    /// Where it stands among others.
+    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>>;
 
     /// Jobs that match, newest first, without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;

@@ -565,6 +565,38 @@ pub struct QueuePatch {
     pub paused: Option<Option<Pause>>,
 }
 
+/// Where a job stands among others, for whoever wants to know why it is not running.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Standing {
+    /// Ready jobs of its queue that go before it, counted up to `Standing::MOST_AHEAD`.
+    pub ahead: u64,
+    /// What it waits for; `None`: that was deleted.
+    pub parents: Vec<(JobId, Option<JobState>)>,
+    /// Jobs with its concurrencyKey that are in somebody's hands, and the first of them.
+    pub key_held: u64,
+    pub key_holders: Vec<JobId>,
+    /// When its key's rate lets the next one go.
+    pub key_opens_at: Option<Timestamp>,
+    pub owner: Option<OwnerStanding>,
+    /// Since when somebody wants it cancelled, and why.
+    pub cancel: Option<(Timestamp, String)>,
+}
+
+impl Standing {
+    pub const MOST_AHEAD: u64 = 10_000;
+    pub(crate) const MOST_NAMED: usize = 10;
+}
+
+/// Who has a job in hand, as far as the database knows.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OwnerStanding {
+    pub claimed_at: Timestamp,
+    /// The server that looks after it, while that is on record.
+    pub server: Option<String>,
+    /// Until when the server's last sign of life is good. `None`: nobody's is; it is about to be freed.
+    pub lease_until: Option<Timestamp>,
+}
+
 /// One act of a person or key.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AuditEntry {

@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use faena_domain::{Fault, JobId, JobState, JobView, NewJob, Timestamp};
+use faena_domain::{Fault, JobId, JobState, JobView, NewJob, Timestamp, Why};
 use faena_engine::CancelAnswer;
 use faena_store::StoreError;
 use faena_wire::{Changed, Created, CreatedBatch, Success};
@@ -176,6 +176,11 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<J
     let id = parse_id(&id)?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     Ok(Json(api.shown(job)))
+}
+
+pub async fn why(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Why>> {
+    let id = parse_id(&id)?;
+    Ok(Json(api.engine.why(id, Timestamp::now()).await?.ok_or(StoreError::NotFound(id))?))
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {

@@ -359,6 +359,11 @@ impl Connected {
         self.standing.lock().breaker.state(now)
     }
 
+    /// When its breaker lets jobs pass again, if it does not now.
+    pub fn breaker_opens_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.standing.lock().breaker.opens_at(now)
+    }
+
     /// Jobs in hand, and slots taken by handlers that do not stop.
     pub fn load(&self) -> (usize, usize) {
         let standing = self.standing.lock();

@@ -132,7 +132,7 @@ impl Workers {
     }
 
     /// A job that was handed to this worker did not get through to it.
-    pub(crate) fn dispatch_failed(&self, worker: &Connected, now: Timestamp) {
+    pub fn dispatch_failed(&self, worker: &Connected, now: Timestamp) {
         self.dispatch_failures.fetch_add(1, Ordering::Relaxed);
         let opened = {
             let mut standing = worker.standing.lock();

@@ -7,5 +7,6 @@ mod http;
 mod runs;
 mod shell;
 mod stop;
+mod why;
 mod world;
 mod workers;

@@ -17,6 +17,7 @@ mod nodes;
 mod notify;
 mod read;
 mod rules;
+mod standing;
 mod submit;
 mod workers;
 
@@ -34,9 +35,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
-    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
-    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, rules::RuleCache,
+    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
+    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerNews, WorkerStanding, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -259,6 +260,10 @@ impl Store for Postgres {
 
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
         self.shared.retrying(|| read::get(&self.shared, id)).await
+    }
+
+    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>> {
+        self.shared.retrying(|| standing::standing(&self.shared, id)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {

@@ -9,6 +9,7 @@ mod free;
 mod nodes;
 mod read;
 mod rules;
+mod standing;
 mod submit;
 mod workers;
 mod writer;
@@ -26,9 +27,9 @@ use tokio::sync::broadcast;
 
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
-    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
-    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
+    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
+    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
 };
 use writer::Writer;
 
@@ -273,6 +274,10 @@ impl Store for Sqlite {
 
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
         self.read(move |connection, shared| read::get(connection, shared, id)).await
+    }
+
+    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>> {
+        self.read(move |connection, shared| standing::standing(connection, shared, id)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {

@@ -1,0 +1,353 @@
+//! Every reason that a job can have for being where it is, each with its facts.
+
+use std::sync::Arc;
+
+use faena_domain::{
+    Failure, JobId, JobState, Limit, NewJob, NodeId, Pause, Progress, Rate, Reason, Scope, Timestamp, Why, WorkerState,
+};
+use faena_engine::{
+    EngineConfig, Roles,
+    workers::{Connected, Delivery, Door, Order, Registration, Report, ReportKind},
+};
+use faena_store::{ClaimAsk, NodeInfo, Owner, QueuePatch};
+
+use crate::world::{World, eventually, job, once, open_postgres};
+
+const KIND: &str = "elsewhere";
+
+/// A server that runs nothing itself.
+fn without_worker() -> EngineConfig {
+    EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() }
+}
+
+async fn connect(world: &World, key: &str, concurrency: u32) -> Arc<Connected> {
+    let registration = Registration {
+        worker_id: Some(key.into()),
+        capabilities: vec![KIND.into()],
+        concurrency: Some(concurrency),
+        ..Registration::default()
+    };
+    world.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await.unwrap().worker
+}
+
+async fn next_delivery(worker: &Connected) -> Delivery {
+    loop {
+        for order in worker.orders().await {
+            if let Order::Job(delivery) = order {
+                return delivery;
+            }
+        }
+    }
+}
+
+async fn tell(world: &World, worker: &Arc<Connected>, id: JobId, kind: ReportKind) {
+    let report = Report { job_id: id, run: None, kind };
+    world.engine.desk.take_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
+}
+
+async fn why(world: &World, id: JobId) -> Why {
+    why_at(world, id, Timestamp::now()).await
+}
+
+async fn why_at(world: &World, id: JobId, now: Timestamp) -> Why {
+    world.engine.why(id, now).await.unwrap().unwrap()
+}
+
+fn codes(why: &Why) -> Vec<&str> {
+    why.reasons.iter().map(|reason| reason.code.as_str()).collect()
+}
+
+/// The one reason of this kind.
+fn reason<'a>(why: &'a Why, code: &str) -> &'a Reason {
+    why.reasons.iter().find(|reason| reason.code == code).unwrap_or_else(|| panic!("no {code} in {why:#?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_job_has_no_reasons() {
+    let world = World::new().await;
+    assert_eq!(world.engine.why(JobId::new(), Timestamp::now()).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_for_later_waits_until_its_time() {
+    let world = World::new().await;
+    let until = Timestamp::now().plus_ms(3_600_000);
+    let mut later = NewJob::new("noop");
+    later.options.scheduled_at = Some(until);
+    let id = world.submit(later).await;
+    let why = why(&world, id).await;
+    assert_eq!((why.status, codes(&why)), (JobState::Pending, vec!["waits_until"]));
+    assert_eq!(why.reasons[0].facts["until"], until.to_string());
+    assert_eq!(why.summary, format!("it waits until {until}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_names_the_parents_that_have_not_completed() {
+    let world = World::with(without_worker()).await;
+    let parent = world.submit(NewJob::new(KIND)).await;
+    let mut child = NewJob::new(KIND);
+    child.options.depends_on = vec![parent];
+    let why = why(&world, world.submit(child).await).await;
+    assert_eq!(codes(&why), ["depends_on"]);
+    assert_eq!(why.reasons[0].facts["jobs"][0]["id"], parent.to_string());
+    assert_eq!(why.reasons[0].facts["jobs"][0]["status"], "QUEUED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_queue_says_who_paused_it_and_since_when() {
+    let world = World::new().await;
+    let at = Timestamp::now();
+    let pause = Pause { at, by: "ana".into(), reason: Some("the mail server is down".into()) };
+    let patch = QueuePatch { paused: Some(Some(pause)), ..QueuePatch::default() };
+    world.store.queue_set("default", patch, "ana", at).await.unwrap();
+    let id = world.submit(NewJob::new("noop")).await;
+    let why = why(&world, id).await;
+    let facts = &reason(&why, "queue_paused").facts;
+    assert_eq!((facts["by"].as_str(), facts["since"].as_str()), (Some("ana"), Some(at.to_string().as_str())));
+    assert!(why.summary.contains("the mail server is down"), "{why:#?}");
+    let resume = QueuePatch { paused: Some(None), ..QueuePatch::default() };
+    world.store.queue_set("default", resume, "ana", at).await.unwrap();
+    world.job_is(id, JobState::Completed).await;
+}
+
+async fn limited_by(scope: Scope, key: Option<&str>) {
+    let world = World::with(without_worker()).await;
+    let limit = Limit { concurrency: Some(1), rate: None };
+    world.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
+    let worker = connect(&world, "w", 5).await;
+    let mut one = NewJob::new(KIND);
+    one.options.concurrency_key = key.map(str::to_owned);
+    let first = world.submit(one.clone()).await;
+    let holder = next_delivery(&worker).await.held.job.id;
+    assert_eq!(holder, first);
+    let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
+    let why = why(&world, second).await;
+    assert_eq!(codes(&why), ["limit_reached"], "{why:#?}");
+    let facts = &why.reasons[0].facts;
+    assert_eq!(facts["scope"], scope.word());
+    assert_eq!(facts["name"].as_str(), Some(key.unwrap_or(scope.parts().1)));
+    assert_eq!((facts["limit"].as_u64(), facts["held"].as_u64()), (Some(1), Some(1)));
+    assert_eq!(facts["heldBy"][0], first.to_string());
+    tell(&world, &worker, first, ReportKind::Complete { result: None }).await;
+    assert_eq!(next_delivery(&worker).await.held.job.id, second, "its turn comes by itself");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_the_whole_system_names_its_holders() {
+    limited_by(Scope::System, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_a_queue_names_its_holders() {
+    limited_by(Scope::Queue("default".into()), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_a_type_names_its_holders() {
+    limited_by(Scope::Type(KIND.into()), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_a_key_names_its_holders() {
+    limited_by(Scope::Key("tenant-*".into()), Some("tenant-7")).await;
+}
+
+async fn rate_limited_by(scope: Scope, key: Option<&str>) {
+    let world = World::with(without_worker()).await;
+    let limit = Limit { concurrency: None, rate: Some(Rate { count: 1, period_ms: 3_600_000 }) };
+    world.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
+    let worker = connect(&world, "w", 5).await;
+    let mut one = NewJob::new(KIND);
+    one.options.concurrency_key = key.map(str::to_owned);
+    let first = world.submit(one.clone()).await;
+    next_delivery(&worker).await;
+    let started = Timestamp::now();
+    tell(&world, &worker, first, ReportKind::Complete { result: None }).await;
+    let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
+    let why = eventually("the rate is used up", async || {
+        let why = why(&world, second).await;
+        (codes(&why) == ["rate_reached"]).then_some(why)
+    })
+    .await;
+    let next = why.reasons[0].facts["nextAt"].as_str().and_then(Timestamp::parse).unwrap();
+    let wait_ms = next.ms_since(started);
+    assert!((3_500_000..=3_600_001).contains(&wait_ms), "the next slot of the rate is in about an hour: {wait_ms}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_of_a_queue_says_when_the_next_may_start() {
+    rate_limited_by(Scope::Queue("default".into()), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_of_a_key_says_when_the_next_may_start() {
+    rate_limited_by(Scope::Key("tenant-7".into()), Some("tenant-7")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_type_that_nobody_can_run_is_named() {
+    let world = World::new().await;
+    let why = why(&world, world.submit(NewJob::new("fly.to.the.moon")).await).await;
+    assert_eq!(codes(&why), ["no_worker"]);
+    assert_eq!(why.reasons[0].facts["type"], "fly.to.the.moon");
+    assert!(why.summary.contains("noop"), "what is there is named too: {}", why.summary);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_ahead_are_counted() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "w", 1).await;
+    world.submit(NewJob::new(KIND)).await;
+    next_delivery(&worker).await;
+    for _ in 0..3 {
+        world.submit(NewJob::new(KIND)).await;
+    }
+    let last = world.submit(NewJob::new(KIND)).await;
+    let why = why(&world, last).await;
+    assert_eq!(codes(&why), ["workers_busy", "jobs_ahead"], "{why:#?}");
+    let facts = &reason(&why, "jobs_ahead").facts;
+    assert_eq!((facts["jobs"].as_u64(), facts["exact"].as_bool()), (Some(3), Some(true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_drains_is_named() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "leaving", 1).await;
+    assert!(world.engine.worker_drain("leaving", true, Timestamp::now()).await.unwrap());
+    eventually("it drains", async || (worker.state() == WorkerState::Draining).then_some(())).await;
+    let id = world.submit(NewJob::new(KIND)).await;
+    let why = eventually("it is written down", async || {
+        let why = why(&world, id).await;
+        (codes(&why) == ["worker_draining"]).then_some(why)
+    })
+    .await;
+    assert_eq!(why.reasons[0].facts["workers"][0], "leaving");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_breaker_is_named_with_its_time() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "flaky", 10).await;
+    for _ in 0..5 {
+        world.engine.workers.dispatch_failed(&worker, Timestamp::now());
+    }
+    let id = world.submit(NewJob::new(KIND)).await;
+    let why = eventually("the breaker is written down", async || {
+        let why = why(&world, id).await;
+        (codes(&why) == ["breaker_open"]).then_some(why)
+    })
+    .await;
+    let facts = &why.reasons[0].facts;
+    assert_eq!(facts["workers"][0], "flaky");
+    let until = facts["until"].as_str().and_then(Timestamp::parse).unwrap();
+    assert!(until > Timestamp::now().plus_ms(20_000), "{until}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_worker_that_is_gone_says_when_it_is_freed() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "cut", 1).await;
+    let id = world.submit(NewJob::new(KIND)).await;
+    next_delivery(&worker).await;
+    let cut_at = Timestamp::now();
+    world.engine.worker_gone(&worker, false, cut_at).await;
+    let why = eventually("its absence is written down", async || {
+        let why = why(&world, id).await;
+        codes(&why).contains(&"worker_lost").then_some(why)
+    })
+    .await;
+    let facts = &reason(&why, "worker_lost").facts;
+    assert_eq!(facts["workerId"], "cut");
+    let at = facts["recoveryAt"].as_str().and_then(Timestamp::parse).unwrap();
+    assert!(at >= cut_at.plus_ms(10_000), "{at}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_server_that_is_gone_says_so() {
+    let world = World::over(open_postgres().await, without_worker()).await;
+    let id = world.submit(NewJob::new(KIND)).await;
+    let now = Timestamp::now();
+    let dead = NodeId::new();
+    world.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
+    let lanes = world.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
+    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 1, at_once: 1 };
+    world.store.job_claim(vec![ask], now).await.unwrap();
+    assert_eq!(codes(&why_at(&world, id, now.plus_ms(59_000)).await), ["assigned"]);
+    let why = why_at(&world, id, now.plus_ms(61_000)).await;
+    assert_eq!(codes(&why), ["server_lost", "assigned"]);
+    assert_eq!(why.reasons[0].facts["server"], "gone:1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_job_says_what_it_is_doing_and_until_when_it_may() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "busy", 1).await;
+    let mut job = NewJob::new(KIND);
+    job.options.timeout_ms = Some(600_000);
+    let id = world.submit(job).await;
+    next_delivery(&worker).await;
+    let progress = Progress { percentage: Some(40.0), phase: Some("upload".into()), ..Progress::default() };
+    tell(&world, &worker, id, ReportKind::Progress(progress)).await;
+    let why = why(&world, id).await;
+    assert_eq!((why.status, codes(&why)), (JobState::Processing, vec!["running"]));
+    let facts = &why.reasons[0].facts;
+    assert_eq!((facts["workerId"].as_str(), facts["progress"]["phase"].as_str()), (Some("busy"), Some("upload")));
+    let time = |name: &str| facts[name].as_str().and_then(Timestamp::parse).unwrap();
+    assert_eq!(time("deadline").ms_since(time("since")), 600_000);
+    assert!(why.summary.contains("40 %, upload"), "{}", why.summary);
+
+    world.store.job_cancel(id, "not wanted any more", Timestamp::now()).await.unwrap();
+    let why = why_at(&world, id, Timestamp::now()).await;
+    assert_eq!(codes(&why), ["cancel_requested", "running"]);
+    assert_eq!(why.reasons[0].facts["reason"], "not wanted any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_between_two_tries_says_when_and_why() {
+    let world = World::with(without_worker()).await;
+    let worker = connect(&world, "w", 1).await;
+    let mut job = NewJob::new(KIND);
+    job.options.retry.retry_delay_ms = 60_000;
+    let id = world.submit(job).await;
+    next_delivery(&worker).await;
+    tell(&world, &worker, id, ReportKind::Fail(Failure::error("no route to host"))).await;
+    world.job_is(id, JobState::Retrying).await;
+    let why = why(&world, id).await;
+    assert_eq!(codes(&why), ["waits_until"]);
+    let facts = &why.reasons[0].facts;
+    assert_eq!((facts["try"].as_u64(), facts["tries"].as_u64()), (Some(2), Some(4)));
+    assert_eq!(facts["error"], "no route to host");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finished_job_says_how_it_ended() {
+    let world = World::new().await;
+    let done = world.ends(NewJob::new("noop"), JobState::Completed).await.id;
+    assert_eq!(codes(&why(&world, done).await), ["completed"]);
+
+    let failed = world.ends(once("sleep", r#"{"ms":"long"}"#), JobState::Failed).await;
+    let why_failed = why(&world, failed.id).await;
+    assert_eq!(codes(&why_failed), ["failed"]);
+    assert_eq!(why_failed.reasons[0].facts["error"].as_str(), failed.error.as_deref());
+    assert!(why_failed.summary.starts_with("all 1 tries failed"), "{}", why_failed.summary);
+
+    let mut later = NewJob::new("noop");
+    later.options.scheduled_at = Some(Timestamp::now().plus_ms(3_600_000));
+    let id = world.submit(later).await;
+    world.store.job_cancel(id, "a mistake", Timestamp::now()).await.unwrap();
+    let why = why(&world, id).await;
+    assert_eq!((codes(&why), why.reasons[0].facts["cause"].as_str()), (vec!["cancelled"], Some("a mistake")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_past_its_expiry_says_that_nobody_took_it() {
+    let world = World::with(without_worker()).await;
+    let mut job = job(KIND, "{}");
+    let expiry = Timestamp::now().plus_ms(50);
+    job.options.expires_at = Some(expiry);
+    let id = world.submit(job).await;
+    world.job_is(id, JobState::Failed).await;
+    let why = why(&world, id).await;
+    assert_eq!(why.reasons[0].facts["errorReason"], "expired");
+    assert!(why.summary.starts_with("nobody took it before its expiry"), "{}", why.summary);
+}

@@ -1,0 +1,104 @@
+//! Where a job stands among others: what `why` is answered from.
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, JobState, Timestamp};
+
+use super::{Shared, read};
+use crate::{Lane, LaneId, OwnerStanding, Result, Standing};
+
+pub async fn standing(shared: &Shared, id: JobId) -> Result<Option<Standing>> {
+    let client = shared.client().await?;
+    let result = standing_in(shared, &client, id).await;
+    client.keep(result)
+}
+
+async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Standing>> {
+    let Some(row) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await? else {
+        return Ok(None);
+    };
+    let lane: LaneId = row.get(0);
+    let mut standing = Standing { parents: parents(client, id).await?, ..Standing::default() };
+    if let Some((ready_at, key)) = ready_place(client, lane, id).await? {
+        if !shared.lanes.contains(lane) {
+            shared.load_lanes().await?;
+        }
+        let lane = shared.lanes.require(lane)?;
+        standing.ahead = ahead(client, shared, &lane, ready_at, id).await?;
+        if let Some(key) = key {
+            (standing.key_held, standing.key_holders) = holders(client, key).await?;
+            standing.key_opens_at = client
+                .query_opt("SELECT opens_at FROM faena.line WHERE lane = $1 AND key = $2", &[&lane.id, &key])
+                .await?
+                .and_then(|row| row.get::<_, Option<i64>>(0))
+                .map(Timestamp::from_ms);
+        }
+    } else if read::states_of(client, &[id]).await?.get(&id).is_some_and(|state| state.is_held()) {
+        standing.owner = owner(client, id).await?;
+        standing.cancel = client
+            .query_opt("SELECT at, reason FROM faena.cancel WHERE id = $1", &[&id.0])
+            .await?
+            .map(|row| (Timestamp::from_ms(row.get(0)), row.get(1)));
+    }
+    Ok(Some(standing))
+}
+
+async fn ready_place(client: &Object, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
+    let row =
+        client.query_opt("SELECT ready_at, key FROM faena.ready WHERE lane = $1 AND id = $2", &[&lane, &id.0]).await?;
+    Ok(row.map(|row| (row.get(0), row.get(1))))
+}
+
+async fn parents(client: &Object, id: JobId) -> Result<Vec<(JobId, Option<JobState>)>> {
+    let rows = client.query("SELECT parent FROM faena.depends WHERE child = $1 ORDER BY parent", &[&id.0]).await?;
+    let parents: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
+    let states = read::states_of(client, &parents).await?;
+    Ok(parents.into_iter().map(|parent| (parent, states.get(&parent).copied())).collect())
+}
+
+/// Lane by lane: whose score is smaller stands before a certain ready time.
+async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
+    let ordering = shared.rules.current().ordering(&own.queue);
+    let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
+    let count = client
+        .prepare_cached(
+            "SELECT count(*) FROM (
+                 SELECT 1 FROM faena.ready WHERE lane = $1 AND (ready_at, id) < ($2::int8, $3::uuid) LIMIT $4) AS r",
+        )
+        .await?;
+    let mut ahead = 0;
+    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
+        let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
+        let left = i64::try_from(Standing::MOST_AHEAD - ahead).unwrap_or(0);
+        let found: i64 = client.query_one(&count, &[&lane.id, &before, &id.0, &left]).await?.get(0);
+        ahead += u64::try_from(found).unwrap_or(0);
+        if ahead >= Standing::MOST_AHEAD {
+            break;
+        }
+    }
+    Ok(ahead)
+}
+
+async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
+    let held: i64 = client.query_one("SELECT count(*) FROM faena.hold WHERE key = $1", &[&key]).await?.get(0);
+    let most = Standing::MOST_NAMED as i64;
+    let named = client.query("SELECT id FROM faena.hold WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
+    Ok((u64::try_from(held).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
+}
+
+/// The hand-out it is in, and who stands behind that.
+async fn owner(client: &Object, id: JobId) -> Result<Option<OwnerStanding>> {
+    let row = client
+        .query_opt(
+            "SELECT b.claimed_at, n.name, n.lease_until, w.deadline FROM faena.block b
+             LEFT JOIN faena.worker w ON w.id = b.node AND w.ended_at IS NULL
+             LEFT JOIN faena.node n ON n.id = coalesce(w.node, b.node)
+             WHERE b.ids @> ARRAY[$1::uuid] ORDER BY b.run DESC LIMIT 1",
+            &[&id.0],
+        )
+        .await?;
+    Ok(row.map(|row| OwnerStanding {
+        claimed_at: Timestamp::from_ms(row.get(0)),
+        server: row.get(1),
+        lease_until: row.get::<_, Option<i64>>(2).or(row.get(3)).map(Timestamp::from_ms),
+    }))
+}

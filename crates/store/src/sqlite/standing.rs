@@ -1,0 +1,100 @@
+//! Where a job stands among others: what `why` is answered from.
+
+use faena_domain::{JobId, JobState, Timestamp};
+use rusqlite::{Connection, OptionalExtension};
+use uuid::Uuid;
+
+use super::{Shared, read};
+use crate::{Lane, LaneId, OwnerStanding, Result, Standing};
+
+pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<Standing>> {
+    let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
+    let mut standing = Standing { parents: parents(connection, id)?, ..Standing::default() };
+    if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
+        if !shared.lanes.contains(lane) {
+            shared.lanes.insert(read::lanes(connection)?);
+        }
+        let lane = shared.lanes.require(lane)?;
+        standing.ahead = ahead(connection, shared, &lane, ready_at, id)?;
+        if let Some(key) = key {
+            (standing.key_held, standing.key_holders) = holders(connection, key)?;
+            standing.key_opens_at = connection
+                .prepare_cached("SELECT opens_at FROM line WHERE lane = ? AND key = ?")?
+                .query_row((lane.id, key), |row| row.get::<_, Option<i64>>(0))
+                .optional()?
+                .flatten()
+                .map(Timestamp::from_ms);
+        }
+    } else if read::state_of(connection, id)?.is_some_and(JobState::is_held) {
+        standing.owner = owner(connection, id)?;
+        standing.cancel = connection
+            .prepare_cached("SELECT at, reason FROM cancel WHERE id = ?")?
+            .query_row([id.0], |row| Ok((Timestamp::from_ms(row.get(0)?), row.get(1)?)))
+            .optional()?;
+    }
+    Ok(Some(standing))
+}
+
+fn ready_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
+    Ok(connection
+        .prepare_cached("SELECT ready_at, key FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
+        .query_row((lane, id.0), |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?)
+}
+
+fn parents(connection: &Connection, id: JobId) -> Result<Vec<(JobId, Option<JobState>)>> {
+    let parents: Vec<Uuid> = connection
+        .prepare_cached("SELECT parent FROM depends WHERE child = ? ORDER BY parent")?
+        .query_map([id.0], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    parents.into_iter().map(JobId).map(|parent| Ok((parent, read::state_of(connection, parent)?))).collect()
+}
+
+/// Lane by lane: whose score is smaller stands before a certain ready time.
+fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
+    let ordering = shared.rules.current().ordering(&own.queue);
+    let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
+    let mut count = connection.prepare_cached(
+        "SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ?1 AND (ready_at, id) < (?2, ?3) LIMIT ?4)",
+    )?;
+    let mut ahead = 0;
+    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
+        let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
+        let left = i64::try_from(Standing::MOST_AHEAD - ahead).unwrap_or(0);
+        let found: i64 = count.query_row((lane.id, before, id.0, left), |row| row.get(0))?;
+        ahead += u64::try_from(found).unwrap_or(0);
+        if ahead >= Standing::MOST_AHEAD {
+            break;
+        }
+    }
+    Ok(ahead)
+}
+
+fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
+    let held: i64 =
+        connection.prepare_cached("SELECT count(*) FROM hold WHERE key = ?")?.query_row([key], |row| row.get(0))?;
+    let named = connection
+        .prepare_cached("SELECT id FROM hold WHERE key = ? ORDER BY id LIMIT ?")?
+        .query_map((key, Standing::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok((u64::try_from(held).unwrap_or(0), named))
+}
+
+/// The hand-out it is in, and who stands behind that. SQLite: a server that is on record has the file's lock, so it is alive.
+fn owner(connection: &Connection, id: JobId) -> Result<Option<OwnerStanding>> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT b.claimed_at, n.name, w.deadline FROM block b
+             LEFT JOIN worker w ON w.id = b.node AND w.ended_at IS NULL
+             LEFT JOIN node n ON n.id = coalesce(w.node, b.node)
+             WHERE instr(b.ids, ?1) > 0 ORDER BY b.run DESC LIMIT 1",
+        )?
+        .query_row([id.0], |row| {
+            let server: Option<String> = row.get(1)?;
+            let alive = server.as_ref().map(|_| Timestamp::MAX);
+            let deadline = row.get::<_, Option<i64>>(2)?.map(Timestamp::from_ms);
+            let claimed_at = Timestamp::from_ms(row.get(0)?);
+            Ok(OwnerStanding { claimed_at, server, lease_until: alive.or(deadline) })
+        })
+        .optional()?)
+}
