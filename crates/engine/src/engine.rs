@@ -213,7 +213,14 @@ impl Engine {
         add(Loop::outgoing("reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
             e.reporter.run_once(&*e.store, now).await
         }));
-        add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move { keep(&e, now).await }));
+        add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
+            let round = e.write_down(now).await?;
+            if round.handled > 0 {
+                // Changes are gathered, not chased.
+                tokio::time::sleep(keeper::GATHER).await;
+            }
+            Ok(round)
+        }));
         add(Loop::outgoing("guardian", guard, self.workers.watch.clone(), |e, now| async move { e.guard(now).await }));
         add(Loop::intake("poller", poll, none(), |e, now| async move { poller::run_once(&e, now).await }));
         add(Loop::outgoing("lease", lease, none(), |e, now| async move { renew(&e, now).await }));
@@ -320,6 +327,18 @@ impl Engine {
             self.lanes.reconsider();
         }
         Ok(true)
+    }
+
+    /// Writes down what is new about the workers here.
+    pub async fn write_down(&self, now: Timestamp) -> Result<Round, StoreError> {
+        let limits = (ms(self.config.reconnect_grace), ms(self.config.worker_heartbeat));
+        let built_in = self.builtin.tell(self, now).await?;
+        let round = keeper::run_once(&*self.store, &self.workers, &self.hands, &self.bus, limits, now).await?;
+        if round.handled > 0 {
+            // One of them may take jobs again.
+            self.lanes.nudge.notify_one();
+        }
+        Ok(Round { handled: round.handled + built_in, ..round })
     }
 
     /// Goes by the new rules from now on. Should they not be read now, the poller reads them.
@@ -452,19 +471,6 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
-}
-
-async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let limits = (ms(engine.config.reconnect_grace), ms(engine.config.worker_heartbeat));
-    let built_in = engine.builtin.tell(engine, now).await?;
-    let round = keeper::run_once(&*engine.store, &engine.workers, &engine.hands, &engine.bus, limits, now).await?;
-    if round.handled > 0 {
-        // One of them may take jobs again.
-        engine.lanes.nudge.notify_one();
-        // Changes are gathered, not chased.
-        tokio::time::sleep(keeper::GATHER).await;
-    }
-    Ok(Round { handled: round.handled + built_in, ..round })
 }
 
 async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {

@@ -6,6 +6,7 @@ mod driver;
 mod http;
 mod runs;
 mod shell;
+mod simulation;
 mod stop;
 mod why;
 mod world;

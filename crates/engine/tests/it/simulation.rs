@@ -1,0 +1,479 @@
+//! Servers and workers that die, stall, fall silent and come back, in a time that the test makes: every job in the hands of an owner
+//! that is gone is found within one interval of the guardian after that owner's limit, and none is touched before.
+//!
+//! The seed decides everything that happens; a failure names it. FAENA_TEST_SEEDS=100 runs that many.
+
+use std::{collections::HashMap, sync::Arc};
+
+use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp};
+use faena_engine::{
+    Engine, EngineConfig, Roles,
+    workers::{Connected, Door, Order, Registration, Report, ReportKind},
+};
+use faena_store::{ClaimAsk, Owner, Store};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::world::{Place, open_postgres};
+
+const REMOTE: &str = "remote";
+const INSIDE: &str = "inside";
+const STEPS: usize = 150;
+/// The longest step of the simulated time: what has to be done "at once" is done within it.
+const STEP_MS: i64 = 6_000;
+
+struct Server {
+    engine: Arc<Engine>,
+    /// When the driver would wake its guardian.
+    guard_at: Timestamp,
+    renewed_at: Timestamp,
+    alive: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Mood {
+    /// Works and reports.
+    Good,
+    /// Beats, and never says anything about its jobs.
+    Stalled,
+    /// Its connection is there, and nothing comes over it.
+    Silent,
+    /// Its connection has closed.
+    Cut,
+}
+
+struct Worker {
+    key: String,
+    connected: Arc<Connected>,
+    server: usize,
+    mood: Mood,
+    seen_at: Timestamp,
+    /// Between which times it must be found lost.
+    lost: Option<(Timestamp, Timestamp)>,
+}
+
+#[derive(Clone, Copy)]
+enum Holder {
+    Worker(usize),
+    Server(usize),
+}
+
+struct HandOut {
+    holder: Holder,
+    started_at: Timestamp,
+    timeout_ms: i64,
+}
+
+struct Simulation {
+    seed: u64,
+    random: StdRng,
+    store: Arc<dyn Store>,
+    _place: Place,
+    now: Timestamp,
+    servers: Vec<Server>,
+    workers: Vec<Worker>,
+    out: HashMap<(JobId, Run), HandOut>,
+    jobs: Vec<JobId>,
+    completed: HashMap<JobId, usize>,
+    found: usize,
+    returned: usize,
+}
+
+fn config() -> EngineConfig {
+    EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() }
+}
+
+impl Simulation {
+    async fn new(seed: u64) -> Simulation {
+        let (store, place) = open_postgres().await;
+        Simulation {
+            seed,
+            random: StdRng::seed_from_u64(seed),
+            store,
+            _place: place,
+            now: Timestamp::now(),
+            servers: Vec::new(),
+            workers: Vec::new(),
+            out: HashMap::new(),
+            jobs: Vec::new(),
+            completed: HashMap::new(),
+            found: 0,
+            returned: 0,
+        }
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.random.random_range(0..100) < percent
+    }
+
+    fn one_of(&mut self, count: usize) -> usize {
+        self.random.random_range(0..count)
+    }
+
+    fn living(&self) -> Vec<usize> {
+        (0..self.servers.len()).filter(|at| self.servers[*at].alive).collect()
+    }
+
+    async fn start_server(&mut self) {
+        let engine = Engine::at_rest(self.store.clone(), config(), self.now).await.unwrap();
+        self.servers.push(Server { engine, guard_at: self.now, renewed_at: self.now, alive: true });
+    }
+
+    /// As `kill -9`: nothing is told to anybody.
+    fn kill_server(&mut self, at: usize) {
+        self.servers[at].alive = false;
+        let lease_ends = self.servers[at].renewed_at.plus_ms(15_000);
+        // Its workers have from the end of its lease, which somebody sees within a step or two, the time to connect elsewhere.
+        let earliest = lease_ends.plus_ms(10_000).max(self.now);
+        let latest = lease_ends.plus_ms(10_000 + 30_000 + 3 * STEP_MS);
+        for worker in self.workers.iter_mut().filter(|worker| worker.server == at) {
+            // Who had been lost before keeps no earlier time: the server that watched it is gone.
+            let known = worker.lost.map_or(earliest, |(known, _)| known.min(earliest));
+            worker.mood = Mood::Cut;
+            worker.lost = Some((known, latest));
+        }
+    }
+
+    async fn connect(&mut self, at: Option<usize>) {
+        let living = self.living();
+        if living.is_empty() {
+            return;
+        }
+        let server = living[self.one_of(living.len())];
+        let key = match at {
+            Some(at) => self.workers[at].key.clone(),
+            None => format!("worker-{}", self.workers.len()),
+        };
+        let registration = Registration {
+            worker_id: Some(key.clone()),
+            capabilities: vec![REMOTE.into()],
+            concurrency: Some(3),
+            ..Registration::default()
+        };
+        let connection =
+            self.servers[server].engine.worker_connect(registration, Door::WebSocket, self.now).await.unwrap();
+        let worker =
+            Worker { key, connected: connection.worker, server, mood: Mood::Good, seen_at: self.now, lost: None };
+        match at {
+            Some(at) => self.workers[at] = worker,
+            None => self.workers.push(worker),
+        }
+    }
+
+    async fn something_happens(&mut self) {
+        match self.one_of(12) {
+            0 if self.living().len() > 1 => {
+                let living = self.living();
+                let at = living[self.one_of(living.len())];
+                self.kill_server(at);
+            }
+            1 if self.living().len() < 3 => self.start_server().await,
+            2 if self.workers.len() < 8 => self.connect(None).await,
+            3 | 4 => self.upset_worker(Mood::Cut).await,
+            5 => self.upset_worker(Mood::Silent).await,
+            6 => self.upset_worker(Mood::Stalled).await,
+            7 | 8 => {
+                let away: Vec<usize> =
+                    (0..self.workers.len()).filter(|at| self.workers[*at].mood != Mood::Good).collect();
+                if !away.is_empty() {
+                    let at = away[self.one_of(away.len())];
+                    self.connect(Some(at)).await;
+                }
+            }
+            _ => {}
+        }
+        if self.chance(60) {
+            self.submit().await;
+        }
+        if self.chance(30) {
+            self.take_inside().await;
+        }
+    }
+
+    async fn upset_worker(&mut self, mood: Mood) {
+        let good: Vec<usize> = (0..self.workers.len())
+            .filter(|at| self.workers[*at].mood == Mood::Good && self.servers[self.workers[*at].server].alive)
+            .collect();
+        if good.is_empty() {
+            return;
+        }
+        let at = good[self.one_of(good.len())];
+        let worker = &mut self.workers[at];
+        worker.mood = mood;
+        match mood {
+            Mood::Cut => {
+                let due = self.now.plus_ms(10_000);
+                worker.lost = Some((due, due.plus_ms(30_000 + STEP_MS)));
+                let (engine, connected) = (self.servers[worker.server].engine.clone(), worker.connected.clone());
+                engine.worker_gone(&connected, false, self.now).await;
+            }
+            Mood::Silent => {
+                let due = worker.seen_at.plus_ms(90_000);
+                worker.lost = Some((due, due.plus_ms(30_000 + STEP_MS)));
+            }
+            Mood::Good | Mood::Stalled => {}
+        }
+    }
+
+    async fn submit(&mut self) {
+        for _ in 0..self.random.random_range(1..4) {
+            let mut job = NewJob::new(if self.chance(75) { REMOTE } else { INSIDE });
+            job.options.retry.max_retries = 10;
+            job.options.timeout_ms = Some(u64::from(self.random.random_range(60..400u32)) * 1_000);
+            self.jobs.push(self.store.job_submit(vec![job], self.now).await.unwrap()[0].id);
+        }
+    }
+
+    /// What the worker inside a server would do.
+    async fn take_inside(&mut self) {
+        let living = self.living();
+        if living.is_empty() {
+            return;
+        }
+        let at = living[self.one_of(living.len())];
+        let lanes: Vec<i32> =
+            self.store.lanes().await.unwrap().into_iter().filter(|l| l.kind == INSIDE).map(|l| l.id).collect();
+        if lanes.is_empty() {
+            return;
+        }
+        let owner = Owner::Node(self.servers[at].engine.node_id());
+        let ask = ClaimAsk { owner, lanes, limit: 3, at_once: 3 };
+        for job in self.store.job_claim(vec![ask], self.now).await.unwrap().remove(0).jobs {
+            let hand_out = HandOut { holder: Holder::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
+            self.out.insert((job.id, job.run), hand_out);
+        }
+    }
+
+    async fn turns(&mut self) {
+        for at in self.living() {
+            let engine = self.servers[at].engine.clone();
+            engine.turn("lease", self.now).await.unwrap();
+            self.servers[at].renewed_at = self.now;
+            for name in ["poller", "promoter", "dispatcher", "recorder", "reporter"] {
+                engine.turn(name, self.now).await.unwrap();
+            }
+            engine.write_down(self.now).await.unwrap();
+            let told = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
+            if told || self.servers[at].guard_at <= self.now {
+                let mut round = engine.turn("guardian", self.now).await.unwrap();
+                while round.more {
+                    round = engine.turn("guardian", self.now).await.unwrap();
+                }
+                engine.turn("reporter", self.now).await.unwrap();
+                let latest = self.now.plus_ms(30_000);
+                self.servers[at].guard_at = round.next_at.map_or(latest, |at| at.min(latest));
+            }
+        }
+    }
+
+    async fn workers_work(&mut self) {
+        for at in 0..self.workers.len() {
+            let (mood, server) = (self.workers[at].mood, self.workers[at].server);
+            if !self.servers[server].alive || !matches!(mood, Mood::Good | Mood::Stalled) {
+                continue;
+            }
+            let connected = self.workers[at].connected.clone();
+            connected.seen(self.now);
+            self.workers[at].seen_at = self.now;
+            for order in connected.take_orders() {
+                if let Order::Job(delivery) = order {
+                    let job = &delivery.held.job;
+                    let hand_out = HandOut {
+                        holder: Holder::Worker(at),
+                        started_at: delivery.held.started_at().unwrap_or(self.now),
+                        timeout_ms: i64::try_from(job.options.timeout_ms.unwrap()).unwrap(),
+                    };
+                    self.out.entry((job.id, job.run)).or_insert(hand_out);
+                }
+            }
+            if mood == Mood::Good {
+                self.report_some(at).await;
+            }
+        }
+    }
+
+    /// Ends some of what a worker has in hand.
+    async fn report_some(&mut self, at: usize) {
+        let mine: Vec<(JobId, Run)> = self
+            .out
+            .iter()
+            .filter(|(_, out)| matches!(out.holder, Holder::Worker(w) if w == at))
+            .map(|(k, _)| *k)
+            .collect();
+        for (id, run) in mine {
+            if !self.chance(40) {
+                continue;
+            }
+            let good = self.chance(80);
+            let kind = if good {
+                ReportKind::Complete { result: None }
+            } else {
+                ReportKind::Fail(Failure::error("it failed"))
+            };
+            let engine = self.servers[self.workers[at].server].engine.clone();
+            let connected = self.workers[at].connected.clone();
+            let report = Report { job_id: id, run: Some(run), kind };
+            let (answer, _) = tokio::join!(engine.desk.take_one(&connected, report, self.now), async {
+                // The reporter's turn comes when there is something to report.
+                tokio::task::yield_now().await;
+                engine.turn("reporter", self.now).await.unwrap();
+            });
+            if answer.unwrap().is_ok() {
+                if good {
+                    *self.completed.entry(id).or_default() += 1;
+                }
+                self.out.remove(&(id, run));
+            }
+        }
+    }
+
+    /// The earliest and the latest time at which a job may be taken from its holder.
+    fn limits(&self, out: &HandOut) -> (Timestamp, Timestamp) {
+        let far = Timestamp::MAX;
+        match out.holder {
+            Holder::Worker(at) => {
+                let worker = &self.workers[at];
+                let overdue = out.started_at.plus_ms(out.timeout_ms);
+                let watched = self.servers[worker.server].alive && matches!(worker.mood, Mood::Good | Mood::Stalled);
+                let by_time = if watched { overdue.plus_ms(30_000 + STEP_MS) } else { far };
+                match worker.lost {
+                    Some((earliest, latest)) => (earliest.min(overdue), latest.min(by_time)),
+                    None => (overdue, by_time),
+                }
+            }
+            Holder::Server(at) if self.servers[at].alive => (far, far),
+            Holder::Server(at) => {
+                let lease_ends = self.servers[at].renewed_at.plus_ms(15_000);
+                // Who judges has lived through one lease itself.
+                (lease_ends, lease_ends.plus_ms(15_000 + 30_000 + 2 * STEP_MS))
+            }
+        }
+    }
+
+    async fn check(&mut self) {
+        let open: Vec<(JobId, Run)> = self.out.keys().copied().collect();
+        for (id, run) in open {
+            let job = self.store.job_get(id).await.unwrap().unwrap();
+            let (earliest, latest) = self.limits(&self.out[&(id, run)]);
+            let context = || {
+                let out = &self.out[&(id, run)];
+                let who = match out.holder {
+                    Holder::Worker(at) => {
+                        format!("worker {at} ({:?}, server {})", self.workers[at].mood, self.workers[at].server)
+                    }
+                    Holder::Server(at) => format!("server {at}"),
+                };
+                format!("seed {}, at {}, run {run} of {who}, started {}: {job:#?}", self.seed, self.now, out.started_at)
+            };
+            if job.status.is_held() && job.run.is_none_or(|current| current == run) {
+                assert!(self.now <= latest, "an orphan was missed (latest {latest}): {}", context());
+                continue;
+            }
+            assert!(self.now >= earliest, "a job was touched early (earliest {earliest}): {}", context());
+            if job
+                .execution_log
+                .iter()
+                .any(|line| line.run == Some(run) && matches!(line.event.as_str(), "orphaned" | "timeout"))
+            {
+                self.found += 1;
+            } else {
+                self.returned += 1;
+            }
+            self.out.remove(&(id, run));
+        }
+    }
+
+    async fn step(&mut self) {
+        self.now = self.now.plus_ms(self.random.random_range(500..=STEP_MS));
+        self.something_happens().await;
+        self.turns().await;
+        self.workers_work().await;
+        self.check().await;
+    }
+
+    /// From here on nothing bad happens any more: whatever is left comes to its end.
+    async fn settle(&mut self) {
+        if self.living().is_empty() {
+            self.start_server().await;
+        }
+        self.connect(None).await;
+        for _ in 0..600 {
+            self.now = self.now.plus_ms(STEP_MS);
+            self.take_inside().await;
+            self.turns().await;
+            self.workers_work().await;
+            let inside: Vec<(JobId, Run)> = self
+                .out
+                .iter()
+                .filter(|(_, o)| matches!(o.holder, Holder::Server(s) if self.servers[s].alive))
+                .map(|(k, _)| *k)
+                .collect();
+            if !inside.is_empty() {
+                self.end_inside(inside).await;
+            }
+            self.check().await;
+            let open = self.store.counts().await.unwrap();
+            let left: i64 = open.by_lane.iter().filter(|((_, tally), _)| (*tally as i16) < 4).map(|(_, n)| n).sum();
+            if left == 0 {
+                return;
+            }
+        }
+        panic!("seed {}: not everything came to its end: {:?}", self.seed, self.store.counts().await);
+    }
+
+    async fn end_inside(&mut self, runs: Vec<(JobId, Run)>) {
+        for (id, run) in runs {
+            let job = self.store.job_get(id).await.unwrap().unwrap();
+            let lanes = self.store.lanes().await.unwrap();
+            let lane = lanes.iter().find(|lane| lane.kind == INSIDE).unwrap().id;
+            let end = faena_store::RunEnd {
+                id,
+                run,
+                lane,
+                retry_count: job.retry_count,
+                ready_at: job.created_at,
+                worker: self.servers[0].engine.worker_id(),
+                started_at: Some(self.now),
+                at: self.now,
+                log: String::new(),
+                outcome: faena_store::Outcome::Completed { result: None },
+                on_record: true,
+                closes_block: false,
+            };
+            if self.store.job_end(vec![end], self.now).await.unwrap()[0] {
+                *self.completed.entry(id).or_default() += 1;
+                self.out.remove(&(id, run));
+            }
+        }
+    }
+}
+
+async fn simulate(seed: u64) -> (usize, usize) {
+    let mut simulation = Simulation::new(seed).await;
+    simulation.start_server().await;
+    simulation.start_server().await;
+    simulation.connect(None).await;
+    simulation.connect(None).await;
+    for _ in 0..STEPS {
+        simulation.step().await;
+    }
+    simulation.settle().await;
+    for id in &simulation.jobs {
+        let job = simulation.store.job_get(*id).await.unwrap().unwrap();
+        let completions = simulation.completed.get(id).copied().unwrap_or(0);
+        assert_eq!(completions, usize::from(job.status == JobState::Completed), "seed {seed}: {job:#?}");
+    }
+    (simulation.found, simulation.returned)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_orphan_is_found_in_time_and_none_is_touched_early() {
+    let seeds: u64 = std::env::var("FAENA_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let (mut found, mut returned) = (0, 0);
+    for seed in 0..seeds {
+        let (more_found, more_returned) = simulate(seed).await;
+        found += more_found;
+        returned += more_returned;
+    }
+    println!("{seeds} seeds: {found} orphans cost a try, {returned} had not started and went back");
+    assert!(found + returned > 10, "the simulation lost hardly anything: {found} and {returned}");
+}
