@@ -245,12 +245,30 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
     }
     view.progress = view.progress.or_else(|| counted.alone());
     in_order(&mut log, &details.attempts);
+    say_values(&mut log, &view, &details.attempts, holders);
     if view.status.is_terminal() {
         view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
     }
     view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
     view.execution_log = log;
     Ok(view)
+}
+
+/// Says what is stored once and not with every line: who was handed the job, how long it took.
+fn say_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], holders: &Holders) {
+    let worker_of = |run: Option<Run>| match attempts.iter().find(|attempt| Some(attempt.run) == run) {
+        Some(attempt) => attempt.worker.map(|worker| worker_name(worker, holders)),
+        None => view.worker_id.clone().filter(|_| run == view.run),
+    };
+    for entry in log.iter_mut().filter(|entry| entry.details.is_empty()) {
+        let said = match entry.event {
+            LogEvent::Assigned => worker_of(entry.run).map(|worker| format!("to worker {worker}")),
+            LogEvent::Scheduled => worker_of(entry.run).map(|worker| format!("worker {worker} is being started")),
+            LogEvent::Completed => view.started_at.map(|at| format!("after {} ms", entry.timestamp.ms_since(at))),
+            _ => None,
+        };
+        entry.details = said.unwrap_or_default();
+    }
 }
 
 /// What a worker calls itself; its life's id where that is forgotten.
@@ -283,12 +301,14 @@ fn rank(event: LogEvent) -> u8 {
         LogEvent::Created => 0,
         LogEvent::RetriedByPerson | LogEvent::ParentsDone | LogEvent::Patched => 1,
         LogEvent::Queued => 2,
-        LogEvent::Scheduled | LogEvent::Assigned => 3,
-        LogEvent::Started => 4,
-        LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 6,
-        LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 7,
-        LogEvent::Completed | LogEvent::Cancelled => 8,
-        _ => 5,
+        LogEvent::Limited => 3,
+        LogEvent::Scheduled | LogEvent::Assigned => 4,
+        LogEvent::Started => 5,
+        LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 7,
+        LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 8,
+        LogEvent::Completed | LogEvent::Cancelled => 9,
+        LogEvent::WebhookSent | LogEvent::WebhookFailed => 10,
+        _ => 6,
     }
 }
 

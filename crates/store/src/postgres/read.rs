@@ -244,7 +244,9 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
             .collect(),
         steps: step_rows(client, &[id]).await?.into_iter().map(|(_, row)| row).collect(),
     };
-    let holders = holders(client, place.holder().into_iter()).await?;
+    let holders =
+        holders(client, place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)))
+            .await?;
     client.batch_execute("COMMIT").await?;
     assemble::view(row, place, details, &holders).map(Some)
 }

@@ -211,7 +211,10 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
         steps: step_rows(connection, id)?,
     };
     let place = place(connection, row.lane.id, id)?;
-    let holders = holders(connection, place.holder().into_iter())?;
+    let holders = holders(
+        connection,
+        place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
+    )?;
     assemble::view(row, place, details, &holders).map(Some)
 }
 
