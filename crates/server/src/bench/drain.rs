@@ -21,10 +21,11 @@ pub struct Drained {
 pub struct Server(pub Child);
 
 impl Server {
-    pub fn start(url: &str, port: u16) -> Result<Server> {
+    pub fn start(url: &str, environment: &[(&str, &str)]) -> Result<Server> {
         let child = Command::new(std::env::current_exe()?)
-            .args(["serve", "--port", &port.to_string(), "--database-url", url])
+            .args(["serve", "--port", "0", "--database-url", url])
             .env("LOG_LEVEL", "warn")
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
@@ -98,10 +99,15 @@ impl Watch {
 
 /// Drains `jobs` jobs beyond those that have completed before, and looks at the server when they are done.
 pub async fn drain(scratch: &Scratch, url: &str, jobs: usize) -> Result<Drained> {
+    drain_with(scratch, url, jobs, &[]).await
+}
+
+/// The same by a server with this environment.
+pub async fn drain_with(scratch: &Scratch, url: &str, jobs: usize, environment: &[(&str, &str)]) -> Result<Drained> {
     let watch = Watch::open(scratch, url).await?;
     let before = watch.completed().await?;
     let log_before = watch.log_position().await?;
-    let server = Server::start(url, 0)?;
+    let server = Server::start(url, environment)?;
     // Counted from the first sign of work: starting a process is not draining.
     let mut first = before;
     let deadline = Instant::now() + Duration::from_secs(600);

@@ -9,6 +9,7 @@ mod http_load;
 mod latency;
 mod limit_postgres;
 mod limit_sqlite;
+mod limits;
 mod report;
 mod scratch;
 mod submit;
@@ -49,6 +50,9 @@ pub struct Arguments {
     /// Instead: a drain through four remote workers by each stream, and what a connected worker costs
     #[arg(long)]
     workers: bool,
+    /// Instead: the drain with limits set, beside the drain without
+    #[arg(long)]
+    limits: bool,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
     /// Also write the figures to this file, as JSON
@@ -75,6 +79,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             history::held_snapshot(scratch, &mut report).await
         } else if arguments.workers {
             workers::workers(scratch, &mut report).await
+        } else if arguments.limits {
+            limits::limits(scratch, arguments.jobs, &mut report).await
         } else if arguments.history {
             history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
         } else {

@@ -63,6 +63,21 @@ pub async fn fill_of(url: &str, jobs: usize, kind: &'static str) -> Result<()> {
     bulk_of(url, jobs, kind).await.map(|_| ())
 }
 
+/// Jobs with a concurrencyKey each.
+pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) -> String) -> Result<()> {
+    let store = open(url).await?;
+    for first in (0..jobs).step_by(BATCH) {
+        let mut part = batch(BATCH.min(jobs - first), "noop");
+        for (n, job) in part.iter_mut().enumerate() {
+            job.kind = kind.to_owned();
+            job.options.concurrency_key = Some(key(first + n));
+        }
+        store.job_submit(part, Timestamp::now()).await?;
+    }
+    store.close().await;
+    Ok(())
+}
+
 /// The same over HTTP, as JSON.
 pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
     let server = http_load::Target::faena(url).await?;

@@ -12,6 +12,7 @@ mod doors;
 mod example_workers;
 mod faena;
 mod hands;
+mod limits;
 mod line;
 mod load;
 mod nodes;

@@ -1,0 +1,56 @@
+//! What limits cost: the drain with them beside the drain without, in one run.
+
+use anyhow::Result;
+use faena_domain::{JobId, NewJob, Timestamp};
+use faena_store::StoreOptions;
+
+use super::{drain, report::Report, scratch::Scratch, submit};
+
+/// Jobs of one key that stand in front and cannot go.
+const BLOCKED: usize = 100_000;
+const KEYS: usize = 1_000;
+
+pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> Result<()> {
+    let engine = scratch.engine();
+    eprintln!("{engine}: drain without limits");
+    let url = scratch.fresh().await?;
+    submit::fill(&url, jobs).await?;
+    let plain = drain::drain(scratch, &url, jobs).await?.rate;
+    report.plain(engine, "drain, no limit", plain, "jobs/s");
+
+    for (limit, goal) in [("10000", Some(0.8)), ("1000", None), ("100", None)] {
+        eprintln!("{engine}: drain, {limit} at once in the whole system");
+        let url = scratch.fresh().await?;
+        submit::fill(&url, jobs).await?;
+        let limited = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_CONCURRENCY", limit)]).await?.rate;
+        report.against(engine, &format!("drain, {limit} at once at the most"), limited, "jobs/s", plain, goal);
+    }
+
+    let jobs = jobs / 3;
+    eprintln!("{engine}: drain of {KEYS} keys");
+    let url = scratch.fresh().await?;
+    submit::fill_keyed(&url, jobs, "noop", |n| format!("key-{}", n % KEYS)).await?;
+    let keyed = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_KEY", "100")]).await?.rate;
+    report.against(engine, "drain, 1000 keys, 100 at once of each", keyed, "jobs/s", plain, None);
+
+    eprintln!("{engine}: the same behind {BLOCKED} jobs of a key that is at its limit");
+    let url = scratch.fresh().await?;
+    block(&url).await?;
+    submit::fill_keyed(&url, jobs, "noop", |n| format!("key-{}", n % KEYS)).await?;
+    let behind = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_KEY", "100")]).await?.rate;
+    report.against(engine, "the same behind 100000 blocked jobs", behind, "jobs/s", keyed, Some(0.8));
+    Ok(())
+}
+
+/// A key whose only slots are taken by jobs that take an hour, and a long line of its jobs.
+async fn block(url: &str) -> Result<()> {
+    let store = faena_store::open(url, StoreOptions::default()).await?;
+    let key = Some("blocked".to_owned());
+    let limit = faena_domain::Limit { concurrency: Some(1), rate: None };
+    store.limit_set(faena_domain::Scope::Key("blocked".into()), limit, "bench", Timestamp::now()).await?;
+    let mut first = NewJob { id: JobId::new(), payload: r#"{"ms":3600000}"#.into(), ..NewJob::new("sleep") };
+    first.options.concurrency_key = key.clone();
+    store.job_submit(vec![first], Timestamp::now()).await?;
+    store.close().await;
+    submit::fill_keyed(url, BLOCKED, "noop", |_| "blocked".to_owned()).await
+}

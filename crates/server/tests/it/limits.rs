@@ -1,0 +1,181 @@
+//! Limits hold on several servers together, while servers die: told by the start and end of every run.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use faena_domain::Timestamp;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use crate::{
+    faena::{Faena, eventually},
+    postgres::{Database, connect},
+};
+
+const JOBS: usize = 20_000;
+const KEYS: usize = 40;
+const PER_KEY: usize = 3;
+const IN_QUEUE: usize = 100;
+const JOB_MS: i64 = 60;
+
+const RULES: &str = "
+[[queue]]
+name = \"narrow\"
+concurrency = 100
+
+[[limit]]
+key = \"tenant-*\"
+concurrency = 3
+";
+
+async fn node(folder: &Path, database: &Database) -> Faena {
+    fs::write(folder.join("faena.toml"), RULES).unwrap();
+    let environment = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("FAENA_NODE_LEASE", "1500ms"),
+        ("FAENA_ORPHAN_DELAY", "20ms"),
+        ("WORKER_CONCURRENCY", "60"),
+    ];
+    Faena::start(folder, &environment).await
+}
+
+async fn submit(faena: &Faena, from: usize, count: usize) {
+    let jobs: Vec<Value> = (from..from + count)
+        .map(|n| {
+            let key = format!("tenant-{}", (n * 7) % KEYS);
+            json!({
+                "name": "sleep", "payload": {"ms": JOB_MS}, "queue": "narrow", "concurrencyKey": key, "maxRetries": 10,
+                "retryDelays": [10],
+            })
+        })
+        .collect();
+    let (status, answer) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+}
+
+/// A run from its start to its end, as the records say.
+struct RunRecord {
+    key: String,
+    start: i64,
+    end: i64,
+}
+
+fn ms(text: &Value) -> Option<i64> {
+    text.as_str().and_then(Timestamp::parse).map(Timestamp::as_ms)
+}
+
+/// All runs that started. Jobs that ran once are read from the lists, the others whole.
+async fn records(faena: &Faena) -> Vec<RunRecord> {
+    let mut records = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let (status, list) = faena.get(&format!("/api/v1/jobs?limit=100&cursor={cursor}")).await;
+        assert_eq!(status, StatusCode::OK, "{list}");
+        for job in list["jobs"].as_array().unwrap() {
+            assert_eq!(job["status"], "COMPLETED", "{job:#}");
+            let key = job["concurrencyKey"].as_str().unwrap().to_owned();
+            if job["retryCount"] == 0 {
+                let (start, end) = (ms(&job["startedAt"]).unwrap(), ms(&job["completedAt"]).unwrap());
+                records.push(RunRecord { key, start, end });
+            } else {
+                records.extend(all_runs(&faena.job(job["id"].as_str().unwrap()).await, &key));
+            }
+        }
+        match list["nextCursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => return records,
+        }
+    }
+}
+
+fn all_runs(job: &Value, key: &str) -> Vec<RunRecord> {
+    let mut started: BTreeMap<i64, i64> = BTreeMap::new();
+    let mut records = Vec::new();
+    for line in job["executionLog"].as_array().unwrap() {
+        let (Some(run), at) = (line["run"].as_i64(), ms(&line["timestamp"]).unwrap()) else { continue };
+        match line["event"].as_str().unwrap() {
+            "started" => {
+                started.insert(run, at);
+            }
+            "completed" | "failed" | "orphaned" | "timeout" | "handed_back" | "recovered" => {
+                if let Some(start) = started.remove(&run) {
+                    records.push(RunRecord { key: key.to_owned(), start, end: at });
+                }
+            }
+            _ => {}
+        }
+    }
+    records
+}
+
+/// The most runs at one instant. What ends and what begins in the same millisecond did not run together: the slot of the one
+/// was given to the other.
+fn most_at_once<'a>(records: impl Iterator<Item = &'a RunRecord>) -> i64 {
+    let mut moments: Vec<(i64, i64)> = records.flat_map(|run| [(run.start, 1), (run.end, -1)]).collect();
+    moments.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, change) in moments {
+        now += change;
+        most = most.max(now);
+    }
+    most
+}
+
+/// Which part of the limit was in use while there was enough to do, apart from the times at which a dead server's slots were not
+/// free yet.
+fn use_of_limit(records: &[RunRecord], kills: &[i64]) -> f64 {
+    let begin = records.iter().map(|run| run.start).min().unwrap() + 500;
+    let mut starts: Vec<i64> = records.iter().map(|run| run.start).collect();
+    starts.sort_unstable();
+    // The last tenth is left out: some keys have nothing to do any more.
+    let end = starts[starts.len() * 9 / 10];
+    let disturbed = |at: i64| kills.iter().any(|kill| (*kill..*kill + 5_000).contains(&at));
+    let (mut used, mut looked) = (0, 0);
+    for at in (begin..end).step_by(10).filter(|at| !disturbed(*at)) {
+        looked += 1;
+        used += records.iter().filter(|run| run.start <= at && at < run.end).count();
+    }
+    used as f64 / (looked.max(1) * IN_QUEUE) as f64
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_servers_that_are_killed_at_random_never_go_above_a_limit() {
+    let folders: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    let database = Database::create().await;
+    let mut nodes = Vec::new();
+    for folder in &folders {
+        nodes.push(node(folder.path(), &database).await);
+    }
+    for part in 0..4 {
+        submit(&nodes[part % 3], part * JOBS / 4, JOBS / 4).await;
+    }
+    let mut kills = Vec::new();
+    for round in 1..=3_u64 {
+        let done = JOBS as u64 * round / 5;
+        let (asked, doomed) = (round as usize % 3, (round as usize + 1) % 3);
+        eventually("a part of the work is done", async || {
+            (nodes[asked].count("status=COMPLETED").await >= done).then_some(())
+        })
+        .await;
+        nodes[doomed].kill();
+        kills.push(Timestamp::now().as_ms());
+        nodes[doomed] = node(folders[doomed].path(), &database).await;
+    }
+    nodes[0].everything_ended().await;
+    let records = records(&nodes[0]).await;
+    assert!(records.len() >= JOBS, "{} runs are on record", records.len());
+    assert!(most_at_once(records.iter()) <= IN_QUEUE as i64, "the queue's limit of {IN_QUEUE} was exceeded");
+    for key in 0..KEYS {
+        let key = format!("tenant-{key}");
+        let most = most_at_once(records.iter().filter(|run| run.key == key));
+        assert!(most <= PER_KEY as i64, "{most} runs of {key} at once");
+    }
+    let used = use_of_limit(&records, &kills);
+    println!("{} runs, {:.0} % of the limit in use", records.len(), used * 100.0);
+    // How much exactly is a matter of the machine; a limit that keeps its slots empty is not.
+    assert!(used > 0.5, "only {:.0} % of the limit was in use", used * 100.0);
+    // Nothing is left behind: the same limit has all its room again.
+    let client = connect(&database.url).await;
+    let held: i64 = client.query_one("SELECT count(*) FROM faena.hold", &[]).await.unwrap().get(0);
+    assert_eq!(held, 0);
+    tokio::time::timeout(Duration::from_secs(60), nodes[1].everything_ended()).await.unwrap();
+}
