@@ -28,6 +28,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
+    webhooks::Webhooks,
     workers::{Desk, Turns, Workers, keeper},
 };
 
@@ -39,6 +40,7 @@ pub struct Engine {
     /// The workers that are connected here, and what they report.
     pub workers: Arc<Workers>,
     pub desk: Arc<Desk>,
+    pub webhooks: Arc<Webhooks>,
     pub(crate) node: Arc<RwLock<NodeId>>,
     pub(crate) hands: Arc<Hands>,
     pub(crate) lanes: Arc<ReadyLanes>,
@@ -80,6 +82,8 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 const RECONCILE: Duration = Duration::from_secs(15);
+/// How long a server that stops waits for its webhooks.
+const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
 /// How long workers that have ended are remembered.
 const FORGET_WORKERS: Duration = Duration::from_secs(24 * 3_600);
 
@@ -146,6 +150,8 @@ impl Engine {
             builtin::kinds(),
         );
         let pools = Pools::new(&config.pools);
+        let rule = AddressRule::new(&config.allowed_networks);
+        let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         Engine {
             store,
             config,
@@ -153,6 +159,7 @@ impl Engine {
             bus,
             workers,
             desk,
+            webhooks,
             node,
             hands,
             lanes,
@@ -198,6 +205,11 @@ impl Engine {
         self.run(&self.outgoing, "reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
             e.reporter.run_once(&*e.store, now).await
         });
+        if moves {
+            self.run(&self.outgoing, "webhooks", SAFETY, self.webhooks.nudge.clone(), |e, now| async move {
+                tell_the_world(&e, now).await
+            });
+        }
         self.run(
             &self.outgoing,
             "keeper",
@@ -346,8 +358,7 @@ impl Engine {
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
                     Ok(Signal::Room) => engine.lanes.open_limited(),
                     Ok(Signal::Rules) => engine.rules_changed().await,
-                    // Nobody sends them yet.
-                    Ok(Signal::Webhook) => {}
+                    Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
                     Ok(Signal::Cancel(id)) => {
                         engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }
@@ -357,6 +368,7 @@ impl Engine {
                             engine.lanes.add(lane.id);
                         }
                         engine.promote.notify_one();
+                        engine.webhooks.nudge.notify_one();
                         engine.rules_changed().await;
                     }
                     Err(RecvError::Closed) => break,
@@ -389,6 +401,8 @@ impl Engine {
             // Workers elsewhere keep their jobs and connect to another server, or to this one when it is back.
             self.workers.close_all("the server stops; connect again");
             self.reporter.settled().await;
+            // A receiver that does not answer is not waited for; another node, or the next start, sends it again.
+            let _ = tokio::time::timeout(LAST_WEBHOOKS, self.webhooks.settled()).await;
             self.outgoing.stop.cancel();
             self.outgoing.tasks.close();
             self.outgoing.tasks.wait().await;
@@ -419,6 +433,14 @@ async fn keep(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         tokio::time::sleep(keeper::GATHER).await;
     }
     Ok(Round { handled: round.handled + built_in, ..round })
+}
+
+/// Sends webhooks; a server that stops only writes down how the last ones went.
+async fn tell_the_world(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    if engine.intake.stop.is_cancelled() {
+        return Ok(Round::done(engine.webhooks.settle(&*engine.store, now).await?));
+    }
+    engine.webhooks.run_once(&*engine.store, engine.node_id(), now).await
 }
 
 /// Gives up the workers that no living node looks after, when their time is up.
