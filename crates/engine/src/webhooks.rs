@@ -78,7 +78,8 @@ const REMEMBERED_MS: i64 = 3_600_000;
 
 pub struct Webhooks {
     config: WebhookConfig,
-    rule: AddressRule,
+    /// Which addresses may be told.
+    pub rule: AddressRule,
     client: Client,
     pub nudge: Arc<Notify>,
     office: Mutex<Office>,

@@ -7,5 +7,6 @@ mod http;
 mod runs;
 mod shell;
 mod stop;
+mod webhooks;
 mod world;
 mod workers;
