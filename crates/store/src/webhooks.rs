@@ -213,7 +213,10 @@ pub(crate) fn redelivered(id: WebhookId, job: JobId, url: &str, was: WebhookStat
 }
 
 pub(crate) fn unsettled(id: WebhookId, state: WebhookState) -> StoreError {
-    StoreError::Conflict { message: format!("webhook {id} is {} and will be sent anyway", state.as_str()), holder: None }
+    StoreError::Conflict {
+        message: format!("webhook {id} is {} and will be sent anyway", state.as_str()),
+        holder: None,
+    }
 }
 
 pub(crate) fn state_of(code: i16) -> Result<WebhookState> {

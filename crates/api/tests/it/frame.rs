@@ -168,6 +168,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
             "lastBeatAt": "<time>",
             "name": "sweeper",
             "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "webhooks",
+            "status": "healthy"
           }
         ],
         "workers": {

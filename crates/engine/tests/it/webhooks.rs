@@ -189,7 +189,10 @@ async fn what_is_sent_says_how_the_job_ended_and_who_it_comes_from() {
     let call = &calls[0];
     assert_eq!(call.body, webhook.body.unwrap().get().as_bytes());
     let body: serde_json::Value = serde_json::from_slice(&call.body).unwrap();
-    assert_eq!((&body["jobId"], &body["jobType"], &body["status"]), (&id.to_string().into(), &"noop".into(), &"completed".into()));
+    assert_eq!(
+        (&body["jobId"], &body["jobType"], &body["status"]),
+        (&id.to_string().into(), &"noop".into(), &"completed".into())
+    );
     assert_eq!(call.id(), webhook.id.to_string());
     assert_eq!(call.header("x-webhook-event"), "job.status");
     assert_eq!(call.header("content-type"), "application/json");
@@ -203,7 +206,11 @@ async fn what_is_sent_says_how_the_job_ended_and_who_it_comes_from() {
     assert_eq!((webhook.history[0].status, webhook.history[0].answer.as_deref()), (Some(200), Some("thanks")));
     let log = world.job(id).await.execution_log;
     let line = log.iter().find(|entry| entry.event == LogEvent::WebhookSent).unwrap();
-    assert!(line.details.contains("/good: HTTP 200 in") && line.details.ends_with("attempt 1 of 3"), "{}", line.details);
+    assert!(
+        line.details.contains("/good: HTTP 200 in") && line.details.ends_with("attempt 1 of 3"),
+        "{}",
+        line.details
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,8 +262,7 @@ async fn everything_arrives(place: (Arc<dyn Store>, crate::world::Place)) {
         assert!(verifies(call, NEW_SECRET) && verifies(call, OLD_SECRET));
         *per_id.entry(call.id()).or_default() += 1;
     }
-    let arrived: HashSet<String> =
-        calls.iter().filter(|call| call.answered.is_success()).map(Call::id).collect();
+    let arrived: HashSet<String> = calls.iter().filter(|call| call.answered.is_success()).map(Call::id).collect();
     assert_eq!(arrived, webhooks.keys().cloned().collect(), "each has arrived, and nothing else");
     for (id, webhook) in &webhooks {
         assert!(per_id[id] <= webhook.attempts && webhook.attempts <= ATTEMPTS, "{} calls: {webhook:?}", per_id[id]);
@@ -303,7 +309,8 @@ async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
     assert_eq!(endless.history[0].answer.as_ref().unwrap().len(), 1_024);
     let slow_end = webhook_is(&*world.store, slow_end, WebhookState::Delivered).await;
     assert_eq!(slow_end.history[0].answer.as_deref(), Some("soon"), "the rest is not waited for");
-    for (id, error) in [(broken, "HTTP 500"), (elsewhere_id, "redirections are not followed"), (rude, "error sending")] {
+    for (id, error) in [(broken, "HTTP 500"), (elsewhere_id, "redirections are not followed"), (rude, "error sending")]
+    {
         let webhook = eventually("a failed attempt", async || {
             Some(webhook_of(&*world.store, id).await).filter(|webhook| !webhook.history.is_empty())
         })
@@ -417,14 +424,8 @@ fn sender(config: WebhookConfig) -> Arc<Webhooks> {
 async fn what_a_dead_sender_had_in_its_hands_is_sent_by_another() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     let job = rounds.ended(receiver.url("/good")).await;
-    let dead = WebhookAsk {
-        node: NodeId::new(),
-        limit: 10,
-        per_host: 10,
-        rooms: Vec::new(),
-        allowed: 3,
-        lease_ms: 40_000,
-    };
+    let dead =
+        WebhookAsk { node: NodeId::new(), limit: 10, per_host: 10, rooms: Vec::new(), allowed: 3, lease_ms: 40_000 };
     let taken = rounds.store.webhook_take(dead, rounds.start).await.unwrap();
     assert_eq!(taken.deliveries.len(), 1);
     let next_at = rounds.round(39_999).await;
@@ -492,7 +493,11 @@ async fn a_receiver_that_does_not_know_one_path_is_no_bad_host() {
     rounds.round(0).await;
     let job = rounds.ended(receiver.url("/good")).await;
     rounds.round(1).await;
-    assert_eq!(rounds.webhook(job).await.state, WebhookState::Delivered, "others on the same host are not made to wait");
+    assert_eq!(
+        rounds.webhook(job).await.state,
+        WebhookState::Delivered,
+        "others on the same host are not made to wait"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

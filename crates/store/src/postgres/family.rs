@@ -24,9 +24,7 @@ pub async fn tell_children(shared: &Shared, finished: &[JobId], now: Timestamp) 
     let client = shared.begin().await?;
     let result = tell_all(&client, finished, now).await;
     let result = match result {
-        Ok((deltas, lanes, signals)) => {
-            apply(&client, shared.own_shard(), &deltas).await.map(|()| (lanes, signals))
-        }
+        Ok((deltas, lanes, signals)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| (lanes, signals)),
         Err(error) => Err(error),
     };
     let (lanes, signals) = client.end(result).await?;

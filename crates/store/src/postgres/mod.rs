@@ -36,9 +36,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
-    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, rules::RuleCache,
+    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;

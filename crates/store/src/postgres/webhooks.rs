@@ -131,9 +131,8 @@ async fn due(client: &Object, ask: &WebhookAsk, now: Timestamp) -> Result<Vec<Li
              WHERE hosts.host IS NOT NULL ORDER BY w.due_at, w.id LIMIT $5"
         ))
         .await?;
-    let rows = client
-        .query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(ask.per_host), &number(ask.limit)])
-        .await?;
+    let rows =
+        client.query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(ask.per_host), &number(ask.limit)]).await?;
     rows.iter()
         .map(|row| {
             let (attempts, spent) = (count(row, 6), count(row, 7));
@@ -216,7 +215,8 @@ pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) 
     let client = shared.begin().await?;
     let result = settle_in(&client, results, now).await;
     let settled = client.end(result).await?;
-    let again = |(result, settled): (&WebhookResult, &bool)| *settled && matches!(result.next, WebhookNext::Again { .. });
+    let again =
+        |(result, settled): (&WebhookResult, &bool)| *settled && matches!(result.next, WebhookNext::Again { .. });
     if results.iter().zip(&settled).any(again) {
         shared.tell([Signal::Webhook]);
     }
@@ -273,7 +273,8 @@ async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }
-    let (jobs, logs): (Vec<Uuid>, Vec<String>) = notes.into_iter().map(|(job, line)| (job, LogLine::chunk(&[line]))).unzip();
+    let (jobs, logs): (Vec<Uuid>, Vec<String>) =
+        notes.into_iter().map(|(job, line)| (job, LogLine::chunk(&[line]))).unzip();
     // Locked, so that nobody deletes the job in this moment and leaves its note behind.
     client
         .execute(
@@ -297,9 +298,7 @@ pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp)
 }
 
 async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
-    let row = client
-        .query_opt("SELECT job, url, state FROM faena.webhook WHERE id = $1 FOR UPDATE", &[&id.0])
-        .await?;
+    let row = client.query_opt("SELECT job, url, state FROM faena.webhook WHERE id = $1 FOR UPDATE", &[&id.0]).await?;
     let Some(row) = row else { return Ok(None) };
     let (job, url, was): (_, String, _) = (JobId(row.get(0)), row.get(1), state_of(row.get(2))?);
     if !was.is_terminal() {

@@ -259,7 +259,9 @@ pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
         tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
     }
     let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
-    if leave == Leave::Over && let Some(url) = options.webhook_url.clone() {
+    if leave == Leave::Over
+        && let Some(url) = options.webhook_url.clone()
+    {
         webhooks::announce(tx, lane, id, url, &options)?;
     }
     if terminal && let Some(key) = options.unique_key {

@@ -28,9 +28,9 @@ use tokio::sync::broadcast;
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
-    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
+    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan,
+    rules::RuleCache,
 };
 use writer::Writer;
 

@@ -1,8 +1,6 @@
 //! The news of how jobs ended, on their way to whoever wanted them.
 
-use faena_domain::{
-    JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView,
-};
+use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
@@ -92,10 +90,10 @@ pub fn take(tx: &Tx, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
 
 /// The hosts that somebody is to be told at. Goes from host to host by the index, past whatever stands in their lines.
 fn hosts(connection: &Connection) -> Result<Vec<String>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1",
-    )?;
-    let first = connection.prepare_cached("SELECT 1 FROM webhook WHERE due_at IS NOT NULL AND host = '' LIMIT 1")?.exists([])?;
+    let mut statement = connection
+        .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
+    let first =
+        connection.prepare_cached("SELECT 1 FROM webhook WHERE due_at IS NOT NULL AND host = '' LIMIT 1")?.exists([])?;
     let mut hosts: Vec<String> = first.then(String::new).into_iter().collect();
     let mut last = String::new();
     while let Some(host) = statement.query_row([&last], |row| row.get::<_, String>(0)).optional()? {
@@ -145,7 +143,9 @@ fn begin_again(tx: &Tx, line: &mut Line, allowed: u32, now: Timestamp) -> Result
         return Ok(true);
     }
     tx.connection
-        .prepare_cached("UPDATE webhook SET state = 3, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?")?
+        .prepare_cached(
+            "UPDATE webhook SET state = 3, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?",
+        )?
         .execute((now.as_ms(), line.lost, delivery.id.0))?;
     if has_job(tx, delivery.job)? {
         add_note(tx, delivery.job, None, lost_line(&delivery.url, now))?;

@@ -294,8 +294,7 @@ pub async fn a_webhook_is_sent_until_it_is_delivered(world: &World) {
         .filter(|entry| entry.event.as_str().starts_with("webhook"))
         .map(|entry| (entry.event.as_str().to_owned(), entry.details))
         .collect();
-    let failed =
-        format!("https://example.org/hook: HTTP 500, attempt 1 of 3; again at {}", world.at(1_000));
+    let failed = format!("https://example.org/hook: HTTP 500, attempt 1 of 3; again at {}", world.at(1_000));
     let sent = "https://example.org/hook: HTTP 200 in 12 ms, attempt 2 of 3".to_owned();
     assert_eq!(log, [("webhook_failed".into(), failed), ("webhook_sent".into(), sent)]);
 }

@@ -272,8 +272,14 @@ impl Ledger {
     /// Every webhook is over or has a due time, and no attempt is without its webhook or counted wrongly.
     async fn faults_of_webhooks(&self, faults: &mut Vec<String>) {
         for (fault, sql) in [
-            ("webhook is open without a due time", "webhook WHERE state IN (0, 1) AND (due_at IS NULL OR settled_at IS NOT NULL)"),
-            ("webhook is over and has a due time", "webhook WHERE state IN (2, 3) AND (due_at IS NOT NULL OR settled_at IS NULL)"),
+            (
+                "webhook is open without a due time",
+                "webhook WHERE state IN (0, 1) AND (due_at IS NULL OR settled_at IS NOT NULL)",
+            ),
+            (
+                "webhook is over and has a due time",
+                "webhook WHERE state IN (2, 3) AND (due_at IS NOT NULL OR settled_at IS NULL)",
+            ),
             ("webhook is in no sender's hands and is sent", "webhook WHERE (state = 1) <> (node IS NOT NULL)"),
             (
                 "webhook has other attempts than it counts",
