@@ -21,6 +21,7 @@ use faena_domain::{NodeId, Timestamp};
 use faena_store::{Delivery, Store, StoreError, WebhookAsk, WebhookNext, WebhookResult};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use rand::seq::SliceRandom;
 use reqwest::{
     Client,
     header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
@@ -73,6 +74,8 @@ const LEASE_MARGIN: Duration = Duration::from_secs(30);
 /// What is kept of an answer, and how long is waited for it once its status is known.
 const ANSWER_BYTES: usize = 1_024;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// When failing hosts that had to give way to others get another chance.
+const TURN_MS: i64 = 1_000;
 /// After this time without a failure nothing is remembered of a host.
 const REMEMBERED_MS: i64 = 3_600_000;
 
@@ -163,7 +166,7 @@ impl Webhooks {
         now: Timestamp,
     ) -> Result<Round, StoreError> {
         let settled = self.settle(store, now).await?;
-        let (ask, opens_at) = self.ask(node, now);
+        let (ask, look_at) = self.ask(node, now);
         if ask.limit == 0 {
             // Whoever finishes nudges.
             return Ok(Round { handled: settled, ..Round::default() });
@@ -173,7 +176,7 @@ impl Webhooks {
         for delivery in taken.deliveries {
             self.start(delivery, now);
         }
-        Ok(Round { handled, more: false, next_at: taken.next_at.into_iter().chain(opens_at).min() })
+        Ok(Round { handled, more: false, next_at: taken.next_at.into_iter().chain(look_at).min() })
     }
 
     /// Writes down what the senders have told, and nothing else: for a server that stops.
@@ -208,7 +211,7 @@ impl Webhooks {
         states.filter(|(_, state)| *state != BreakerState::Closed).collect()
     }
 
-    /// What there is room for, and when a breaker lets something through again.
+    /// What there is room for, and when there is room again for a host that has none now.
     fn ask(&self, node: NodeId, now: Timestamp) -> (WebhookAsk, Option<Timestamp>) {
         let mut office = self.office.lock();
         office.hosts.retain(|_, host| {
@@ -217,17 +220,29 @@ impl Webhooks {
         });
         let per_host = self.config.per_host;
         let mut rooms = Vec::new();
-        let mut opens_at = None;
-        for (name, host) in &office.hosts {
-            let room = host.breaker.room(per_host.saturating_sub(host.under_way), now);
+        let mut look_at = None;
+        // However many hosts fail, half of the senders is for those that do not. Each failing one gets its turn by chance.
+        let failing = office.hosts.values().filter(|host| host.failed_at.is_some()).map(|host| host.under_way).sum();
+        let mut spare = self.config.concurrency.div_ceil(2).saturating_sub(failing);
+        let mut hosts: Vec<(&String, &Host)> = office.hosts.iter().collect();
+        hosts.shuffle(&mut rand::rng());
+        for (name, host) in hosts {
+            let mut room = host.breaker.room(per_host.saturating_sub(host.under_way), now);
+            if host.failed_at.is_some() {
+                if room > spare {
+                    look_at = look_at.into_iter().chain([now.plus_ms(TURN_MS)]).min();
+                }
+                room = room.min(spare);
+                spare -= room;
+            }
             if room < per_host {
                 rooms.push((name.clone(), room));
             }
-            opens_at = opens_at.into_iter().chain(host.breaker.opens_at(now)).min();
+            look_at = look_at.into_iter().chain(host.breaker.opens_at(now)).min();
         }
         let limit = self.config.concurrency.saturating_sub(office.under_way + office.results.len());
         let lease_ms = ms(self.config.timeout.saturating_add(LEASE_MARGIN));
-        (WebhookAsk { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, opens_at)
+        (WebhookAsk { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, look_at)
     }
 
     fn start(self: &Arc<Webhooks>, delivery: Delivery, now: Timestamp) {

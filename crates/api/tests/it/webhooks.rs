@@ -48,7 +48,6 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
         "completedAt": "<time>",
         "jobId": "<id 1>",
         "jobType": "noop",
-        "result": {},
         "status": "completed"
       },
       "correlationId": "order-7",

@@ -501,6 +501,44 @@ async fn a_receiver_that_does_not_know_one_path_is_no_bad_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn however_many_hosts_fail_the_others_have_half_of_the_senders() {
+    let few = WebhookConfig {
+        concurrency: 4,
+        base_delay: Duration::ZERO,
+        timeout: Duration::from_secs(20),
+        ..WebhookConfig::default()
+    };
+    let rounds = Rounds::new(few).await;
+    let failing: Vec<Receiver> = (0..3).map(|_| Receiver::start()).collect();
+    let good = Receiver::start();
+    for receiver in &failing {
+        rounds.ended(receiver.url("/broken")).await;
+    }
+    rounds.round(0).await;
+    let all = || failing.iter().map(|receiver| receiver.calls().len()).sum::<usize>();
+    assert_eq!(all(), 3);
+    // From now on they are silent; what they have waited for is longer due than what is for the good one.
+    for receiver in &failing {
+        for _ in 0..5 {
+            rounds.ended(receiver.url("/silent")).await;
+        }
+    }
+    for _ in 0..5 {
+        rounds.ended(good.url("/good")).await;
+    }
+    let now = rounds.start.plus_ms(5_000);
+    eventually("the good one has heard everything", async || {
+        rounds.webhooks.run_once(&*rounds.store, rounds.node, now).await.unwrap();
+        (good.calls().len() == 5).then_some(())
+    })
+    .await;
+    let silent =
+        |receiver: &Receiver| receiver.calls().iter().filter(|call| call.answered == StatusCode::PROCESSING).count();
+    let under_way: usize = failing.iter().map(silent).sum();
+    assert!(under_way <= 2, "{under_way} of 4 senders wait for those that fail");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn several_senders_at_once_send_each_webhook_once() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     for _ in 0..60 {
