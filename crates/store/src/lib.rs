@@ -116,7 +116,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Frees what dead nodes held: what had started costs a try and waits; the rest is ready again. Workers that were connected
     /// to them keep their jobs and have `patience` to connect elsewhere; the workers inside them are ended. Also frees what
-    /// workers hold whose life is over.
+    /// workers hold whose life is over, and webhooks that dead nodes were sending.
     async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered>;
 
     /// Gives back what this node, or a worker connected to it, was handed before `before` without knowing it: a claim whose answer

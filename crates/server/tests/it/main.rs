@@ -21,5 +21,6 @@ mod postgres;
 mod readme;
 mod start;
 mod stop;
+mod webhooks;
 mod worker_deaths;
 mod worker_moves;

@@ -287,6 +287,23 @@ async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
     Ok(())
 }
 
+/// What a server that is gone was sending is due at once: nobody will tell how that went.
+pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    let freed = client
+        .execute(
+            "UPDATE faena.webhook w SET due_at = $1 WHERE state = 1 AND due_at > $1
+                 AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)",
+            &[&now.as_ms()],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    if freed > 0 {
+        shared.tell([Signal::Webhook]);
+    }
+    Ok(())
+}
+
 pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let client = shared.begin().await?;
     let result = redeliver_in(&client, id, by, now).await;

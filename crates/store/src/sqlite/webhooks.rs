@@ -215,6 +215,20 @@ fn has_job(tx: &Tx, job: JobId) -> Result<bool> {
     Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([job.0])?)
 }
 
+/// What a server that is gone was sending is due at once: nobody will tell how that went.
+pub fn free(tx: &Tx, now: Timestamp) -> Result<()> {
+    let freed = tx
+        .connection
+        .prepare_cached(
+            "UPDATE webhook SET due_at = ?1 WHERE state = 1 AND due_at > ?1 AND node NOT IN (SELECT id FROM node)",
+        )?
+        .execute([now.as_ms()])?;
+    if freed > 0 {
+        tx.signal(Signal::Webhook);
+    }
+    Ok(())
+}
+
 pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let row: Option<(Uuid, String, i16)> = tx
         .connection

@@ -239,6 +239,7 @@ behaviours! {
         what_one_host_keeps_waiting_stands_in_no_others_way,
         the_longest_due_goes_first,
         a_webhook_whose_sender_died_is_sent_by_another,
+        what_a_server_that_is_gone_was_sending_is_due_at_once,
         senders_that_die_do_not_use_up_the_last_try_but_not_for_ever,
         a_webhook_that_is_over_can_be_sent_again_by_hand,
         webhooks_are_found_by_state_job_and_host,

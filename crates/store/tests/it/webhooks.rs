@@ -9,7 +9,7 @@ use faena_store::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Build, World, cancelled, completed, failed};
+use crate::support::{Build, PATIENCE, World, cancelled, completed, failed};
 
 const URL: &str = "https://example.org/hook?token=geheim";
 const HOST: &str = "example.org:443";
@@ -381,6 +381,18 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
     assert_eq!(history.len(), 2);
     assert_eq!((history[0].number, history[0].status), (1, None));
     assert!(history[0].error.as_ref().unwrap().contains("did not tell"), "{:?}", history[0]);
+}
+
+pub async fn what_a_server_that_is_gone_was_sending_is_due_at_once(world: &World) {
+    let (_, first) = world.told(0).await;
+    let dead = WebhookAsk { node: NodeId::new(), ..world.ask() };
+    assert_eq!(world.take_as(dead, 0).await.deliveries.len(), 1);
+    let (_, second) = world.told(1).await;
+    assert_eq!(world.take_one(1).await.id, second);
+    world.recover(0, 5).await;
+    assert_eq!(world.take_one(5).await.id, first, "and that of a living one is not touched");
+    world.store.node_leave(world.node, PATIENCE, world.at(6)).await.unwrap();
+    assert_eq!(world.take(6).await.len(), 2, "nor does one that takes leave keep anything");
 }
 
 pub async fn senders_that_die_do_not_use_up_the_last_try_but_not_for_ever(world: &World) {
