@@ -288,6 +288,7 @@ fn rank(event: LogEvent) -> u8 {
         LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 6,
         LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 7,
         LogEvent::Completed | LogEvent::Cancelled => 8,
+        LogEvent::WebhookSent | LogEvent::WebhookFailed => 9,
         _ => 5,
     }
 }

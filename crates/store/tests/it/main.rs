@@ -234,6 +234,7 @@ behaviours! {
         a_retried_job_that_ends_again_tells_again,
         a_sender_gets_all_that_it_needs,
         a_webhook_is_sent_until_it_is_delivered,
+        what_became_of_a_webhook_stands_after_the_end_of_its_job,
         a_webhook_that_failed_too_often_is_over,
         a_webhook_is_handed_to_one_sender_only,
         what_one_host_keeps_waiting_stands_in_no_others_way,

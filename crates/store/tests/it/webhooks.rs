@@ -299,6 +299,13 @@ pub async fn a_webhook_is_sent_until_it_is_delivered(world: &World) {
     assert_eq!(log, [("webhook_failed".into(), failed), ("webhook_sent".into(), sent)]);
 }
 
+pub async fn what_became_of_a_webhook_stands_after_the_end_of_its_job(world: &World) {
+    let (job, _) = world.told(5).await;
+    let taken = world.take_one(5).await;
+    assert!(world.settle(&taken, 200, WebhookNext::Delivered, 5).await);
+    assert_eq!(world.events(job).await[3..], ["started", "completed", "webhook_sent"], "in the same millisecond too");
+}
+
 pub async fn a_webhook_that_failed_too_often_is_over(world: &World) {
     let (job, id) = world.told(0).await;
     let taken = world.take_one(0).await;
