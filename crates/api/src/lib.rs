@@ -80,9 +80,14 @@ pub fn router(api: Api) -> Router {
         .route("/{id}/claim", post(workers::http::claim))
         .route("/{id}/heartbeat", post(workers::http::heartbeat))
         .route("/{id}/jobs/{job}/{report}", post(workers::http::report));
+    let webhooks = Router::new()
+        .route("/", get(rest::webhooks::list))
+        .route("/{id}", get(rest::webhooks::show))
+        .route("/{id}/redeliver", post(rest::webhooks::redeliver));
     Router::new()
         .nest("/api/v1/jobs", jobs)
         .nest("/api/v1/workers", workers)
+        .nest("/api/v1/webhooks", webhooks)
         .merge(grpc::routes(&api))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))

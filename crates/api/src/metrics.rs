@@ -31,6 +31,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<Response, ApiError> {
     let mut registry = Registry::default();
     workers(&api, &mut registry);
     jobs(&api, &mut registry).await?;
+    webhooks(&api, &mut registry).await?;
     let mut text = String::new();
     encode(&mut text, &registry).expect("a String takes everything");
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -67,6 +68,28 @@ fn workers(api: &Api, registry: &mut Registry) {
     }
     registry.register("guardian_acts", "What the guardian of this node had to do, by what it watches", acts);
     registry.register("stale_reports", "Reports that were refused: too late, or about a job in other hands", stale);
+}
+
+async fn webhooks(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
+    let webhooks = &api.engine.webhooks;
+    let (states, breakers) = (Gauges::default(), Gauges::default());
+    for (state, count) in api.engine.store.webhook_counts().await? {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        states.get_or_create(&vec![("state", state.as_str().to_owned())]).set(count);
+    }
+    for (host, state) in webhooks.breakers(Timestamp::now()) {
+        breakers.get_or_create(&vec![("host", host)]).set(if state == BreakerState::Open { 1 } else { 2 });
+    }
+    registry.register("webhooks_in_state", "Webhooks that are not delivered, by state, each up to 100000", states);
+    registry.register("webhook_breaker_state", "1 open, 2 half open, of each host that keeps failing", breakers);
+    for (name, help, counter) in [
+        ("webhook_attempts_delivered", "Attempts of this node that were delivered", &webhooks.delivered),
+        ("webhook_attempts_failed", "Attempts of this node that were not", &webhooks.failed),
+        ("webhook_attempts_late", "Attempts of this node whose outcome came after their lease", &webhooks.late),
+    ] {
+        registry.register(name, help, ConstCounter::new(counter.load(Ordering::Relaxed)));
+    }
+    Ok(())
 }
 
 async fn jobs(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {

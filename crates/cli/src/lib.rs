@@ -4,6 +4,7 @@ mod client;
 mod enqueue;
 mod jobs;
 mod watch;
+mod webhooks;
 mod worker;
 mod workers;
 
@@ -27,6 +28,11 @@ pub enum Command {
         #[command(subcommand)]
         command: workers::Command,
     },
+    /// Look at webhooks and send them again
+    Webhooks {
+        #[command(subcommand)]
+        command: webhooks::Command,
+    },
     /// Be a worker: run a command for each job of some types
     Worker(worker::Arguments),
 }
@@ -48,6 +54,7 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Enqueue(arguments) => enqueue::run(arguments).await,
         Command::Jobs { command } => jobs::run(command).await,
         Command::Workers { command } => workers::run(command).await,
+        Command::Webhooks { command } => webhooks::run(command).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };
     match result {

@@ -28,7 +28,7 @@ pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::Timestamp;
-pub use webhook::{WebhookAttempt, WebhookState, WebhookView};
+pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
 pub use why::{Reason, Why};
 pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

@@ -1,6 +1,7 @@
 //! A webhook: the news of a job's end, on its way to whoever wanted it (SPEC 8).
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::{JobId, Timestamp, WebhookId};
 
@@ -69,8 +70,23 @@ pub struct WebhookAttempt {
     pub answer: Option<String>,
 }
 
-/// As `GET /api/v1/webhooks/:id` shows it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// What is sent.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookBody<'a> {
+    pub job_id: JobId,
+    pub job_type: &'a str,
+    /// `completed`, `failed` or `cancelled`.
+    pub status: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<&'a str>,
+    pub completed_at: Timestamp,
+}
+
+/// As `GET /api/v1/webhooks/:id` shows it; a list shows it without body and history.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookView {
     pub id: WebhookId,
@@ -86,7 +102,9 @@ pub struct WebhookView {
     pub settled_at: Option<Timestamp>,
     /// Attempts begun so far, those included of which nobody told how they went.
     pub attempts: u32,
-    pub body: serde_json::Value,
+    /// To the letter what is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<WebhookAttempt>,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faena_store::{Patience, Retention};
 use ipnet::IpNet;
 
-use crate::PoolConfig;
+use crate::{PoolConfig, WebhookConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -43,6 +43,7 @@ pub struct EngineConfig {
     pub own_url: String,
     /// Networks that jobs may call although they are private.
     pub allowed_networks: Vec<IpNet>,
+    pub webhooks: WebhookConfig,
     pub shell_allowed: bool,
     /// The largest answer that `http.request` keeps.
     pub http_answer_bytes: usize,
@@ -94,6 +95,7 @@ impl Default for EngineConfig {
             guard: Vec::new(),
             own_url: String::new(),
             allowed_networks: Vec::new(),
+            webhooks: WebhookConfig::default(),
             shell_allowed: false,
             http_answer_bytes: 256 << 10,
             shell_output_bytes: 64 << 10,

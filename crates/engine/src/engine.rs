@@ -29,6 +29,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
+    webhooks::Webhooks,
     workers::{Desk, Turns, Workers, keeper},
 };
 
@@ -40,6 +41,7 @@ pub struct Engine {
     /// The workers that are connected here, and what they report.
     pub workers: Arc<Workers>,
     pub desk: Arc<Desk>,
+    pub webhooks: Arc<Webhooks>,
     pub(crate) node: Arc<RwLock<NodeId>>,
     pub(crate) hands: Arc<Hands>,
     pub(crate) lanes: Arc<ReadyLanes>,
@@ -83,6 +85,8 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 const RECONCILE: Duration = Duration::from_secs(15);
+/// How long a server that stops waits for its webhooks.
+const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, StoreError> {
@@ -159,6 +163,8 @@ impl Engine {
             builtin::kinds(),
         );
         let pools = Pools::new(&config.pools);
+        let rule = AddressRule::new(&config.allowed_networks);
+        let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         Engine {
             store,
             config,
@@ -166,6 +172,7 @@ impl Engine {
             bus,
             workers,
             desk,
+            webhooks,
             node,
             hands,
             lanes,
@@ -213,6 +220,11 @@ impl Engine {
         add(Loop::outgoing("reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
             e.reporter.run_once(&*e.store, now).await
         }));
+        if self.config.roles.engine {
+            add(Loop::outgoing("webhooks", SAFETY, self.webhooks.nudge.clone(), |e, now| async move {
+                tell_the_world(&e, now).await
+            }));
+        }
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
             let round = e.write_down(now).await?;
             if round.handled > 0 {
@@ -372,8 +384,7 @@ impl Engine {
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
                     Ok(Signal::Room) => engine.lanes.open_limited(),
                     Ok(Signal::Rules) => engine.rules_changed().await,
-                    // Nobody sends them yet.
-                    Ok(Signal::Webhook) => {}
+                    Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
                     Ok(Signal::Cancel(id)) => {
                         engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }
@@ -383,6 +394,7 @@ impl Engine {
                             engine.lanes.add(lane.id);
                         }
                         engine.promote.notify_one();
+                        engine.webhooks.nudge.notify_one();
                         engine.rules_changed().await;
                     }
                     Err(RecvError::Closed) => break,
@@ -415,6 +427,8 @@ impl Engine {
             // Workers elsewhere keep their jobs and connect to another server, or to this one when it is back.
             self.workers.close_all("the server stops; connect again");
             self.reporter.settled().await;
+            // A receiver that does not answer is not waited for; another node, or the next start, sends it again.
+            let _ = tokio::time::timeout(LAST_WEBHOOKS, self.webhooks.settled()).await;
             self.outgoing.stop.cancel();
             self.outgoing.tasks.close();
             self.outgoing.tasks.wait().await;
@@ -471,6 +485,14 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
+}
+
+/// Sends webhooks; a server that stops only writes down how the last ones went.
+async fn tell_the_world(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    if engine.intake.stop.is_cancelled() {
+        return Ok(Round::done(engine.webhooks.settle(&*engine.store, now).await?));
+    }
+    engine.webhooks.run_once(&*engine.store, engine.node_id(), now).await
 }
 
 async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {

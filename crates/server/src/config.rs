@@ -9,7 +9,7 @@ mod rules;
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
 use faena_domain::{JobLimits, Limit, QueueRule, Scope};
-use faena_engine::{EngineConfig, PoolConfig, Roles};
+use faena_engine::{EngineConfig, PoolConfig, Roles, Secret, WebhookConfig};
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
 
@@ -20,8 +20,6 @@ pub struct Key {
     kind: Kind,
     default: &'static str,
     doc: &'static str,
-    /// Understood and checked, without effect in this version.
-    reserved: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -42,14 +40,12 @@ enum Kind {
     Roles,
     Networks,
     Names,
+    /// Never shown, not even in an error.
+    Secrets,
 }
 
 const fn key(path: &'static str, env: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
-    Key { path, env, kind, default, doc, reserved: false }
-}
-
-const fn reserved(path: &'static str, env: &'static str, default: &'static str, doc: &'static str) -> Key {
-    Key { path, env, kind: Kind::Duration, default, doc, reserved: true }
+    Key { path, env, kind, default, doc }
 }
 
 const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error"];
@@ -206,11 +202,54 @@ pub const KEYS: &[Key] = &[
         "30s",
         "How often deadlines are looked at, at the least.",
     ),
-    reserved(
+    key(
+        "webhook.attempts",
+        "FAENA_WEBHOOK_ATTEMPTS",
+        Kind::Number { min: 1, max: 50 },
+        "3",
+        "How often a webhook is sent at the most, until it is delivered.",
+    ),
+    key(
         "webhook.base_delay",
         "FAENA_WEBHOOK_BASE_DELAY",
+        Kind::Duration,
         "1s",
-        "The delay before the second attempt of a webhook.",
+        "The delay before the second attempt of a webhook. Each further one doubles it, up to five minutes.",
+    ),
+    key(
+        "webhook.timeout",
+        "FAENA_WEBHOOK_TIMEOUT",
+        Kind::Duration,
+        "10s",
+        "How long one attempt may take, until the receiver has answered.",
+    ),
+    key(
+        "webhook.concurrency",
+        "FAENA_WEBHOOK_CONCURRENCY",
+        Kind::Number { min: 1, max: 1_000 },
+        "32",
+        "Webhooks that this process sends at once.",
+    ),
+    key(
+        "webhook.per_host",
+        "FAENA_WEBHOOK_PER_HOST",
+        Kind::Number { min: 1, max: 1_000 },
+        "8",
+        "How many of them go to one host.",
+    ),
+    key(
+        "webhook.breaker",
+        "FAENA_WEBHOOK_BREAKER",
+        Kind::Duration,
+        "30s",
+        "How long a host is left alone after five failures in a row.",
+    ),
+    key(
+        "webhook.secrets",
+        "FAENA_WEBHOOK_SECRETS",
+        Kind::Secrets,
+        "",
+        "What webhooks are signed with: whsec_ and 24 to 64 bytes in base64, the newest first, separated by commas.",
     ),
     key(
         "webhook.allow",
@@ -296,7 +335,7 @@ impl Config {
 
     /// What is wrong with values that are right by themselves.
     fn check_together(&self) -> Result<(), ConfigError> {
-        for path in ["worker.heartbeat", "guardian.interval"] {
+        for path in ["worker.heartbeat", "guardian.interval", "webhook.timeout"] {
             if self.duration(path).is_zero() {
                 return Err(ConfigError(format!("{}: {path}: must be more than 0s", self.settings[path].origin)));
             }
@@ -369,7 +408,8 @@ impl Config {
     fn set(&mut self, path: &'static str, value: String, origin: String) -> Result<(), ConfigError> {
         let key = KEYS.iter().find(|key| key.path == path).expect("only known keys are set");
         key.check(&value).map_err(|what| {
-            let shown = if key.kind == Kind::Secret { "the value".to_owned() } else { format!("{value:?}") };
+            let secret = matches!(key.kind, Kind::Secret | Kind::Secrets);
+            let shown = if secret { "the value".to_owned() } else { format!("{value:?}") };
             ConfigError(format!("{origin}: {path}: {shown} {what}"))
         })?;
         self.settings.insert(key.path, Setting { value, origin });
@@ -432,6 +472,15 @@ impl Config {
                 failed_ms: self.duration_ms("retention.failed"),
             },
             allowed_networks: self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect(),
+            webhooks: WebhookConfig {
+                attempts: u32::try_from(self.number("webhook.attempts")).expect("bounded by its key"),
+                base_delay: self.duration("webhook.base_delay"),
+                timeout: self.duration("webhook.timeout"),
+                concurrency: self.size("webhook.concurrency"),
+                per_host: self.size("webhook.per_host"),
+                breaker: self.duration("webhook.breaker"),
+                secrets: split(self.text("webhook.secrets")).filter_map(|secret| secret.parse().ok()).collect(),
+            },
             shell_allowed: self.text("worker.shell") == "true",
             http_answer_bytes: self.size("worker.http_answer_bytes"),
             shell_output_bytes: self.size("worker.shell_output_bytes"),
@@ -486,14 +535,12 @@ impl Config {
         KEYS.iter()
             .map(|key| {
                 let setting = &self.settings[key.path];
-                let value =
-                    if key.kind == Kind::Secret { without_password(&setting.value) } else { setting.value.clone() };
-                let origin = if key.reserved {
-                    format!("{} (no effect in this version)", setting.origin)
-                } else {
-                    setting.origin.clone()
+                let value = match key.kind {
+                    Kind::Secret => without_password(&setting.value),
+                    Kind::Secrets => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
+                    _ => setting.value.clone(),
                 };
-                (key.path.to_owned(), value, origin)
+                (key.path.to_owned(), value, setting.origin.clone())
             })
             .chain(pools)
             .collect()
@@ -547,6 +594,17 @@ impl Key {
                 Some(net) => Err(format!("must be networks like 10.0.0.0/8 separated by commas; {net:?} is none")),
             },
             Kind::Names => Ok(()),
+            Kind::Secrets => {
+                for (at, secret) in split(value).enumerate() {
+                    if let Err(what) = secret.parse::<Secret>() {
+                        return Err(format!(
+                            "must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number {} {what}",
+                            at + 1
+                        ));
+                    }
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -564,13 +622,12 @@ pub fn example() -> String {
             let _ = write!(text, "\n[{current}]\n");
             section = current;
         }
-        let note = if key.reserved { " (No effect in this version.)" } else { "" };
         let value = match key.kind {
             Kind::Number { .. } | Kind::Flag => key.default.to_owned(),
             Kind::Limit { .. } if key.default != "none" => key.default.to_owned(),
             _ => format!("{:?}", key.default),
         };
-        let _ = write!(text, "# {}{note} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
+        let _ = write!(text, "# {} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
     }
     text.push_str(rules::EXAMPLE);
     text.push_str(pools::EXAMPLE);
@@ -692,6 +749,19 @@ mod tests {
         let shown = format!("{:?}", config.rows());
         assert!(shown.contains("postgres://user:***@host/db"), "{shown}");
         assert!(!shown.contains("geheim"));
+    }
+
+    #[test]
+    fn a_webhook_secret_is_never_shown_not_even_a_wrong_one() {
+        let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let config = load("", &[("FAENA_WEBHOOK_SECRETS", &format!("{secret}, {secret}"))]).expect("good");
+        assert_eq!(config.engine().webhooks.secrets.len(), 2);
+        let shown = format!("{:?} {:?}", config.rows(), config.engine());
+        assert!(shown.contains("***,***") && !shown.contains("MfKQ"), "{shown}");
+        assert_eq!(
+            error("", &[("FAENA_WEBHOOK_SECRETS", &format!("{secret},whsec_geheim"))]),
+            "environment FAENA_WEBHOOK_SECRETS: webhook.secrets: the value must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number 2 is not base64 after whsec_"
+        );
     }
 
     #[test]

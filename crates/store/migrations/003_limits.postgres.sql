@@ -69,12 +69,16 @@ CREATE TABLE faena.webhook (
     created_at  bigint NOT NULL,
     state       smallint NOT NULL,
     attempts    integer NOT NULL DEFAULT 0,
+    spent       integer NOT NULL DEFAULT 0,
+    lost        integer NOT NULL DEFAULT 0,
     due_at      bigint,
     node        uuid,
     settled_at  bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX webhook_due ON faena.webhook (due_at, id) WHERE due_at IS NOT NULL;
+CREATE INDEX webhook_line ON faena.webhook (host, due_at, id) WHERE due_at IS NOT NULL;
 CREATE INDEX webhook_job ON faena.webhook (job, id);
+CREATE INDEX webhook_state ON faena.webhook (state, id);
+CREATE INDEX webhook_host ON faena.webhook (host, id);
 CREATE INDEX webhook_settled ON faena.webhook (settled_at) WHERE settled_at IS NOT NULL;
 
 CREATE TABLE faena.webhook_attempt (

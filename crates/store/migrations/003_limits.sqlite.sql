@@ -77,7 +77,9 @@ CREATE TABLE queue (
 ) WITHOUT ROWID;
 
 -- Webhooks. state: 0 waiting, 1 sending, 2 delivered, 3 failed. due_at: when it is to be sent, or, while it is being sent, until
--- when the sender must have told how it went; absent when it is over. attempts: begun so far; allowed: how many there may be.
+-- when the sender must have told how it went; absent when it is over. attempts: begun so far; spent: those of them that were
+-- begun before somebody asked for it again; lost: those since then of which nobody told how they went.
+-- host: with its port. Each host has a line of its own, so that one that does not answer stands in nobody's way.
 CREATE TABLE webhook (
     id          BLOB PRIMARY KEY,
     job         BLOB NOT NULL,
@@ -89,12 +91,16 @@ CREATE TABLE webhook (
     created_at  INTEGER NOT NULL,
     state       INTEGER NOT NULL,
     attempts    INTEGER NOT NULL DEFAULT 0,
+    spent       INTEGER NOT NULL DEFAULT 0,
+    lost        INTEGER NOT NULL DEFAULT 0,
     due_at      INTEGER,
     node        BLOB,
     settled_at  INTEGER
 ) WITHOUT ROWID;
-CREATE INDEX webhook_due ON webhook (due_at, id) WHERE due_at IS NOT NULL;
+CREATE INDEX webhook_line ON webhook (host, due_at, id) WHERE due_at IS NOT NULL;
 CREATE INDEX webhook_job ON webhook (job, id);
+CREATE INDEX webhook_state ON webhook (state, id);
+CREATE INDEX webhook_host ON webhook (host, id);
 CREATE INDEX webhook_settled ON webhook (settled_at) WHERE settled_at IS NOT NULL;
 
 -- answer: the first KiB of it.

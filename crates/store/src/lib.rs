@@ -17,6 +17,7 @@ mod progress;
 mod rules;
 mod sqlite;
 mod types;
+mod webhooks;
 mod workers;
 
 /// For the test that holds the claim's plan.
@@ -29,8 +30,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
-    WorkerState, WorkerView,
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
+    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 
 pub use error::StoreError;
@@ -40,6 +41,9 @@ pub use types::{
     JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, OwnerStanding, Page, Patience, Poll,
     QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal, Standing, StoreOptions, StoredLimit, Submitted, Swept,
     Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+};
+pub use webhooks::{
+    Delivery, LOST_FORGIVEN, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken, without_query,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -118,7 +122,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Frees what dead nodes held: what had started costs a try and waits; the rest is ready again. Workers that were connected
     /// to them keep their jobs and have `patience` to connect elsewhere; the workers inside them are ended. Also frees what
-    /// workers hold whose life is over.
+    /// workers hold whose life is over, and webhooks that dead nodes were sending.
     async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered>;
 
     /// Gives back what this node, or a worker connected to it, was handed before `before` without knowing it: a claim whose answer
@@ -178,6 +182,31 @@ pub trait Store: Send + Sync + 'static {
 
     /// What people and keys did, latest first.
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>>;
+
+    /// Takes webhooks that are due, and those whose sender has fallen silent, each for one attempt: the longest due first, up to
+    /// the room that each host has. No attempt is handed out twice. What one host keeps waiting stands in no other's way.
+    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken>;
+
+    /// Writes down how attempts went, with a line in their job's log. Answers for each whether it was still its sender's; one
+    /// that is not changes nothing.
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>>;
+
+    /// Sends a webhook that is over again, with new attempts. With its entry in the audit log. `None`: there is no such webhook.
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
+
+    /// A webhook whole, with its attempts.
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>>;
+
+    /// Webhooks that match, newest first, from below `after` on, without bodies and attempts.
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>>;
+
+    /// How many webhooks wait, are being sent, and have failed; each up to 100 000.
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

@@ -381,6 +381,13 @@ pub struct Retention {
     pub failed_ms: i64,
 }
 
+impl Retention {
+    /// After this time no finished job is kept.
+    pub fn longest_ms(&self) -> i64 {
+        self.completed_ms.max(self.cancelled_ms).max(self.failed_ms)
+    }
+}
+
 impl Default for Retention {
     fn default() -> Self {
         const DAY_MS: i64 = 24 * 3_600_000;

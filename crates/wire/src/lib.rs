@@ -12,7 +12,7 @@ pub mod v1 {
     pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
 }
 
-use faena_domain::{Fault, JobId, JobState, JobView, Timestamp, WorkerView};
+use faena_domain::{Fault, JobId, JobState, JobView, Timestamp, WebhookId, WebhookView, WorkerView};
 use serde::{Deserialize, Serialize};
 
 /// The answer to a refused request.
@@ -79,6 +79,17 @@ pub struct Changed {
 pub struct WorkerList {
     pub workers: Vec<WorkerView>,
     pub total: u64,
+}
+
+/// The answer to `GET /api/v1/webhooks`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookList {
+    pub webhooks: Vec<WebhookView>,
+    pub limit: u64,
+    /// Give this as `cursor` to go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<WebhookId>,
 }
 
 /// The answer to `POST /api/v1/workers/register`.

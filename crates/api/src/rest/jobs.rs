@@ -41,7 +41,7 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> Answer<
         Correlation::Given(_) => JobId::new(),
     };
     let mut faults = Vec::new();
-    let mut job = read_job(body_object(body, api.body_bytes)?, id, &api.limits, &mut faults);
+    let mut job = read_job(body_object(body, api.body_bytes)?, id, &api.limits, &api.engine.webhooks.rule, &mut faults);
     if job.reference.is_some() || !job.depends_on_refs.is_empty() {
         let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
         faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
@@ -75,7 +75,7 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
 
 /// Stores all jobs of a body, or none.
 pub async fn submit_batch(api: &Api, body: &Bytes) -> Answer<Vec<JobId>> {
-    let mut jobs = read_batch(body_object(body, api.batch_bytes)?, &api.limits)?;
+    let mut jobs = read_batch(body_object(body, api.batch_bytes)?, &api.limits, &api.engine.webhooks.rule)?;
     let correlation = Correlation::Given(frame::correlation().text());
     for job in &mut jobs {
         if job.options.idempotency_key.is_some() {

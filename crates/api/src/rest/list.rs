@@ -130,6 +130,6 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
     Ok(())
 }
 
-fn form_pairs(query: &str) -> Vec<(String, String)> {
+pub fn form_pairs(query: &str) -> Vec<(String, String)> {
     url::form_urlencoded::parse(query.as_bytes()).into_owned().collect()
 }

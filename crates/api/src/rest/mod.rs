@@ -6,3 +6,4 @@ pub mod jobs;
 pub mod list;
 pub mod patch;
 mod submit;
+pub mod webhooks;

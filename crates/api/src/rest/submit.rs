@@ -3,13 +3,20 @@
 use std::collections::HashMap;
 
 use faena_domain::{Fault, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn};
+use faena_engine::address::AddressRule;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{ApiError, fields::Fields};
 
 /// One job from its fields. Everything that is wrong with it goes into `faults`.
-pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &mut Vec<Fault>) -> NewJob {
+pub fn read_job(
+    mut fields: Fields<'_>,
+    id: JobId,
+    limits: &JobLimits,
+    rule: &AddressRule,
+    faults: &mut Vec<Fault>,
+) -> NewJob {
     let name = fields.text("name");
     let kind = fields.text("type");
     let named_only = kind.is_none() && name.is_some();
@@ -75,6 +82,11 @@ pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &
             Err(_) => job.depends_on_refs.push(parent),
         }
     }
+    if let Some(url) = job.options.webhook_url.as_deref().filter(|url| url.starts_with("http"))
+        && let Err(message) = check_webhook(url, rule)
+    {
+        fields.fault("webhookUrl", message);
+    }
     let prefix = fields.prefix().to_owned();
     let own = fields.finish();
     // A field that could not be read is named once, not again for its default's sake.
@@ -89,8 +101,14 @@ pub fn read_job(mut fields: Fields<'_>, id: JobId, limits: &JobLimits, faults: &
     job
 }
 
+/// What can be said of an address before anything is sent to it; the rest is seen when it is connected to.
+fn check_webhook(url: &str, rule: &AddressRule) -> Result<(), String> {
+    let url: url::Url = url.parse().map_err(|error| format!("is not a URL: {error}"))?;
+    rule.check_url(&url)
+}
+
 /// Several jobs, which may refer to each other by `ref`.
-pub fn read_batch(mut body: Fields<'_>, limits: &JobLimits) -> Result<Vec<NewJob>, ApiError> {
+pub fn read_batch(mut body: Fields<'_>, limits: &JobLimits, rule: &AddressRule) -> Result<Vec<NewJob>, ApiError> {
     let raw = body.raw("jobs");
     let mut faults = body.finish();
     let list: Vec<&RawValue> = match raw.map(|raw| serde_json::from_str::<Vec<&RawValue>>(raw.get())) {
@@ -111,7 +129,7 @@ pub fn read_batch(mut body: Fields<'_>, limits: &JobLimits) -> Result<Vec<NewJob
     let mut jobs = Vec::with_capacity(list.len());
     for (index, raw) in list.into_iter().enumerate() {
         match Fields::inner(raw, format!("jobs[{index}].")) {
-            Ok(fields) => jobs.push(read_job(fields, JobId::new(), limits, &mut faults)),
+            Ok(fields) => jobs.push(read_job(fields, JobId::new(), limits, rule, &mut faults)),
             Err(fault) => faults.push(fault),
         }
         if faults.len() >= MOST_FAULTS {
@@ -232,7 +250,8 @@ mod tests {
     use crate::fields::body_object;
 
     fn faults(body: &str) -> Vec<String> {
-        match read_batch(body_object(body.as_bytes(), 1 << 20).expect("an object"), &JobLimits::default()) {
+        let fields = body_object(body.as_bytes(), 1 << 20).expect("an object");
+        match read_batch(fields, &JobLimits::default(), &AddressRule::default()) {
             Ok(_) => Vec::new(),
             Err(error) => error.details.into_iter().map(|fault| format!("{}: {}", fault.path, fault.message)).collect(),
         }
@@ -241,8 +260,8 @@ mod tests {
     #[test]
     fn refs_become_ids() {
         let body = r#"{"jobs":[{"name":"noop","ref":"a"},{"name":"noop","dependsOn":["a"]}]}"#;
-        let jobs = read_batch(body_object(body.as_bytes(), 1 << 20).expect("an object"), &JobLimits::default())
-            .expect("a good batch");
+        let fields = body_object(body.as_bytes(), 1 << 20).expect("an object");
+        let jobs = read_batch(fields, &JobLimits::default(), &AddressRule::default()).expect("a good batch");
         assert_eq!(jobs[1].options.depends_on, [jobs[0].id]);
     }
 

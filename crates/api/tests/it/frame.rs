@@ -156,6 +156,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
             "lastBeatAt": "<time>",
             "name": "retention",
             "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "webhooks",
+            "status": "healthy"
           }
         ],
         "workers": {

@@ -11,3 +11,4 @@ mod events;
 mod faults;
 mod frame;
 mod list;
+mod webhooks;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
 use super::{Context, run::payload};
-use crate::address::{AddressRule, GuardedResolver, REFUSED};
+use crate::address::{AddressRule, GuardedResolver, REFUSED, describe};
 
 #[derive(Clone)]
 pub struct HttpCaller {
@@ -170,20 +170,4 @@ fn failure(error: reqwest::Error) -> Failure {
     }
     let failure = Failure::error(text);
     if late { failure.with_reason(ErrorReason::Timeout) } else { failure }
-}
-
-/// The error with its causes, without the URL: it may carry a token.
-fn describe(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -8,6 +8,7 @@ mod runs;
 mod shell;
 mod simulation;
 mod stop;
+mod webhooks;
 mod why;
 mod world;
 mod workers;

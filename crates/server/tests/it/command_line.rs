@@ -115,6 +115,36 @@ async fn jobs_are_cancelled_and_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn webhooks_are_listed_shown_and_sent_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
+    let faena = Faena::start(folder.path(), &environment).await;
+    let shell = Shell { folder, faena };
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let body = json!({"name": "noop", "webhookUrl": format!("http://{free}/hook")});
+    let request = shell.faena.http.post(format!("{}/api/v1/jobs", shell.faena.url)).json(&body);
+    let job = request.send().await.unwrap().json::<Value>().await.unwrap()["id"].as_str().unwrap().to_owned();
+    let failed = eventually("the webhook has failed", async || {
+        let list = shell.json(&["webhooks", "list", "--json", "--state", "failed", "--job", &job]);
+        Some(list["webhooks"].get(0)?["id"].as_str()?.to_owned())
+    })
+    .await;
+    let table = shell.says(&["webhooks", "list", "--host", &free.to_string()]);
+    assert!(table.contains(&failed) && table.contains("FAILED") && table.contains(&format!("{free}/hook")), "{table}");
+    let shown = shell.says(&["webhooks", "show", &failed]);
+    for part in [&job, "FAILED", "Connection refused", r#""status":"completed""#] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let said = shell.says(&["webhooks", "redeliver", &failed]);
+    assert_eq!(said, format!("{failed} is sent again to http://{free}/hook\n"));
+    eventually("it was sent again", async || {
+        let shown = shell.json(&["webhooks", "show", "--json", &failed]);
+        (shown["attempts"] == 2 && shown["state"] == "FAILED").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
     let shell = Shell::open().await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
@@ -124,6 +154,8 @@ async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
         (vec!["jobs", "show", unknown], 1, "NOT_FOUND"),
         (vec!["jobs", "show", "abc"], 1, "VALIDATION_ERROR"),
         (vec!["jobs", "watch", unknown], 1, "NOT_FOUND"),
+        (vec!["webhooks", "show", unknown], 1, "NOT_FOUND"),
+        (vec!["webhooks", "redeliver", unknown], 1, "NOT_FOUND"),
         (vec!["jobs", "retry", unknown], 1, "NOT_FOUND"),
         (vec!["enqueue", "noop", "--priority", "huge"], 1, "priority: must be LOW"),
         (vec!["enqueue", "noop", "[1]"], 1, "payload: must be a JSON object"),

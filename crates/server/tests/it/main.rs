@@ -22,5 +22,6 @@ mod postgres;
 mod readme;
 mod start;
 mod stop;
+mod webhooks;
 mod worker_deaths;
 mod worker_moves;

@@ -11,6 +11,7 @@ use super::{
     family::{self, put_ended},
     read,
     submit::{apply, lane_of},
+    webhooks,
 };
 use crate::{
     CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
@@ -68,7 +69,8 @@ fn moved() -> StoreError {
 pub async fn cancel(shared: &Shared, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
     let client = shared.begin().await?;
     let result = cancel_in(&client, shared.own_shard(), id, reason, now).await;
-    let outcome = client.end(result).await?;
+    let (outcome, signals) = client.end(result).await?;
+    shared.tell(signals);
     match outcome {
         CancelOutcome::Cancelled => family::tell_children(shared, &[id], now).await?,
         CancelOutcome::Asked { .. } => shared.tell([Signal::Cancel(id)]),
@@ -76,7 +78,14 @@ pub async fn cancel(shared: &Shared, id: JobId, reason: &str, now: Timestamp) ->
     Ok(outcome)
 }
 
-async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+/// The second value is to be told after the commit.
+async fn cancel_in(
+    client: &Object,
+    shard: i16,
+    id: JobId,
+    reason: &str,
+    now: Timestamp,
+) -> Result<(CancelOutcome, Vec<Signal>)> {
     let found = find(client, id).await?;
     let state = found.state;
     if state.is_terminal() {
@@ -90,15 +99,15 @@ async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Ti
             )
             .await?;
         add_note(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
-        return Ok(CancelOutcome::Asked { state });
+        return Ok((CancelOutcome::Asked { state }, Vec::new()));
     }
     let taken = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
     put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
-    forget(client, &[(id.0, Leave::Over)]).await?;
+    let signals = forget(client, &[(id.0, Leave::Over)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
     apply(client, shard, &deltas).await?;
-    Ok(CancelOutcome::Cancelled)
+    Ok((CancelOutcome::Cancelled, signals))
 }
 
 pub async fn retry(shared: &Shared, id: JobId, now: Timestamp) -> Result<()> {
@@ -339,6 +348,7 @@ async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
     let removed: Vec<(Uuid, Leave)> = ids.iter().map(|id| (*id, Leave::Removed)).collect();
     forget(client, &removed).await?;
+    webhooks::remove(client, ids).await?;
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&ids]).await?;
     let mut labels: (Vec<i16>, Vec<String>, Vec<Uuid>) = Default::default();

@@ -12,6 +12,7 @@ use super::{
     family::{self, put_ended},
     read,
     submit::apply,
+    webhooks,
 };
 use crate::{
     Due, LaneId, Leave, Result, Retention, Signal, StoreError, Tally,
@@ -75,7 +76,8 @@ pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due
     }
     let client = shared.begin().await?;
     let result = expire_in(&client, shared.own_shard(), limit, now).await;
-    let (seen, expired) = client.end(result).await?;
+    let (seen, expired, signals) = client.end(result).await?;
+    shared.tell(signals);
     if !expired.is_empty() {
         family::tell_children(shared, &expired, now).await?;
     }
@@ -89,7 +91,13 @@ async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     client.keep(next)
 }
 
-async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) -> Result<(usize, Vec<JobId>)> {
+/// How many were looked at, which have expired, what to tell after the commit.
+async fn expire_in(
+    client: &Object,
+    shard: i16,
+    limit: usize,
+    now: Timestamp,
+) -> Result<(usize, Vec<JobId>, Vec<Signal>)> {
     let statement = client
         .prepare_cached(
             "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
@@ -116,11 +124,12 @@ async fn expire_in(client: &Object, shard: i16, limit: usize, now: Timestamp) ->
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         expired.push(id);
     }
+    let mut signals = Vec::new();
     if !expired.is_empty() {
-        forget(client, &expired.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
+        signals = forget(client, &expired.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
     }
     apply(client, shard, &deltas).await?;
-    Ok((rows.len(), expired))
+    Ok((rows.len(), expired, signals))
 }
 
 /// Fails jobs that have waited in line for too long for somebody who can run them.
@@ -136,13 +145,15 @@ pub async fn give_up(
     }
     let client = shared.begin().await?;
     let result = give_up_in(shared, &client, lanes, before, limit, now).await;
-    let failed = client.end(result).await?;
+    let (failed, signals) = client.end(result).await?;
+    shared.tell(signals);
     if !failed.is_empty() {
         family::tell_children(shared, &failed, now).await?;
     }
     Ok(failed.len())
 }
 
+/// Which have failed, and what to tell after the commit.
 async fn give_up_in(
     shared: &Shared,
     client: &Object,
@@ -150,7 +161,7 @@ async fn give_up_in(
     before: Timestamp,
     limit: usize,
     now: Timestamp,
-) -> Result<Vec<JobId>> {
+) -> Result<(Vec<JobId>, Vec<Signal>)> {
     let mut deltas = Deltas::default();
     let mut failed = Vec::new();
     for lane in lanes {
@@ -176,11 +187,12 @@ async fn give_up_in(
             failed.push(id);
         }
     }
+    let mut signals = Vec::new();
     if !failed.is_empty() {
-        forget(client, &failed.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
+        signals = forget(client, &failed.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
     }
     apply(client, shared.own_shard(), &deltas).await?;
-    Ok(failed)
+    Ok((failed, signals))
 }
 
 /// Jobs that wait for parents and were not told look for themselves.
@@ -315,6 +327,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     if !ids.is_empty() {
         remove(client, &ids).await?;
     }
+    webhooks::prune(client, retention, limit, now).await?;
     forget_old_requests(client, now).await?;
     apply(client, shard, &deltas).await?;
     Ok(rows.len())

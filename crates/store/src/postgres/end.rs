@@ -15,7 +15,7 @@ use super::{
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
     complete::{DoneColumns, complete, plain_completions},
-    family, read,
+    family, read, webhooks,
 };
 use crate::{
     LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
@@ -108,6 +108,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     if effects.waiting {
         shared.tell([Signal::Waiting]);
     }
+    shared.tell(effects.signals);
     Ok((results, effects.parents))
 }
 
@@ -115,6 +116,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
 struct Effects {
     ready: Vec<(LaneId, i64)>,
     waiting: bool,
+    signals: Vec<Signal>,
     /// Ends that were written, and were not before.
     written: HashSet<Key>,
     finished: Vec<Uuid>,
@@ -206,7 +208,7 @@ async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) 
         records.extend(others.iter().map(|end| (end.id.0, Leave::of(end.outcome.state()))));
     }
     if !records.is_empty() {
-        effects.waiting |= forget(client, &records).await?;
+        effects.signals = forget(client, &records).await?;
     }
     super::submit::apply(client, shard, &deltas).await?;
     Ok(effects)
@@ -416,8 +418,8 @@ pub fn storable(text: &str) -> Cow<'_, str> {
 }
 
 /// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
-/// Answers whether there are such.
-pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<bool> {
+/// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
+pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signal>> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
     client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
@@ -431,9 +433,13 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<bool> {
     let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
     let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut webhooks = Vec::new();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
         let finished = finished.contains(&id);
+        if options.webhook_url.is_some() && jobs.contains(&(id, Leave::Over)) {
+            webhooks.push((id, options.clone()));
+        }
         if finished && let Some(key) = options.unique_key {
             keys.0.push(key);
             keys.1.push(id);
@@ -471,7 +477,15 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<bool> {
             )
             .await?;
     }
-    Ok(!again.0.is_empty())
+    let mut signals = Vec::new();
+    if !again.0.is_empty() {
+        signals.push(Signal::Waiting);
+    }
+    if !webhooks.is_empty() {
+        webhooks::announce(client, webhooks).await?;
+        signals.push(Signal::Webhook);
+    }
+    Ok(signals)
 }
 
 /// Those of these jobs that were not deleted or pruned: the block of one of their runs may still name them.

@@ -24,20 +24,27 @@ pub async fn tell_children(shared: &Shared, finished: &[JobId], now: Timestamp) 
     let client = shared.begin().await?;
     let result = tell_all(&client, finished, now).await;
     let result = match result {
-        Ok((deltas, lanes)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| lanes),
+        Ok((deltas, lanes, signals)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| (lanes, signals)),
         Err(error) => Err(error),
     };
-    let lanes = client.end(result).await?;
+    let (lanes, signals) = client.end(result).await?;
     for lane in lanes {
         shared.cursors.lower(lane, now.as_ms());
         shared.tell([Signal::Ready(lane)]);
     }
     shared.tell([Signal::Waiting]);
+    shared.tell(signals);
     Ok(())
 }
 
-async fn tell_all(client: &Object, finished: &[JobId], now: Timestamp) -> Result<(Deltas, HashSet<LaneId>)> {
+/// What to count, which lanes have ready jobs, what else to tell after the commit.
+async fn tell_all(
+    client: &Object,
+    finished: &[JobId],
+    now: Timestamp,
+) -> Result<(Deltas, HashSet<LaneId>, Vec<Signal>)> {
     let mut deltas = Deltas::default();
+    let mut signals = Vec::new();
     let mut lanes = HashSet::new();
     let mut parents: Vec<JobId> = finished.to_vec();
     while !parents.is_empty() {
@@ -58,9 +65,9 @@ async fn tell_all(client: &Object, finished: &[JobId], now: Timestamp) -> Result
             }
         }
         free(client, &good, &cancelled, now, &mut deltas, &mut lanes).await?;
-        parents = cancel(client, cancelled, now, &mut deltas).await?;
+        parents = cancel(client, cancelled, now, &mut deltas, &mut signals).await?;
     }
-    Ok((deltas, lanes))
+    Ok((deltas, lanes, signals))
 }
 
 struct Edge {
@@ -149,6 +156,7 @@ async fn cancel(
     causes: HashMap<Uuid, String>,
     now: Timestamp,
     deltas: &mut Deltas,
+    signals: &mut Vec<Signal>,
 ) -> Result<Vec<JobId>> {
     if causes.is_empty() {
         return Ok(Vec::new());
@@ -171,7 +179,7 @@ async fn cancel(
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         gone.push(id);
     }
-    forget(client, &gone.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
+    signals.extend(forget(client, &gone.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?);
     Ok(gone)
 }
 

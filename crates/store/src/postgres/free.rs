@@ -57,6 +57,7 @@ pub struct Freed {
     count: Recovered,
     finished: Vec<JobId>,
     lanes: Vec<(LaneId, i64)>,
+    signals: Vec<Signal>,
 }
 
 impl Freed {
@@ -70,6 +71,7 @@ impl Freed {
         if self.count != Recovered::default() {
             shared.tell([Signal::Waiting]);
         }
+        shared.tell(self.signals.drain(..));
         // What is freed is committed; should this not come to pass, the children look for themselves later.
         if !self.finished.is_empty()
             && let Err(error) = shared.retrying(|| family::tell_children(shared, &self.finished, now)).await
@@ -149,7 +151,7 @@ async fn free_block(
     retrying.put_waiting(client, RETRYING).await?;
     ready.put_ready(client, why.start_first()).await?;
     if !records.is_empty() {
-        forget(client, &records).await?;
+        freed.signals.extend(forget(client, &records).await?);
     }
     Ok(())
 }

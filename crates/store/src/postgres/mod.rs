@@ -19,6 +19,7 @@ mod read;
 mod rules;
 mod standing;
 mod submit;
+mod webhooks;
 mod workers;
 
 use std::{sync::Arc, time::Duration};
@@ -26,8 +27,8 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
-    WorkerState, WorkerView,
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
+    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
@@ -36,8 +37,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
-    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerNews, WorkerStanding, lanes::LaneCache, rules::RuleCache,
+    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
+    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache,
+    rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -366,6 +368,35 @@ impl Store for Postgres {
 
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
         self.shared.retrying(|| audit::list(&self.shared, &filter, limit)).await
+    }
+
+    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+        self.shared.retrying(|| webhooks::take(&self.shared, &ask, now)).await
+    }
+
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
+        self.shared.retrying(|| webhooks::settle(&self.shared, &results, now)).await
+    }
+
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        self.shared.retrying(|| webhooks::redeliver(&self.shared, id, by, now)).await
+    }
+
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>> {
+        self.shared.retrying(|| webhooks::get(&self.shared, id)).await
+    }
+
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>> {
+        self.shared.retrying(|| webhooks::list(&self.shared, &filter, after, limit)).await
+    }
+
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
+        self.shared.retrying(|| webhooks::counts(&self.shared)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

@@ -2,7 +2,7 @@
 
 use faena_domain::{NodeId, Run, Timestamp};
 
-use super::{Shared, free::free_blocks, workers::let_go};
+use super::{Shared, free::free_blocks, webhooks, workers::let_go};
 use crate::{NodeInfo, Patience, Recovered, Result, fate::Why, workers::ServerGone};
 
 pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
@@ -41,7 +41,9 @@ pub async fn leave(shared: &Shared, node: NodeId, patience: Patience, now: Times
     while let_go(shared, Some(node), ServerGone::Stopped, patience, now).await? > 0 {}
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
-    client.keep(Ok(returned))
+    client.keep(Ok(()))?;
+    webhooks::free(shared, now).await?;
+    Ok(returned)
 }
 
 pub async fn reconcile(
@@ -79,6 +81,7 @@ pub async fn recover(shared: &Shared, patience: Patience, now: Timestamp) -> Res
     let dead = client.execute("DELETE FROM faena.node WHERE lease_until < $1", &[&now.as_ms()]).await?;
     client.keep(Ok(()))?;
     let_go(shared, None, ServerGone::Died, patience, now).await?;
+    webhooks::free(shared, now).await?;
     let client = shared.client().await?;
     let rows =
         client.query(&format!("SELECT run FROM faena.block b WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;

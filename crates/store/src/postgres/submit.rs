@@ -162,7 +162,7 @@ async fn store_with_keys(
     }
     rows.write(client, shard, Frame::Inside).await?;
     if !forgotten.is_empty() {
-        forget(client, &forgotten).await?;
+        rows.forgotten = forget(client, &forgotten).await?;
     }
     Ok(())
 }
@@ -356,6 +356,8 @@ struct Rows {
     depends: (Vec<Uuid>, Vec<Uuid>),
     deltas: Deltas,
     earliest: HashMap<LaneId, i64>,
+    /// What those that were cancelled at once give to tell.
+    forgotten: Vec<Signal>,
 }
 
 /// Whether `write` opens and closes the transaction itself, in the same round trip.
@@ -459,6 +461,7 @@ impl Rows {
         if !self.waiting.0.is_empty() || !self.expiries.0.is_empty() {
             signals.push(Signal::Waiting);
         }
+        signals.extend_from_slice(&self.forgotten);
         signals
     }
 

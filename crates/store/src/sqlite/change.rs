@@ -7,6 +7,7 @@ use super::{
     end::{add_note, forget, tell_children},
     read,
     submit::{apply, lane_of, put_ended_without_run, put_ready, put_waiting},
+    webhooks,
     writer::Tx,
 };
 use crate::{
@@ -241,6 +242,7 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
 /// Removes a job that stands in no line, with all that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     forget(tx, id, Leave::Removed)?;
+    webhooks::remove(tx, id)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
     for tag in &options.tags {

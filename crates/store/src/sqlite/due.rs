@@ -8,6 +8,7 @@ use super::{
     end::{forget, tell_children},
     read,
     submit::{apply, put_ended_without_run, put_ready},
+    webhooks,
     writer::Tx,
 };
 use crate::{
@@ -171,6 +172,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
         deltas.add(*lane, *tally, -1);
     }
     apply(tx, deltas);
+    webhooks::prune(tx, retention, limit, now)?;
     forget_old_requests(tx, now)?;
     Ok(old.len())
 }

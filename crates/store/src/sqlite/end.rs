@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::{
     read,
     submit::{apply, put_ended_without_run, put_ready, put_waiting},
+    webhooks,
     writer::Tx,
 };
 use crate::{
@@ -249,14 +250,20 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
     Ok(())
 }
 
-/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
+/// Removes what stood beside the fast path, and lets a finished job's webhook follow, so its row in `done` or `ended` must stand.
+/// A job that comes back can expire again: its expiry may have passed while it ran.
 pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
     let terminal = leave != Leave::Back;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
     if terminal {
         tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
     }
-    let Some((_, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
+    let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
+    if leave == Leave::Over
+        && let Some(url) = options.webhook_url.clone()
+    {
+        webhooks::announce(tx, lane, id, url, &options)?;
+    }
     if terminal && let Some(key) = options.unique_key {
         tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
             KeyKind::Unique as i16,

@@ -11,6 +11,7 @@ mod read;
 mod rules;
 mod standing;
 mod submit;
+mod webhooks;
 mod workers;
 mod writer;
 
@@ -18,8 +19,8 @@ use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
-    WorkerState, WorkerView,
+    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
+    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
@@ -28,8 +29,9 @@ use tokio::sync::broadcast;
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
-    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
+    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
+    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan,
+    rules::RuleCache,
 };
 use writer::Writer;
 
@@ -398,6 +400,36 @@ impl Store for Sqlite {
 
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
         self.read(move |connection, _| audit::list(connection, &filter, limit)).await
+    }
+
+    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+        self.writer.call(move |tx| webhooks::take(tx, &ask, now)).await
+    }
+
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| webhooks::settle(tx, &results, now)).await
+    }
+
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| webhooks::redeliver(tx, id, &by, now)).await
+    }
+
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>> {
+        self.read(move |connection, _| webhooks::get(connection, id)).await
+    }
+
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>> {
+        self.read(move |connection, _| webhooks::list(connection, &filter, after, limit)).await
+    }
+
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
+        self.read(|connection, _| webhooks::counts(connection)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

@@ -5,6 +5,7 @@ use rusqlite::Connection;
 
 use super::{
     free::free_blocks,
+    webhooks,
     workers::{let_go, living_of},
     writer::Tx,
 };
@@ -43,6 +44,7 @@ pub fn leave(tx: &Tx, node: NodeId, patience: Patience, now: Timestamp) -> Resul
         }
     }
     tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
+    webhooks::free(tx, now)?;
     Ok(returned)
 }
 
@@ -73,6 +75,7 @@ pub fn recover(tx: &Tx, patience: Patience, now: Timestamp) -> Result<Recovered>
     for worker in living_of(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
         let_go(tx, &worker, ServerGone::Died, patience, now)?;
     }
+    webhooks::free(tx, now)?;
     let runs: Vec<Run> = tx
         .connection
         .prepare(&format!("SELECT run FROM block WHERE {OWNERLESS} ORDER BY run LIMIT 20"))?

@@ -17,6 +17,7 @@ mod only;
 mod submits;
 mod support;
 mod times;
+mod webhooks;
 mod workers;
 
 /// One list, two engines: `module: sentence, sentence; …` becomes `sqlite::sentence` and `postgres::sentence`.
@@ -215,6 +216,37 @@ behaviours! {
         totals_do_not_depend_on_the_page,
         pages_beyond_the_bound_are_refused,
         counters_follow_the_jobs;
+    webhooks:
+        a_completed_job_tells_its_result,
+        a_result_is_told_to_the_letter,
+        a_failed_job_tells_its_error,
+        a_job_cancelled_in_line_tells_it,
+        a_job_cancelled_in_its_workers_hands_tells_it,
+        an_expired_job_tells_it,
+        a_job_that_nobody_can_run_tells_it,
+        a_job_lost_for_good_tells_it,
+        a_job_cancelled_while_it_is_lost_tells_it,
+        a_child_of_a_failed_parent_tells_it,
+        a_job_cancelled_at_submit_tells_it,
+        a_job_that_goes_on_tells_nothing,
+        a_job_without_an_address_tells_nothing,
+        an_end_told_again_is_told_to_the_world_once,
+        a_retried_job_that_ends_again_tells_again,
+        a_sender_gets_all_that_it_needs,
+        a_webhook_is_sent_until_it_is_delivered,
+        what_became_of_a_webhook_stands_after_the_end_of_its_job,
+        a_webhook_that_failed_too_often_is_over,
+        a_webhook_is_handed_to_one_sender_only,
+        what_one_host_keeps_waiting_stands_in_no_others_way,
+        the_longest_due_goes_first,
+        a_webhook_whose_sender_died_is_sent_by_another,
+        what_a_server_that_is_gone_was_sending_is_due_at_once,
+        senders_that_die_do_not_use_up_the_last_try_but_not_for_ever,
+        a_webhook_that_is_over_can_be_sent_again_by_hand,
+        webhooks_are_found_by_state_job_and_host,
+        a_deleted_job_takes_its_settled_webhooks_along,
+        a_webhook_still_to_be_delivered_survives_its_job,
+        a_pruned_job_takes_its_settled_webhooks_along;
     model:
         any_sequence_of_verbs_keeps_to_the_model;
 }

@@ -229,6 +229,7 @@ impl Ledger {
             }
         }
         self.faults_of_workers(&mut faults).await;
+        self.faults_of_webhooks(&mut faults).await;
         faults
     }
 
@@ -265,6 +266,32 @@ impl Ledger {
             .collect();
         if now != last {
             faults.push(format!("workers are {now:?}, their histories say {last:?}"));
+        }
+    }
+
+    /// Every webhook is over or has a due time, and no attempt is without its webhook or counted wrongly.
+    async fn faults_of_webhooks(&self, faults: &mut Vec<String>) {
+        for (fault, sql) in [
+            (
+                "webhook is open without a due time",
+                "webhook WHERE state IN (0, 1) AND (due_at IS NULL OR settled_at IS NOT NULL)",
+            ),
+            (
+                "webhook is over and has a due time",
+                "webhook WHERE state IN (2, 3) AND (due_at IS NOT NULL OR settled_at IS NULL)",
+            ),
+            ("webhook is in no sender's hands and is sent", "webhook WHERE (state = 1) <> (node IS NOT NULL)"),
+            (
+                "webhook has other attempts than it counts",
+                "webhook w WHERE attempts - (CASE WHEN state = 1 THEN 1 ELSE 0 END)
+                     <> (SELECT count(*) FROM webhook_attempt a WHERE a.webhook = w.id)",
+            ),
+            ("attempt has no webhook", "webhook_attempt WHERE webhook NOT IN (SELECT id FROM webhook)"),
+        ] {
+            let count = self.number(&format!("SELECT count(*) FROM {sql}")).await;
+            if count > 0 {
+                faults.push(format!("{count} times: {fault}"));
+            }
         }
     }
 

@@ -1,0 +1,214 @@
+//! Webhooks as people see them, and the addresses that are refused before anything is sent.
+
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use faena_engine::{EngineConfig, WebhookConfig};
+use serde_json::{Value, json};
+
+use crate::app::{App, redacted};
+
+/// Nobody listens there.
+const URL: &str = "http://127.0.0.1:9/hook";
+
+async fn start() -> App {
+    let webhooks = WebhookConfig { attempts: 1, ..WebhookConfig::default() };
+    let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
+    App::start_with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await
+}
+
+/// A job whose webhook has failed, and that.
+async fn failed(app: &App) -> (String, Value) {
+    let job = app.create(&json!({"name": "noop", "webhookUrl": URL, "correlationId": "order-7"}).to_string()).await;
+    let began = Instant::now();
+    loop {
+        let found = app.get(&format!("/api/v1/webhooks?state=failed&jobId={job}")).await.json();
+        if let Some(webhook) = found["webhooks"].get(0) {
+            return (job, webhook.clone());
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain for a failed webhook");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn path(webhook: &Value, rest: &str) -> String {
+    format!("/api/v1/webhooks/{}{rest}", webhook["id"].as_str().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
+    let app = start().await;
+    let (_, webhook) = failed(&app).await;
+    let mut shown = app.get(&path(&webhook, "")).await.json();
+    shown["history"][0]["tookMs"] = json!(0);
+    insta::assert_snapshot!(redacted(&shown), @r#"
+    {
+      "attempts": 1,
+      "body": {
+        "completedAt": "<time>",
+        "jobId": "<id 1>",
+        "jobType": "noop",
+        "status": "completed"
+      },
+      "correlationId": "order-7",
+      "createdAt": "<time>",
+      "history": [
+        {
+          "at": "<time>",
+          "error": "error sending request: client error (Connect): tcp connect error: Connection refused (os error 111)",
+          "number": 1,
+          "tookMs": 0
+        }
+      ],
+      "id": "<id 2>",
+      "jobId": "<id 1>",
+      "settledAt": "<time>",
+      "state": "FAILED",
+      "url": "http://127.0.0.1:9/hook"
+    }
+    "#);
+    let list = app.get("/api/v1/webhooks?host=127.0.0.1:9").await;
+    insta::assert_snapshot!(list.shown(), @r#"
+    200 OK
+    {
+      "limit": 20,
+      "webhooks": [
+        {
+          "attempts": 1,
+          "correlationId": "order-7",
+          "createdAt": "<time>",
+          "id": "<id 1>",
+          "jobId": "<id 2>",
+          "settledAt": "<time>",
+          "state": "FAILED",
+          "url": "http://127.0.0.1:9/hook"
+        }
+      ]
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_goes_on_where_the_last_one_ended() {
+    let app = start().await;
+    let (first, _) = failed(&app).await;
+    let (second, _) = failed(&app).await;
+    let page = app.get("/api/v1/webhooks?limit=1&cursor=").await.json();
+    assert_eq!(page["webhooks"][0]["jobId"], second);
+    let rest = app.get(&format!("/api/v1/webhooks?limit=1&cursor={}", page["nextCursor"].as_str().unwrap())).await;
+    assert_eq!(rest.json()["webhooks"][0]["jobId"], first);
+    assert_eq!(app.get("/api/v1/webhooks?state=delivered").await.json()["webhooks"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_webhook_is_sent_again() {
+    let app = start().await;
+    let (job, webhook) = failed(&app).await;
+    let again = app.post(&path(&webhook, "/redeliver"), "").await;
+    assert_eq!(again.status, StatusCode::OK, "{}", again.text);
+    assert_eq!(again.json()["id"], webhook["id"]);
+    let began = Instant::now();
+    loop {
+        let shown = app.get(&path(&webhook, "")).await.json();
+        if shown["state"] == "FAILED" && shown["attempts"] == 2 {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{shown:#}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let log = app.job(&job).await["executionLog"].clone();
+    let failures = log.as_array().unwrap().iter().filter(|entry| entry["event"] == "webhook_failed").count();
+    assert_eq!(failures, 2, "{log:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_to_be_sent_anyway_is_not_sent_again() {
+    let webhooks = WebhookConfig { base_delay: Duration::from_secs(600), ..WebhookConfig::default() };
+    let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
+    let app = App::start_with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
+    let job = app.create(&json!({"name": "noop", "webhookUrl": URL}).to_string()).await;
+    let began = Instant::now();
+    let webhook = loop {
+        let found = app.get(&format!("/api/v1/webhooks?jobId={job}")).await.json()["webhooks"][0].clone();
+        if found["attempts"] == 1 && found["state"] == "WAITING" {
+            break found;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{found:#}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let refused = app.post(&path(&webhook, "/redeliver"), "").await;
+    insta::assert_snapshot!(refused.faults(), @"409 CONFLICT: webhook <id 1> is WAITING and will be sent anyway");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_or_not_understood_is_said() {
+    let app = App::start().await;
+    let nobody = "/api/v1/webhooks/0199f000-0000-7000-8000-000000000000";
+    for answer in [app.get(nobody).await, app.post(&format!("{nobody}/redeliver"), "").await] {
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(answer.faults(), @"404 NOT_FOUND: there is no webhook <id 1>; those of old jobs go with them");
+        }
+    }
+    insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.faults(), @"
+    400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    ");
+    let query = "state=lost&jobId=7&limit=101&cursor=x&colour=red&host=%00";
+    insta::assert_snapshot!(app.get(&format!("/api/v1/webhooks?{query}")).await.faults(), @"
+    400 VALIDATION_ERROR: 6 fields are not valid
+    state: must be one of WAITING, SENDING, DELIVERED, FAILED
+    jobId: must be the id of a job
+    limit: must be a number from 1 to 100
+    cursor: must be the nextCursor of another answer, or empty to begin
+    colour: is not a known parameter
+    host: must not contain control characters
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_may_not_be_called_is_refused_with_its_field() {
+    let app = App::start().await;
+    let urls = [
+        "https://user:geheim@example.org/",
+        "ftp://example.org/",
+        "http://",
+        "http://10.0.0.1/",
+        "http://[::1]:8080/",
+        "http://0x7f.1/",
+        "http://169.254.169.254/latest/meta-data",
+    ];
+    let mut told = Vec::new();
+    for url in urls {
+        let answer = app.post("/api/v1/jobs", json!({"name": "noop", "webhookUrl": url}).to_string()).await;
+        assert!(!answer.text.contains("geheim"), "{}", answer.text);
+        told.push(answer.faults().lines().next().unwrap().to_owned());
+    }
+    insta::assert_snapshot!(told.join("\n"), @"
+    400 VALIDATION_ERROR: webhookUrl: the URL must not contain a user name or password
+    400 VALIDATION_ERROR: webhookUrl: must start with http:// or https://
+    400 VALIDATION_ERROR: webhookUrl: is not a URL: empty host
+    400 VALIDATION_ERROR: webhookUrl: 10.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+    400 VALIDATION_ERROR: webhookUrl: ::1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+    400 VALIDATION_ERROR: webhookUrl: 127.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+    400 VALIDATION_ERROR: webhookUrl: 169.254.169.254 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+    ");
+    let batch = json!({"jobs": [{"name": "noop"}, {"name": "noop", "webhookUrl": "http://127.0.0.1/"}]});
+    let answer = app.post("/api/v1/jobs/batch", batch.to_string()).await;
+    assert_eq!(answer.json()["error"]["details"][0]["path"], "jobs[1].webhookUrl", "{}", answer.text);
+    assert_eq!(app.total().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_figures_tell_of_webhooks() {
+    let app = start().await;
+    failed(&app).await;
+    let figures = app.get("/metrics").await.text;
+    for line in [
+        r#"webhooks_in_state{state="FAILED"} 1"#,
+        r#"webhooks_in_state{state="WAITING"} 0"#,
+        "webhook_attempts_failed_total 1",
+        "webhook_attempts_delivered_total 0",
+    ] {
+        assert!(figures.contains(line), "{line}: {figures}");
+    }
+}

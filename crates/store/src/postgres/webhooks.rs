@@ -1,0 +1,468 @@
+//! The news of how jobs ended, on their way to whoever wanted them.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use deadpool_postgres::Object;
+use faena_domain::{
+    JobId, JobOptions, LogLine, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView,
+};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{Shared, audit, end::storable};
+use crate::{
+    Delivery, Result, Retention, Signal, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken,
+    types::state_of_code,
+    webhooks::{
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
+    },
+};
+
+/// Writes down that somebody is to be told how these jobs ended. Their rows in `done` or `ended` stand.
+pub async fn announce(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()> {
+    let ids: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
+    let rows = client
+        .query(
+            "SELECT j.id, l.type, e.state, e.finished_at, e.result, e.error, j.correlation
+             FROM faena.job j JOIN faena.lane l ON l.id = j.lane CROSS JOIN LATERAL (
+                 SELECT 6::int2 AS state, finished_at, result, NULL AS error FROM faena.done d
+                 WHERE d.lane = j.lane AND d.id = j.id
+                 UNION ALL
+                 SELECT state, finished_at, NULL, error FROM faena.ended x
+                 WHERE x.lane = j.lane AND x.state IN (7, 8) AND x.id = j.id
+                 LIMIT 1) e
+             WHERE j.id = ANY($1)",
+            &[&ids],
+        )
+        .await?;
+    let mut options: HashMap<Uuid, JobOptions> = jobs.into_iter().collect();
+    let mut webhooks = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let id: Uuid = row.get(0);
+        let Some(mut options) = options.remove(&id) else { continue };
+        let Some(url) = options.webhook_url.take() else { continue };
+        let ended = Ended {
+            id: JobId(id),
+            kind: row.get(1),
+            state: state_of_code(row.get(2)),
+            finished_at: Timestamp::from_ms(row.get(3)),
+            result: row.get(4),
+            error: row.get(5),
+            correlation: row.get(6),
+        };
+        webhooks.push(NewWebhook::new(ended, url, &options)?);
+    }
+    put(client, &webhooks).await
+}
+
+async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
+    let ids: Vec<Uuid> = webhooks.iter().map(|webhook| webhook.id.0).collect();
+    let jobs: Vec<Uuid> = webhooks.iter().map(|webhook| webhook.job.0).collect();
+    let correlations: Vec<&str> = webhooks.iter().map(|webhook| webhook.correlation.as_str()).collect();
+    let traces: Vec<Option<&str>> = webhooks.iter().map(|webhook| webhook.traceparent.as_deref()).collect();
+    let urls: Vec<Cow<str>> = webhooks.iter().map(|webhook| storable(&webhook.url)).collect();
+    let hosts: Vec<&str> = webhooks.iter().map(|webhook| webhook.host.as_str()).collect();
+    let bodies: Vec<&str> = webhooks.iter().map(|webhook| webhook.body.as_str()).collect();
+    let times: Vec<i64> = webhooks.iter().map(|webhook| webhook.created_at.as_ms()).collect();
+    client
+        .execute(
+            "INSERT INTO faena.webhook (id, job, correlation, traceparent, url, host, body, created_at, state, due_at)
+             SELECT id, job, correlation, traceparent, url, host, body, at, 0, at
+             FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int8[])
+                 AS w(id, job, correlation, traceparent, url, host, body, at)",
+            &[&ids, &jobs, &correlations, &traces, &urls, &hosts, &bodies, &times],
+        )
+        .await?;
+    Ok(())
+}
+
+/// What stands in the line of a host.
+struct Line {
+    delivery: Delivery,
+    state: WebhookState,
+    lost: u32,
+    due_at: i64,
+}
+
+pub async fn take(shared: &Shared, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+    let client = shared.begin().await?;
+    let result = take_in(&client, ask, now).await;
+    client.end(result).await
+}
+
+async fn take_in(client: &Object, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+    // Looks into indexes only; a planner that knows nothing of a fresh table would read it whole.
+    client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
+    let mut taken = WebhookTaken::default();
+    for mut line in due(client, ask, now).await? {
+        if line.state == WebhookState::Sending && !begin_again(client, &mut line, ask.allowed, now).await? {
+            continue;
+        }
+        line.delivery.number += 1;
+        line.delivery.attempt += 1;
+        put_taken(client, &line, ask.node, now.plus_ms(ask.lease_ms)).await?;
+        taken.deliveries.push(line.delivery);
+    }
+    taken.next_at = next_at(client, now).await?;
+    Ok(taken)
+}
+
+/// The hosts that somebody is to be told at. Goes from host to host by the index, past whatever stands in their lines.
+const HOSTS: &str = "WITH RECURSIVE hosts AS (
+         (SELECT host FROM faena.webhook WHERE due_at IS NOT NULL ORDER BY host LIMIT 1)
+         UNION ALL
+         SELECT (SELECT w.host FROM faena.webhook w WHERE w.due_at IS NOT NULL AND w.host > hosts.host
+                 ORDER BY w.host LIMIT 1) FROM hosts WHERE hosts.host IS NOT NULL)";
+
+/// Safe on every node at once: what one node has locked the others pass.
+async fn due(client: &Object, ask: &WebhookAsk, now: Timestamp) -> Result<Vec<Line>> {
+    let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+    let (hosts, rooms): (Vec<&str>, Vec<i64>) =
+        ask.rooms.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();
+    let statement = client
+        .prepare_cached(&format!(
+            "{HOSTS}
+             SELECT w.id, w.job, w.correlation, w.traceparent, w.url, w.body, w.attempts, w.spent, w.state, w.lost,
+                    w.due_at, w.host
+             FROM hosts LEFT JOIN unnest($2::text[], $3::int8[]) AS r(host, room) ON r.host = hosts.host
+             CROSS JOIN LATERAL (
+                 SELECT * FROM faena.webhook WHERE host = hosts.host AND due_at <= $1
+                 ORDER BY due_at, id LIMIT coalesce(r.room, $4) FOR UPDATE SKIP LOCKED) w
+             WHERE hosts.host IS NOT NULL ORDER BY w.due_at, w.id LIMIT $5"
+        ))
+        .await?;
+    let rows =
+        client.query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(ask.per_host), &number(ask.limit)]).await?;
+    rows.iter()
+        .map(|row| {
+            let (attempts, spent) = (count(row, 6), count(row, 7));
+            let delivery = Delivery {
+                id: WebhookId(row.get(0)),
+                job: JobId(row.get(1)),
+                correlation_id: row.get(2),
+                traceparent: row.get(3),
+                url: row.get(4),
+                host: row.get(11),
+                body: row.get(5),
+                number: attempts,
+                attempt: attempts.saturating_sub(spent),
+            };
+            Ok(Line { delivery, state: state_of(row.get(8))?, lost: count(row, 9), due_at: row.get(10) })
+        })
+        .collect()
+}
+
+fn count(row: &Row, column: usize) -> u32 {
+    u32::try_from(row.get::<_, i32>(column)).unwrap_or(0)
+}
+
+fn stored(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
+async fn begin_again(client: &Object, line: &mut Line, allowed: u32, now: Timestamp) -> Result<bool> {
+    let delivery = &line.delivery;
+    line.lost += 1;
+    client
+        .execute(
+            "INSERT INTO faena.webhook_attempt (webhook, number, at, took_ms, error) VALUES ($1, $2, $3, 0, $4)
+             ON CONFLICT DO NOTHING",
+            &[&delivery.id.0, &stored(delivery.number), &line.due_at, &LOST],
+        )
+        .await?;
+    if AfterLoss::of(delivery.attempt, line.lost, allowed) == AfterLoss::SendAgain {
+        return Ok(true);
+    }
+    client
+        .execute(
+            "UPDATE faena.webhook SET state = 3, due_at = NULL, node = NULL, settled_at = $1, lost = $2 WHERE id = $3",
+            &[&now.as_ms(), &stored(line.lost), &delivery.id.0],
+        )
+        .await?;
+    add_notes(client, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
+    Ok(false)
+}
+
+async fn put_taken(client: &Object, line: &Line, node: NodeId, until: Timestamp) -> Result<()> {
+    let statement = client
+        .prepare_cached(
+            "UPDATE faena.webhook SET state = 1, attempts = $1, lost = $2, due_at = $3, node = $4 WHERE id = $5",
+        )
+        .await?;
+    client
+        .execute(
+            &statement,
+            &[&stored(line.delivery.number), &stored(line.lost), &until.as_ms(), &node.0, &line.delivery.id.0],
+        )
+        .await?;
+    Ok(())
+}
+
+async fn next_at(client: &Object, now: Timestamp) -> Result<Option<Timestamp>> {
+    let statement = client
+        .prepare_cached(&format!(
+            "{HOSTS} SELECT min((SELECT w.due_at FROM faena.webhook w WHERE w.host = hosts.host AND w.due_at > $1
+                                 ORDER BY w.due_at LIMIT 1))
+             FROM hosts WHERE hosts.host IS NOT NULL"
+        ))
+        .await?;
+    let next: Option<i64> = client.query_one(&statement, &[&now.as_ms()]).await?.get(0);
+    Ok(next.map(Timestamp::from_ms))
+}
+
+pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
+    let client = shared.begin().await?;
+    let result = settle_in(&client, results, now).await;
+    let settled = client.end(result).await?;
+    let again =
+        |(result, settled): (&WebhookResult, &bool)| *settled && matches!(result.next, WebhookNext::Again { .. });
+    if results.iter().zip(&settled).any(again) {
+        shared.tell([Signal::Webhook]);
+    }
+    Ok(settled)
+}
+
+async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
+    let mut answers = Vec::with_capacity(results.len());
+    let mut notes = Vec::new();
+    for result in results {
+        let row = settle_one(client, result, now).await?;
+        answers.push(row.is_some());
+        notes.extend(row.map(|(job, url)| (job, result.line(&url))));
+    }
+    add_notes(client, notes).await?;
+    Ok(answers)
+}
+
+async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> Result<Option<(Uuid, String)>> {
+    let settled_at = (result.next.state() != WebhookState::Waiting).then_some(now.as_ms());
+    let statement = client
+        .prepare_cached(
+            "WITH settled AS (
+                 UPDATE faena.webhook SET state = $1, due_at = $2, settled_at = $3, node = NULL
+                 WHERE id = $4 AND attempts = $5 AND state = 1 RETURNING id, job, url),
+             attempt AS (
+                 INSERT INTO faena.webhook_attempt (webhook, number, at, took_ms, status, error, answer)
+                 SELECT id, $5, $6, $7, $8, $9, $10 FROM settled)
+             SELECT job, url FROM settled",
+        )
+        .await?;
+    let row = client
+        .query_opt(
+            &statement,
+            &[
+                &result.next.state().code(),
+                &result.next.due_at_ms(),
+                &settled_at,
+                &result.id.0,
+                &stored(result.number),
+                &result.at.as_ms(),
+                &i64::try_from(result.took_ms).unwrap_or(i64::MAX),
+                &result.status.map(i32::from),
+                &result.error.as_deref().map(storable),
+                &result.answer.as_deref().map(storable),
+            ],
+        )
+        .await?;
+    Ok(row.map(|row| (row.get(0), row.get(1))))
+}
+
+/// Lines for the logs of those of these jobs that are still there: one may be gone while its webhook was still to be delivered.
+async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let (jobs, logs): (Vec<Uuid>, Vec<String>) =
+        notes.into_iter().map(|(job, line)| (job, LogLine::chunk(&[line]))).unzip();
+    // Locked, so that nobody deletes the job in this moment and leaves its note behind.
+    client
+        .execute(
+            "WITH jobs AS (SELECT id FROM faena.job WHERE id = ANY($1) FOR KEY SHARE)
+             INSERT INTO faena.note (id, log) SELECT n.id, n.log FROM unnest($1::uuid[], $2::text[]) AS n(id, log)
+             WHERE n.id IN (SELECT id FROM jobs)",
+            &[&jobs, &logs],
+        )
+        .await?;
+    Ok(())
+}
+
+/// What a server that is gone was sending is due at once: nobody will tell how that went.
+pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    let freed = client
+        .execute(
+            "UPDATE faena.webhook w SET due_at = $1 WHERE state = 1 AND due_at > $1
+                 AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)",
+            &[&now.as_ms()],
+        )
+        .await?;
+    client.keep(Ok(()))?;
+    if freed > 0 {
+        shared.tell([Signal::Webhook]);
+    }
+    Ok(())
+}
+
+pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    let client = shared.begin().await?;
+    let result = redeliver_in(&client, id, by, now).await;
+    let job = client.end(result).await?;
+    if job.is_some() {
+        shared.tell([Signal::Webhook]);
+    }
+    Ok(job)
+}
+
+async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    let row = client.query_opt("SELECT job, url, state FROM faena.webhook WHERE id = $1 FOR UPDATE", &[&id.0]).await?;
+    let Some(row) = row else { return Ok(None) };
+    let (job, url, was): (_, String, _) = (JobId(row.get(0)), row.get(1), state_of(row.get(2))?);
+    if !was.is_terminal() {
+        return Err(unsettled(id, was));
+    }
+    client
+        .execute(
+            "UPDATE faena.webhook SET state = 0, due_at = $1, settled_at = NULL, spent = attempts, lost = 0 WHERE id = $2",
+            &[&now.as_ms(), &id.0],
+        )
+        .await?;
+    audit::add(client, &redelivered(id, job, &url, was, by), now).await?;
+    Ok(Some(job))
+}
+
+/// Jobs go, and their webhooks with them, except those that are still to be delivered.
+pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
+    client
+        .execute(
+            "WITH gone AS (DELETE FROM faena.webhook WHERE job = ANY($1) AND settled_at IS NOT NULL RETURNING id)
+             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM gone)",
+            &[&jobs],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Those that outlived their job go when no job of their age is kept any more.
+pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
+    let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
+    client
+        .execute(
+            "WITH gone AS (
+                 DELETE FROM faena.webhook WHERE id IN (
+                     SELECT id FROM faena.webhook WHERE settled_at < $1 ORDER BY settled_at LIMIT $2
+                     FOR UPDATE SKIP LOCKED) RETURNING id)
+             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM gone)",
+            &[&cutoff, &i64::try_from(limit).unwrap_or(i64::MAX)],
+        )
+        .await?;
+    Ok(())
+}
+
+const COLUMNS: &str = "id, job, correlation, url, state, created_at, due_at, settled_at, attempts";
+
+pub async fn get(shared: &Shared, id: WebhookId) -> Result<Option<WebhookView>> {
+    let client = shared.client().await?;
+    let view = get_in(&client, id).await;
+    client.keep(view)
+}
+
+async fn get_in(client: &Object, id: WebhookId) -> Result<Option<WebhookView>> {
+    let sql = format!("SELECT {COLUMNS}, body FROM faena.webhook WHERE id = $1");
+    let Some(row) = client.query_opt(&sql, &[&id.0]).await? else { return Ok(None) };
+    let mut view = view(&row);
+    view.body = Some(raw(row.get(9))?);
+    let rows = client
+        .query(
+            "SELECT number, at, took_ms, status, error, answer FROM faena.webhook_attempt WHERE webhook = $1 ORDER BY number",
+            &[&id.0],
+        )
+        .await?;
+    view.history = rows
+        .iter()
+        .map(|row| WebhookAttempt {
+            number: count(row, 0),
+            at: Timestamp::from_ms(row.get(1)),
+            took_ms: u64::try_from(row.get::<_, i64>(2)).unwrap_or(0),
+            status: row.get::<_, Option<i32>>(3).and_then(|status| u16::try_from(status).ok()),
+            error: row.get(4),
+            answer: row.get(5),
+        })
+        .collect();
+    Ok(Some(view))
+}
+
+pub async fn list(
+    shared: &Shared,
+    filter: &WebhookFilter,
+    after: Option<WebhookId>,
+    limit: usize,
+) -> Result<Vec<WebhookView>> {
+    let client = shared.client().await?;
+    let views = list_in(&client, filter, after, limit).await;
+    client.keep(views)
+}
+
+async fn list_in(
+    client: &Object,
+    filter: &WebhookFilter,
+    after: Option<WebhookId>,
+    limit: usize,
+) -> Result<Vec<WebhookView>> {
+    let before = after.map_or(Uuid::max(), |id| id.0);
+    let (job, state) = (filter.job.map(|job| job.0), filter.state.map(WebhookState::code));
+    let mut sql = format!("SELECT {COLUMNS} FROM faena.webhook WHERE id < $1");
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&before];
+    let mut add = |column: &str, value| {
+        parameters.push(value);
+        sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
+    };
+    if let Some(job) = &job {
+        add("job", job);
+    }
+    if let Some(state) = &state {
+        add("state", state);
+    }
+    if let Some(host) = &filter.host {
+        add("host", host);
+    }
+    sql.push_str(&format!(" ORDER BY id DESC LIMIT {limit}"));
+    Ok(client.query(&sql, &parameters).await?.iter().map(view).collect())
+}
+
+fn view(row: &Row) -> WebhookView {
+    let at = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
+    WebhookView {
+        id: WebhookId(row.get(0)),
+        job_id: JobId(row.get(1)),
+        correlation_id: row.get(2),
+        url: row.get(3),
+        state: WebhookState::from_code(row.get(4)).unwrap_or(WebhookState::Failed),
+        created_at: Timestamp::from_ms(row.get(5)),
+        due_at: at(6),
+        settled_at: at(7),
+        attempts: count(row, 8),
+        body: None,
+        history: Vec::new(),
+    }
+}
+
+pub async fn counts(shared: &Shared) -> Result<Vec<(WebhookState, u64)>> {
+    let client = shared.client().await?;
+    let counts = counts_in(&client).await;
+    client.keep(counts)
+}
+
+async fn counts_in(client: &Object) -> Result<Vec<(WebhookState, u64)>> {
+    let mut counts = Vec::new();
+    for state in COUNTED_STATES {
+        let row = client
+            .query_one(
+                "SELECT count(*) FROM (SELECT 1 FROM faena.webhook WHERE state = $1 LIMIT $2) w",
+                &[&state.code(), &COUNTED],
+            )
+            .await?;
+        counts.push((state, u64::try_from(row.get::<_, i64>(0)).unwrap_or(0)));
+    }
+    Ok(counts)
+}

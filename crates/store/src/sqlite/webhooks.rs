@@ -1,0 +1,362 @@
+//! The news of how jobs ended, on their way to whoever wanted them.
+
+use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView};
+use rusqlite::{Connection, OptionalExtension, Row};
+use uuid::Uuid;
+
+use super::{audit, end::add_note, writer::Tx};
+use crate::{
+    Delivery, LaneId, Result, Retention, Signal, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken,
+    types::state_of_code,
+    webhooks::{
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
+    },
+};
+
+/// Writes down that somebody is to be told how this job ended. Its row in `done` or `ended` stands.
+pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOptions) -> Result<()> {
+    let ended = tx
+        .connection
+        .prepare_cached(
+            "SELECT l.type, e.state, e.finished_at, e.result, e.error, j.correlation
+             FROM (SELECT 6 AS state, finished_at, result, NULL AS error FROM done WHERE lane = ?1 AND id = ?2
+                   UNION ALL
+                   SELECT state, finished_at, NULL, error FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2) e
+             CROSS JOIN job j ON j.id = ?2 CROSS JOIN lane l ON l.id = ?1 LIMIT 1",
+        )?
+        .query_row((lane, id.0), |row| {
+            Ok(Ended {
+                id,
+                kind: row.get(0)?,
+                state: state_of_code(row.get(1)?),
+                finished_at: Timestamp::from_ms(row.get(2)?),
+                result: row.get(3)?,
+                error: row.get(4)?,
+                correlation: row.get(5)?,
+            })
+        })
+        .optional()?;
+    let Some(ended) = ended else { return Ok(()) };
+    let webhook = NewWebhook::new(ended, url, options)?;
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO webhook (id, job, correlation, traceparent, url, host, body, created_at, state, due_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?8)",
+        )?
+        .execute((
+            webhook.id.0,
+            webhook.job.0,
+            webhook.correlation,
+            webhook.traceparent,
+            webhook.url,
+            webhook.host,
+            webhook.body,
+            webhook.created_at.as_ms(),
+        ))?;
+    tx.signal(Signal::Webhook);
+    Ok(())
+}
+
+/// What stands in the line of a host.
+struct Line {
+    delivery: Delivery,
+    state: WebhookState,
+    lost: u32,
+    due_at: i64,
+}
+
+pub fn take(tx: &Tx, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+    let hosts = hosts(tx.connection)?;
+    let mut lines = Vec::new();
+    for host in &hosts {
+        let room = ask.rooms.iter().find(|(known, _)| known == host).map_or(ask.per_host, |(_, room)| *room);
+        lines.extend(due(tx.connection, host, room, now)?);
+    }
+    lines.sort_by_key(|line| (line.due_at, line.delivery.id));
+    lines.truncate(ask.limit);
+    let mut taken = WebhookTaken::default();
+    for mut line in lines {
+        if line.state == WebhookState::Sending && !begin_again(tx, &mut line, ask.allowed, now)? {
+            continue;
+        }
+        line.delivery.number += 1;
+        line.delivery.attempt += 1;
+        put_taken(tx, &line, ask.node, now.plus_ms(ask.lease_ms))?;
+        taken.deliveries.push(line.delivery);
+    }
+    taken.next_at = next_at(tx.connection, &hosts, now)?;
+    Ok(taken)
+}
+
+/// The hosts that somebody is to be told at. Goes from host to host by the index, past whatever stands in their lines.
+fn hosts(connection: &Connection) -> Result<Vec<String>> {
+    let mut statement = connection
+        .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
+    let first =
+        connection.prepare_cached("SELECT 1 FROM webhook WHERE due_at IS NOT NULL AND host = '' LIMIT 1")?.exists([])?;
+    let mut hosts: Vec<String> = first.then(String::new).into_iter().collect();
+    let mut last = String::new();
+    while let Some(host) = statement.query_row([&last], |row| row.get::<_, String>(0)).optional()? {
+        last.clone_from(&host);
+        hosts.push(host);
+    }
+    Ok(hosts)
+}
+
+fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Result<Vec<Line>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT id, job, correlation, traceparent, url, body, attempts, spent, state, lost, due_at FROM webhook
+         WHERE host = ?1 AND due_at <= ?2 ORDER BY due_at, id LIMIT ?3",
+    )?;
+    let rows = statement.query_map((host, now.as_ms(), i64::try_from(room).unwrap_or(i64::MAX)), |row| {
+        let (attempts, spent): (u32, u32) = (row.get(6)?, row.get(7)?);
+        let delivery = Delivery {
+            id: WebhookId(row.get(0)?),
+            job: JobId(row.get(1)?),
+            correlation_id: row.get(2)?,
+            traceparent: row.get(3)?,
+            url: row.get(4)?,
+            host: host.to_owned(),
+            body: row.get(5)?,
+            number: attempts,
+            attempt: attempts.saturating_sub(spent),
+        };
+        Ok((delivery, row.get::<_, i16>(8)?, row.get(9)?, row.get(10)?))
+    })?;
+    rows.map(|row| {
+        let (delivery, state, lost, due_at) = row?;
+        Ok(Line { delivery, state: state_of(state)?, lost, due_at })
+    })
+    .collect()
+}
+
+/// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
+fn begin_again(tx: &Tx, line: &mut Line, allowed: u32, now: Timestamp) -> Result<bool> {
+    let delivery = &line.delivery;
+    line.lost += 1;
+    tx.connection
+        .prepare_cached(
+            "INSERT OR IGNORE INTO webhook_attempt (webhook, number, at, took_ms, error) VALUES (?, ?, ?, 0, ?)",
+        )?
+        .execute((delivery.id.0, delivery.number, line.due_at, LOST))?;
+    if AfterLoss::of(delivery.attempt, line.lost, allowed) == AfterLoss::SendAgain {
+        return Ok(true);
+    }
+    tx.connection
+        .prepare_cached(
+            "UPDATE webhook SET state = 3, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?",
+        )?
+        .execute((now.as_ms(), line.lost, delivery.id.0))?;
+    if has_job(tx, delivery.job)? {
+        add_note(tx, delivery.job, None, lost_line(&delivery.url, now))?;
+    }
+    Ok(false)
+}
+
+fn put_taken(tx: &Tx, line: &Line, node: NodeId, until: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached("UPDATE webhook SET state = 1, attempts = ?, lost = ?, due_at = ?, node = ? WHERE id = ?")?
+        .execute((line.delivery.number, line.lost, until.as_ms(), node.0, line.delivery.id.0))?;
+    Ok(())
+}
+
+fn next_at(connection: &Connection, hosts: &[String], now: Timestamp) -> Result<Option<Timestamp>> {
+    let mut statement = connection.prepare_cached("SELECT min(due_at) FROM webhook WHERE host = ? AND due_at > ?")?;
+    let mut next: Option<i64> = None;
+    for host in hosts {
+        let due_at: Option<i64> = statement.query_row((host, now.as_ms()), |row| row.get(0))?;
+        next = next.into_iter().chain(due_at).min();
+    }
+    Ok(next.map(Timestamp::from_ms))
+}
+
+pub fn settle(tx: &Tx, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
+    results.iter().map(|result| settle_one(tx, result, now)).collect()
+}
+
+fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
+    let settled_at = (result.next.state() != WebhookState::Waiting).then_some(now.as_ms());
+    let row: Option<(Uuid, String)> = tx
+        .connection
+        .prepare_cached(
+            "UPDATE webhook SET state = ?1, due_at = ?2, settled_at = ?3, node = NULL
+             WHERE id = ?4 AND attempts = ?5 AND state = 1 RETURNING job, url",
+        )?
+        .query_row(
+            (result.next.state().code(), result.next.due_at_ms(), settled_at, result.id.0, result.number),
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .optional()?;
+    let Some((job, url)) = row else { return Ok(false) };
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO webhook_attempt (webhook, number, at, took_ms, status, error, answer) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        )?
+        .execute((
+            result.id.0,
+            result.number,
+            result.at.as_ms(),
+            i64::try_from(result.took_ms).unwrap_or(i64::MAX),
+            result.status,
+            &result.error,
+            &result.answer,
+        ))?;
+    // It may be gone while its webhook was still to be delivered.
+    if has_job(tx, JobId(job))? {
+        add_note(tx, JobId(job), None, result.line(&url))?;
+    }
+    if let WebhookNext::Again { .. } = result.next {
+        tx.signal(Signal::Webhook);
+    }
+    Ok(true)
+}
+
+fn has_job(tx: &Tx, job: JobId) -> Result<bool> {
+    Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([job.0])?)
+}
+
+/// What a server that is gone was sending is due at once: nobody will tell how that went.
+pub fn free(tx: &Tx, now: Timestamp) -> Result<()> {
+    let freed = tx
+        .connection
+        .prepare_cached(
+            "UPDATE webhook SET due_at = ?1 WHERE state = 1 AND due_at > ?1 AND node NOT IN (SELECT id FROM node)",
+        )?
+        .execute([now.as_ms()])?;
+    if freed > 0 {
+        tx.signal(Signal::Webhook);
+    }
+    Ok(())
+}
+
+pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    let row: Option<(Uuid, String, i16)> = tx
+        .connection
+        .prepare_cached("SELECT job, url, state FROM webhook WHERE id = ?")?
+        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .optional()?;
+    let Some((job, url, state)) = row else { return Ok(None) };
+    let (job, was) = (JobId(job), state_of(state)?);
+    if !was.is_terminal() {
+        return Err(unsettled(id, was));
+    }
+    tx.connection
+        .prepare_cached(
+            "UPDATE webhook SET state = 0, due_at = ?, settled_at = NULL, spent = attempts, lost = 0 WHERE id = ?",
+        )?
+        .execute((now.as_ms(), id.0))?;
+    audit::add(tx, &redelivered(id, job, &url, was, by), now)?;
+    tx.signal(Signal::Webhook);
+    Ok(Some(job))
+}
+
+/// A job goes, and its webhooks with it, except those that are still to be delivered.
+pub fn remove(tx: &Tx, job: JobId) -> Result<()> {
+    let settled: Vec<Uuid> = tx
+        .connection
+        .prepare_cached("SELECT id FROM webhook WHERE job = ? AND settled_at IS NOT NULL")?
+        .query_map([job.0], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    remove_all(tx, &settled)
+}
+
+fn remove_all(tx: &Tx, ids: &[Uuid]) -> Result<()> {
+    for id in ids {
+        tx.connection.prepare_cached("DELETE FROM webhook_attempt WHERE webhook = ?")?.execute([id])?;
+        tx.connection.prepare_cached("DELETE FROM webhook WHERE id = ?")?.execute([id])?;
+    }
+    Ok(())
+}
+
+/// Those that outlived their job go when no job of their age is kept any more.
+pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
+    let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
+    let old: Vec<Uuid> = tx
+        .connection
+        .prepare_cached("SELECT id FROM webhook WHERE settled_at < ? ORDER BY settled_at LIMIT ?")?
+        .query_map((cutoff, i64::try_from(limit).unwrap_or(i64::MAX)), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    remove_all(tx, &old)
+}
+
+const COLUMNS: &str = "id, job, correlation, url, state, created_at, due_at, settled_at, attempts";
+
+pub fn get(connection: &Connection, id: WebhookId) -> Result<Option<WebhookView>> {
+    let row = connection
+        .prepare_cached(&format!("SELECT {COLUMNS}, body FROM webhook WHERE id = ?"))?
+        .query_row([id.0], |row| Ok((view(row)?, row.get::<_, String>(9)?)))
+        .optional()?;
+    let Some((mut view, body)) = row else { return Ok(None) };
+    view.body = Some(raw(body)?);
+    let mut statement = connection.prepare_cached(
+        "SELECT number, at, took_ms, status, error, answer FROM webhook_attempt WHERE webhook = ? ORDER BY number",
+    )?;
+    let rows = statement.query_map([id.0], |row| {
+        Ok(WebhookAttempt {
+            number: row.get(0)?,
+            at: Timestamp::from_ms(row.get(1)?),
+            took_ms: u64::try_from(row.get::<_, i64>(2)?).unwrap_or(0),
+            status: row.get(3)?,
+            error: row.get(4)?,
+            answer: row.get(5)?,
+        })
+    })?;
+    view.history = rows.collect::<rusqlite::Result<_>>()?;
+    Ok(Some(view))
+}
+
+pub fn list(
+    connection: &Connection,
+    filter: &WebhookFilter,
+    after: Option<WebhookId>,
+    limit: usize,
+) -> Result<Vec<WebhookView>> {
+    let mut sql = format!("SELECT {COLUMNS} FROM webhook WHERE id < ?1");
+    let mut parameters: Vec<Box<dyn rusqlite::ToSql>> = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];
+    let mut add = |column: &str, value: Box<dyn rusqlite::ToSql>| {
+        parameters.push(value);
+        sql.push_str(&format!(" AND {column} = ?{}", parameters.len()));
+    };
+    if let Some(job) = filter.job {
+        add("job", Box::new(job.0));
+    }
+    if let Some(state) = filter.state {
+        add("state", Box::new(state.code()));
+    }
+    if let Some(host) = &filter.host {
+        add("host", Box::new(host.clone()));
+    }
+    sql.push_str(&format!(" ORDER BY id DESC LIMIT {limit}"));
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(parameters), view)?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+fn view(row: &Row) -> rusqlite::Result<WebhookView> {
+    let at = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_ms));
+    Ok(WebhookView {
+        id: WebhookId(row.get(0)?),
+        job_id: JobId(row.get(1)?),
+        correlation_id: row.get(2)?,
+        url: row.get(3)?,
+        state: WebhookState::from_code(row.get(4)?).unwrap_or(WebhookState::Failed),
+        created_at: Timestamp::from_ms(row.get(5)?),
+        due_at: at(6)?,
+        settled_at: at(7)?,
+        attempts: row.get(8)?,
+        body: None,
+        history: Vec::new(),
+    })
+}
+
+pub fn counts(connection: &Connection) -> Result<Vec<(WebhookState, u64)>> {
+    let mut statement =
+        connection.prepare_cached("SELECT count(*) FROM (SELECT 1 FROM webhook WHERE state = ? LIMIT ?)")?;
+    COUNTED_STATES
+        .into_iter()
+        .map(|state| {
+            let count: i64 = statement.query_row((state.code(), COUNTED), |row| row.get(0))?;
+            Ok((state, u64::try_from(count).unwrap_or(0)))
+        })
+        .collect()
+}
