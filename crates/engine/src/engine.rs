@@ -261,8 +261,8 @@ impl Engine {
     }
 
     /// Cancels a job. One that runs is told to stop, and given a moment to do so before the answer.
-    pub async fn cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelAnswer, StoreError> {
-        let state = match self.store.job_cancel(id, reason, now).await? {
+    pub async fn cancel(&self, id: JobId, reason: &str, by: &str, now: Timestamp) -> Result<CancelAnswer, StoreError> {
+        let state = match self.store.job_cancel(id, reason, Some(by), now).await? {
             CancelOutcome::Cancelled => {
                 self.bus.changed(id, JobState::Cancelled, None, now);
                 return Ok(CancelAnswer::Cancelled);
@@ -309,8 +309,14 @@ impl Engine {
     }
 
     /// Asks a worker, wherever it is connected, to take no more jobs, or to take jobs again. `false`: no such worker lives.
-    pub async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<bool, StoreError> {
-        let Some(id) = self.store.worker_drain(key, drain, now).await? else { return Ok(false) };
+    pub async fn worker_drain(
+        &self,
+        key: &str,
+        drain: bool,
+        by: Option<&str>,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(id) = self.store.worker_drain(key, drain, by, now).await? else { return Ok(false) };
         self.workers.drain(id, drain, now);
         if !drain {
             // Jobs may have waited for it.

@@ -5,6 +5,7 @@
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
 mod assemble;
+mod audit;
 mod deal;
 mod error;
 mod fate;
@@ -71,23 +72,26 @@ pub trait Store: Send + Sync + 'static {
     /// job; an end of a run that does not, changes nothing. The same end (of the same time) may be told again and counts once.
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>>;
 
+    // What people do. `by`: who; it goes to the audit log in the transaction of the act. `None`: the system, or a bulk action, which
+    // has an entry of its own.
+
     /// Cancels what nobody runs at once; asks for it where a worker has the job.
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome>;
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
 
     /// Gives a failed or cancelled job new tries, under its own id.
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()>;
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Changes a job that has not started.
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()>;
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Removes a job that nobody runs, with all that belongs to it.
-    async fn job_delete(&self, id: JobId) -> Result<()>;
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, expired ones fail, those that
     /// wait for parents are looked at again.
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due>;
 
-    /// Removes up to `limit` finished jobs that are older than their retention; PostgreSQL also makes the partitions of the
+    /// Removes up to `limit` finished jobs that are older than their retention, and some old entries of the audit log; PostgreSQL also makes the partitions of the
     /// coming days and drops the empty ones.
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;
 
@@ -127,7 +131,7 @@ pub trait Store: Send + Sync + 'static {
     async fn worker_news(&self, news: Vec<WorkerNews>, now: Timestamp) -> Result<Vec<WorkerStanding>>;
 
     /// Asks a living worker, wherever it is connected, to take no more jobs, or to take jobs again. `None`: no such worker lives.
-    async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<Option<WorkerId>>;
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
 
     /// Ends a worker's life and frees the jobs in its hands, in one transaction. `None`: it has ended before, or connected anew.
     async fn worker_end(&self, id: WorkerId, session: i64, end: WorkerEnd, now: Timestamp)

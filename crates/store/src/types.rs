@@ -379,12 +379,14 @@ pub struct Retention {
     pub completed_ms: i64,
     pub cancelled_ms: i64,
     pub failed_ms: i64,
+    /// Entries of the audit log, and bulk actions that are over.
+    pub audit_ms: i64,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         const DAY_MS: i64 = 24 * 3_600_000;
-        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS }
+        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS, audit_ms: 365 * DAY_MS }
     }
 }
 

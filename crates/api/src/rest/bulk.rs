@@ -125,9 +125,9 @@ async fn act(api: &Api, action: Action, id: JobId) -> Result<(), StoreError> {
     let store = &api.engine.store;
     match action {
         // Asked, not waited for: a worker may take its time to stop.
-        Action::Cancel => store.job_cancel(id, "cancelled by request", Timestamp::now()).await.map(|_| ()),
-        Action::Retry => store.job_retry(id, Timestamp::now()).await,
-        Action::Delete => store.job_delete(id).await,
+        Action::Cancel => store.job_cancel(id, "cancelled by request", None, Timestamp::now()).await.map(|_| ()),
+        Action::Retry => store.job_retry(id, None, Timestamp::now()).await,
+        Action::Delete => store.job_delete(id, None, Timestamp::now()).await,
     }
 }
 

@@ -229,20 +229,20 @@ impl Store for Postgres {
         self.report(ends, |end| end.run, end::Work::Ends, now).await
     }
 
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
-        self.shared.retrying(|| change::cancel(&self.shared, id, reason, now)).await
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
+        self.shared.retrying(|| change::cancel(&self.shared, id, reason, by, now)).await
     }
 
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::retry(&self.shared, id, now)).await
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::retry(&self.shared, id, by, now)).await
     }
 
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::patch(&self.shared, id, &patch, now)).await
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::patch(&self.shared, id, &patch, by, now)).await
     }
 
-    async fn job_delete(&self, id: JobId) -> Result<()> {
-        self.shared.retrying(|| change::delete(&self.shared, id)).await
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::delete(&self.shared, id, by, now)).await
     }
 
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
@@ -293,8 +293,8 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::news(&self.shared, &news)).await
     }
 
-    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
-        self.shared.retrying(|| workers::drain(&self.shared, key, drain)).await
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
+        self.shared.retrying(|| workers::drain(&self.shared, key, drain, by, now)).await
     }
 
     async fn worker_end(

@@ -22,13 +22,18 @@ use faena_domain::{
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
+use serde_json::json;
 use tokio::sync::broadcast;
 
 use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
     StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
+    WorkerStanding,
+    audit::{act, drain_action, retried_by},
+    lanes::LaneCache,
+    migrate, plan,
+    rules::RuleCache,
 };
 use writer::Writer;
 
@@ -236,21 +241,25 @@ impl Store for Sqlite {
         self.writer.call(move |tx| end::end(tx, ends, now)).await
     }
 
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
         let reason = reason.to_owned();
-        self.writer.call(move |tx| change::cancel(tx, id, &reason, now)).await
+        let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
     }
 
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| change::retry(tx, id, now)).await
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let (entry, by) = (act(by, "job.retry", id, json!({})), retried_by(by));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
     }
 
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| change::patch(tx, id, patch, now)).await
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
     }
 
-    async fn job_delete(&self, id: JobId) -> Result<()> {
-        self.writer.call(move |tx| change::delete(tx, id)).await
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.delete", id, json!({}));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
     }
 
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
@@ -310,9 +319,10 @@ impl Store for Sqlite {
         self.writer.call(move |tx| workers::news(tx, &news)).await
     }
 
-    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
         let key = key.to_owned();
-        self.writer.call(move |tx| workers::drain(tx, &key, drain)).await
+        let entry = act(by, drain_action(drain), &key, json!({}));
+        self.writer.call(move |tx| workers::drain(tx, &key, drain, entry, now)).await
     }
 
     async fn worker_end(

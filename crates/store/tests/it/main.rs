@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error it does not expect should stop there")]
 
+mod audit;
 mod changes;
 mod claims;
 mod ends;
@@ -155,6 +156,11 @@ behaviours! {
         a_deleted_job_leaves_nothing,
         a_running_job_cannot_be_deleted,
         changes_of_unknown_jobs_say_so;
+    audit:
+        every_act_is_written_down_with_who_did_it,
+        a_refused_act_leaves_no_entry,
+        entries_are_listed_latest_first_by_filter_and_in_pages,
+        old_entries_are_forgotten;
     nodes:
         started_jobs_of_a_dead_node_cost_a_try,
         a_started_job_without_tries_left_fails_when_its_node_dies,
