@@ -18,6 +18,7 @@ use crate::{
     Beats, Bus, EngineConfig, Roles, Round,
     address::AddressRule,
     builtin::{self, BuiltIn, HttpCaller, Worker},
+    bulk,
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
     driver::Driver,
@@ -28,6 +29,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
+    throughput::Throughput,
     workers::{Desk, Turns, Workers, keeper},
 };
 
@@ -56,6 +58,9 @@ pub struct Engine {
     drain: CancellationToken,
     pub(crate) promote: Arc<Notify>,
     pub(crate) recover: Arc<Notify>,
+    pub(crate) bulk: Arc<Notify>,
+    /// How many runs end per minute.
+    pub throughput: Throughput,
     touch: nodes::Touch,
     /// Loops that bring in new work end first, those that report last.
     intake: Driver,
@@ -79,6 +84,8 @@ const POLL_SQLITE: Duration = Duration::from_secs(30);
 const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
+/// How soon a bulk action is found that another node was asked for.
+const BULK: Duration = Duration::from_secs(5);
 const RECONCILE: Duration = Duration::from_secs(15);
 /// How long workers that have ended are remembered.
 const FORGET_WORKERS: Duration = Duration::from_secs(24 * 3_600);
@@ -169,6 +176,8 @@ impl Engine {
             drain,
             promote: Arc::new(Notify::new()),
             recover: Arc::new(Notify::new()),
+            bulk: Arc::new(Notify::new()),
+            throughput: Throughput::default(),
             touch: nodes::Touch::default(),
             intake,
             outgoing,
@@ -225,6 +234,9 @@ impl Engine {
                 none(),
                 |e, now| async move { handlers::run_once(&e, now).await },
             );
+            self.run(&self.intake, "bulk", BULK, self.bulk.clone(), |e, now| async move {
+                bulk::run_once(&*e.store, now).await
+            });
             self.run(&self.intake, "retention", Duration::from_secs(60), none(), |e, now| async move {
                 retention::run_once(&*e.store, &e.config.retention, now).await
             });

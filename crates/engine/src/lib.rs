@@ -5,6 +5,7 @@
 
 mod config;
 mod beats;
+pub mod bulk;
 mod driver;
 mod bus;
 pub mod breaker;
@@ -20,6 +21,7 @@ mod nodes;
 mod handlers;
 mod pool;
 mod poller;
+pub mod throughput;
 pub mod address;
 mod builtin;
 mod engine;
@@ -30,3 +32,4 @@ pub use config::{EngineConfig, Roles};
 pub use driver::{Driver, Round};
 pub use engine::{CancelAnswer, Engine};
 pub use pool::PoolConfig;
+pub use promoter::run_once as promote;

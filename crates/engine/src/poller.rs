@@ -19,5 +19,8 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
     if poll.orphans {
         engine.recover.notify_one();
     }
+    if engine.throughput.is_due(now) {
+        engine.throughput.add(&engine.store.counts().await?, now);
+    }
     Ok(Round::done(0))
 }

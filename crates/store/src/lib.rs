@@ -6,6 +6,7 @@
 
 mod assemble;
 mod audit;
+mod bulk;
 mod deal;
 mod error;
 mod fate;
@@ -30,17 +31,18 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
-    WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
+    WorkerId, WorkerState, WorkerView,
 };
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
-    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured, Counts, Due, Filter, HeldJob,
-    JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, Page, Patience, Poll, QueuePatch, Recovered,
-    Retention, RunEnd, RunNote, Signal, StoreOptions, StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd,
-    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
+    Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,
+    Outcome, Owner, Page, Patience, Poll, QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal, StoreOptions,
+    StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews,
+    WorkerStanding,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -100,6 +102,43 @@ pub trait Store: Send + Sync + 'static {
 
     /// Jobs that match, newest first, without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
+
+    /// The ids of up to `limit` jobs that match, newer than `after` and not newer than `upto`, the oldest first.
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found>;
+
+    /// How each run of a job ended, the first one first.
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>>;
+
+    /// Gives a failed job new tries; one in another state is not touched.
+    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Removes a failed job; one in another state is not touched.
+    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// What the dead letters have in common; how many there are, the counters know.
+    async fn letter_stats(&self) -> Result<LetterStats>;
+
+    /// Keeps an action on many jobs, to be done step by step from `due_at` on. With its entry in the audit log, if it takes its time.
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
+
+    /// The bulk action that is due first, be it later than now.
+    async fn bulk_due(&self) -> Result<Option<Bulk>>;
+
+    /// Acts on the next few jobs, those that are still in the states that are meant, and notes how far it has come, in one
+    /// transaction: no job has its turn twice, whoever dies when. The last step goes to the audit log. `false`: it has come
+    /// further since it was read, or is over; nothing was done.
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool>;
+
+    /// Ends it early. `false`: it was over, or there is none.
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool>;
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>>;
+
+    /// The latest bulk actions, the latest first.
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>>;
+
+    /// Since when the first ready job of each lane has been ready; lanes without one are left out.
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>>;
 
     /// How many jobs stand where, per lane.
     async fn counts(&self) -> Result<Counts>;

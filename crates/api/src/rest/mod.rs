@@ -1,8 +1,11 @@
 //! `/api/v1`.
 
+pub mod audit;
 pub mod bulk;
 pub mod events;
 pub mod jobs;
+pub mod letters;
 pub mod list;
 pub mod patch;
+pub mod queues;
 mod submit;

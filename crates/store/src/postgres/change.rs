@@ -86,7 +86,7 @@ pub async fn cancel(
     Ok(outcome)
 }
 
-async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+pub async fn cancel_in(client: &Object, shard: i16, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
     let found = find(client, id).await?;
     let state = found.state;
     if state.is_terminal() {
@@ -121,7 +121,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp)
     Ok(())
 }
 
-async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<()> {
+pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<()> {
     let found = find(client, id).await?;
     if !found.state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be retried" });
@@ -329,7 +329,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
     family::tell_children(shared, &[id], now).await
 }
 
-async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
+pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
     let found = find(client, id).await?;
     if found.state.is_held() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });

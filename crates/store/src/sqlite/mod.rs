@@ -1,11 +1,13 @@
 //! The embedded engine: one writer thread that commits in groups, a few readers beside it.
 
 mod audit;
+mod bulk;
 mod change;
 mod claim;
 mod due;
 mod end;
 mod free;
+mod letters;
 mod nodes;
 mod read;
 mod rules;
@@ -17,8 +19,8 @@ use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WorkerId,
-    WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
+    WorkerId, WorkerState, WorkerView,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
@@ -26,10 +28,10 @@ use serde_json::json;
 use tokio::sync::broadcast;
 
 use crate::{
-    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
-    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
-    StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Found,
+    JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
+    Result, Retention, RunEnd, RunNote, Signal, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
     audit::{act, drain_action, retried_by},
     lanes::LaneCache,
     migrate, plan,
@@ -278,6 +280,59 @@ impl Store for Sqlite {
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
         let filter = filter.clone();
         self.read(move |connection, shared| read::list(connection, shared, &filter, page)).await
+    }
+
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found> {
+        let filter = filter.clone();
+        let page = Page::Upward { after, upto, limit };
+        self.read(move |connection, shared| read::find(connection, shared, &filter, page)).await
+    }
+
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
+        self.read(move |connection, _| letters::attempts(connection, id)).await
+    }
+
+    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| letters::retry(tx, id, &by, now)).await
+    }
+
+    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| letters::delete(tx, id, &by, now)).await
+    }
+
+    async fn letter_stats(&self) -> Result<LetterStats> {
+        self.read(|connection, _| letters::stats(connection)).await
+    }
+
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| bulk::begin(tx, &bulk, due_at, now)).await
+    }
+
+    async fn bulk_due(&self) -> Result<Option<Bulk>> {
+        self.read(|connection, _| bulk::due(connection)).await
+    }
+
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
+        self.writer.call(move |tx| bulk::step(tx, &step, now)).await
+    }
+
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| bulk::stop(tx, id, &by, now)).await
+    }
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
+        self.read(move |connection, _| bulk::get(connection, id)).await
+    }
+
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
+        self.read(move |connection, _| bulk::list(connection, limit)).await
+    }
+
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
+        self.read(|connection, _| read::ready_since(connection)).await
     }
 
     async fn counts(&self) -> Result<Counts> {
