@@ -32,4 +32,3 @@ pub use config::{EngineConfig, Roles};
 pub use driver::{Driver, Round};
 pub use engine::{CancelAnswer, Engine};
 pub use pool::PoolConfig;
-pub use promoter::run_once as promote;

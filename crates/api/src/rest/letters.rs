@@ -74,14 +74,13 @@ pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<
     let now = Timestamp::now();
     let store = &api.engine.store;
     store.letter_retry(id, &actor(), now).await.map_err(|error| letter_error(id, error))?;
-    // Its time has come; this look may be ours as well as the promoter's.
-    faena_engine::promote(&**store, now).await?;
-    let status = match store.job_get(id).await?.map(|job| job.status) {
-        // It waits for a parent that was retried before it.
-        Some(JobState::Pending) => JobState::Pending,
-        // A worker may have it already.
-        _ => JobState::Queued,
-    };
+    // It is ready at once, unless it waits for a parent that was retried before it.
+    let mut status = JobState::Queued;
+    for parent in store.job_get(id).await?.map(|job| job.depends_on).unwrap_or_default() {
+        if store.job_get(parent).await?.is_some_and(|parent| !parent.status.is_terminal()) {
+            status = JobState::Pending;
+        }
+    }
     api.engine.bus.changed(id, status, None, now);
     Ok(Json(Changed { id, status, retry_count: None, cancel_requested: false }))
 }
