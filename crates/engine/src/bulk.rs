@@ -24,13 +24,15 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     }
     let (id, before) = (bulk.id, bulk.done + bulk.skipped);
     let steps = if bulk.per_second.is_some() { 1 } else { STEPS };
-    let mut current = Some(bulk);
+    let mut next = Some(bulk);
+    let mut after = before;
     for _ in 0..steps {
-        let Some(bulk) = current.take().filter(|bulk| bulk.finished_at.is_none()) else { break };
+        let Some(bulk) = next.filter(|bulk| bulk.finished_at.is_none()) else { break };
         step(store, bulk, now).await?;
-        current = store.bulk_get(id).await?;
+        next = store.bulk_get(id).await?;
+        after = next.as_ref().map_or(after, |bulk| bulk.done + bulk.skipped);
     }
-    let handled = current.map_or(0, |bulk| (bulk.done + bulk.skipped).saturating_sub(before));
+    let handled = after.saturating_sub(before);
     Ok(Round { handled: usize::try_from(handled).unwrap_or(usize::MAX), more: true, next_at: None })
 }
 

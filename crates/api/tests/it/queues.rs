@@ -200,8 +200,8 @@ async fn a_bad_setting_of_a_queue_is_named() {
         app.get("/api/v1/queues/nowhere").await.faults(),
     ];
     assert_snapshot!(names.join("\n"), @r"
-    400 VALIDATION_ERROR: name: must have 1 to 100 characters
-    name: must have 1 to 100 characters
+    400 VALIDATION_ERROR: name: must have 1 to 100 characters, has 101
+    name: must have 1 to 100 characters, has 101
     400 VALIDATION_ERROR: name: must not contain control characters
     name: must not contain control characters
     400 VALIDATION_ERROR: 2 fields are not valid
