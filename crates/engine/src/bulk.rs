@@ -28,7 +28,15 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     let mut after = before;
     for _ in 0..steps {
         let Some(bulk) = next.filter(|bulk| bulk.finished_at.is_none()) else { break };
-        step(store, bulk, now).await?;
+        match step(store, bulk, now).await {
+            Ok(()) => {}
+            // It would fail again and hold up all that are due after it.
+            Err(error @ (StoreError::Broken(_) | StoreError::Invalid(_))) => {
+                tracing::error!(bulk = %id, %error, "a bulk action is given up");
+                store.bulk_stop(id, &format!("faena: {error}"), now).await?;
+            }
+            Err(error) => return Err(error),
+        }
         next = store.bulk_get(id).await?;
         after = next.as_ref().map_or(after, |bulk| bulk.done + bulk.skipped);
     }

@@ -75,6 +75,20 @@ impl BulkRow {
     }
 }
 
+/// Rows that are looked at for one that is due.
+pub const LOOK: usize = 50;
+
+/// The first that this version understands. Others (of a newer version, say) are left alone and hold nobody up.
+pub fn first_good(rows: Vec<BulkRow>) -> Option<Bulk> {
+    rows.into_iter().find_map(|row| match row.bulk() {
+        Ok(bulk) => Some(bulk),
+        Err(error) => {
+            tracing::warn!(%error, "a bulk action is left alone");
+            None
+        }
+    })
+}
+
 impl Filter {
     /// As the API writes it, without what it does not ask for.
     pub fn shown(&self) -> Value {

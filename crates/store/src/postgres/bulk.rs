@@ -8,7 +8,7 @@ use super::{Shared, audit, change, end::storable, family, read};
 use crate::{
     Bulk, BulkAction, BulkStep, CancelOutcome, NewBulk, Result, Signal, StoreError,
     audit::retried_by,
-    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, begin_audit, end_audit, is_where, stop_audit},
+    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
 
 pub async fn begin(shared: &Shared, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
@@ -43,8 +43,13 @@ async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Times
 
 pub async fn due(shared: &Shared) -> Result<Option<Bulk>> {
     let client = shared.client().await?;
-    let bulk = one(&client, "due_at IS NOT NULL ORDER BY due_at, id LIMIT 1", &[]).await;
+    let bulk = due_in(&client).await;
     client.keep(bulk)
+}
+
+async fn due_in(client: &Object) -> Result<Option<Bulk>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}");
+    Ok(first_good(client.query(&sql, &[]).await?.iter().map(row).collect()))
 }
 
 async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Option<Bulk>> {
@@ -166,7 +171,7 @@ pub async fn list(shared: &Shared, limit: usize) -> Result<Vec<Bulk>> {
 async fn list_in(client: &Object, limit: usize) -> Result<Vec<Bulk>> {
     let sql = format!("SELECT {COLUMNS} FROM faena.bulk ORDER BY id DESC LIMIT $1");
     let rows = client.query(&sql, &[&i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
-    rows.iter().map(|found| row(found).bulk()).collect()
+    Ok(rows.iter().filter_map(|found| row(found).bulk().ok()).collect())
 }
 
 fn row(row: &Row) -> BulkRow {

@@ -7,7 +7,7 @@ use super::{audit, change, read, writer::Tx};
 use crate::{
     Bulk, BulkAction, BulkStep, NewBulk, Result, StoreError,
     audit::retried_by,
-    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, begin_audit, end_audit, is_where, stop_audit},
+    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
 
 pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
@@ -33,7 +33,13 @@ pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Resu
 }
 
 pub fn due(connection: &Connection) -> Result<Option<Bulk>> {
-    one(connection, "due_at IS NOT NULL ORDER BY due_at, id LIMIT 1", [])
+    let rows: Vec<BulkRow> = connection
+        .prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}"
+        ))?
+        .query_map([], row)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(first_good(rows))
 }
 
 fn one(connection: &Connection, which: &str, parameters: impl rusqlite::Params) -> Result<Option<Bulk>> {
@@ -109,7 +115,7 @@ pub fn list(connection: &Connection, limit: usize) -> Result<Vec<Bulk>> {
         .prepare_cached(&format!("SELECT {COLUMNS} FROM bulk ORDER BY id DESC LIMIT ?"))?
         .query_map([limit], row)?
         .collect::<rusqlite::Result<_>>()?;
-    rows.into_iter().map(BulkRow::bulk).collect()
+    Ok(rows.into_iter().filter_map(|row| row.bulk().ok()).collect())
 }
 
 fn row(row: &Row) -> rusqlite::Result<BulkRow> {

@@ -153,3 +153,13 @@ pub async fn actions_that_are_long_over_are_forgotten(world: &World) {
     world.store.job_prune(&retention, 10, world.at(200_000)).await.unwrap();
     assert_eq!(world.store.bulk_list(9).await.unwrap(), [open]);
 }
+
+pub async fn an_action_that_is_not_understood_holds_nobody_up(world: &World) {
+    let id = world.submit(world.job("a", 0)).await;
+    begin(world, BulkAction::Cancel, vec![JobState::Queued], id, Some(1)).await;
+    world.ledger.rows("UPDATE bulk SET filter = '{\"status\": [\"ASLEEP\"]}' RETURNING 1").await;
+    assert_eq!(world.store.bulk_due().await.unwrap(), None);
+    let good = begin(world, BulkAction::Cancel, vec![JobState::Queued], id, Some(1)).await;
+    assert_eq!(world.store.bulk_due().await.unwrap(), Some(good.clone()));
+    assert_eq!(world.store.bulk_list(9).await.unwrap(), [good]);
+}

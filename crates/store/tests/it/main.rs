@@ -182,7 +182,8 @@ behaviours! {
         a_retry_that_a_unique_key_forbids_is_skipped,
         running_jobs_are_asked_and_children_hear_of_it,
         a_stopped_action_stays_where_it_is,
-        actions_that_are_long_over_are_forgotten;
+        actions_that_are_long_over_are_forgotten,
+        an_action_that_is_not_understood_holds_nobody_up;
     nodes:
         started_jobs_of_a_dead_node_cost_a_try,
         a_started_job_without_tries_left_fails_when_its_node_dies,
