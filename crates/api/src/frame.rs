@@ -1,9 +1,9 @@
 //! What every request and answer carries: request id, correlation id, the time it took.
 
-use std::{sync::Arc, time::Instant};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use axum::{
-    extract::Request,
+    extract::{ConnectInfo, Request},
     http::{HeaderMap, HeaderName, HeaderValue},
     middleware::Next,
     response::Response,
@@ -19,6 +19,8 @@ const RESPONSE_TIME: HeaderName = HeaderName::from_static("x-response-time");
 pub struct Frame {
     pub request_id: String,
     pub correlation: Correlation,
+    /// Who calls, for the audit log.
+    actor: String,
 }
 
 /// The id that ties everything together which follows from one request.
@@ -51,6 +53,23 @@ pub fn correlation() -> Correlation {
     FRAME.try_with(|frame| frame.correlation.clone()).unwrap_or_else(|_| Correlation::Made(Uuid::now_v7()))
 }
 
+/// Who calls, for the audit log. While there are no keys, only the address is known for certain: what a caller says of itself
+/// is not believed.
+pub fn actor() -> String {
+    FRAME.try_with(|frame| frame.actor.clone()).unwrap_or_else(|_| LOOPBACK.into())
+}
+
+const LOOPBACK: &str = "loopback";
+
+fn actor_of(request: &Request) -> String {
+    match request.extensions().get::<ConnectInfo<SocketAddr>>() {
+        Some(ConnectInfo(peer)) if !peer.ip().to_canonical().is_loopback() => {
+            format!("ip {}", peer.ip().to_canonical())
+        }
+        _ => LOOPBACK.into(),
+    }
+}
+
 pub async fn frame(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let made = Uuid::now_v7();
@@ -60,6 +79,7 @@ pub async fn frame(request: Request, next: Next) -> Response {
             Some(text) => Correlation::Given(text),
             None => Correlation::Made(made),
         },
+        actor: actor_of(&request),
     });
     let span = tracing::debug_span!(
         "request",

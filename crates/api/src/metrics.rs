@@ -11,7 +11,7 @@ use axum::{
 };
 use faena_domain::Timestamp;
 use faena_engine::{breaker::BreakerState, guardian::Check};
-use faena_store::Tally;
+use faena_store::{Counts, Tally};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{
@@ -92,6 +92,23 @@ async fn webhooks(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     Ok(())
 }
 
+async fn queues(api: &Api, counts: &Counts, registry: &mut Registry) -> Result<(), ApiError> {
+    let (depth, paused) = (Gauges::default(), Gauges::default());
+    let rules = api.engine.store.rules();
+    for lane in api.engine.store.lanes().await? {
+        let label = vec![("queue", lane.queue.clone()), ("priority", lane.priority.as_str().to_owned())];
+        let queued = counts.by_lane.get(&(lane.id, Tally::Queued)).copied().unwrap_or(0);
+        depth.get_or_create(&label).inc_by(queued);
+        paused.get_or_create(&vec![("queue", lane.queue)]).set(0);
+    }
+    for (queue, rule) in &rules.queues {
+        paused.get_or_create(&vec![("queue", queue.clone())]).set(i64::from(rule.paused.is_some()));
+    }
+    registry.register("queue_depth", "Jobs that could run now, by queue and priority", depth);
+    registry.register("queue_paused", "1 while a queue is paused", paused);
+    Ok(())
+}
+
 async fn jobs(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     let counts = api.engine.store.counts().await?;
     let gauges = Gauges::default();
@@ -106,6 +123,10 @@ async fn jobs(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     ] {
         gauges.get_or_create(&vec![("state", name.to_owned())]).set(counts.total(tally));
     }
+    let dead = Gauge::<i64, AtomicI64>::default();
+    dead.set(counts.total(Tally::Failed));
+    registry.register("dlq_size", "Dead letters", dead);
+    queues(api, &counts, registry).await?;
     registry.register(
         "jobs_in_state",
         "Jobs by state; HELD: in a worker's hands (SCHEDULED, ASSIGNED, PROCESSING)",

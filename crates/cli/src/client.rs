@@ -106,6 +106,12 @@ impl Client {
         Problem::Unreachable { url: self.base.clone(), why }
     }
 
+    /// The same for what may take minutes.
+    pub async fn patient_text(&self, request: RequestBuilder) -> Result<String, Problem> {
+        let answer = self.send(request.timeout(Duration::from_secs(330))).await?;
+        answer.text().await.map_err(|e| Problem::Other(format!("the answer did not arrive whole: {e}")))
+    }
+
     /// The answer as it was written: read and written again, a large number would not be the same.
     pub async fn text(&self, request: RequestBuilder) -> Result<String, Problem> {
         let answer = self.send(request.timeout(Duration::from_secs(30))).await?;

@@ -1,8 +1,12 @@
 //! The commands that talk to a server.
 
+mod audit;
 mod client;
 mod enqueue;
 mod jobs;
+mod letters;
+mod limits;
+mod queues;
 mod watch;
 mod webhooks;
 mod worker;
@@ -33,6 +37,23 @@ pub enum Command {
         #[command(subcommand)]
         command: webhooks::Command,
     },
+    /// Look at queues, pause them, change what holds for them
+    Queues {
+        #[command(subcommand)]
+        command: queues::Command,
+    },
+    /// Look at limits and set them
+    Limits {
+        #[command(subcommand)]
+        command: limits::Command,
+    },
+    /// Look at dead letters, retry them, put them away
+    Dlq {
+        #[command(subcommand)]
+        command: letters::Command,
+    },
+    /// Show who did what
+    Audit(audit::Arguments),
     /// Be a worker: run a command for each job of some types
     Worker(worker::Arguments),
 }
@@ -55,6 +76,10 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Jobs { command } => jobs::run(command).await,
         Command::Workers { command } => workers::run(command).await,
         Command::Webhooks { command } => webhooks::run(command).await,
+        Command::Queues { command } => queues::run(command).await,
+        Command::Limits { command } => limits::run(command).await,
+        Command::Dlq { command } => letters::run(command).await,
+        Command::Audit(arguments) => audit::run(arguments).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };
     match result {
@@ -68,6 +93,14 @@ pub async fn run(command: Command) -> ExitCode {
             })
         }
     }
+}
+
+/// An empty table for people.
+fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    table
 }
 
 /// A reader that went away (`faena jobs list | head`) is no error.

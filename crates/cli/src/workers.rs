@@ -59,10 +59,12 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
 }
 
 fn path(id: &str, rest: &str) -> String {
-    format!(
-        "/api/v1/workers/{}{rest}",
-        id.replace('%', "%25").replace('/', "%2F").replace('?', "%3F").replace('#', "%23")
-    )
+    format!("/api/v1/workers/{}{rest}", escaped(id))
+}
+
+/// A name as one segment of a path.
+pub fn escaped(name: &str) -> String {
+    name.replace('%', "%25").replace('/', "%2F").replace('?', "%3F").replace('#', "%23")
 }
 
 async fn drain(one: One, method: Method, what: &str) -> Result<(), Problem> {
@@ -116,7 +118,7 @@ async fn show_list(list: List) -> Result<(), Problem> {
     Ok(())
 }
 
-fn shorten(text: &str, most: usize) -> String {
+pub fn shorten(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         text.to_owned()
     } else {
@@ -124,7 +126,7 @@ fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-fn ago(at: Timestamp) -> String {
+pub fn ago(at: Timestamp) -> String {
     let seconds = Timestamp::now().ms_since(at).max(0) / 1_000;
     match seconds {
         0..=119 => format!("{seconds} s ago"),

@@ -236,6 +236,21 @@ pub struct Step {
     pub run: Run,
 }
 
+/// How one run of a job ended, in the words of `GET /api/v1/dead-letter/:id`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// `None`: it ended without having run.
+    pub run: Option<Run>,
+    /// What the job became.
+    pub status: JobState,
+    pub worker_id: Option<String>,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Timestamp,
+    pub error: Option<String>,
+    pub error_reason: Option<ErrorReason>,
+}
+
 /// A job whole, as `GET /api/v1/jobs/:id` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -274,6 +289,9 @@ pub struct JobView {
     pub progress: Option<Progress>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
+    /// Only of a dead letter.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execution_log: Vec<LogEntry>,
     pub schedule_id: Option<String>,

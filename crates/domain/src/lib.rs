@@ -21,7 +21,7 @@ pub mod worker_state;
 pub use audit::AuditRow;
 pub use event::{Event, EventKind, WorkerEvent};
 pub use ids::{BulkId, JobId, NodeId, Run, WebhookId, WorkerId};
-pub use job::{DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
+pub use job::{Attempt, DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};

@@ -82,6 +82,23 @@ pub struct Bucket {
 }
 
 impl Rate {
+    /// `100/1m`: so many starts per period, which is a number and `ms`, `s`, `m`, `h` or `d`.
+    pub fn parse(text: &str) -> Option<Rate> {
+        let (count, period) = text.split_once('/')?;
+        let period = period.trim();
+        let digits = period.find(|c: char| !c.is_ascii_digit())?;
+        let unit_ms = match &period[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        let period_ms = period[..digits].parse::<u64>().ok()?.checked_mul(unit_ms)?;
+        Some(Rate { count: count.trim().parse().ok()?, period_ms })
+    }
+
     pub fn full(&self, now: Timestamp) -> Bucket {
         Bucket { tokens: f64::from(self.count), at: now }
     }
@@ -250,6 +267,15 @@ mod tests {
         assert_eq!(rate.refilled(Some(empty), at(99)).whole(), 0);
         assert_eq!(rate.refilled(Some(empty), at(100)).whole(), 1);
         assert_eq!(rate.refilled(Some(empty), at(60_000)).whole(), 10, "no more than it holds");
+    }
+
+    #[test]
+    fn a_rate_is_written_as_a_count_and_a_period() {
+        assert_eq!(Rate::parse("100/1m"), Some(Rate { count: 100, period_ms: 60_000 }));
+        assert_eq!(Rate::parse("5 / 500ms"), Some(Rate { count: 5, period_ms: 500 }));
+        for wrong in ["", "100", "100/m", "/1m", "-1/1m", "1/1", "1/1w", "1/99999999999999999999d"] {
+            assert_eq!(Rate::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

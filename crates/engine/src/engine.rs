@@ -19,6 +19,7 @@ use crate::{
     Beats, Bus, EngineConfig, Round,
     address::AddressRule,
     builtin::{self, BuiltIn, HttpCaller, Worker},
+    bulk,
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
     driver::Driver,
@@ -29,6 +30,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
+    throughput::Throughput,
     webhooks::Webhooks,
     workers::{Desk, Turns, Workers, keeper},
 };
@@ -62,6 +64,9 @@ pub struct Engine {
     /// What the guardian has done.
     pub acts: guardian::Acts,
     pub(crate) agenda: guardian::Agenda,
+    pub(crate) bulk: Arc<Notify>,
+    /// How many runs end per minute.
+    pub throughput: Throughput,
     /// Loops that bring in new work end first, those that report last.
     intake: Driver,
     outgoing: Driver,
@@ -84,6 +89,8 @@ const POLL_SQLITE: Duration = Duration::from_secs(30);
 const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
+/// How soon a bulk action is found that another node was asked for.
+const BULK: Duration = Duration::from_secs(5);
 const RECONCILE: Duration = Duration::from_secs(15);
 /// How long a server that stops waits for its webhooks.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
@@ -188,6 +195,8 @@ impl Engine {
             idle,
             drain,
             promote: Arc::new(Notify::new()),
+            bulk: Arc::new(Notify::new()),
+            throughput: Throughput::default(),
             touch: nodes::Touch::default(),
             acts: guardian::Acts::default(),
             agenda: guardian::Agenda::default(),
@@ -239,6 +248,12 @@ impl Engine {
         add(Loop::outgoing("reconciler", RECONCILE, none(), |e, now| async move { reconcile(&e, now).await }));
         if self.config.roles.engine {
             add(Loop::intake("handlers", guard, none(), |e, now| async move { handlers::run_once(&e, now).await }));
+            add(Loop::intake(
+                "bulk",
+                BULK,
+                self.bulk.clone(),
+                |e, now| async move { bulk::run_once(&*e.store, now).await },
+            ));
             add(Loop::intake("retention", Duration::from_secs(60), none(), |e, now| async move {
                 retention::run_once(&*e.store, &e.config.retention, now).await
             }));
@@ -278,8 +293,8 @@ impl Engine {
     }
 
     /// Cancels a job. One that runs is told to stop, and given a moment to do so before the answer.
-    pub async fn cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelAnswer, StoreError> {
-        let state = match self.store.job_cancel(id, reason, now).await? {
+    pub async fn cancel(&self, id: JobId, reason: &str, by: &str, now: Timestamp) -> Result<CancelAnswer, StoreError> {
+        let state = match self.store.job_cancel(id, reason, Some(by), now).await? {
             CancelOutcome::Cancelled => {
                 self.bus.changed(id, JobState::Cancelled, None, now);
                 return Ok(CancelAnswer::Cancelled);
@@ -331,8 +346,14 @@ impl Engine {
     }
 
     /// Asks a worker, wherever it is connected, to take no more jobs, or to take jobs again. `false`: no such worker lives.
-    pub async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<bool, StoreError> {
-        let Some(id) = self.store.worker_drain(key, drain, now).await? else { return Ok(false) };
+    pub async fn worker_drain(
+        &self,
+        key: &str,
+        drain: bool,
+        by: Option<&str>,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let Some(id) = self.store.worker_drain(key, drain, by, now).await? else { return Ok(false) };
         self.workers.drain(id, drain, now);
         if !drain {
             // Jobs may have waited for it.

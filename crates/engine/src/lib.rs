@@ -5,6 +5,7 @@
 
 mod config;
 mod beats;
+pub mod bulk;
 mod driver;
 mod bus;
 pub mod breaker;
@@ -23,6 +24,7 @@ pub mod guardian;
 mod handlers;
 mod pool;
 mod poller;
+pub mod throughput;
 pub mod address;
 mod builtin;
 mod why;

@@ -22,5 +22,8 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         engine.agenda.look_for_orphans();
         engine.workers.watch.notify_one();
     }
+    if engine.throughput.is_due(now) {
+        engine.throughput.add(&engine.store.counts().await?, now);
+    }
     Ok(Round::done(0))
 }

@@ -249,7 +249,12 @@ async fn ahead(engine: &Engine, job: &JobView, standing: &Standing, now: Timesta
     let jobs = standing.ahead;
     let exact = jobs < Standing::MOST_AHEAD;
     let many = if exact { jobs.to_string() } else { format!("{jobs} or more") };
-    let per_minute: f64 = 0.0;
+    let lanes = engine.store.lanes().await?;
+    let lanes: Vec<LaneId> = lanes.iter().filter(|lane| lane.queue == job.queue).map(|lane| lane.id).collect();
+    if engine.throughput.is_due(now) {
+        engine.throughput.add(&engine.store.counts().await?, now);
+    }
+    let per_minute = engine.throughput.per_minute(&lanes, now).unwrap_or(0.0);
     let estimate_ms = (per_minute > 0.0).then(|| (jobs as f64 * 60_000.0 / per_minute).ceil() as i64);
     let at = estimate_ms.map(|wait_ms| now.plus_ms(wait_ms));
     let guess = match at {

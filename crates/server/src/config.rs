@@ -262,6 +262,13 @@ pub const KEYS: &[Key] = &[
     key("retention.cancelled", "FAENA_RETENTION_CANCELLED", Kind::Duration, "7d", "How long cancelled jobs are kept."),
     key("retention.failed", "FAENA_RETENTION_FAILED", Kind::Duration, "30d", "How long failed jobs are kept."),
     key(
+        "retention.audit",
+        "FAENA_RETENTION_AUDIT",
+        Kind::Duration,
+        "365d",
+        "How long the audit log tells what people did.",
+    ),
+    key(
         "limits.concurrency",
         "FAENA_LIMITS_CONCURRENCY",
         Kind::Limit { max: 1_000_000 },
@@ -470,6 +477,7 @@ impl Config {
                 completed_ms: self.duration_ms("retention.completed"),
                 cancelled_ms: self.duration_ms("retention.cancelled"),
                 failed_ms: self.duration_ms("retention.failed"),
+                audit_ms: self.duration_ms("retention.audit"),
             },
             allowed_networks: self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect(),
             webhooks: WebhookConfig {

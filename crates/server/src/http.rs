@@ -1,5 +1,7 @@
 //! The HTTP server around a router.
 
+use std::net::SocketAddr;
+
 use axum::{Router, serve::ListenerExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -10,7 +12,9 @@ pub async fn serve(listener: TcpListener, router: Router, closing: CancellationT
         // Answers are small and leave at once.
         let _ = stream.set_nodelay(true);
     });
-    let served = axum::serve(listener, router).with_graceful_shutdown(async move { closing.cancelled().await }).await;
+    let served = axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(async move { closing.cancelled().await })
+        .await;
     if let Err(error) = served {
         tracing::error!(%error, "the HTTP server ended");
     }

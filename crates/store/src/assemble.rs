@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, RetryOn, Run, Step, Timestamp,
+    Attempt, ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, RetryOn, Run, Step, Timestamp,
 };
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -174,6 +174,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         error_reason: last_attempt.and_then(|attempt| attempt.reason.as_deref().and_then(ErrorReason::parse)),
         progress: None,
         steps,
+        attempts: Vec::new(),
         execution_log: Vec::new(),
         schedule_id: options.schedule_id,
         worker_id: None,
@@ -269,6 +270,21 @@ fn say_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], ho
         };
         entry.details = said.unwrap_or_default();
     }
+}
+
+/// How the runs of a job ended, as they are shown.
+pub fn attempts(rows: Vec<FinishedRow>, holders: &Holders) -> Vec<Attempt> {
+    rows.into_iter()
+        .map(|row| Attempt {
+            run: (row.run > 0).then_some(row.run),
+            status: row.state,
+            worker_id: row.worker.map(|worker| worker_name(worker, holders)),
+            started_at: row.started_at,
+            finished_at: row.finished_at,
+            error: row.error,
+            error_reason: row.reason.as_deref().and_then(ErrorReason::parse),
+        })
+        .collect()
 }
 
 /// What a worker calls itself; its life's id where that is forgotten.

@@ -5,6 +5,8 @@
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
 mod assemble;
+mod audit;
+mod bulk;
 mod deal;
 mod error;
 mod fate;
@@ -30,17 +32,18 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
-    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
 pub use types::{
-    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured, Counts, Due, Filter, HeldJob,
-    JobPage, JobPatch, Leave, Limited, NodeInfo, NoteKind, Outcome, Owner, OwnerStanding, Page, Patience, Poll,
-    QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal, Standing, StoreOptions, StoredLimit, Submitted, Swept,
-    Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
+    Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,
+    Outcome, Owner, OwnerStanding, Page, Patience, Poll, QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal,
+    Standing, StoreOptions, StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost,
+    WorkerNews, WorkerStanding,
 };
 pub use webhooks::{
     Delivery, LOST_FORGIVEN, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken, without_query,
@@ -75,17 +78,20 @@ pub trait Store: Send + Sync + 'static {
     /// job; an end of a run that does not, changes nothing. The same end (of the same time) may be told again and counts once.
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>>;
 
+    // What people do. `by`: who; it goes to the audit log in the transaction of the act. `None`: the system, or a bulk action, which
+    // has an entry of its own.
+
     /// Cancels what nobody runs at once; asks for it where a worker has the job.
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome>;
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
 
     /// Gives a failed or cancelled job new tries, under its own id.
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()>;
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Changes a job that has not started.
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()>;
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Removes a job that nobody runs, with all that belongs to it.
-    async fn job_delete(&self, id: JobId) -> Result<()>;
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, those that wait for parents are
     /// looked at again.
@@ -94,7 +100,7 @@ pub trait Store: Send + Sync + 'static {
     /// Fails up to `limit` jobs that are past their expiry and in nobody's hands. One that is may finish.
     async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due>;
 
-    /// Removes up to `limit` finished jobs that are older than their retention; PostgreSQL also makes the partitions of the
+    /// Removes up to `limit` finished jobs that are older than their retention, and some old entries of the audit log; PostgreSQL also makes the partitions of the
     /// coming days and drops the empty ones.
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;
 
@@ -106,6 +112,43 @@ pub trait Store: Send + Sync + 'static {
 
     /// Jobs that match, newest first, without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
+
+    /// The ids of up to `limit` jobs that match, newer than `after` and not newer than `upto`, the oldest first.
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found>;
+
+    /// How each run of a job ended, the first one first.
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>>;
+
+    /// Gives a failed job new tries; one in another state is not touched.
+    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Removes a failed job; one in another state is not touched.
+    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// What the dead letters have in common; how many there are, the counters know.
+    async fn letter_stats(&self) -> Result<LetterStats>;
+
+    /// Keeps an action on many jobs, to be done step by step from `due_at` on. With its entry in the audit log, if it takes its time.
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
+
+    /// The bulk action that is due first, be it later than now.
+    async fn bulk_due(&self) -> Result<Option<Bulk>>;
+
+    /// Acts on the next few jobs, those that are still in the states that are meant, and notes how far it has come, in one
+    /// transaction: no job has its turn twice, whoever dies when. The last step goes to the audit log. `false`: it has come
+    /// further since it was read, or is over; nothing was done.
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool>;
+
+    /// Ends it early. `false`: it was over, or there is none.
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool>;
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>>;
+
+    /// The latest bulk actions, the latest first.
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>>;
+
+    /// Since when the first ready job of each lane has been ready; lanes without one are left out.
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>>;
 
     /// How many jobs stand where, per lane.
     async fn counts(&self) -> Result<Counts>;
@@ -137,7 +180,7 @@ pub trait Store: Send + Sync + 'static {
     async fn worker_news(&self, news: Vec<WorkerNews>, now: Timestamp) -> Result<Vec<WorkerStanding>>;
 
     /// Asks a living worker, wherever it is connected, to take no more jobs, or to take jobs again. `None`: no such worker lives.
-    async fn worker_drain(&self, key: &str, drain: bool, now: Timestamp) -> Result<Option<WorkerId>>;
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
 
     /// Ends a worker's life and frees the jobs in its hands, in one transaction. `None`: it has ended before, or connected anew.
     async fn worker_end(&self, id: WorkerId, session: i64, end: WorkerEnd, now: Timestamp)

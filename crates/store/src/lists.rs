@@ -3,11 +3,11 @@
 //! Every place where a job can stand keeps its ids in order per lane, so a page is the newest few of each lane and place, put
 //! together; the cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
-use faena_domain::{Fault, JobId, JobOptions, JobState};
+use faena_domain::{ErrorReason, Fault, JobId, JobOptions, JobState};
 use uuid::Uuid;
 
 use crate::{
-    Counts, Filter, Lane, LaneId, Page, Result, StoreError, Tally,
+    Counts, Filter, Lane, LaneId, LetterStats, Page, Result, StoreError, Tally,
     plan::LabelKind,
     types::{CANCELLED, FAILED, PENDING, RETRYING},
 };
@@ -23,6 +23,8 @@ pub enum Source {
         value: String,
     },
     Correlation(String),
+    /// The newest (or oldest) failed jobs of each lane, looked through for what they say.
+    Letters(Vec<LaneId>),
 }
 
 pub struct Ask {
@@ -41,6 +43,78 @@ pub struct Ask {
     found: Vec<LaneId>,
     offset: usize,
     limit: usize,
+    direction: Direction,
+}
+
+/// Which end of the ids comes first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Down,
+    Up,
+}
+
+/// How much of an error is searched: what people write there is short, what programs write there may not be.
+pub const SEARCHED: usize = 2_000;
+
+/// What a search through one lane found.
+#[derive(Default)]
+pub struct Scan {
+    pub seen: usize,
+    /// The last one that was looked at.
+    pub last: Option<JobId>,
+    pub ids: Vec<JobId>,
+}
+
+impl Scan {
+    pub fn saw(&mut self, id: JobId, fits: bool) {
+        self.seen += 1;
+        self.last = Some(id);
+        if fits {
+            self.ids.push(id);
+        }
+    }
+}
+
+/// How many failed jobs of each lane are looked at in one search.
+pub fn per_lane(lanes: usize) -> usize {
+    (20 * COUNT_LIMIT / lanes.max(1)).clamp(100, COUNT_LIMIT)
+}
+
+/// The lanes that have failed jobs.
+pub fn failing(counts: &Counts) -> Vec<LaneId> {
+    let failed = counts.by_lane.iter().filter(|((_, tally), n)| *tally == Tally::Failed && **n > 0);
+    failed.map(|((lane, _), _)| *lane).collect()
+}
+
+/// Those of these lanes that have failed jobs.
+pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
+    let has = |lane: &LaneId| counts.by_lane.get(&(*lane, Tally::Failed)).is_some_and(|n| *n > 0);
+    lanes.iter().copied().filter(has).collect()
+}
+
+impl LetterStats {
+    /// Takes in the newest letters of each lane, with their reasons.
+    pub fn tell(&mut self, mut letters: Vec<(JobId, String)>) {
+        letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
+        letters.truncate(COUNT_LIMIT);
+        self.newest = letters.first().map(|(id, _)| *id);
+        self.looked_at = letters.len() as u64;
+        for (_, reason) in letters {
+            *self.by_reason.entry(reason).or_default() += 1;
+        }
+    }
+}
+
+/// Failed jobs that say what is searched for.
+pub struct Letters {
+    pub ids: Vec<JobId>,
+    /// Where the search ended, if not with the last job.
+    pub end: Option<JobId>,
+}
+
+/// The first id after this one.
+fn following(id: JobId) -> JobId {
+    JobId(Uuid::from_u128(id.0.as_u128().saturating_add(1)))
 }
 
 /// What a job's own row says, as far as filters ask for it.
@@ -67,7 +141,13 @@ impl Ask {
             })
         };
         let found: Vec<LaneId> = matching.iter().filter(named).map(|lane| lane.id).collect();
-        let source = if let Some(value) = &filter.tag {
+        let source = if filter.error.is_some() || filter.reason.is_some() {
+            if filter.states != [JobState::Failed] {
+                let path = if filter.error.is_some() { "error" } else { "reason" };
+                return Err(StoreError::Invalid(vec![Fault::new(path, "is only for failed jobs")]));
+            }
+            Source::Letters(matching.iter().map(|lane| lane.id).collect())
+        } else if let Some(value) = &filter.tag {
             Source::Label { kind: LabelKind::Tag, value: value.clone() }
         } else if let Some(value) = &filter.schedule_id {
             Source::Label { kind: LabelKind::Schedule, value: value.clone() }
@@ -78,9 +158,13 @@ impl Ask {
         };
         let upper = filter.created_before.map_or(JobId(Uuid::max()), |at| JobId::first_at_ms(at.as_ms()));
         let from = filter.created_after.map_or(JobId(Uuid::nil()), |at| JobId::first_at_ms(at.as_ms()));
-        let (offset, limit, before) = match page {
-            Page::Offset { offset, limit } => (offset, limit, upper),
-            Page::After { id, limit } => (0, limit, id.map_or(upper, |id| id.min(upper))),
+        let (offset, limit, before, from, direction) = match page {
+            Page::Offset { offset, limit } => (offset, limit, upper, from, Direction::Down),
+            Page::After { id, limit } => (0, limit, id.map_or(upper, |id| id.min(upper)), from, Direction::Down),
+            Page::Upward { after, upto, limit } => {
+                let from = after.map_or(from, |id| from.max(following(id)));
+                (0, limit, upper.min(following(upto)), from, Direction::Up)
+            }
         };
         let wanted = offset.saturating_add(limit);
         if wanted > COUNT_LIMIT {
@@ -90,7 +174,7 @@ impl Ask {
             )]));
         }
         let lanes = matching.iter().map(|lane| lane.id).collect();
-        Ok(Ask { source, before, upper, from, wanted, filter: filter.clone(), lanes, found, offset, limit })
+        Ok(Ask { source, before, upper, from, wanted, filter: filter.clone(), lanes, found, offset, limit, direction })
     }
 
     /// The text that may be a whole key, id or correlation id, when the ids come from the lanes.
@@ -156,19 +240,70 @@ impl Ask {
         Some(u64::try_from(total).unwrap_or(0))
     }
 
-    /// Newest first, without what comes before the page.
+    /// In order, without what comes before the page.
     pub fn cut_sorted(&self, mut ids: Vec<JobId>) -> Vec<JobId> {
-        ids.sort_unstable_by(|a, b| b.cmp(a));
-        ids.dedup();
+        self.sort(&mut ids);
         self.cut(ids)
+    }
+
+    pub fn sort(&self, ids: &mut Vec<JobId>) {
+        match self.direction {
+            Direction::Down => ids.sort_unstable_by(|a, b| b.cmp(a)),
+            Direction::Up => ids.sort_unstable(),
+        }
+        ids.dedup();
+    }
+
+    /// How SQL says in which order the ids come.
+    pub fn order(&self) -> &'static str {
+        match self.direction {
+            Direction::Down => "DESC",
+            Direction::Up => "ASC",
+        }
+    }
+
+    /// Whether a failed job says what is searched for.
+    pub fn fits(&self, error: Option<&str>, reason: Option<&str>) -> bool {
+        let needle = self.filter.error.as_ref().map(|text| text.to_lowercase());
+        needle.is_none_or(|needle| error.is_some_and(|error| error.to_lowercase().contains(&needle)))
+            && self.filter.reason.is_none_or(|wanted| reason == Some(wanted.as_str()))
+    }
+
+    /// What a failed job shall say: part of its error, its reason.
+    pub fn said(&self) -> (Option<&str>, Option<&'static str>) {
+        (self.filter.error.as_deref(), self.filter.reason.map(ErrorReason::as_str))
+    }
+
+    /// Puts the searches of all lanes together. Behind the place where the first of them stopped early, nothing is certain.
+    pub fn letters(&self, scans: Vec<Scan>, per_lane: usize) -> Letters {
+        let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
+        let end = match self.direction {
+            Direction::Down => stopped.max(),
+            Direction::Up => stopped.min(),
+        };
+        let is_certain = |id: &JobId| match (end, self.direction) {
+            (None, _) => true,
+            (Some(end), Direction::Down) => *id >= end,
+            (Some(end), Direction::Up) => *id <= end,
+        };
+        let mut ids: Vec<JobId> = scans.into_iter().flat_map(|scan| scan.ids).filter(is_certain).collect();
+        self.sort(&mut ids);
+        Letters { ids, end }
+    }
+
+    /// Whether more is asked of a failed job than what it says and where it stood.
+    pub fn asks_for_more(&self) -> bool {
+        let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
+        [tag, schedule_id, correlation_id, q].into_iter().any(Option::is_some)
     }
 
     pub fn cut(&self, ids: Vec<JobId>) -> Vec<JobId> {
         ids.into_iter().skip(self.offset).take(self.limit).collect()
     }
 
-    pub fn next(&self, page: &[JobId]) -> Option<JobId> {
-        if page.len() == self.limit { page.last().copied() } else { None }
+    /// From where to go on. `window`: where the search ended, if not with the last job.
+    pub fn next(&self, page: &[JobId], window: Option<JobId>) -> Option<JobId> {
+        if page.len() == self.limit { page.last().copied() } else { window }
     }
 
     /// Whether a job has everything that is asked for.

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use faena_domain::{
-    Ability, Bucket, ErrorReason, Fairness, JobId, JobOptions, JobState, JobView, Limit, NodeId, Pause, Priority,
-    Progress, QueueRule, Rate, Run, Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState,
+    Ability, Bucket, BulkId, ErrorReason, Fairness, JobId, JobOptions, JobState, JobView, Limit, NodeId, Pause,
+    Priority, Progress, QueueRule, Rate, Run, Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::LaneId;
 
@@ -379,6 +381,8 @@ pub struct Retention {
     pub completed_ms: i64,
     pub cancelled_ms: i64,
     pub failed_ms: i64,
+    /// Entries of the audit log, and bulk actions that are over.
+    pub audit_ms: i64,
 }
 
 impl Retention {
@@ -391,14 +395,18 @@ impl Retention {
 impl Default for Retention {
     fn default() -> Self {
         const DAY_MS: i64 = 24 * 3_600_000;
-        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS }
+        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS, audit_ms: 365 * DAY_MS }
     }
 }
 
-#[derive(Clone, Debug, Default)]
+/// As it is stored with a bulk action, it has the names that the API gives it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Filter {
+    #[serde(rename = "status")]
     pub states: Vec<JobState>,
     pub priority: Option<Priority>,
+    #[serde(rename = "type")]
     pub kind: Option<String>,
     pub queue: Option<String>,
     pub tag: Option<String>,
@@ -408,6 +416,10 @@ pub struct Filter {
     pub created_before: Option<Timestamp>,
     /// Part of a type or queue name, or exactly an id, a correlation id, a unique or idempotency key.
     pub q: Option<String>,
+    /// Part of the error that a failed job ended with, in any case. Only together with the state FAILED.
+    pub error: Option<String>,
+    /// Why a failed job ended. Only together with the state FAILED.
+    pub reason: Option<ErrorReason>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -421,14 +433,119 @@ pub enum Page {
         id: Option<JobId>,
         limit: usize,
     },
+    /// The other way round: the jobs after (newer than) this one, up to another, the oldest first. Nothing is counted.
+    Upward {
+        after: Option<JobId>,
+        upto: JobId,
+        limit: usize,
+    },
 }
 
 impl Page {
     pub fn limit(&self) -> usize {
         match *self {
-            Page::Offset { limit, .. } | Page::After { limit, .. } => limit,
+            Page::Offset { limit, .. } | Page::After { limit, .. } | Page::Upward { limit, .. } => limit,
         }
     }
+}
+
+/// The ids of jobs that match, the oldest first.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Found {
+    pub ids: Vec<JobId>,
+    /// From where to go on; `None`: these were the last.
+    pub next: Option<JobId>,
+}
+
+/// What the dead letters have in common.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct LetterStats {
+    /// Of the newest ones: how many failed for which reason, and how many were looked at.
+    pub by_reason: BTreeMap<String, u64>,
+    pub looked_at: u64,
+    /// By their creation.
+    pub oldest: Option<JobId>,
+    pub newest: Option<JobId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BulkAction {
+    Cancel,
+    Retry,
+    Delete,
+}
+
+impl BulkAction {
+    pub const ALL: [BulkAction; 3] = [BulkAction::Cancel, BulkAction::Retry, BulkAction::Delete];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            BulkAction::Cancel => "cancel",
+            BulkAction::Retry => "retry",
+            BulkAction::Delete => "delete",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<BulkAction> {
+        BulkAction::ALL.into_iter().find(|action| action.as_str() == text)
+    }
+
+    /// Whether it makes sense for a job in this state.
+    pub fn fits(self, state: JobState) -> bool {
+        match self {
+            BulkAction::Cancel => !state.is_terminal(),
+            BulkAction::Retry => state.can_transition_to(JobState::Pending),
+            BulkAction::Delete => !state.is_held(),
+        }
+    }
+}
+
+/// One action on every job that a filter finds, as somebody asks for it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NewBulk {
+    pub id: BulkId,
+    pub action: BulkAction,
+    /// Names the states in which the action fits.
+    pub filter: Filter,
+    pub actor: String,
+    /// `None`: as fast as it goes.
+    pub per_second: Option<u32>,
+    /// The newest job that is meant.
+    pub upto: JobId,
+    pub matched: u64,
+}
+
+/// How far it has come.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bulk {
+    pub id: BulkId,
+    pub action: BulkAction,
+    pub filter: Filter,
+    pub actor: String,
+    pub per_second: Option<u32>,
+    pub created_at: Timestamp,
+    pub upto: JobId,
+    /// Every job up to this one has had its turn.
+    pub last: Option<JobId>,
+    pub matched: u64,
+    pub done: u64,
+    /// Had moved on before their turn came.
+    pub skipped: u64,
+    /// When it goes on.
+    pub due_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    pub error: Option<String>,
+}
+
+/// The next few jobs of a bulk action, all or none of them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BulkStep {
+    /// As it was read: if it has come further since, nothing is done.
+    pub bulk: Bulk,
+    pub ids: Vec<JobId>,
+    pub last: Option<JobId>,
+    /// `None`: that was all.
+    pub due_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     Api, ApiError,
+    frame::actor,
     rest::{
         events::follow,
         jobs::{parse_id, submit_batch, submit_one},
@@ -72,8 +73,12 @@ impl JobService for Jobs {
 
     async fn cancel(&self, request: Request<JobRequest>) -> Answer<ChangedResponse> {
         let id = parse_id(&request.into_inner().id)?;
-        let answer =
-            self.0.engine.cancel(id, "cancelled by request", Timestamp::now()).await.map_err(ApiError::from)?;
+        let answer = self
+            .0
+            .engine
+            .cancel(id, "cancelled by request", &actor(), Timestamp::now())
+            .await
+            .map_err(ApiError::from)?;
         let (state, cancel_requested) = match answer {
             CancelAnswer::Cancelled => (JobState::Cancelled, false),
             CancelAnswer::Asked { state } => (state, true),
@@ -84,7 +89,7 @@ impl JobService for Jobs {
     async fn retry(&self, request: Request<JobRequest>) -> Answer<ChangedResponse> {
         let id = parse_id(&request.into_inner().id)?;
         let now = Timestamp::now();
-        self.0.engine.store.job_retry(id, now).await.map_err(ApiError::from)?;
+        self.0.engine.store.job_retry(id, Some(&actor()), now).await.map_err(ApiError::from)?;
         self.0.engine.bus.changed(id, JobState::Pending, None, now);
         let status = JobState::Pending.to_string();
         Ok(Response::new(ChangedResponse { id: id.to_string(), status, cancel_requested: false }))
@@ -92,7 +97,7 @@ impl JobService for Jobs {
 
     async fn delete(&self, request: Request<JobRequest>) -> Answer<DeleteJobResponse> {
         let id = parse_id(&request.into_inner().id)?;
-        self.0.engine.store.job_delete(id).await.map_err(ApiError::from)?;
+        self.0.engine.store.job_delete(id, Some(&actor()), Timestamp::now()).await.map_err(ApiError::from)?;
         Ok(Response::new(DeleteJobResponse {}))
     }
 

@@ -1,154 +1,217 @@
-//! `POST /jobs/bulk/{cancel,retry,delete}`: one action on every job that a filter finds.
+//! One action on every job that a filter finds: `POST /jobs/bulk/…`, `POST /dead-letter/bulk/…`, and `/bulk`, where they are kept.
+//!
+//! Without a rate it is done before the answer; with one, the loop of any node does it (`engine/bulk.rs`).
 
-use axum::{Json, body::Body, extract::State};
-use faena_domain::{Fault, JobId, JobState, Timestamp};
-use faena_store::{Filter, Page, StoreError};
-use futures_util::StreamExt;
-use serde::Serialize;
+use std::time::Duration;
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use faena_domain::{BulkId, Fault, JobState, Timestamp};
+use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
+use faena_wire::{BulkAnswer, BulkExample, BulkList, BulkView};
 use serde_json::Value;
 
 use super::{
     jobs::{Answer, Segment, read_body},
-    list::set_filter,
+    letters::set_letter_filter,
+    list::{form_pairs, set_filter},
 };
-use crate::{Api, ApiError, fields::body_object};
+use crate::{Api, ApiError, fields::body_object, frame::actor};
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct BulkAnswer {
+/// Jobs that a dry run shows.
+const SAMPLE: usize = 10;
+/// How long an answer waits for an action without a rate; after that the action goes on without the caller.
+const PATIENCE: Duration = Duration::from_secs(300);
+const FASTEST: u64 = 10_000;
+
+pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Response> {
+    let action = BulkAction::parse(&action).ok_or_else(|| {
+        ApiError::not_found(format!("there is no bulk action {action}; cancel, retry and delete are"))
+    })?;
+    let ask = read_ask(&api, &read_body(&api, body).await?, set_filter)?;
+    let fitting = JobState::ALL.into_iter().filter(|state| action.fits(*state)).collect();
+    bulk(api, action, ask, fitting).await
+}
+
+pub async fn letters(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Response> {
+    let known = BulkAction::parse(&action).filter(|action| *action != BulkAction::Cancel);
+    let action = known.ok_or_else(|| {
+        ApiError::not_found(format!("there is no bulk action {action} for dead letters; retry and delete are"))
+    })?;
+    let ask = read_ask(&api, &read_body(&api, body).await?, set_letter_filter)?;
+    bulk(api, action, ask, vec![JobState::Failed]).await
+}
+
+struct Ask {
+    filter: Filter,
+    all: bool,
     dry_run: bool,
-    /// Jobs that the filter finds and the action fits.
-    matched: u64,
-    /// Jobs on which the action was done.
-    done: u64,
-    /// Jobs that had moved on before the action reached them.
-    skipped: u64,
-    sample: Vec<JobId>,
+    per_second: Option<u32>,
 }
 
-#[derive(Clone, Copy)]
-enum Action {
-    Cancel,
-    Retry,
-    Delete,
-}
-
-impl Action {
-    /// The states in which the action makes sense.
-    fn states(self) -> Vec<JobState> {
-        JobState::ALL
-            .into_iter()
-            .filter(|state| match self {
-                Action::Cancel => !state.is_terminal(),
-                Action::Retry => state.can_transition_to(JobState::Pending),
-                Action::Delete => !state.is_held(),
-            })
-            .collect()
-    }
-}
-
-pub async fn bulk(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Json<BulkAnswer>> {
-    let action = match action.as_str() {
-        "cancel" => Action::Cancel,
-        "retry" => Action::Retry,
-        "delete" => Action::Delete,
-        other => {
-            return Err(ApiError::not_found(format!("there is no bulk action {other}; cancel, retry and delete are")));
+async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) -> Answer<Response> {
+    let mut filter = ask.filter;
+    if !filter.states.is_empty() {
+        filter.states.retain(|state| fitting.contains(state));
+        if filter.states.is_empty() {
+            return Ok(Json(BulkAnswer { dry_run: ask.dry_run, ..nothing() }).into_response());
         }
-    };
-    let body = read_body(&api, body).await?;
-    let (mut filter, dry_run) = read_ask(&api, &body)?;
-    let fitting = action.states();
-    filter.states = match filter.states.is_empty() {
-        true => fitting,
-        false => filter.states.into_iter().filter(|state| fitting.contains(state)).collect(),
-    };
-    if filter.states.is_empty() {
-        return Ok(Json(BulkAnswer { dry_run, matched: 0, done: 0, skipped: 0, sample: Vec::new() }));
     }
-    let first = api.engine.store.job_list(&filter, Page::After { id: None, limit: 100 }).await?;
-    let answer = BulkAnswer {
-        dry_run,
+    let narrow = filter != Filter { states: filter.states.clone(), ..Filter::default() };
+    let every_state = filter.states.is_empty() || fitting.iter().all(|state| filter.states.contains(state));
+    if every_state && !narrow && !ask.all {
+        let message = "would match every job; say \"all\": true if that is meant";
+        return Err(ApiError::invalid(vec![Fault::new("filter", message)]));
+    }
+    if filter.states.is_empty() {
+        filter.states = fitting;
+    }
+    let first = api.engine.store.job_list(&filter, Page::After { id: None, limit: SAMPLE }).await?;
+    let mut answer = BulkAnswer {
+        dry_run: ask.dry_run,
         matched: first.total,
-        done: 0,
-        skipped: 0,
-        sample: first.jobs.iter().take(10).map(|job| job.id).collect(),
+        matched_is_exact: first.total_is_exact,
+        per_second: ask.per_second,
+        sample: first.jobs.iter().map(|job| job.id).collect(),
+        examples: first.jobs.into_iter().map(example).collect(),
+        ..nothing()
     };
-    if dry_run {
-        return Ok(Json(answer));
+    let newest = match answer.sample.first() {
+        Some(newest) if !ask.dry_run => *newest,
+        _ => return Ok(Json(answer).into_response()),
+    };
+    let (id, now) = (BulkId::new(), Timestamp::now());
+    let new = NewBulk {
+        id,
+        action,
+        filter,
+        actor: actor(),
+        per_second: ask.per_second,
+        upto: newest,
+        matched: answer.matched,
+    };
+    answer.id = Some(id);
+    if ask.per_second.is_some() {
+        api.engine.bulk_begin(new, now).await?;
+        return Ok(accepted(answer));
     }
     // In a task of its own: a caller that goes away does not leave the work half done.
-    let work = tokio::spawn(async move { act_on_all(&api, action, &filter, answer).await });
-    let answer = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
-    Ok(Json(answer))
+    let work = tokio::spawn(async move { api.engine.bulk_run(new, PATIENCE, now).await });
+    let bulk = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
+    answer.done = bulk.done;
+    answer.skipped = bulk.skipped;
+    Ok(if bulk.finished_at.is_some() { Json(answer).into_response() } else { accepted(answer) })
 }
 
-/// So many at once share a commit.
-const AT_ONCE: usize = 64;
-/// The most jobs that one request acts on; `matched` tells that there are more.
-const MOST: usize = 100_000;
-
-async fn act_on_all(
-    api: &Api,
-    action: Action,
-    filter: &Filter,
-    mut answer: BulkAnswer,
-) -> Result<BulkAnswer, StoreError> {
-    let mut ids = Vec::new();
-    let mut cursor = None;
-    while ids.len() < MOST {
-        let page = api.engine.store.job_list(filter, Page::After { id: cursor, limit: 100 }).await?;
-        ids.extend(page.jobs.iter().map(|job| job.id));
-        match page.next {
-            Some(next) => cursor = Some(next),
-            None => break,
-        }
-    }
-    // Parents before their children: a retried child waits for a parent that was retried before it.
-    ids.sort_unstable();
-    let width = if matches!(action, Action::Retry) { 1 } else { AT_ONCE };
-    let mut results =
-        futures_util::stream::iter(ids).map(async |id| act(api, action, id).await).buffer_unordered(width);
-    while let Some(result) = results.next().await {
-        match result {
-            Ok(()) => answer.done += 1,
-            Err(StoreError::NotFound(_) | StoreError::InvalidTransition { .. } | StoreError::Conflict { .. }) => {
-                answer.skipped += 1;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(answer)
+fn accepted(answer: BulkAnswer) -> Response {
+    let location = answer.id.map(|id| format!("/api/v1/bulk/{id}")).unwrap_or_default();
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response()
 }
 
-async fn act(api: &Api, action: Action, id: JobId) -> Result<(), StoreError> {
-    let store = &api.engine.store;
-    match action {
-        // Asked, not waited for: a worker may take its time to stop.
-        Action::Cancel => store.job_cancel(id, "cancelled by request", Timestamp::now()).await.map(|_| ()),
-        Action::Retry => store.job_retry(id, Timestamp::now()).await,
-        Action::Delete => store.job_delete(id).await,
+fn nothing() -> BulkAnswer {
+    BulkAnswer {
+        id: None,
+        dry_run: false,
+        matched: 0,
+        matched_is_exact: true,
+        done: 0,
+        skipped: 0,
+        per_second: None,
+        sample: Vec::new(),
+        examples: Vec::new(),
     }
 }
 
-fn read_ask(api: &Api, body: &[u8]) -> Answer<(Filter, bool)> {
+fn example(job: faena_domain::JobView) -> BulkExample {
+    BulkExample { id: job.id, kind: job.kind, queue: job.queue, status: job.status, error: job.error }
+}
+
+type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
+
+fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> Answer<Ask> {
     let mut fields = body_object(body, api.body_bytes)?;
     let dry_run = fields.take::<bool>("dryRun", "true or false").unwrap_or(false);
     let all = fields.take::<bool>("all", "true or false").unwrap_or(false);
     let wanted: serde_json::Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();
+    let per_second = match fields.number("perSecond") {
+        Some(n) if !(1..=FASTEST).contains(&n) => {
+            fields.fault("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
+            None
+        }
+        other => other.and_then(|n| u32::try_from(n).ok()),
+    };
     let mut faults = fields.finish();
     let mut filter = Filter::default();
     for (name, value) in &wanted {
         let set = match value {
-            Value::String(text) => set_filter(&mut filter, name, text.clone()),
+            Value::String(text) => set(&mut filter, name, text.clone()),
             _ => Err("must be a string".into()),
         };
         if let Err(message) = set {
             faults.push(Fault::new(format!("filter.{name}"), message));
         }
     }
-    if wanted.is_empty() && !all && faults.is_empty() {
-        faults.push(Fault::new("filter", "would match every job; say \"all\": true if that is meant"));
+    if faults.is_empty() { Ok(Ask { filter, all, dry_run, per_second }) } else { Err(ApiError::invalid(faults)) }
+}
+
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<Json<BulkList>> {
+    let mut limit = 20;
+    let mut faults = Vec::new();
+    for (name, value) in form_pairs(query.as_deref().unwrap_or("")) {
+        match (name.as_str(), value.parse()) {
+            ("limit", Ok(number @ 1..=100)) => limit = number,
+            ("limit", _) => faults.push(Fault::new(name, "must be a number from 1 to 100")),
+            _ => faults.push(Fault::new(name, "is not a known parameter")),
+        }
     }
-    if faults.is_empty() { Ok((filter, dry_run)) } else { Err(ApiError::invalid(faults)) }
+    if !faults.is_empty() {
+        return Err(ApiError::invalid(faults));
+    }
+    let found = api.engine.store.bulk_list(limit).await?;
+    Ok(Json(BulkList { actions: found.into_iter().map(view).collect() }))
+}
+
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<BulkView>> {
+    Ok(Json(view(find(&api, &id).await?)))
+}
+
+pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<BulkView>> {
+    let bulk = find(&api, &id).await?;
+    if !api.engine.store.bulk_stop(bulk.id, &actor(), Timestamp::now()).await? {
+        return Err(ApiError {
+            status: StatusCode::CONFLICT,
+            code: "INVALID_TRANSITION",
+            message: format!("bulk action {} is over", bulk.id),
+            details: Vec::new(),
+        });
+    }
+    Ok(Json(view(find(&api, &id).await?)))
+}
+
+async fn find(api: &Api, id: &str) -> Answer<Bulk> {
+    let id: BulkId = id.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))?;
+    let bulk = api.engine.store.bulk_get(id).await?;
+    bulk.ok_or_else(|| ApiError::not_found(format!("there is no bulk action {id}")))
+}
+
+fn view(bulk: Bulk) -> BulkView {
+    BulkView {
+        id: bulk.id,
+        action: bulk.action.as_str().into(),
+        filter: bulk.filter.shown(),
+        actor: bulk.actor,
+        per_second: bulk.per_second,
+        created_at: bulk.created_at,
+        matched: bulk.matched,
+        done: bulk.done,
+        skipped: bulk.skipped,
+        due_at: bulk.due_at,
+        finished_at: bulk.finished_at,
+        error: bulk.error,
+    }
 }

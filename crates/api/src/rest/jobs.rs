@@ -184,13 +184,13 @@ pub async fn why(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Wh
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {
-    api.engine.store.job_delete(parse_id(&id)?).await?;
+    api.engine.store.job_delete(parse_id(&id)?, Some(&frame::actor()), Timestamp::now()).await?;
     Ok(Json(Success { success: true }))
 }
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Response> {
     let id = parse_id(&id)?;
-    let answer = api.engine.cancel(id, "cancelled by request", Timestamp::now()).await?;
+    let answer = api.engine.cancel(id, "cancelled by request", &frame::actor(), Timestamp::now()).await?;
     Ok(match answer {
         CancelAnswer::Cancelled => {
             Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })
@@ -206,7 +206,7 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Resp
 pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Changed>> {
     let id = parse_id(&id)?;
     let now = Timestamp::now();
-    api.engine.store.job_retry(id, now).await?;
+    api.engine.store.job_retry(id, Some(&frame::actor()), now).await?;
     api.engine.bus.changed(id, JobState::Pending, None, now);
     Ok(Json(Changed { id, status: JobState::Pending, retry_count: Some(0), cancel_requested: false }))
 }

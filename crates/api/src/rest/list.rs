@@ -16,51 +16,63 @@ use crate::{Api, ApiError};
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<JobList>)> {
     let (ask, found) = find(&api, query.as_deref().unwrap_or("")).await?;
-    let jobs = found.jobs;
-    let page = if ask.cursor.is_some() { None } else { Some(ask.page.unwrap_or(1) as u64) };
+    let headers = page_headers(&ask, &found);
+    let (page, limit) = (ask.page_number(), ask.limit as u64);
+    Ok((headers, Json(JobList { jobs: found.jobs, total: found.total, page, limit, next_cursor: found.next })))
+}
+
+/// What the headers of a list tell.
+pub fn page_headers(ask: &Query, found: &JobPage) -> HeaderMap {
     let limit = ask.limit as u64;
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, number: u64| headers.insert(name, HeaderValue::from(number));
     put("x-total-count", found.total);
     put("x-limit", limit);
     put("x-total-pages", found.total.div_ceil(limit));
-    if let Some(page) = page {
+    if let Some(page) = ask.page_number() {
         put("x-page", page);
     }
     if !found.total_is_exact {
         headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
     }
-    Ok((headers, Json(JobList { jobs, total: found.total, page, limit, next_cursor: found.next })))
+    headers
 }
 
 /// The jobs that a query asks for.
 pub async fn find(api: &Api, query: &str) -> Answer<(Query, JobPage)> {
-    let ask = read_query(query)?;
+    let ask = read_query_as(query, set_filter)?;
+    let found = find_as(api, &ask).await?;
+    Ok((ask, found))
+}
+
+pub async fn find_as(api: &Api, ask: &Query) -> Answer<JobPage> {
     let page = match (ask.cursor, ask.page) {
         (Some(id), _) => Page::After { id, limit: ask.limit },
         (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
     };
     let mut found = api.engine.store.job_list(&ask.filter, page).await?;
     found.jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
-    Ok((ask, found))
+    Ok(found)
 }
 
 pub struct Query {
     pub filter: Filter,
     page: Option<usize>,
-    limit: usize,
+    pub limit: usize,
     /// `Some(None)`: from the newest on.
     cursor: Option<Option<JobId>>,
 }
 
-fn read_query(query: &str) -> Result<Query, ApiError> {
+type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
+
+pub fn read_query_as(query: &str, set: SetFilter) -> Result<Query, ApiError> {
     let mut ask = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
     let mut faults = Vec::new();
     let mut seen = HashSet::new();
     for (name, value) in form_pairs(query) {
         if !seen.insert(name.clone()) && name != "status" {
             faults.push(Fault::new(name, "is given twice"));
-        } else if let Err(message) = ask.set(&name, value) {
+        } else if let Err(message) = ask.set(&name, value, set) {
             faults.push(Fault::new(name, message));
         }
     }
@@ -71,7 +83,12 @@ fn read_query(query: &str) -> Result<Query, ApiError> {
 }
 
 impl Query {
-    fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+    /// `None`: it goes by a cursor.
+    pub fn page_number(&self) -> Option<u64> {
+        if self.cursor.is_some() { None } else { Some(self.page.unwrap_or(1) as u64) }
+    }
+
+    fn set(&mut self, name: &str, value: String, set: SetFilter) -> Result<(), String> {
         let number = |value: &str, max: usize| {
             value
                 .parse::<usize>()
@@ -87,7 +104,7 @@ impl Query {
                 let id = value.parse().map_err(|_| "must be the nextCursor of another answer, or empty to begin")?;
                 self.cursor = Some(Some(id));
             }
-            _ => set_filter(&mut self.filter, name, value)?,
+            _ => set(&mut self.filter, name, value)?,
         }
         Ok(())
     }

@@ -1,9 +1,12 @@
 //! `/api/v1`.
 
+pub mod audit;
 pub mod bulk;
 pub mod events;
 pub mod jobs;
+pub mod letters;
 pub mod list;
 pub mod patch;
+pub mod queues;
 mod submit;
 pub mod webhooks;

@@ -5,14 +5,14 @@ use faena_domain::{Fault, JobId, JobView, NewJob, Priority, Timestamp};
 use faena_store::{JobPatch, StoreError};
 
 use super::jobs::{Answer, Segment, parse_id, read_body};
-use crate::{Api, ApiError, fields::body_object};
+use crate::{Api, ApiError, fields::body_object, frame::actor};
 
 pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<JobView>> {
     let id = parse_id(&id)?;
     let body = read_body(&api, body).await?;
     let patch = read_patch(&api, &body)?;
     check_times(&api, id, &patch).await?;
-    api.engine.store.job_patch(id, patch, Timestamp::now()).await?;
+    api.engine.store.job_patch(id, patch, Some(&actor()), Timestamp::now()).await?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     Ok(Json(api.shown(job)))
 }

@@ -74,7 +74,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<W
 pub async fn redeliver(State(api): State<Api>, Segment(text): Segment) -> Answer<Json<WebhookView>> {
     let id = webhook_id(&text)?;
     let store = &api.engine.store;
-    store.webhook_redeliver(id, "api", Timestamp::now()).await?.ok_or_else(|| unknown(&text))?;
+    store.webhook_redeliver(id, &crate::frame::actor(), Timestamp::now()).await?.ok_or_else(|| unknown(&text))?;
     Ok(Json(store.webhook_get(id).await?.ok_or_else(|| unknown(&text))?))
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::{
     Api, ApiError,
+    frame::actor,
     rest::jobs::{Answer, Segment},
 };
 
@@ -73,7 +74,7 @@ pub async fn resume(State(api): State<Api>, Segment(key): Segment) -> Answer<Jso
 }
 
 async fn set_drain(api: &Api, key: &str, drain: bool) -> Answer<Json<Success>> {
-    if !api.engine.worker_drain(key, drain, Timestamp::now()).await? {
+    if !api.engine.worker_drain(key, drain, Some(&actor()), Timestamp::now()).await? {
         return Err(unknown(key));
     }
     Ok(Json(Success { success: true }))

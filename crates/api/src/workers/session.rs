@@ -186,7 +186,7 @@ impl Session {
     /// Answers with what is to be refused.
     async fn pass_on(&self, heard: Heard, now: Timestamp) -> Vec<Refusal> {
         let Heard { reports, mut refusals, drains } = heard;
-        if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, now).await {
+        if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, None, now).await {
             refusals.push(Refusal::new("UNAVAILABLE", ApiError::from(error).message));
         }
         if !reports.is_empty() {

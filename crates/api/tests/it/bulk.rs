@@ -27,7 +27,28 @@ async fn a_dry_run_says_what_would_be_done_and_does_nothing() {
     {
       "done": 0,
       "dryRun": true,
+      "examples": [
+        {
+          "id": "<id 1>",
+          "queue": "old",
+          "status": "QUEUED",
+          "type": "elsewhere.kind"
+        },
+        {
+          "id": "<id 2>",
+          "queue": "old",
+          "status": "QUEUED",
+          "type": "elsewhere.kind"
+        },
+        {
+          "id": "<id 3>",
+          "queue": "old",
+          "status": "QUEUED",
+          "type": "elsewhere.kind"
+        }
+      ],
       "matched": 3,
+      "matchedIsExact": true,
       "sample": [
         "<id 1>",
         "<id 2>",

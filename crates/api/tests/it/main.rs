@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
 
 mod app;
+mod audit;
 mod batch;
 mod bulk;
 mod change;
@@ -10,5 +11,7 @@ mod create;
 mod events;
 mod faults;
 mod frame;
+mod letters;
 mod list;
 mod webhooks;
+mod queues;

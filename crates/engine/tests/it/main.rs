@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
 
+mod bulk;
 mod driver;
 mod http;
 mod runs;

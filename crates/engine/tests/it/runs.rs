@@ -149,9 +149,9 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
     let blocker = world.submit(job("sleep", r#"{"ms": 600000}"#)).await;
     world.job_is(blocker, JobState::Processing).await;
     let id = world.submit(job("sleep", r#"{"ms": 1}"#)).await;
-    let answer = world.engine.cancel(id, "changed my mind", Timestamp::now()).await.unwrap();
+    let answer = world.engine.cancel(id, "changed my mind", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Cancelled);
-    let answer = world.engine.cancel(blocker, "cancelled by request", Timestamp::now()).await.unwrap();
+    let answer = world.engine.cancel(blocker, "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Cancelled);
     world.ends(job("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
     for (id, reason, started) in [(id, "changed my mind", 0), (blocker, "cancelled by request", 1)] {

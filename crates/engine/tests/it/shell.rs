@@ -125,7 +125,7 @@ async fn a_program_that_is_cancelled_is_killed_with_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let id = world.submit(with_child(folder.path())).await;
     let process = child(folder.path()).await;
-    world.engine.cancel(id, "enough", Timestamp::now()).await.unwrap();
+    world.engine.cancel(id, "enough", "test", Timestamp::now()).await.unwrap();
     world.job_is(id, JobState::Cancelled).await;
     eventually("the child is gone", async || is_gone(&process).then_some(())).await;
 }

@@ -395,7 +395,7 @@ impl Rounds {
     /// A job that has ended.
     async fn ended(&self, url: String) -> JobId {
         let id = submit(&*self.store, hooked(url)).await;
-        self.store.job_cancel(id, "not wanted", self.start).await.unwrap();
+        self.store.job_cancel(id, "not wanted", None, self.start).await.unwrap();
         id
     }
 

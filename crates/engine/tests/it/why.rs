@@ -213,7 +213,7 @@ async fn jobs_ahead_are_counted() {
 async fn a_worker_that_drains_is_named() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "leaving", 1).await;
-    assert!(world.engine.worker_drain("leaving", true, Timestamp::now()).await.unwrap());
+    assert!(world.engine.worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
     eventually("it drains", async || (worker.state() == WorkerState::Draining).then_some(())).await;
     let id = world.submit(NewJob::new(KIND)).await;
     let why = eventually("it is written down", async || {
@@ -296,7 +296,7 @@ async fn a_running_job_says_what_it_is_doing_and_until_when_it_may() {
     assert_eq!(time("deadline").ms_since(time("since")), 600_000);
     assert!(why.summary.contains("40 %, upload"), "{}", why.summary);
 
-    world.store.job_cancel(id, "not wanted any more", Timestamp::now()).await.unwrap();
+    world.store.job_cancel(id, "not wanted any more", None, Timestamp::now()).await.unwrap();
     let why = why_at(&world, id, Timestamp::now()).await;
     assert_eq!(codes(&why), ["cancel_requested", "running"]);
     assert_eq!(why.reasons[0].facts["reason"], "not wanted any more");
@@ -334,7 +334,7 @@ async fn a_finished_job_says_how_it_ended() {
     let mut later = NewJob::new("noop");
     later.options.scheduled_at = Some(Timestamp::now().plus_ms(3_600_000));
     let id = world.submit(later).await;
-    world.store.job_cancel(id, "a mistake", Timestamp::now()).await.unwrap();
+    world.store.job_cancel(id, "a mistake", None, Timestamp::now()).await.unwrap();
     let why = why(&world, id).await;
     assert_eq!((codes(&why), why.reasons[0].facts["cause"].as_str()), (vec!["cancelled"], Some("a mistake")));
 }

@@ -182,7 +182,7 @@ async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
     let world = World::new().await;
     let worker = connect(&world, registration("polite")).await;
     let polite = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-    let cancel = world.engine.cancel(polite.job.id, "cancelled by request", Timestamp::now());
+    let cancel = world.engine.cancel(polite.job.id, "cancelled by request", "test", Timestamp::now());
     let stop = async {
         eventually("it is told", async || (!cancels(&worker).is_empty()).then_some(())).await;
         tell(&world, &worker, polite.job.id, ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
@@ -193,7 +193,7 @@ async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
     assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
 
     let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", Timestamp::now()).await.unwrap();
+    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Asked { state: JobState::Processing });
     for _ in 0..2 {
         let told: Vec<_> = worker.to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
@@ -303,7 +303,7 @@ async fn a_job_that_waits_for_its_process_is_cancelled_at_once_and_never_deliver
     let world = World::with(EngineConfig { pools: vec![pool], ..EngineConfig::default() }).await;
     let id = world.submit(NewJob::new(KIND)).await;
     world.job_is(id, JobState::Scheduled).await;
-    let answer = world.engine.cancel(id, "cancelled by request", Timestamp::now()).await.unwrap();
+    let answer = world.engine.cancel(id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelAnswer::Cancelled);
     let job = world.job(id).await;
     assert_eq!((job.status, job.started_at), (JobState::Cancelled, None));

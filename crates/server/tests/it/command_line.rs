@@ -297,3 +297,96 @@ async fn a_command_as_a_worker_does_not_cut_its_result_off_and_leaves_nothing_be
         worker.wait().unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queues_are_listed_set_paused_and_resumed() {
+    let shell = Shell::open().await;
+    shell.says(&["enqueue", "elsewhere.kind", "--queue", "mail", "--priority", "high"]);
+    let set = shell.says(&["queues", "set", "mail", "--concurrency", "2", "--rate", "100/1m", "--fairness", "key"]);
+    for part in
+        ["queue         mail", "1 (0 critical, 1 high", "at once       2", "100 starts per 60000 ms", "in its turn"]
+    {
+        assert!(set.contains(part), "{part}: {set}");
+    }
+    let paused = shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
+    assert!(paused.contains("paused        by loopback since") && paused.contains(": the relay is down"), "{paused}");
+    let table = shell.says(&["queues", "list"]);
+    assert!(table.contains("mail") && table.contains("paused by loopback, 2 at once"), "{table}");
+    assert!(!shell.says(&["queues", "resume", "mail"]).contains("paused"));
+    let queue = shell.json(&["queues", "show", "mail", "--json"]);
+    assert_eq!(
+        (&queue["depth"]["HIGH"], &queue["paused"], &queue["concurrency"]),
+        (&json!(1), &Value::Null, &json!(2))
+    );
+    shell.says(&["queues", "set", "mail", "--concurrency", "none"]);
+    assert_eq!(shell.json(&["queues", "show", "mail", "--json"])["concurrency"], Value::Null);
+
+    let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "0"]);
+    assert!(code == 1 && stderr.contains("to stop a queue, pause it (VALIDATION_ERROR)"), "{stderr}");
+    let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "many"]);
+    assert!(code == 2 && stderr.contains("neither a number nor none"), "{stderr}");
+    let (code, _, stderr) = shell.faena(&["queues", "show", "nowhere"]);
+    assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_listed_and_set() {
+    let shell = Shell::open().await;
+    let table = shell.says(&["limits", "set", "--key", "tenant-*", "--concurrency", "3"]);
+    assert!(table.contains("tenant-*") && table.contains("loopback"), "{table}");
+    shell.says(&["limits", "set", "--system", "--concurrency", "2"]);
+    let limits = shell.json(&["limits", "list", "--json"]);
+    let system = limits["limits"].as_array().unwrap().iter().find(|limit| limit["scope"] == "system").unwrap();
+    assert_eq!((&system["concurrency"], &system["origin"]), (&json!(2), &json!("api")));
+    let (code, _, _) = shell.faena(&["limits", "set", "--system", "--key", "a", "--concurrency", "2"]);
+    assert_eq!(code, 2, "one of them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_are_looked_at_retried_and_put_away() {
+    let shell = Shell::open().await;
+    let mut ids = Vec::new();
+    for queue in ["a", "a", "b"] {
+        let id = shell.says(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--queue", queue]);
+        shell.faena.job_is(id.trim(), "FAILED").await;
+        ids.push(id.trim().to_owned());
+    }
+    let table = shell.says(&["dlq", "list"]);
+    assert!(table.contains(&ids[0]) && table.ends_with("3 of 3 dead letters\n"), "{table}");
+    assert_eq!(shell.json(&["dlq", "list", "--error", "PRIVATE", "--queue", "b", "--json"])["total"], 1);
+    let shown = shell.says(&["dlq", "show", &ids[0]]);
+    assert!(shown.contains("  runs\n") && shown.contains("FAILED (error)"), "{shown}");
+    let stats = shell.says(&["dlq", "stats"]);
+    assert!(stats.starts_with("3 dead letters\nby type\n         3  http.request\n"), "{stats}");
+
+    assert_eq!(shell.says(&["dlq", "retry", &ids[0]]), format!("{} has new tries and is QUEUED\n", ids[0]));
+    shell.faena.job_is(&ids[0], "FAILED").await;
+    let dry = shell.says(&["dlq", "delete", "--queue", "a", "--dry-run"]);
+    assert!(dry.ends_with("2 dead letters would be deleted; nothing was done\n"), "{dry}");
+    assert_eq!(shell.says(&["dlq", "delete", "--queue", "a"]), "2 dead letters deleted\n");
+    let slow = shell.says(&["dlq", "retry", "--all", "--per-second", "10"]);
+    assert!(slow.starts_with("1 dead letters are being retried, 10 per second: "), "{slow}");
+    eventually("the retry", async || {
+        let job = shell.faena.job(&ids[2]).await;
+        let again = job["executionLog"].to_string().contains("by a bulk action");
+        (again && job["status"] == "FAILED").then_some(())
+    })
+    .await;
+    assert_eq!(shell.says(&["dlq", "delete", &ids[2]]), format!("{} is deleted\n", ids[2]));
+    assert!(shell.says(&["dlq", "list"]).ends_with("0 of 0 dead letters\n"));
+
+    let (code, _, stderr) = shell.faena(&["dlq", "retry"]);
+    assert!(code == 2 && stderr.contains("which letters?"), "{stderr}");
+    let (code, _, stderr) = shell.faena(&["dlq", "delete", &ids[2], "--all"]);
+    assert!(code == 2 && stderr.contains("not both"), "{stderr}");
+    let (code, _, stderr) = shell.faena(&["dlq", "show", &ids[2]]);
+    assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
+
+    let audit = shell.says(&["audit"]);
+    for part in ["letter.retry", "bulk.delete", "bulk.retry.end", "letter.delete", "loopback"] {
+        assert!(audit.contains(part), "{part}: {audit}");
+    }
+    let entries = shell.json(&["audit", "--action", "letter.delete", "--json"]);
+    assert_eq!(entries["entries"][0]["target"], ids[2]);
+    assert!(shell.says(&["audit", "--limit", "1"]).contains("more with --before"));
+}

@@ -2,8 +2,10 @@
 
 use std::{path::Path, time::Duration};
 
+use serde_json::{Value, json};
+
 use crate::{
-    faena::Faena,
+    faena::{Faena, eventually},
     load::{Load, Random, assert_all_completed_once},
     postgres::Database,
 };
@@ -57,4 +59,36 @@ async fn every_acknowledged_job_is_completed_once_although_the_server_is_killed_
     let environment = [&SETTINGS[..], &[("DATABASE_URL", database.url.as_str())]].concat();
     // Longer than the lease, so that some lives see the jobs of the dead.
     survives_being_killed_again_and_again(folder.path(), &environment, 1_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_action_goes_on_after_a_kill_and_acts_on_no_job_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut faena = Faena::start(folder.path(), &[]).await;
+    let jobs: Vec<Value> = (0..40).map(|_| json!({ "name": "elsewhere.kind" })).collect();
+    let (_, batch) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+    faena.post("/api/v1/jobs/bulk/cancel", json!({ "all": true })).await;
+    let ask = json!({ "filter": { "status": "CANCELLED" }, "perSecond": 20 });
+    let (status, answer) = faena.post("/api/v1/jobs/bulk/retry", ask).await;
+    assert_eq!(status, reqwest::StatusCode::ACCEPTED, "{answer}");
+    let path = format!("/api/v1/bulk/{}", answer["id"].as_str().unwrap());
+    eventually("a part of it is done", async || {
+        let done = faena.get(&path).await.1["done"].as_u64().unwrap();
+        (done >= 5).then_some(())
+    })
+    .await;
+    faena.kill();
+    let faena = Faena::start(folder.path(), &[]).await;
+    let (_, before) = faena.get(&path).await;
+    assert_eq!(before["finishedAt"], Value::Null, "it was killed in the middle: {before}");
+    let over = eventually("it is over", async || {
+        let (_, bulk) = faena.get(&path).await;
+        (!bulk["finishedAt"].is_null()).then_some(bulk)
+    })
+    .await;
+    assert_eq!((&over["done"], &over["skipped"]), (&json!(40), &json!(0)), "{over}");
+    for id in batch["ids"].as_array().unwrap() {
+        let job = faena.job(id.as_str().unwrap()).await;
+        assert_eq!(crate::faena::events(&job).iter().filter(|event| **event == "retried").count(), 1, "{job:#}");
+    }
 }

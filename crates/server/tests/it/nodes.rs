@@ -221,3 +221,21 @@ async fn a_node_on_postgres_that_was_asleep_loses_its_jobs_changes_nothing_and_w
     assert!(next["workerId"] != first["workerId"], "its worker was given up, and has another life now");
     assert_eq!(sleeper.job(&id).await, done, "nothing has changed since");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_paused_at_one_node_is_paused_at_the_other_and_after_a_restart() {
+    let database = Database::create().await;
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = two_nodes(&database, [folders[0].path(), folders[1].path()]).await;
+    let (status, paused) = first.post("/api/v1/queues/mail/pause", json!({ "reason": "the relay is down" })).await;
+    assert_eq!(status, StatusCode::OK, "{paused}");
+    let (_, seen) = second.get("/api/v1/queues/mail").await;
+    assert_eq!(seen["paused"], paused["paused"]);
+    drop((first, second));
+    let [first, second] = two_nodes(&database, [folders[0].path(), folders[1].path()]).await;
+    let (_, seen) = second.get("/api/v1/queues/mail").await;
+    assert_eq!(seen["paused"], paused["paused"], "a pause is not forgotten");
+    second.post("/api/v1/queues/mail/resume", json!({})).await;
+    let (_, seen) = first.get("/api/v1/queues/mail").await;
+    assert_eq!(seen["paused"], Value::Null);
+}

@@ -1,7 +1,7 @@
 //! Every act of a person or key.
 
 use deadpool_postgres::Object;
-use faena_domain::{AuditRow, Timestamp};
+use faena_domain::{AuditRow, JobId, Timestamp};
 
 use super::{Shared, end::storable};
 use crate::{AuditEntry, AuditFilter, Result};
@@ -23,10 +23,45 @@ pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<
     Ok(())
 }
 
+/// Does something and writes down who did; what is refused leaves no entry.
+pub async fn with<T>(
+    client: &Object,
+    entry: Option<AuditEntry>,
+    now: Timestamp,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let done = work.await?;
+    if let Some(entry) = &entry {
+        add(client, entry, now).await?;
+    }
+    Ok(done)
+}
+
 pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let result = add(&client, entry, now).await;
     client.keep(result)
+}
+
+/// Entries that are looked at per round, the oldest first.
+const PRUNE: i64 = 1_000;
+
+/// Forgets what people did before `cutoff`: entries, and bulk actions that were over by then.
+pub async fn prune(client: &Object, cutoff: Timestamp) -> Result<()> {
+    client
+        .execute(
+            "DELETE FROM faena.audit WHERE at < $1 AND sequence = ANY (ARRAY(
+                 SELECT sequence FROM faena.audit ORDER BY sequence LIMIT $2))",
+            &[&cutoff.as_ms(), &PRUNE],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.bulk WHERE id < $1 AND finished_at < $2",
+            &[&JobId::first_at_ms(cutoff.as_ms()).0, &cutoff.as_ms()],
+        )
+        .await?;
+    Ok(())
 }
 
 pub async fn list(shared: &Shared, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {

@@ -2,11 +2,12 @@
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
+use serde_json::json;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Shared,
+    Shared, audit,
     end::{Line, add_note, forget, storable},
     family::{self, put_ended},
     read,
@@ -16,6 +17,7 @@ use super::{
 use crate::{
     CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
     assemble::parse_options,
+    audit::{act, retried_by},
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, stored_options},
     types::{CANCELLED, PENDING},
 };
@@ -66,9 +68,17 @@ fn moved() -> StoreError {
     StoreError::Contended("the job has just moved on".into())
 }
 
-pub async fn cancel(shared: &Shared, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+pub async fn cancel(
+    shared: &Shared,
+    id: JobId,
+    reason: &str,
+    by: Option<&str>,
+    now: Timestamp,
+) -> Result<CancelOutcome> {
     let client = shared.begin().await?;
-    let result = cancel_in(&client, shared.own_shard(), id, reason, now).await;
+    let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+    let work = cancel_in(&client, shared.own_shard(), id, reason, now);
+    let result = audit::with(&client, entry, now, work).await;
     let (outcome, signals) = client.end(result).await?;
     shared.tell(signals);
     match outcome {
@@ -79,7 +89,7 @@ pub async fn cancel(shared: &Shared, id: JobId, reason: &str, now: Timestamp) ->
 }
 
 /// The second value is to be told after the commit.
-async fn cancel_in(
+pub async fn cancel_in(
     client: &Object,
     shard: i16,
     id: JobId,
@@ -110,15 +120,17 @@ async fn cancel_in(
     Ok((CancelOutcome::Cancelled, signals))
 }
 
-pub async fn retry(shared: &Shared, id: JobId, now: Timestamp) -> Result<()> {
+pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = retry_in(&client, shared.own_shard(), id, now).await;
+    let entry = act(by, "job.retry", id, json!({}));
+    let work = retry_in(&client, shared.own_shard(), id, retried_by(by), now);
+    let result = audit::with(&client, entry, now, work).await;
     client.end(result).await?;
     shared.tell([Signal::Waiting]);
     Ok(())
 }
 
-async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Result<()> {
+pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<()> {
     let found = find(client, id).await?;
     if !found.state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be retried" });
@@ -168,7 +180,7 @@ async fn retry_in(client: &Object, shard: i16, id: JobId, now: Timestamp) -> Res
         )
         .await?;
     client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
-    add_note(client, id, None, LogLine::new(now, LogEvent::RetriedByPerson, "")).await?;
+    add_note(client, id, None, LogLine::new(now, LogEvent::RetriedByPerson, by)).await?;
     if open.is_empty() {
         let mut line = Line::default();
         line.push(lane, id, now, 0);
@@ -212,9 +224,10 @@ async fn restore_expiry(client: &Object, id: JobId, mut options: JobOptions, now
     Ok(())
 }
 
-pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, now: Timestamp) -> Result<()> {
+pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = patch_in(shared, &client, id, patch, now).await;
+    let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+    let result = audit::with(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
     let ready = client.end(result).await?;
     if let Some((lane, ready_at)) = ready {
         shared.cursors.lower(lane, ready_at);
@@ -316,15 +329,16 @@ async fn patch_in(
     Ok(ready)
 }
 
-pub async fn delete(shared: &Shared, id: JobId) -> Result<()> {
+pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = delete_in(&client, shared.own_shard(), id).await;
+    let entry = act(by, "job.delete", id, json!({}));
+    let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
     client.end(result).await?;
     // Whoever waits for it will never see it complete.
-    family::tell_children(shared, &[id], Timestamp::now()).await
+    family::tell_children(shared, &[id], now).await
 }
 
-async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
+pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
     let found = find(client, id).await?;
     if found.state.is_held() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });

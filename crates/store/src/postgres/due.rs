@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Shared,
+    Shared, audit,
     change::{remove, take_from_line},
     end::forget,
     family::{self, put_ended},
@@ -329,6 +329,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     }
     webhooks::prune(client, retention, limit, now).await?;
     forget_old_requests(client, now).await?;
+    audit::prune(client, now.plus_ms(-retention.audit_ms)).await?;
     apply(client, shard, &deltas).await?;
     Ok(rows.len())
 }

@@ -5,6 +5,7 @@
 
 mod audit;
 mod batch;
+mod bulk;
 mod change;
 pub mod claim;
 mod complete;
@@ -13,6 +14,7 @@ mod due;
 mod end;
 mod family;
 mod free;
+mod letters;
 mod nodes;
 mod notify;
 mod read;
@@ -27,19 +29,19 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
-    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
-    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
-    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache,
-    rules::RuleCache,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Found,
+    JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
+    Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
+    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -149,6 +151,11 @@ impl Shared {
         self.shard(SUBMITTERS + REPORTERS)
     }
 
+    /// The shard of bulk actions, whose transactions are longer.
+    pub fn bulk_shard(&self) -> i16 {
+        self.shard(SUBMITTERS + REPORTERS + 1)
+    }
+
     pub async fn load_lanes(&self) -> Result<()> {
         let client = self.client().await?;
         let lanes = read::lanes(&client).await;
@@ -232,20 +239,20 @@ impl Store for Postgres {
         self.report(ends, |end| end.run, end::Work::Ends, now).await
     }
 
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
-        self.shared.retrying(|| change::cancel(&self.shared, id, reason, now)).await
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
+        self.shared.retrying(|| change::cancel(&self.shared, id, reason, by, now)).await
     }
 
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::retry(&self.shared, id, now)).await
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::retry(&self.shared, id, by, now)).await
     }
 
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::patch(&self.shared, id, &patch, now)).await
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::patch(&self.shared, id, &patch, by, now)).await
     }
 
-    async fn job_delete(&self, id: JobId) -> Result<()> {
-        self.shared.retrying(|| change::delete(&self.shared, id)).await
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::delete(&self.shared, id, by, now)).await
     }
 
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
@@ -270,6 +277,54 @@ impl Store for Postgres {
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
         self.shared.retrying(|| read::list(&self.shared, filter, page)).await
+    }
+
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found> {
+        self.shared.retrying(|| read::find(&self.shared, filter, Page::Upward { after, upto, limit })).await
+    }
+
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
+        self.shared.retrying(|| letters::attempts(&self.shared, id)).await
+    }
+
+    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| letters::retry(&self.shared, id, by, now)).await
+    }
+
+    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| letters::delete(&self.shared, id, by, now)).await
+    }
+
+    async fn letter_stats(&self) -> Result<LetterStats> {
+        self.shared.retrying(|| letters::stats(&self.shared)).await
+    }
+
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| bulk::begin(&self.shared, &bulk, due_at, now)).await
+    }
+
+    async fn bulk_due(&self) -> Result<Option<Bulk>> {
+        self.shared.retrying(|| bulk::due(&self.shared)).await
+    }
+
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| bulk::step(&self.shared, &step, now)).await
+    }
+
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| bulk::stop(&self.shared, id, by, now)).await
+    }
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
+        self.shared.retrying(|| bulk::get(&self.shared, id)).await
+    }
+
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
+        self.shared.retrying(|| bulk::list(&self.shared, limit)).await
+    }
+
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
+        self.shared.retrying(|| read::ready_since(&self.shared)).await
     }
 
     async fn counts(&self) -> Result<Counts> {
@@ -304,8 +359,8 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::news(&self.shared, &news)).await
     }
 
-    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
-        self.shared.retrying(|| workers::drain(&self.shared, key, drain)).await
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
+        self.shared.retrying(|| workers::drain(&self.shared, key, drain, by, now)).await
     }
 
     async fn worker_end(

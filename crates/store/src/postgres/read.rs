@@ -7,11 +7,11 @@ use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::{Shared, nodes::OWNERLESS};
+use super::{Shared, letters, nodes::OWNERLESS};
 use crate::{
-    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
+    Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
-    lists::{self, Ask, Candidate, Source},
+    lists::{self, Ask, Candidate, Letters, Source},
     progress::Steps,
     types::state_of_code,
     workers::Holder,
@@ -19,7 +19,7 @@ use crate::{
 
 /// One snapshot, so that a job on the move is seen in one place. Every look goes by an index, and compiling a query takes longer
 /// than any of them: a planner that guesses otherwise (over many partitions, without statistics) is not asked.
-const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
+pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
 pub async fn ping(shared: &Shared) -> Result<()> {
@@ -68,7 +68,7 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
 }
 
 /// The workers among these ids.
-async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
+pub async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
     let ids: Vec<Uuid> = ids.collect();
     if ids.is_empty() {
         return Ok(Holders::new());
@@ -139,7 +139,7 @@ pub async fn counts(shared: &Shared) -> Result<Counts> {
     client.keep(counts)
 }
 
-async fn counts_in(client: &Object) -> Result<Counts> {
+pub async fn counts_in(client: &Object) -> Result<Counts> {
     let statement =
         client.prepare_cached("SELECT lane, tally, sum(n)::int8 FROM faena.counter GROUP BY lane, tally").await?;
     let mut by_lane = BTreeMap::new();
@@ -226,16 +226,7 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
         return Ok(None);
     };
     let details = Details {
-        attempts: client
-            .query(
-                "SELECT state, run, retry_count, worker, started_at, finished_at, NULL::text, error, reason, log
-                 FROM faena.attempt WHERE id = $1 ORDER BY run",
-                &[&id.0],
-            )
-            .await?
-            .iter()
-            .map(|row| finished_row(row, 0))
-            .collect(),
+        attempts: attempt_rows(client, id).await?,
         notes: client
             .query("SELECT run, log FROM faena.note WHERE id = $1 ORDER BY sequence", &[&id.0])
             .await?
@@ -249,6 +240,28 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
             .await?;
     client.batch_execute("COMMIT").await?;
     assemble::view(row, place, details, &holders).map(Some)
+}
+
+async fn attempt_rows(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
+    let rows = client
+        .query(
+            "SELECT state, run, retry_count, worker, started_at, finished_at, NULL::text, error, reason, log
+             FROM faena.attempt WHERE id = $1 ORDER BY run",
+            &[&id.0],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| finished_row(row, 0)).collect())
+}
+
+/// How the runs of a job ended, the last one included if it was the last word.
+pub async fn ends_of(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
+    let mut rows = attempt_rows(client, id).await?;
+    if let Some(job) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?
+        && let Some(Place::Finished(end)) = places_of(client, &[job.get(0)], &[id.0]).await?.remove(&id.0)
+    {
+        rows.push(end);
+    }
+    Ok(rows)
 }
 
 /// The rows of these jobs and where they stand, newest first.
@@ -404,7 +417,7 @@ pub async fn list(shared: &Shared, filter: &Filter, page: Page) -> Result<JobPag
 async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts_in(client).await?;
     let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, total) = match &ask.source {
+    let (ids, total, end) = match &ask.source {
         Source::Lanes(lanes) => {
             let named = ids_by_name(client, &ask).await?;
             let more = named.len() as u64;
@@ -413,22 +426,29 @@ async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
                 Some(total) => (total, true),
                 None => (count_by_lane(client, &ask, lanes).await?, false),
             };
-            (ids, (total + more, exact))
+            (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
+        }
+        Source::Letters(lanes) => {
+            let lanes = lists::failing_of(lanes, &counts);
+            let all = letters_of(client, &ask, &lanes, ask.upper).await?;
+            let total = (all.ids.len() as u64, all.end.is_none());
+            let page = if ask.before == ask.upper { all } else { letters_of(client, &ask, &lanes, ask.before).await? };
+            (ask.cut(page.ids), total, page.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
             let all = ids_by_label(client, &ask, ask.upper).await?;
             let complete = all.len() < lists::COUNT_LIMIT;
             let counted = ids_of(matching(client, &ask, all).await?);
             let total = (counted.len() as u64, complete);
-            let page = if complete {
-                counted.into_iter().filter(|id| ask.is_on_page(*id)).collect()
+            let (page, end) = if complete {
+                (counted.into_iter().filter(|id| ask.is_on_page(*id)).collect(), None)
             } else {
-                ids_of(matching(client, &ask, ids_by_label(client, &ask, ask.before).await?).await?)
+                labelled(client, &ask).await?
             };
-            (ask.cut(page), total)
+            (ask.cut(page), total, end)
         }
     };
-    let next = ask.next(&ids);
+    let next = ask.next(&ids, end);
     let rows = rows_of(shared, client, &ids).await?;
     let holders = holders(client, rows.iter().filter_map(|(_, place)| place.holder())).await?;
     let mut jobs = Vec::with_capacity(rows.len());
@@ -437,7 +457,79 @@ async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
         view.execution_log = Vec::new();
         jobs.push(view);
     }
-    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
+    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1, next })
+}
+
+/// The ids of one page, without counting.
+pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<Found> {
+    shared.load_lanes().await?;
+    let client = shared.client().await?;
+    client.batch_execute(BEGIN_READ).await?;
+    let result = find_in(shared, &client, filter, page).await;
+    client.end(result).await
+}
+
+async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<Found> {
+    let ask = Ask::new(filter, page, &shared.lanes.all())?;
+    let (ids, end) = match &ask.source {
+        Source::Lanes(lanes) => {
+            let named = ids_by_name(client, &ask).await?;
+            (ids_by_lane(client, &ask, lanes, named).await?, None)
+        }
+        Source::Letters(lanes) => {
+            let lanes = lists::failing_of(lanes, &counts_in(client).await?);
+            let found = letters_of(client, &ask, &lanes, ask.before).await?;
+            (ask.cut(found.ids), found.end)
+        }
+        Source::Label { .. } | Source::Correlation(_) => {
+            let (found, end) = labelled(client, &ask).await?;
+            (ask.cut(found), end)
+        }
+    };
+    let next = ask.next(&ids, end);
+    Ok(Found { ids, next })
+}
+
+/// Those of the page and behind it that match, and where the search ended, if not with the last job.
+async fn labelled(client: &Object, ask: &Ask) -> Result<(Vec<JobId>, Option<JobId>)> {
+    let all = ids_by_label(client, ask, ask.before).await?;
+    let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
+    let mut found = ids_of(matching(client, ask, all).await?);
+    ask.sort(&mut found);
+    Ok((found, end))
+}
+
+async fn letters_of(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
+    let mut found = letters::search(client, ask, lanes, before).await?;
+    if ask.asks_for_more() {
+        found.ids = ids_of(matching(client, ask, found.ids).await?);
+        ask.sort(&mut found.ids);
+    }
+    Ok(found)
+}
+
+/// Since when the first ready job of each lane has been ready.
+pub async fn ready_since(shared: &Shared) -> Result<Vec<(LaneId, Timestamp)>> {
+    let client = shared.client().await?;
+    let rows = ready_since_in(&client).await;
+    client.keep(rows)
+}
+
+async fn ready_since_in(client: &Object) -> Result<Vec<(LaneId, Timestamp)>> {
+    // Jumps from lane to lane in the index, as a poll does.
+    let statement = client
+        .prepare_cached(
+            "WITH RECURSIVE lanes(lane) AS (
+                 (SELECT lane FROM faena.ready ORDER BY lane LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT r.lane FROM faena.ready r WHERE r.lane > lanes.lane ORDER BY r.lane LIMIT 1)
+                 FROM lanes WHERE lanes.lane IS NOT NULL)
+             SELECT l.lane, h.ready_at FROM lanes l CROSS JOIN LATERAL (
+                 SELECT ready_at FROM faena.ready r WHERE r.lane = l.lane ORDER BY ready_at LIMIT 1) h",
+        )
+        .await?;
+    let rows = client.query(&statement, &[]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), Timestamp::from_ms(row.get(1)))).collect())
 }
 
 /// Those of `ids` that have everything that is asked for, with their lanes.
@@ -482,7 +574,8 @@ async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId], named: Vec<Jo
     let newest = |table: &str, state: &str| {
         format!(
             "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
-                 SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id DESC LIMIT $4) x"
+                 SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id {} LIMIT $4) x",
+            ask.order()
         )
     };
     let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
@@ -509,7 +602,10 @@ const LOOK: usize = 200;
 async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
     let rows = client
         .query(
-            "SELECT DISTINCT u.id FROM faena.block b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 DESC",
+            &format!(
+                "SELECT DISTINCT u.id FROM faena.block b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 {}",
+                ask.order()
+            ),
             &[&before.0, &ask.from.0],
         )
         .await?;
@@ -567,15 +663,18 @@ async fn ids_by_label(client: &Object, ask: &Ask, before: JobId) -> Result<Vec<J
         Source::Label { kind, value } => {
             let rows = client
                 .query(
-                    "SELECT id FROM faena.label WHERE kind = $1 AND value = $2 AND id < $3 AND id >= $4
-                     ORDER BY id DESC LIMIT $5",
+                    &format!(
+                        "SELECT id FROM faena.label WHERE kind = $1 AND value = $2 AND id < $3 AND id >= $4
+                         ORDER BY id {} LIMIT $5",
+                        ask.order()
+                    ),
                     &[&(*kind as i16), value, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
                 )
                 .await?;
             Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
         }
         Source::Correlation(text) => ids_by_correlation(client, ask, text, before).await,
-        Source::Lanes(_) => Ok(Vec::new()),
+        Source::Lanes(_) | Source::Letters(_) => Ok(Vec::new()),
     }
 }
 
@@ -584,10 +683,13 @@ async fn ids_by_correlation(client: &Object, ask: &Ask, text: &str, before: JobI
     let own = text.parse::<JobId>().ok().map(|id| id.0);
     let rows = client
         .query(
-            "SELECT id FROM (
-                 SELECT id FROM faena.job WHERE correlation = $1
-                 UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
-             WHERE id < $3 AND id >= $4 ORDER BY id DESC LIMIT $5",
+            &format!(
+                "SELECT id FROM (
+                     SELECT id FROM faena.job WHERE correlation = $1
+                     UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
+                 WHERE id < $3 AND id >= $4 ORDER BY id {} LIMIT $5",
+                ask.order()
+            ),
             &[&text, &own, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
         )
         .await?;

@@ -11,11 +11,12 @@ use deadpool_postgres::Object;
 use faena_domain::{
     Ability, JobId, NodeId, Run, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
+use serde_json::json;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Shared,
+    Shared, audit,
     end::{ended, storable},
     free::{Freed, free_in},
 };
@@ -23,6 +24,7 @@ use crate::{
     ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, StoreError, Swept, WorkerAdmitted, WorkerEnd,
     WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
     assemble::parse_options,
+    audit::{act, drain_action},
     workers::{
         COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
         deadline_without_server, kind_code, names, path_in, shown_jobs, worker_code, worker_kind, worker_state,
@@ -362,18 +364,38 @@ async fn add_changes(client: &Object, changed: &[(WorkerId, Vec<WorkerChange>)])
     Ok(())
 }
 
-pub async fn drain(shared: &Shared, key: &str, drain: bool) -> Result<Option<WorkerId>> {
-    let client = shared.client().await?;
+pub async fn drain(
+    shared: &Shared,
+    key: &str,
+    drain: bool,
+    by: Option<&str>,
+    now: Timestamp,
+) -> Result<Option<WorkerId>> {
+    let client = shared.begin().await?;
+    let result = drain_in(&client, key, drain, by, now).await;
+    let id = client.end(result).await?;
+    shared.tell(id.map(Signal::Worker));
+    Ok(id)
+}
+
+async fn drain_in(
+    client: &Object,
+    key: &str,
+    drain: bool,
+    by: Option<&str>,
+    now: Timestamp,
+) -> Result<Option<WorkerId>> {
     let row = client
         .query_opt(
             "UPDATE faena.worker SET drain = $1 WHERE key = $2 AND ended_at IS NULL RETURNING id",
             &[&drain, &storable(key)],
         )
         .await?;
-    client.keep(Ok(()))?;
-    let id = row.map(|row| WorkerId(row.get(0)));
-    shared.tell(id.map(Signal::Worker));
-    Ok(id)
+    let Some(row) = row else { return Ok(None) };
+    if let Some(entry) = act(by, drain_action(drain), key, json!({})) {
+        audit::add(client, &entry, now).await?;
+    }
+    Ok(Some(WorkerId(row.get(0))))
 }
 
 pub async fn end(

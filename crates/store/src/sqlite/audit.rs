@@ -1,6 +1,6 @@
 //! Every act of a person or key.
 
-use faena_domain::{AuditRow, Timestamp};
+use faena_domain::{AuditRow, JobId, Timestamp};
 use rusqlite::Connection;
 
 use super::writer::Tx;
@@ -17,6 +17,31 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
             entry.details.to_string(),
             i64::try_from(entry.count).unwrap_or(i64::MAX),
         ))?;
+    Ok(())
+}
+
+/// Does something and writes down who did; what is refused leaves no entry.
+pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
+    let done = work(tx)?;
+    if let Some(entry) = &entry {
+        add(tx, entry, now)?;
+    }
+    Ok(done)
+}
+
+/// Entries that are looked at per round, the oldest first.
+const PRUNE: i64 = 1_000;
+
+/// Forgets what people did before `cutoff`: entries, and bulk actions that were over by then.
+pub fn prune(tx: &Tx, cutoff: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "DELETE FROM audit WHERE at < ?1 AND sequence IN (SELECT sequence FROM audit ORDER BY sequence LIMIT ?2)",
+        )?
+        .execute((cutoff.as_ms(), PRUNE))?;
+    tx.connection
+        .prepare_cached("DELETE FROM bulk WHERE id < ?1 AND finished_at < ?2")?
+        .execute((JobId::first_at_ms(cutoff.as_ms()).0, cutoff.as_ms()))?;
     Ok(())
 }
 

@@ -65,7 +65,7 @@ pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     Ok(Taken { retry_count: retry_count.unwrap_or(0), ready_at: None })
 }
 
-pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
+pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if !state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be retried" });
@@ -104,7 +104,7 @@ pub fn retry(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
         (lane, id.0),
     )?;
     tx.connection.execute("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?", (lane, id.0))?;
-    add_note(tx, id, None, LogLine::new(now, LogEvent::RetriedByPerson, ""))?;
+    add_note(tx, id, None, LogLine::new(now, LogEvent::RetriedByPerson, by))?;
     for parent in &open {
         tx.connection
             .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?
@@ -219,7 +219,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
 
 const SHIFT: &str = "UPDATE waiting SET lane = ? WHERE lane = ? AND state IN (0, 5) AND id = ?";
 
-pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
+pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if state.is_held() {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be deleted; cancel it first" });
@@ -234,7 +234,7 @@ pub fn delete(tx: &Tx, id: JobId) -> Result<()> {
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
     // Whoever waits for it will never see it complete.
-    tell_children(tx, vec![id], &mut deltas, Timestamp::now())?;
+    tell_children(tx, vec![id], &mut deltas, now)?;
     apply(tx, deltas);
     Ok(())
 }

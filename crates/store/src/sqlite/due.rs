@@ -4,6 +4,7 @@ use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
 use uuid::Uuid;
 
 use super::{
+    audit,
     change::{look_again, remove, take_from_line},
     end::{forget, tell_children},
     read,
@@ -174,6 +175,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
     apply(tx, deltas);
     webhooks::prune(tx, retention, limit, now)?;
     forget_old_requests(tx, now)?;
+    audit::prune(tx, now.plus_ms(-retention.audit_ms))?;
     Ok(old.len())
 }
 

@@ -1,11 +1,13 @@
 //! The embedded engine: one writer thread that commits in groups, a few readers beside it.
 
 mod audit;
+mod bulk;
 mod change;
 mod claim;
 mod due;
 mod end;
 mod free;
+mod letters;
 mod nodes;
 mod read;
 mod rules;
@@ -19,18 +21,23 @@ use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, AuditRow, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp, WebhookId,
-    WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
+use serde_json::json;
 use tokio::sync::broadcast;
 
 use crate::{
-    AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
-    LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal,
-    Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, lanes::LaneCache, migrate, plan,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Found,
+    JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
+    Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
+    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding,
+    audit::{act, drain_action, retried_by},
+    lanes::LaneCache,
+    migrate, plan,
     rules::RuleCache,
 };
 use writer::Writer;
@@ -239,21 +246,25 @@ impl Store for Sqlite {
         self.writer.call(move |tx| end::end(tx, ends, now)).await
     }
 
-    async fn job_cancel(&self, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
         let reason = reason.to_owned();
-        self.writer.call(move |tx| change::cancel(tx, id, &reason, now)).await
+        let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
     }
 
-    async fn job_retry(&self, id: JobId, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| change::retry(tx, id, now)).await
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let (entry, by) = (act(by, "job.retry", id, json!({})), retried_by(by));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
     }
 
-    async fn job_patch(&self, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| change::patch(tx, id, patch, now)).await
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
     }
 
-    async fn job_delete(&self, id: JobId) -> Result<()> {
-        self.writer.call(move |tx| change::delete(tx, id)).await
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.delete", id, json!({}));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
     }
 
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
@@ -285,6 +296,59 @@ impl Store for Sqlite {
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
         let filter = filter.clone();
         self.read(move |connection, shared| read::list(connection, shared, &filter, page)).await
+    }
+
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found> {
+        let filter = filter.clone();
+        let page = Page::Upward { after, upto, limit };
+        self.read(move |connection, shared| read::find(connection, shared, &filter, page)).await
+    }
+
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
+        self.read(move |connection, _| letters::attempts(connection, id)).await
+    }
+
+    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| letters::retry(tx, id, &by, now)).await
+    }
+
+    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| letters::delete(tx, id, &by, now)).await
+    }
+
+    async fn letter_stats(&self) -> Result<LetterStats> {
+        self.read(|connection, _| letters::stats(connection)).await
+    }
+
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| bulk::begin(tx, &bulk, due_at, now)).await
+    }
+
+    async fn bulk_due(&self) -> Result<Option<Bulk>> {
+        self.read(|connection, _| bulk::due(connection)).await
+    }
+
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
+        self.writer.call(move |tx| bulk::step(tx, &step, now)).await
+    }
+
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| bulk::stop(tx, id, &by, now)).await
+    }
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
+        self.read(move |connection, _| bulk::get(connection, id)).await
+    }
+
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
+        self.read(move |connection, _| bulk::list(connection, limit)).await
+    }
+
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
+        self.read(|connection, _| read::ready_since(connection)).await
     }
 
     async fn counts(&self) -> Result<Counts> {
@@ -326,9 +390,10 @@ impl Store for Sqlite {
         self.writer.call(move |tx| workers::news(tx, &news)).await
     }
 
-    async fn worker_drain(&self, key: &str, drain: bool, _now: Timestamp) -> Result<Option<WorkerId>> {
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
         let key = key.to_owned();
-        self.writer.call(move |tx| workers::drain(tx, &key, drain)).await
+        let entry = act(by, drain_action(drain), &key, json!({}));
+        self.writer.call(move |tx| workers::drain(tx, &key, drain, entry, now)).await
     }
 
     async fn worker_end(

@@ -6,11 +6,11 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::block_jobs, nodes::OWNERLESS};
+use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS};
 use crate::{
-    Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
-    lists::{self, Ask, Candidate, Source},
+    lists::{self, Ask, Candidate, Letters, Source},
     progress::Steps,
     types::state_of_code,
     workers::Holder,
@@ -197,13 +197,7 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
 pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobView>> {
     let Some(row) = job_row(connection, shared, id)? else { return Ok(None) };
     let details = Details {
-        attempts: connection
-            .prepare_cached(
-                "SELECT state, run, retry_count, worker, started_at, finished_at, NULL, error, reason, log
-                 FROM attempt WHERE id = ? ORDER BY run",
-            )?
-            .query_map([id.0], finished_row)?
-            .collect::<rusqlite::Result<_>>()?,
+        attempts: attempt_rows(connection, id)?,
         notes: connection
             .prepare_cached("SELECT run, log FROM note WHERE id = ? ORDER BY sequence")?
             .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
@@ -216,6 +210,27 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
         place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
     )?;
     assemble::view(row, place, details, &holders).map(Some)
+}
+
+fn attempt_rows(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT state, run, retry_count, worker, started_at, finished_at, NULL, error, reason, log
+             FROM attempt WHERE id = ? ORDER BY run",
+        )?
+        .query_map([id.0], finished_row)?
+        .collect::<rusqlite::Result<_>>()?)
+}
+
+/// How the runs of a job ended, the last one included if it was the last word.
+pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
+    let mut rows = attempt_rows(connection, id)?;
+    if let Some((lane, _)) = lane_and_options(connection, id)?
+        && let Place::Finished(end) = place(connection, lane, id)?
+    {
+        rows.push(end);
+    }
+    Ok(rows)
 }
 
 fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
@@ -336,7 +351,7 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
     let counts = counts(connection)?;
     shared.lanes.insert(lanes(connection)?);
     let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, total) = match &ask.source {
+    let (ids, total, end) = match &ask.source {
         Source::Lanes(lanes) => {
             let named = ids_by_name(connection, &ask)?;
             let more = named.len() as u64;
@@ -345,22 +360,29 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
                 Some(total) => (total, true),
                 None => (count_by_lane(connection, &ask, lanes)?, false),
             };
-            (ids, (total + more, exact))
+            (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
+        }
+        Source::Letters(lanes) => {
+            let lanes = lists::failing_of(lanes, &counts);
+            let all = letters_of(connection, &ask, &lanes, ask.upper)?;
+            let total = (all.ids.len() as u64, all.end.is_none());
+            let page = if ask.before == ask.upper { all } else { letters_of(connection, &ask, &lanes, ask.before)? };
+            (ask.cut(page.ids), total, page.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
             let all = ids_by_label(connection, &ask, ask.upper)?;
             let complete = all.len() < lists::COUNT_LIMIT;
             let counted = matching(connection, &ask, all)?;
             let total = (counted.len() as u64, complete);
-            let page = if complete {
-                counted.into_iter().filter(|id| ask.is_on_page(*id)).collect()
+            let (page, end) = if complete {
+                (counted.into_iter().filter(|id| ask.is_on_page(*id)).collect(), None)
             } else {
-                matching(connection, &ask, ids_by_label(connection, &ask, ask.before)?)?
+                labelled(connection, &ask)?
             };
-            (ask.cut(page), total)
+            (ask.cut(page), total, end)
         }
     };
-    let next = ask.next(&ids);
+    let next = ask.next(&ids, end);
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
         if let Some(row) = job_row(connection, shared, id)? {
@@ -375,7 +397,56 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
         view.execution_log = Vec::new();
         jobs.push(view);
     }
-    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1 || total.0 < lists::COUNT_LIMIT as u64, next })
+    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1, next })
+}
+
+/// The ids of one page, without counting.
+pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<Found> {
+    shared.lanes.insert(lanes(connection)?);
+    let ask = Ask::new(filter, page, &shared.lanes.all())?;
+    let (ids, end) = match &ask.source {
+        Source::Lanes(lanes) => (ids_by_lane(connection, &ask, lanes, ids_by_name(connection, &ask)?)?, None),
+        Source::Letters(lanes) => {
+            let lanes = lists::failing_of(lanes, &counts(connection)?);
+            let found = letters_of(connection, &ask, &lanes, ask.before)?;
+            (ask.cut(found.ids), found.end)
+        }
+        Source::Label { .. } | Source::Correlation(_) => {
+            let (found, end) = labelled(connection, &ask)?;
+            (ask.cut(found), end)
+        }
+    };
+    let next = ask.next(&ids, end);
+    Ok(Found { ids, next })
+}
+
+/// Those of the page and behind it that match, and where the search ended, if not with the last job.
+fn labelled(connection: &Connection, ask: &Ask) -> Result<(Vec<JobId>, Option<JobId>)> {
+    let all = ids_by_label(connection, ask, ask.before)?;
+    let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
+    Ok((matching(connection, ask, all)?, end))
+}
+
+fn letters_of(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
+    let mut found = letters::search(connection, ask, lanes, before)?;
+    if ask.asks_for_more() {
+        found.ids = matching(connection, ask, found.ids)?;
+    }
+    Ok(found)
+}
+
+/// Since when the first ready job of each lane has been ready.
+pub fn ready_since(connection: &Connection) -> Result<Vec<(LaneId, Timestamp)>> {
+    // Jumps from lane to lane in the index, as a poll does.
+    let mut statement = connection.prepare_cached(
+        "WITH RECURSIVE lanes(lane) AS (
+             SELECT min(lane) FROM ready
+             UNION ALL
+             SELECT (SELECT min(lane) FROM ready WHERE ready.lane > lanes.lane) FROM lanes WHERE lane IS NOT NULL)
+         SELECT lane, (SELECT min(ready_at) FROM ready WHERE ready.lane = lanes.lane) FROM lanes WHERE lane IS NOT NULL",
+    )?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, Timestamp::from_ms(row.get(1)?))))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 fn matching(connection: &Connection, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<JobId>> {
@@ -420,15 +491,20 @@ fn ids_by_name(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
 /// The newest matching ids: the newest of each lane and place, put together.
 fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
+    let first = |place: &str, state: &str| {
+        let order = ask.order();
+        format!("SELECT id FROM {place} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4")
+    };
     for lane in lanes {
         for sql in ask.places(
-            "SELECT id FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
-            |state| format!("SELECT id FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
-            "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4",
-            |state| format!("SELECT id FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 ORDER BY id DESC LIMIT ?4"),
+            &first("ready INDEXED BY ready_id", ""),
+            |state| first("waiting", &format!("AND state = {state}")),
+            &first("done", ""),
+            |state| first("ended", &format!("AND state = {state}")),
         ) {
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement.query_map((lane, ask.before.0, ask.from.0, ask.wanted as i64), |r| r.get::<_, Uuid>(0))?;
+            let rows =
+                statement.query_map((lane, ask.before.0, ask.from.0, ask.wanted as i64), |r| r.get::<_, Uuid>(0))?;
             for id in rows {
                 ids.push(JobId(id?));
             }
@@ -450,10 +526,9 @@ fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId,
         held.extend(block_jobs(&ids, None).into_iter().map(|(id, _)| id));
     }
     held.retain(|id| *id < before && *id >= ask.from);
-    held.sort_unstable();
-    held.dedup();
+    ask.sort(&mut held);
     let mut ids = Vec::new();
-    for id in held.into_iter().rev() {
+    for id in held {
         if ids.len() >= limit {
             break;
         }
@@ -493,9 +568,10 @@ fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result
 fn ids_by_label(connection: &Connection, ask: &Ask, before: JobId) -> Result<Vec<JobId>> {
     match &ask.source {
         Source::Label { kind, value } => {
-            let mut statement = connection.prepare_cached(
-                "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?",
-            )?;
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
+                ask.order()
+            ))?;
             let limit = lists::COUNT_LIMIT as i64;
             let ids = statement
                 .query_map((*kind as i16, value, before.0, ask.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
@@ -503,14 +579,17 @@ fn ids_by_label(connection: &Connection, ask: &Ask, before: JobId) -> Result<Vec
             Ok(ids?)
         }
         Source::Correlation(text) => ids_by_correlation(connection, ask, text, before),
-        Source::Lanes(_) => Ok(Vec::new()),
+        Source::Lanes(_) | Source::Letters(_) => Ok(Vec::new()),
     }
 }
 
 /// A job without a correlation id of its own has its id for one.
 fn ids_by_correlation(connection: &Connection, ask: &Ask, text: &str, before: JobId) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = connection
-        .prepare_cached("SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id DESC LIMIT ?")?
+        .prepare_cached(&format!(
+            "SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
+            ask.order()
+        ))?
         .query_map((text, before.0, ask.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
         .collect::<rusqlite::Result<_>>()?;
     if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= ask.from)
@@ -518,7 +597,7 @@ fn ids_by_correlation(connection: &Connection, ask: &Ask, text: &str, before: Jo
     {
         ids.push(own);
     }
-    ids.sort_unstable_by(|a, b| b.cmp(a));
+    ask.sort(&mut ids);
     Ok(ids)
 }
 

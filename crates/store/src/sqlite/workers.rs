@@ -7,10 +7,10 @@ use faena_domain::{Ability, JobId, Run, Timestamp, WorkerChange, WorkerId, Worke
 use rusqlite::{Connection, OptionalExtension, Row, ToSql};
 use uuid::Uuid;
 
-use super::{claim::block_jobs, end::ended_as, free::free_blocks, read, writer::Tx};
+use super::{audit, claim::block_jobs, end::ended_as, free::free_blocks, read, writer::Tx};
 use crate::{
-    ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerLost, WorkerNews, WorkerStanding,
+    AuditEntry, ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, Swept, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
     assemble::parse_options,
     workers::{
         COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
@@ -258,7 +258,7 @@ fn add_changes(tx: &Tx, id: WorkerId, changes: &[WorkerChange]) -> Result<()> {
     Ok(())
 }
 
-pub fn drain(tx: &Tx, key: &str, drain: bool) -> Result<Option<WorkerId>> {
+pub fn drain(tx: &Tx, key: &str, drain: bool, entry: Option<AuditEntry>, now: Timestamp) -> Result<Option<WorkerId>> {
     let id = tx
         .connection
         .prepare_cached("UPDATE worker SET drain = ? WHERE key = ? AND ended_at IS NULL RETURNING id")?
@@ -266,6 +266,9 @@ pub fn drain(tx: &Tx, key: &str, drain: bool) -> Result<Option<WorkerId>> {
         .optional()?;
     if let Some(id) = id {
         tx.signal(Signal::Worker(id));
+        if let Some(entry) = entry {
+            audit::add(tx, &entry, now)?;
+        }
     }
     Ok(id)
 }

@@ -81,7 +81,7 @@ async fn finished(world: &World) -> [(JobId, JobState); 3] {
 
 pub async fn a_finished_job_cannot_be_cancelled(world: &World) {
     for (id, state) in finished(world).await {
-        assert_eq!(refused(world.store.job_cancel(id, "late", world.at(9)).await), state);
+        assert_eq!(refused(world.store.job_cancel(id, "late", None, world.at(9)).await), state);
         assert_eq!(world.state(id).await, state);
     }
 }
@@ -141,7 +141,7 @@ pub async fn only_failed_and_cancelled_jobs_can_be_retried(world: &World) {
     let [(completed, _), ..] = finished(world).await;
     let ready = world.submit(world.job("r", 10)).await;
     let delayed = world.submit(world.job("d", 10).scheduled(world.at(99))).await;
-    let again = |id| world.store.job_retry(id, world.at(11));
+    let again = |id| world.store.job_retry(id, None, world.at(11));
     assert_eq!(refused(again(completed).await), JobState::Completed);
     assert_eq!(refused(again(ready).await), JobState::Queued);
     assert_eq!(refused(again(delayed).await), JobState::Pending);
@@ -239,7 +239,8 @@ pub async fn a_patch_of_a_retrying_job_keeps_it_retrying(world: &World) {
 }
 
 pub async fn running_and_finished_jobs_cannot_be_patched(world: &World) {
-    let patch = |id| world.store.job_patch(id, JobPatch { max_retries: Some(1), ..JobPatch::default() }, world.at(9));
+    let patch =
+        |id| world.store.job_patch(id, JobPatch { max_retries: Some(1), ..JobPatch::default() }, None, world.at(9));
     for (id, state) in finished(world).await {
         assert_eq!(refused(patch(id).await), state);
     }
@@ -258,11 +259,11 @@ pub async fn a_deleted_job_leaves_nothing(world: &World) {
     };
     let parent = world.running(world.job("parent", 0)).await;
     let ready = world.submit(mark(1)).await;
-    world.store.job_delete(ready).await.unwrap();
+    world.store.job_delete(ready, None, world.at(1_000)).await.unwrap();
     let delayed = world.submit(mark(2).scheduled(world.at(50))).await;
-    world.store.job_delete(delayed).await.unwrap();
+    world.store.job_delete(delayed, None, world.at(1_000)).await.unwrap();
     let blocked = world.submit(mark(3).after(&[parent.id])).await;
-    world.store.job_delete(blocked).await.unwrap();
+    world.store.job_delete(blocked, None, world.at(1_000)).await.unwrap();
     let rich = async |n| -> ClaimedJob {
         let job = world.running(mark(n)).await;
         world.begin(&job, 1).await;
@@ -279,7 +280,7 @@ pub async fn a_deleted_job_leaves_nothing(world: &World) {
     for (n, outcome) in [(4, completed()), (5, failed("no")), (6, cancelled())] {
         let job = rich(n).await;
         assert!(world.end(&job, outcome, 4).await);
-        world.store.job_delete(job.id).await.unwrap();
+        world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
         gone.push(job.id);
     }
     for id in gone {
@@ -292,21 +293,21 @@ pub async fn a_deleted_job_leaves_nothing(world: &World) {
 
 pub async fn a_running_job_cannot_be_deleted(world: &World) {
     let job = world.running(world.job("a", 0)).await;
-    assert_eq!(refused(world.store.job_delete(job.id).await), JobState::Assigned);
+    assert_eq!(refused(world.store.job_delete(job.id, None, world.at(1_000)).await), JobState::Assigned);
     world.begin(&job, 1).await;
-    assert_eq!(refused(world.store.job_delete(job.id).await), JobState::Processing);
+    assert_eq!(refused(world.store.job_delete(job.id, None, world.at(1_000)).await), JobState::Processing);
     world.complete(&job, 2).await;
-    world.store.job_delete(job.id).await.unwrap();
+    world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
 }
 
 pub async fn changes_of_unknown_jobs_say_so(world: &World) {
     let id = JobId::new();
     let now = world.at(0);
     for answer in [
-        world.store.job_cancel(id, "", now).await.map(|_| ()),
-        world.store.job_retry(id, now).await,
-        world.store.job_patch(id, JobPatch::default(), now).await,
-        world.store.job_delete(id).await,
+        world.store.job_cancel(id, "", None, now).await.map(|_| ()),
+        world.store.job_retry(id, None, now).await,
+        world.store.job_patch(id, JobPatch::default(), None, now).await,
+        world.store.job_delete(id, None, world.at(1_000)).await,
     ] {
         assert!(matches!(answer, Err(StoreError::NotFound(missing)) if missing == id), "{answer:?}");
     }

@@ -182,7 +182,7 @@ pub async fn a_report_that_came_too_late_is_written_down(world: &World) {
     world.complete(&second, 13).await;
     assert!(world.note(&second, late(), 14).await, "of a finished job too");
     assert_eq!(world.ledger.number("SELECT count(*) FROM running").await, 0);
-    world.store.job_delete(first.id).await.unwrap();
+    world.store.job_delete(first.id, None, world.at(1_000)).await.unwrap();
     assert!(!world.note(&first, late(), 15).await, "the job is not there");
 }
 
@@ -225,7 +225,7 @@ pub async fn the_same_end_told_again_counts_once(world: &World) {
             assert!(!world.tell_end(late).await, "{outcome:?} told at another time is another end");
             assert_eq!((world.state(job.id).await, world.store.counts().await.unwrap()), (state, counts));
             assert_eq!(world.get(job.id).await.updated_at, world.at(5));
-            world.store.job_delete(job.id).await.unwrap();
+            world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
         }
     }
 }
@@ -239,7 +239,7 @@ pub async fn the_same_end_twice_in_one_call_counts_once(world: &World) {
         let answers = world.store.job_end(vec![end, late, again], world.at(6)).await.unwrap();
         assert_eq!(answers, [true, false, true], "{outcome:?}");
         assert_eq!(world.state(job.id).await, outcome.state());
-        world.store.job_delete(job.id).await.unwrap();
+        world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
     }
 }
 
@@ -252,7 +252,7 @@ pub async fn another_end_of_an_ended_run_changes_nothing(world: &World) {
             world.end(&job, second.clone(), 6).await;
             assert_eq!(world.state(job.id).await, first.state(), "{second:?} after {first:?}");
             world.ledger.prove().await;
-            world.store.job_delete(job.id).await.unwrap();
+            world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
         }
     }
 }
@@ -281,7 +281,7 @@ pub async fn a_report_of_a_deleted_job_changes_nothing(world: &World) {
         jobs.iter().zip([completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()])
     {
         assert!(world.end(job, outcome, 2).await);
-        world.store.job_delete(job.id).await.unwrap();
+        world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
         for late in [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()] {
             assert!(!world.end(job, late, 3).await);
         }
@@ -353,7 +353,7 @@ pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: 
     assert!(world.note(&bad[0], NoteKind::Message(nul.into()), 2).await);
     assert!(world.note(&bad[0], percent(1.0, nul), 2).await);
     assert!(world.note(&bad[0], step(nul, "1"), 2).await);
-    world.store.job_cancel(bad[1].id, nul, world.at(3)).await.unwrap();
+    world.store.job_cancel(bad[1].id, nul, None, world.at(3)).await.unwrap();
     let retry = Outcome::Retry { due_at: world.at(9), error: nul.into(), reason: ErrorReason::Error };
     let ends = vec![
         world.an_end(&good, completed(), 4),

@@ -127,7 +127,7 @@ pub async fn a_deleted_parent_cancels_its_child(world: &World) {
     let parent = world.submit(world.job("parent", 0)).await;
     let child = world.submit(world.job("child", 1).after(&[parent])).await;
     let anyway = world.submit(world.job("child", 1).after(&[parent]).runs_anyway()).await;
-    world.store.job_delete(parent).await.unwrap();
+    world.store.job_delete(parent, None, world.at(1_000)).await.unwrap();
     assert_eq!(world.states([child, anyway]).await, [CANCELLED, QUEUED]);
     assert!(world.get(child).await.error.unwrap().contains("deleted"));
 }
@@ -237,8 +237,8 @@ pub async fn a_retried_child_waits_for_a_parent_that_was_retried_before_it(world
     world.cancel(parent, 1).await;
     assert_eq!(world.state(child).await, JobState::Cancelled);
 
-    world.store.job_retry(parent, world.at(2)).await.unwrap();
-    world.store.job_retry(child, world.at(3)).await.unwrap();
+    world.store.job_retry(parent, None, world.at(2)).await.unwrap();
+    world.store.job_retry(child, None, world.at(3)).await.unwrap();
     world.promote(4).await;
     assert_eq!(world.states([parent, child]).await, [JobState::Queued, JobState::Pending]);
 

@@ -145,7 +145,7 @@ pub async fn a_unique_key_is_free_after_every_way_to_finish(world: &World) {
     assert_eq!(world.promote(1_000).await.expired, 1);
     assert_eq!(world.state(expired).await, JobState::Failed);
     let deleted = world.submit(world.job("sync", 1_001).unique("k")).await;
-    world.store.job_delete(deleted).await.unwrap();
+    world.store.job_delete(deleted, None, world.at(1_000)).await.unwrap();
     world.submit(world.job("sync", 1_002).unique("k")).await;
 }
 
@@ -161,7 +161,7 @@ pub async fn a_retry_by_a_person_is_refused_while_another_has_the_unique_key(wor
     world.fail(&job, 1).await;
     let other = world.submit(world.job("sync", 2).unique("k")).await;
 
-    match world.store.job_retry(job.id, world.at(3)).await {
+    match world.store.job_retry(job.id, None, world.at(3)).await {
         Err(StoreError::Conflict { holder, .. }) => assert_eq!(holder, Some(other)),
         answer => panic!("{answer:?}"),
     }

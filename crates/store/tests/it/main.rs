@@ -5,11 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error it does not expect should stop there")]
 
+mod audit;
+mod bulk;
 mod changes;
 mod claims;
 mod ends;
 mod family;
 mod keys;
+mod letters;
 mod lists;
 mod model;
 mod nodes;
@@ -156,6 +159,32 @@ behaviours! {
         a_deleted_job_leaves_nothing,
         a_running_job_cannot_be_deleted,
         changes_of_unknown_jobs_say_so;
+    audit:
+        every_act_is_written_down_with_who_did_it,
+        a_refused_act_leaves_no_entry,
+        entries_are_listed_latest_first_by_filter_and_in_pages,
+        old_entries_are_forgotten;
+    letters:
+        letters_are_found_by_what_they_say,
+        pages_of_a_search_show_every_letter_once,
+        only_failed_jobs_are_searched_for_what_they_say,
+        jobs_are_found_upwards_from_the_oldest,
+        the_history_of_all_runs_is_told,
+        a_letter_is_retried_and_its_log_says_by_whom,
+        only_letters_are_retried_and_deleted_as_such,
+        letters_are_counted_by_reason_and_age,
+        the_first_ready_job_of_each_lane_is_told;
+    bulk:
+        an_action_goes_step_by_step_to_its_end,
+        an_action_without_a_rate_is_written_down_when_it_is_done,
+        a_step_counts_once_whoever_makes_it,
+        two_that_step_at_once_step_once,
+        jobs_that_have_moved_on_are_left_alone,
+        a_retry_that_a_unique_key_forbids_is_skipped,
+        running_jobs_are_asked_and_children_hear_of_it,
+        a_stopped_action_stays_where_it_is,
+        actions_that_are_long_over_are_forgotten,
+        an_action_that_is_not_understood_holds_nobody_up;
     nodes:
         started_jobs_of_a_dead_node_cost_a_try,
         a_started_job_without_tries_left_fails_when_its_node_dies,

@@ -372,7 +372,7 @@ impl Play<'_> {
     async fn cancel(&mut self) {
         let Some(id) = self.any() else { return };
         self.told = format!("cancel of {id}");
-        let answer = self.world.store.job_cancel(id, "no", self.world.at(self.now)).await;
+        let answer = self.world.store.job_cancel(id, "no", None, self.world.at(self.now)).await;
         let job = self.model.job(id);
         if job.state.is_terminal() {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
@@ -388,7 +388,7 @@ impl Play<'_> {
     async fn retry(&mut self) {
         let Some(id) = self.any() else { return };
         self.told = format!("retry of {id}");
-        let answer = self.world.store.job_retry(id, self.world.at(self.now)).await;
+        let answer = self.world.store.job_retry(id, None, self.world.at(self.now)).await;
         let job = &self.model.jobs[&id];
         if !matches!(job.state, JobState::Failed | JobState::Cancelled) {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })), "{answer:?}");
@@ -415,7 +415,7 @@ impl Play<'_> {
         self.told = format!("patch of {id} to {priority}, {time:?}");
         let scheduled_at = time.map(|time| time.map(|ms| self.world.at(ms)));
         let patch = JobPatch { priority: Some(priority), scheduled_at, ..JobPatch::default() };
-        let answer = self.world.store.job_patch(id, patch, self.world.at(self.now)).await;
+        let answer = self.world.store.job_patch(id, patch, None, self.world.at(self.now)).await;
         let now = self.now;
         let job = self.model.job(id);
         if job.state.is_terminal() || job.held.is_some() {
@@ -435,7 +435,7 @@ impl Play<'_> {
     async fn delete(&mut self) {
         let Some(id) = self.any() else { return };
         self.told = format!("delete of {id}");
-        let answer = self.world.store.job_delete(id).await;
+        let answer = self.world.store.job_delete(id, None, self.world.at(self.now)).await;
         if self.model.jobs[&id].held.is_some() {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
             return;
@@ -548,7 +548,8 @@ impl Play<'_> {
     async fn prune(&mut self) {
         self.told = format!("pruning at {}", self.now);
         let keep_ms = 5_000;
-        let retention = Retention { completed_ms: keep_ms, failed_ms: keep_ms, cancelled_ms: keep_ms };
+        let retention =
+            Retention { completed_ms: keep_ms, failed_ms: keep_ms, cancelled_ms: keep_ms, ..Retention::default() };
         self.world.store.job_prune(&retention, 1_000, self.world.at(self.now)).await.unwrap();
         let cutoff = self.now - keep_ms;
         self.model.jobs.retain(|_, job| !(job.state.is_terminal() && job.finished_at < cutoff));

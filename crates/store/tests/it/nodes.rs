@@ -136,7 +136,7 @@ pub async fn rescue_and_completion_at_once_never_both_count(world: &World) {
         assert_eq!(completed, freed.returned == 0, "in round {round}");
         assert_eq!(completed, counted, "in round {round}");
         seen[usize::from(completed)] += 1;
-        world.store.job_delete(job.id).await.unwrap();
+        world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
     }
     assert_eq!(seen[0] + seen[1], 30);
 }

@@ -147,7 +147,7 @@ pub async fn strings_that_look_like_sql_or_keys_are_just_strings(world: &World) 
         assert_eq!(world.list(faena_store::Filter { tag: Some(text.into()), ..Default::default() }).await, [id]);
         let claimed = world.claim_one(1).await;
         world.complete(&claimed, 2).await;
-        world.store.job_delete(id).await.unwrap();
+        world.store.job_delete(id, None, world.at(1_000)).await.unwrap();
         assert!(world.ledger.tables_with(id).await.is_empty(), "{text} leaves nothing");
     }
 }

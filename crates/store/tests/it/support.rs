@@ -358,15 +358,15 @@ impl World {
     }
 
     pub async fn cancel(&self, id: JobId, ms: i64) -> CancelOutcome {
-        self.store.job_cancel(id, "not wanted", self.at(ms)).await.unwrap()
+        self.store.job_cancel(id, "not wanted", None, self.at(ms)).await.unwrap()
     }
 
     pub async fn retry_by_person(&self, id: JobId, ms: i64) {
-        self.store.job_retry(id, self.at(ms)).await.unwrap();
+        self.store.job_retry(id, None, self.at(ms)).await.unwrap();
     }
 
     pub async fn patch(&self, id: JobId, patch: JobPatch, ms: i64) {
-        self.store.job_patch(id, patch, self.at(ms)).await.unwrap();
+        self.store.job_patch(id, patch, None, self.at(ms)).await.unwrap();
     }
 
     // ---- looking

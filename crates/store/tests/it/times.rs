@@ -151,7 +151,12 @@ pub async fn jobs_that_nobody_can_run_are_given_up(world: &World) {
 }
 
 pub async fn old_finished_jobs_are_pruned_by_state_and_leave_nothing(world: &World) {
-    let retention = Retention { completed_ms: 10 * MINUTE_MS, failed_ms: 30 * MINUTE_MS, cancelled_ms: 20 * MINUTE_MS };
+    let retention = Retention {
+        completed_ms: 10 * MINUTE_MS,
+        failed_ms: 30 * MINUTE_MS,
+        cancelled_ms: 20 * MINUTE_MS,
+        ..Retention::default()
+    };
     let rich = |ms| {
         let mark = format!("{ms}-{}", JobId::new());
         world.job("a", ms).tag("t").schedule("s").unique(&mark).idempotent(&mark, 1).expires(world.at(99 * MINUTE_MS))

@@ -216,7 +216,7 @@ pub async fn a_job_that_goes_on_tells_nothing(world: &World) {
     let job = world.claim_one(6).await;
     world.hand_back(&job, 7).await;
     assert_eq!(world.webhooks_of(id).await.len(), 0);
-    world.store.job_delete(id).await.unwrap();
+    world.store.job_delete(id, None, world.at(99)).await.unwrap();
     assert_eq!(world.ledger.number("SELECT count(*) FROM webhook").await, 0, "to be deleted is not to end");
 }
 
@@ -483,7 +483,7 @@ pub async fn a_deleted_job_takes_its_settled_webhooks_along(world: &World) {
     let (job, id) = world.told(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 200, WebhookNext::Delivered, 1).await;
-    world.store.job_delete(job).await.unwrap();
+    world.store.job_delete(job, None, world.at(99)).await.unwrap();
     assert!(world.store.webhook_get(id).await.unwrap().is_none());
     assert_eq!(world.ledger.number("SELECT count(*) FROM webhook_attempt").await, 0);
 }
@@ -492,7 +492,7 @@ pub async fn a_webhook_still_to_be_delivered_survives_its_job(world: &World) {
     const DAY_MS: i64 = 24 * 3_600_000;
     let prune = async |ms| world.store.job_prune(&Retention::default(), 100, world.at(ms)).await.unwrap();
     let (deleted, _) = world.told(0).await;
-    world.store.job_delete(deleted).await.unwrap();
+    world.store.job_delete(deleted, None, world.at(99)).await.unwrap();
     let (pruned, _) = world.told(5).await;
     assert_eq!(prune(8 * DAY_MS).await, 1);
     assert!(world.store.job_get(pruned).await.unwrap().is_none());

@@ -71,7 +71,7 @@ pub async fn a_worker_that_connects_anew_goes_on_with_its_jobs(world: &World) {
     let later = world.submit(world.job("b", 5).retries(7)).await;
     world.claim_by(&worker, 1, 6).await;
     assert!(world.tell(world.news(&worker, &[WorkerState::Busy], 7)).await.connected);
-    world.store.worker_drain("w", true, world.at(7)).await.unwrap();
+    world.store.worker_drain("w", true, None, world.at(7)).await.unwrap();
     assert_eq!(world.shown("w").await.jobs.len(), 4);
 
     let entry = WorkerEntry { door: "grpc".into(), concurrency: 3, ..world.worker("w") };
@@ -326,7 +326,7 @@ pub async fn loss_and_completion_at_once_never_both_count(world: &World) {
         let completed = world.state(jobs[0].id).await == JobState::Completed;
         assert_eq!(completed, freed.unwrap().orphaned == 0, "in round {round}");
         assert_eq!(completed, counted, "in round {round}");
-        world.store.job_delete(jobs[0].id).await.unwrap();
+        world.store.job_delete(jobs[0].id, None, world.at(1_000)).await.unwrap();
     }
 }
 
@@ -341,7 +341,7 @@ pub async fn loss_and_claim_at_once_leave_nothing_in_dead_hands(world: &World) {
         assert_eq!(world.state(id).await, state, "in round {round}");
         world.ledger.prove().await;
         seen[claimed.len()] += 1;
-        world.store.job_delete(id).await.unwrap();
+        world.store.job_delete(id, None, world.at(1_000)).await.unwrap();
     }
     assert_eq!(seen[0] + seen[1], 30);
 }
@@ -354,7 +354,7 @@ pub async fn reconnection_and_claim_at_once_lose_no_job(world: &World) {
         let held: Vec<_> = again.jobs.iter().map(|held| held.job.id).collect();
         assert_eq!(held, claimed.iter().map(|job| job.id).collect::<Vec<_>>(), "in round {round}");
         world.lose(&again, 0, round).await.unwrap();
-        world.store.job_delete(id).await.unwrap();
+        world.store.job_delete(id, None, world.at(1_000)).await.unwrap();
     }
 }
 
@@ -585,7 +585,7 @@ pub async fn only_the_newest_changes_are_kept(world: &World) {
 pub async fn a_worker_is_asked_to_drain_by_its_name(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let mut signals = world.store.signals();
-    let ask = async |key: &str, drain| world.store.worker_drain(key, drain, world.at(1)).await.unwrap();
+    let ask = async |key: &str, drain| world.store.worker_drain(key, drain, None, world.at(1)).await.unwrap();
     assert_eq!(ask("nobody", true).await, None);
     assert_eq!(ask("w", true).await, Some(worker.id));
     let heard = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();

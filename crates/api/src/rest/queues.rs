@@ -1,0 +1,318 @@
+//! `/queues` and `/limits`: how queues stand, what holds for them, how much may run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::{Json, body::Body, extract::State};
+use faena_domain::{Fairness, Fault, Limit, NewJob, Pause, Priority, Rate, Scope, Timestamp};
+use faena_store::{Counts, Lane, LaneId, QueuePatch, StoredLimit, Tally};
+use faena_wire::{Depth, LimitList, LimitView, QueueList, QueueView};
+
+use super::jobs::{Answer, Segment, read_body};
+use crate::{
+    Api, ApiError,
+    fields::{Fields, body_object},
+    frame::actor,
+};
+
+/// Everything that is read to show queues.
+struct Seen {
+    lanes: Vec<Lane>,
+    counts: Counts,
+    ready_since: BTreeMap<LaneId, Timestamp>,
+    rules: std::sync::Arc<faena_domain::Rules>,
+    now: Timestamp,
+}
+
+impl Seen {
+    async fn read(api: &Api) -> Answer<Seen> {
+        let store = &api.engine.store;
+        let now = Timestamp::now();
+        let counts = store.counts().await?;
+        api.engine.throughput.add(&counts, now);
+        Ok(Seen {
+            lanes: store.lanes().await?,
+            counts,
+            ready_since: store.ready_since().await?.into_iter().collect(),
+            rules: store.rules_load().await?,
+            now,
+        })
+    }
+
+    /// Every queue that a job or a rule has named.
+    fn names(&self) -> BTreeSet<String> {
+        let ruled = self.rules.limits.keys().filter_map(|scope| match scope {
+            Scope::Queue(name) => Some(name),
+            _ => None,
+        });
+        let named = self.lanes.iter().map(|lane| &lane.queue).chain(self.rules.queues.keys()).chain(ruled);
+        named.cloned().collect()
+    }
+
+    fn count(&self, lane: &Lane, tally: Tally) -> u64 {
+        self.counts.by_lane.get(&(lane.id, tally)).map_or(0, |n| u64::try_from(*n).unwrap_or(0))
+    }
+
+    fn show(&self, api: &Api, name: &str) -> QueueView {
+        let lanes: Vec<&Lane> = self.lanes.iter().filter(|lane| lane.queue == name).collect();
+        let sum = |tally| lanes.iter().map(|lane| self.count(lane, tally)).sum();
+        let mut depth = Depth::default();
+        for lane in &lanes {
+            let queued = self.count(lane, Tally::Queued);
+            depth.total += queued;
+            match lane.priority {
+                Priority::Critical => depth.critical += queued,
+                Priority::High => depth.high += queued,
+                Priority::Normal => depth.normal += queued,
+                Priority::Low => depth.low += queued,
+            }
+        }
+        let oldest = lanes.iter().filter_map(|lane| self.ready_since.get(&lane.id)).min().copied();
+        let ids: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+        let limit = self.rules.limits.get(&Scope::Queue(name.into())).copied().unwrap_or_default();
+        let rule = self.rules.queues.get(name);
+        QueueView {
+            name: name.into(),
+            depth,
+            pending: sum(Tally::Pending),
+            retrying: sum(Tally::Retrying),
+            running: sum(Tally::Held),
+            oldest,
+            waiting_ms: oldest.map(|at| u64::try_from(self.now.ms_since(at)).unwrap_or(0)),
+            rate_per_minute: api.engine.throughput.per_minute(&ids, self.now),
+            concurrency: limit.concurrency,
+            rate: limit.rate,
+            strict: rule.and_then(|rule| rule.strict).unwrap_or(false),
+            fairness: self.rules.fairness(name),
+            paused: rule.and_then(|rule| rule.paused.clone()),
+        }
+    }
+}
+
+pub async fn list(State(api): State<Api>) -> Answer<Json<QueueList>> {
+    let seen = Seen::read(&api).await?;
+    Ok(Json(QueueList { queues: seen.names().iter().map(|name| seen.show(&api, name)).collect() }))
+}
+
+pub async fn show(State(api): State<Api>, Segment(name): Segment) -> Answer<Json<QueueView>> {
+    let seen = Seen::read(&api).await?;
+    if !seen.names().contains(&name) {
+        return Err(ApiError::not_found(format!(
+            "there is no queue {name} yet; it exists once a job or a setting has named it"
+        )));
+    }
+    Ok(Json(seen.show(&api, &name)))
+}
+
+/// A queue as it is after a change, whoever has changed it.
+async fn shown(api: &Api, name: &str) -> Answer<Json<QueueView>> {
+    Ok(Json(Seen::read(api).await?.show(api, name)))
+}
+
+pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -> Answer<Json<QueueView>> {
+    check_queue(&api, &name)?;
+    let body = read_body(&api, body).await?;
+    let mut fields = body_object(&body, api.body_bytes)?;
+    let (concurrency, rate) = read_limit(&mut fields);
+    let patch = QueuePatch {
+        concurrency,
+        rate,
+        strict: fields.take("strict", "true or false"),
+        fairness: fields.take::<Fairness>("fairness", "none or key"),
+        paused: None,
+    };
+    let mut faults = fields.finish();
+    check_limit(concurrency, rate, &mut faults);
+    if faults.is_empty() && patch == QueuePatch::default() {
+        let message = "names nothing to change; concurrency, rate, strict and fairness can be";
+        faults.push(Fault::new("body", message));
+    }
+    if !faults.is_empty() {
+        return Err(ApiError::invalid(faults));
+    }
+    api.engine.store.queue_set(&name, patch, &actor(), Timestamp::now()).await?;
+    shown(&api, &name).await
+}
+
+pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -> Answer<Json<QueueView>> {
+    check_queue(&api, &name)?;
+    let body = read_body(&api, body).await?;
+    let reason = if body.is_empty() { None } else { read_reason(&api, &body)? };
+    // Who paused it first is who paused it.
+    if api.engine.store.rules_load().await?.pause(&name).is_none() {
+        let (by, at) = (actor(), Timestamp::now());
+        let pause = Pause { at, by: by.clone(), reason };
+        let patch = QueuePatch { paused: Some(Some(pause)), ..QueuePatch::default() };
+        api.engine.store.queue_set(&name, patch, &by, at).await?;
+    }
+    shown(&api, &name).await
+}
+
+pub async fn resume(State(api): State<Api>, Segment(name): Segment) -> Answer<Json<QueueView>> {
+    check_queue(&api, &name)?;
+    if api.engine.store.rules_load().await?.pause(&name).is_some() {
+        let patch = QueuePatch { paused: Some(None), ..QueuePatch::default() };
+        api.engine.store.queue_set(&name, patch, &actor(), Timestamp::now()).await?;
+    }
+    shown(&api, &name).await
+}
+
+fn read_reason(api: &Api, body: &[u8]) -> Answer<Option<String>> {
+    let mut fields = body_object(body, api.body_bytes)?;
+    let reason = fields.text("reason");
+    if let Some(text) = &reason {
+        check_text(&mut fields.faults, "reason", text, 255);
+    }
+    let faults = fields.finish();
+    if faults.is_empty() { Ok(reason) } else { Err(ApiError::invalid(faults)) }
+}
+
+fn check_text(faults: &mut Vec<Fault>, path: &str, text: &str, most: usize) {
+    if text.is_empty() || text.chars().count() > most || text.contains(char::is_control) {
+        faults.push(Fault::new(path, format!("must have 1 to {most} visible characters")));
+    }
+}
+
+/// What would be refused as a job's queue is refused here.
+fn check_queue(api: &Api, name: &str) -> Answer<()> {
+    let job = NewJob { queue: name.into(), ..NewJob::new("named") };
+    let fault = job.check(&api.limits).into_iter().find(|fault| fault.path == "queue");
+    fault.map_or(Ok(()), |fault| Err(ApiError::invalid(vec![Fault::new("name", fault.message)])))
+}
+
+type LimitPatch = (Option<Option<u32>>, Option<Option<Rate>>);
+
+/// `null` takes a limit away; what is absent stays.
+fn read_limit(fields: &mut Fields) -> LimitPatch {
+    let (concurrency_named, rate_named) = (fields.is_present("concurrency"), fields.is_present("rate"));
+    let before = fields.faults.len();
+    let concurrency = fields.number("concurrency").map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let rate = read_rate(fields);
+    if fields.faults.len() > before {
+        return (None, None);
+    }
+    (concurrency_named.then_some(concurrency), rate_named.then_some(rate))
+}
+
+fn read_rate(fields: &mut Fields) -> Option<Rate> {
+    const WANTED: &str = "must be like \"100/1m\" or {\"count\": 100, \"periodMs\": 60000}";
+    let raw = fields.raw("rate")?;
+    if raw.get().starts_with('"') {
+        let rate = serde_json::from_str::<String>(raw.get()).ok().and_then(|text| Rate::parse(&text));
+        if rate.is_none() {
+            fields.fault("rate", WANTED);
+        }
+        return rate;
+    }
+    let Ok(mut inner) = Fields::inner(raw, "rate.".into()) else {
+        fields.fault("rate", WANTED);
+        return None;
+    };
+    let (count, period_ms) = (inner.number("count"), inner.number("periodMs"));
+    let mut faults = inner.finish();
+    for (name, value) in [("count", count), ("periodMs", period_ms)] {
+        let path = format!("rate.{name}");
+        if value.is_none() && !faults.iter().any(|fault| fault.path == path) {
+            faults.push(Fault::new(path, "is missing"));
+        }
+    }
+    let good = faults.is_empty();
+    fields.faults.extend(faults);
+    let count = u32::try_from(count?).unwrap_or(u32::MAX);
+    good.then_some(Rate { count, period_ms: period_ms? })
+}
+
+fn check_limit(concurrency: Option<Option<u32>>, rate: Option<Option<Rate>>, faults: &mut Vec<Fault>) {
+    Limit { concurrency: concurrency.flatten(), rate: rate.flatten() }.check(faults);
+}
+
+pub async fn limits(State(api): State<Api>) -> Answer<Json<LimitList>> {
+    let store = &api.engine.store;
+    let (limits, counts, lanes) = (store.limits().await?, store.counts().await?, store.lanes().await?);
+    let now = Timestamp::now();
+    let held = |scope: &Scope| {
+        let counted = lanes.iter().filter(|lane| match scope {
+            Scope::System => true,
+            Scope::Queue(name) => lane.queue == *name,
+            Scope::Type(name) => lane.kind == *name,
+            Scope::Key(_) => false,
+        });
+        let held = counted.map(|lane| counts.by_lane.get(&(lane.id, Tally::Held)).copied().unwrap_or(0)).sum::<i64>();
+        u64::try_from(held).unwrap_or(0)
+    };
+    let limits = limits.into_iter().map(|stored| {
+        let is_key = matches!(stored.scope, Scope::Key(_));
+        let held = (!is_key && stored.limit.concurrency.is_some()).then(|| held(&stored.scope));
+        let tokens = stored.limit.rate.filter(|_| !is_key);
+        let tokens = tokens.map(|rate| rate.refilled(stored.bucket, now).whole() as u64);
+        show_limit(stored, held, tokens)
+    });
+    Ok(Json(LimitList { limits: limits.collect() }))
+}
+
+fn show_limit(stored: StoredLimit, held: Option<u64>, tokens: Option<u64>) -> LimitView {
+    let name = stored.scope.parts().1;
+    LimitView {
+        scope: stored.scope.word().into(),
+        name: (!name.is_empty()).then(|| name.to_owned()),
+        concurrency: stored.limit.concurrency,
+        rate: stored.limit.rate,
+        origin: stored.origin,
+        changed_at: stored.changed_at,
+        changed_by: stored.changed_by,
+        reached_at: stored.reached_at,
+        held,
+        tokens,
+    }
+}
+
+pub async fn set_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitList>> {
+    let body = read_body(&api, body).await?;
+    let mut fields = body_object(&body, api.body_bytes)?;
+    let scope = read_scope(&mut fields);
+    let (concurrency, rate) = read_limit(&mut fields);
+    if scope == Some(Scope::System) && rate.flatten().is_some() {
+        fields.fault("rate", "is for queues, types and keys");
+    }
+    let mut faults = fields.finish();
+    check_limit(concurrency, rate, &mut faults);
+    if faults.is_empty() && concurrency.is_none() && rate.is_none() {
+        faults.push(Fault::new("body", "names nothing to change; concurrency and rate can be"));
+    }
+    let Some(scope) = scope.filter(|_| faults.is_empty()) else { return Err(ApiError::invalid(faults)) };
+    let store = &api.engine.store;
+    let before = store.limits().await?.into_iter().find(|stored| stored.scope == scope);
+    let before = before.map(|stored| stored.limit).unwrap_or_default();
+    let limit = Limit { concurrency: concurrency.unwrap_or(before.concurrency), rate: rate.unwrap_or(before.rate) };
+    store.limit_set(scope, limit, &actor(), Timestamp::now()).await?;
+    limits(State(api)).await
+}
+
+fn read_scope(fields: &mut Fields) -> Option<Scope> {
+    let (word, name) = (fields.text("scope"), fields.text("name"));
+    let most = match word.as_deref() {
+        Some("system") => {
+            if name.is_some() {
+                fields.fault("name", "the whole system has none");
+            }
+            return Some(Scope::System);
+        }
+        Some("queue" | "type") => 100,
+        Some("key") => 255,
+        _ => {
+            if !fields.faults.iter().any(|fault| fault.path == "scope") {
+                fields.fault("scope", "must be system, queue, type or key");
+            }
+            return None;
+        }
+    };
+    let Some(name) = name else {
+        fields.fault("name", "is missing");
+        return None;
+    };
+    check_text(&mut fields.faults, "name", &name, most);
+    match word.as_deref() {
+        Some("queue") => Some(Scope::Queue(name)),
+        Some("type") => Some(Scope::Type(name)),
+        _ => Some(Scope::Key(name)),
+    }
+}

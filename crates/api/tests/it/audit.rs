@@ -1,0 +1,127 @@
+//! `GET /audit`: every act of a caller is written down.
+
+use axum::{
+    body::Body,
+    extract::ConnectInfo,
+    http::{Request, StatusCode},
+};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+/// `actor action count`, the oldest first.
+async fn acts(app: &App) -> Vec<String> {
+    let answer = app.get("/api/v1/audit").await.json();
+    let entries = answer["entries"].as_array().unwrap().iter().rev();
+    entries
+        .map(|e| format!("{} {} {}", e["actor"].as_str().unwrap(), e["action"].as_str().unwrap(), e["count"]))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_act_has_an_entry_and_a_refused_one_has_none() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let job = format!("/api/v1/jobs/{id}");
+    app.call("PATCH", &job, r#"{"priority": "HIGH"}"#).await;
+    app.post(&format!("{job}/retry"), "").await;
+    app.post(&format!("{job}/cancel"), "").await;
+    app.post(&format!("{job}/cancel"), "").await;
+    app.post(&format!("{job}/retry"), "").await;
+    app.job_is(&id, "QUEUED").await;
+    app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "default"}, "dryRun": true}"#).await;
+    app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "default"}}"#).await;
+    app.call("DELETE", &job, "").await;
+    app.call("PATCH", "/api/v1/queues/mail", r#"{"concurrency": 3}"#).await;
+    app.post("/api/v1/queues/mail/pause", "").await;
+    app.post("/api/v1/queues/mail/pause", "").await;
+    app.post("/api/v1/queues/mail/resume", "").await;
+    app.call("PATCH", "/api/v1/limits", r#"{"scope": "type", "name": "x", "concurrency": 1}"#).await;
+    assert_eq!(
+        acts(&app).await,
+        [
+            "loopback job.patch 1",
+            "loopback job.cancel 1",
+            "loopback job.retry 1",
+            "loopback bulk.cancel 1",
+            "loopback job.delete 1",
+            "loopback queue.set 1",
+            "loopback queue.pause 1",
+            "loopback queue.resume 1",
+            "loopback limit.set 1",
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_says_who_what_and_when() {
+    let app = App::start().await;
+    app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
+    assert_snapshot!(app.get("/api/v1/audit").await.shown(), @r#"
+    200 OK
+    {
+      "entries": [
+        {
+          "action": "queue.pause",
+          "actor": "loopback",
+          "at": "<time>",
+          "count": 1,
+          "details": {
+            "reason": "the relay is down"
+          },
+          "sequence": 1,
+          "target": "mail"
+        }
+      ],
+      "next": null
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_from_elsewhere_is_its_address_whatever_it_says_of_itself() {
+    let app = App::start().await;
+    let peer: std::net::SocketAddr = "10.1.2.3:4567".parse().unwrap();
+    let request = Request::post("/api/v1/queues/mail/pause")
+        .header("x-actor", "the boss")
+        .extension(ConnectInfo(peer))
+        .body(Body::empty())
+        .unwrap();
+    assert_eq!(app.send(request).await.status, StatusCode::OK);
+    assert_eq!(acts(&app).await, ["ip 10.1.2.3 queue.pause 1"]);
+    assert_eq!(app.get("/api/v1/queues/mail").await.json()["paused"]["by"], "ip 10.1.2.3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_are_filtered_and_come_in_pages() {
+    let app = App::start().await;
+    for name in ["a", "b", "c"] {
+        app.post(&format!("/api/v1/queues/{name}/pause"), "").await;
+    }
+    app.post("/api/v1/queues/a/resume", "").await;
+    let find = async |query: &str| {
+        let answer = app.get(&format!("/api/v1/audit?{query}")).await.json();
+        let targets: Vec<Value> = answer["entries"].as_array().unwrap().iter().map(|e| e["target"].clone()).collect();
+        (json!(targets), answer["next"].clone())
+    };
+    assert_eq!(find("action=queue.pause").await.0, json!(["c", "b", "a"]));
+    assert_eq!(find("target=a").await.0, json!(["a", "a"]));
+    assert_eq!(find("actor=nobody").await.0, json!([]));
+    let (first, next) = find("limit=3").await;
+    assert_eq!(first, json!(["a", "c", "b"]));
+    assert_eq!(find(&format!("limit=3&before={next}")).await, (json!(["a"]), Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_understood_is_named() {
+    let app = App::start().await;
+    let answer = app.get("/api/v1/audit?limit=0&before=x&colour=red&actor=a%00b").await;
+    assert_snapshot!(answer.faults(), @r"
+    400 VALIDATION_ERROR: 4 fields are not valid
+    limit: must be a number from 1 to 1000
+    before: must be the next of another answer
+    colour: is not a known parameter
+    actor: must not contain control characters
+    ");
+}

@@ -1,0 +1,273 @@
+//! `/dead-letter`.
+
+use axum::http::StatusCode;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::app::{Answer, App};
+
+/// Fails at once: its payload is not valid.
+async fn failed(app: &App, queue: &str, payload: &str) -> String {
+    let id = app.create(&format!(r#"{{"name": "http.request", "queue": "{queue}", "payload": {payload}}}"#)).await;
+    app.job_is(&id, "FAILED").await;
+    id
+}
+
+const PRIVATE: &str = r#"{"url": "http://127.0.0.1/"}"#;
+
+async fn stocked() -> (App, [String; 3]) {
+    let app = App::start().await;
+    let first = failed(&app, "a", PRIVATE).await;
+    let second = failed(&app, "b", r#"{"url": "no address"}"#).await;
+    let third = failed(&app, "a", PRIVATE).await;
+    app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    (app, [first, second, third])
+}
+
+fn ids(answer: &Answer) -> Vec<Value> {
+    answer.json()["data"].as_array().unwrap().iter().map(|job| job["id"].clone()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_are_listed_newest_first_and_found_by_filters() {
+    let (app, [first, second, third]) = stocked().await;
+    let find = async |query: &str| ids(&app.get(&format!("/api/v1/dead-letter?{query}")).await);
+    assert_eq!(find("").await, [third.as_str(), &second, &first]);
+    assert_eq!(find("queue=b").await, [second.as_str()]);
+    assert_eq!(find("type=http.request").await.len(), 3);
+    assert_eq!(find("type=other").await.len(), 0);
+    assert_eq!(find("error=PRIVATE").await, [third.as_str(), &first]);
+    assert_eq!(find("error=private&queue=b").await.len(), 0);
+    assert_eq!(find("reason=error&q=http").await.len(), 3);
+    assert_eq!(find("reason=timeout").await.len(), 0);
+    assert_eq!(find("createdAfter=2100-01-01T00:00:00Z").await.len(), 0);
+
+    let page = app.get("/api/v1/dead-letter?limit=2&page=2").await;
+    assert_eq!(ids(&page), [first.as_str()]);
+    let mut body = page.json();
+    body.as_object_mut().unwrap().remove("data");
+    assert_eq!(body, json!({ "total": 3, "page": 2, "limit": 2, "totalPages": 2 }));
+    assert_eq!((page.header("x-total-count"), page.header("x-total-pages")), ("3", "2"));
+    let by_cursor = app.get("/api/v1/dead-letter?limit=2&cursor=&error=url").await.json();
+    let next = by_cursor["nextCursor"].as_str().unwrap();
+    assert_eq!(find(&format!("limit=2&error=url&cursor={next}")).await, [first.as_str()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_shows_its_payload_and_the_errors_of_all_runs() {
+    let (app, [first, ..]) = stocked().await;
+    let letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
+    assert_eq!(letter["payload"], json!({ "url": "http://127.0.0.1/" }));
+    assert_eq!(letter["attempts"].as_array().unwrap().len(), 1);
+    let attempt = &letter["attempts"][0];
+    assert_eq!((&attempt["status"], &attempt["errorReason"]), (&json!("FAILED"), &json!("error")));
+    assert_eq!(attempt["error"], letter["error"]);
+    assert!(
+        attempt["run"].is_i64() && attempt["workerId"].is_string() && attempt["finishedAt"].is_string(),
+        "{attempt}"
+    );
+    assert!(letter["executionLog"].as_array().unwrap().len() >= 3);
+    app.post(&format!("/api/v1/dead-letter/{first}/retry"), "").await;
+    let again = app.job_is(&first, "FAILED").await;
+    assert!(again.get("attempts").is_none(), "only a letter tells them");
+    let letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
+    assert_eq!(letter["attempts"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_is_retried_under_its_own_id() {
+    let app = App::start().await;
+    let id = failed(&app, "a", PRIVATE).await;
+    let answer = app.post(&format!("/api/v1/dead-letter/{id}/retry"), "").await;
+    assert_eq!((answer.status, answer.json()), (StatusCode::OK, json!({ "id": id, "status": "QUEUED" })));
+    let job = app.job_is(&id, "FAILED").await;
+    let said = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
+    assert_eq!(said["details"], "by loopback");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_is_deleted() {
+    let (app, [first, ..]) = stocked().await;
+    let answer = app.call("DELETE", &format!("/api/v1/dead-letter/{first}"), "").await;
+    assert_eq!((answer.status, answer.text.as_str()), (StatusCode::NO_CONTENT, ""));
+    assert_eq!(app.get(&format!("/api/v1/jobs/{first}")).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_are_counted() {
+    let (app, _) = stocked().await;
+    assert_snapshot!(app.get("/api/v1/dead-letter/stats").await.shown(), @r#"
+    200 OK
+    {
+      "byQueue": {
+        "a": 2,
+        "b": 1
+      },
+      "byReason": {
+        "error": 3
+      },
+      "byType": {
+        "http.request": 3
+      },
+      "newest": "<time>",
+      "oldest": "<time>",
+      "reasonsOf": 3,
+      "total": 3
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
+    let (app, [first, second, third]) = stocked().await;
+    let dry = app.post("/api/v1/dead-letter/bulk/delete", r#"{"filter": {"error": "private"}, "dryRun": true}"#).await;
+    let dry = dry.json();
+    assert_eq!((&dry["matched"], &dry["done"], &dry["sample"]), (&json!(2), &json!(0), &json!([third, first])));
+    assert_eq!(dry["examples"][0]["type"], "http.request");
+    assert_eq!(dry["examples"][0]["queue"], "a");
+    assert!(dry["examples"][0]["error"].as_str().unwrap().contains("private"), "{dry}");
+    assert!(dry.get("id").is_none());
+    let done = app.post("/api/v1/dead-letter/bulk/delete", r#"{"filter": {"error": "private"}}"#).await.json();
+    assert_eq!((&done["matched"], &done["done"], &done["skipped"]), (&json!(2), &json!(2), &json!(0)));
+    assert_eq!(ids(&app.get("/api/v1/dead-letter").await), [second.as_str()]);
+    let all = app.post("/api/v1/dead-letter/bulk/retry", r#"{"all": true}"#).await.json();
+    assert_eq!(all["done"], 1);
+    let log = app.job_is(&second, "FAILED").await["executionLog"].to_string();
+    assert!(log.contains("by a bulk action"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_throttled_action_is_accepted_shown_and_comes_to_its_end() {
+    let (app, _) = stocked().await;
+    let answer = app.post("/api/v1/dead-letter/bulk/delete", r#"{"all": true, "perSecond": 100}"#).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+    let body = answer.json();
+    let id = body["id"].as_str().unwrap().to_owned();
+    assert_eq!((&body["matched"], &body["done"], &body["perSecond"]), (&json!(3), &json!(0), &json!(100)));
+    let path = format!("/api/v1/bulk/{id}");
+    assert_eq!(answer.header("location"), path);
+    let over = loop {
+        let shown = app.get(&path).await;
+        if !shown.json()["finishedAt"].is_null() {
+            break shown;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    };
+    assert_snapshot!(over.shown(), @r#"
+    200 OK
+    {
+      "action": "delete",
+      "actor": "loopback",
+      "createdAt": "<time>",
+      "done": 3,
+      "dueAt": null,
+      "filter": {
+        "status": [
+          "FAILED"
+        ]
+      },
+      "finishedAt": "<time>",
+      "id": "<id 1>",
+      "matched": 3,
+      "perSecond": 100,
+      "skipped": 0
+    }
+    "#);
+    assert_eq!(app.get("/api/v1/bulk").await.json()["actions"][0]["id"], id);
+    let late = app.post(&format!("{path}/cancel"), "").await;
+    assert_eq!(late.status, StatusCode::CONFLICT);
+    assert_eq!(late.json()["error"]["code"], "INVALID_TRANSITION");
+    let audit = app.get(&format!("/api/v1/audit?target={id}")).await.json();
+    let told: Vec<Value> =
+        audit["entries"].as_array().unwrap().iter().map(|e| json!([e["action"], e["count"]])).collect();
+    assert_eq!(told, [json!(["bulk.delete.end", 3]), json!(["bulk.delete", 3])]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_throttled_action_is_stopped() {
+    let app = App::start().await;
+    let jobs: Vec<Value> = (0..50).map(|_| json!({ "name": "elsewhere.kind" })).collect();
+    app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
+    let body = app.post("/api/v1/jobs/bulk/cancel", r#"{"all": true, "perSecond": 1}"#).await.json();
+    let stopped = app.post(&format!("/api/v1/bulk/{}/cancel", body["id"].as_str().unwrap()), "").await.json();
+    assert_eq!((&stopped["error"], &stopped["dueAt"]), (&json!("stopped by loopback"), &Value::Null));
+    assert!(stopped["done"].as_u64().unwrap() < 50 && !stopped["finishedAt"].is_null(), "{stopped}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_letter_is_not_found() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let unknown = "018f0000-0000-7000-8000-000000000000";
+    let mut said = String::new();
+    for (method, path) in [
+        ("GET", format!("/{id}")),
+        ("DELETE", format!("/{id}")),
+        ("POST", format!("/{id}/retry")),
+        ("GET", format!("/{unknown}")),
+        ("POST", format!("/{unknown}/retry")),
+        ("DELETE", "/nonsense".into()),
+        ("POST", "/bulk/cancel".into()),
+    ] {
+        said.push_str(&format!("{}\n", app.call(method, &format!("/api/v1/dead-letter{path}"), "{}").await.faults()));
+    }
+    let bulk = app.get(&format!("/api/v1/bulk/{unknown}")).await.faults();
+    assert_snapshot!(format!("{said}{bulk}\n{}", app.post("/api/v1/bulk/x/cancel", "").await.faults()), @r"
+    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
+    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
+    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
+    404 NOT_FOUND: there is no job <id 1>
+    404 NOT_FOUND: there is no job <id 1>
+    400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    404 NOT_FOUND: there is no bulk action cancel for dead letters; retry and delete are
+    404 NOT_FOUND: there is no bulk action <id 1>
+    400 VALIDATION_ERROR: id: must be a UUID
+    id: must be a UUID
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_filters_are_named() {
+    let (app, _) = stocked().await;
+    let mut said =
+        format!("{}\n", app.get("/api/v1/dead-letter?status=FAILED&reason=bad&error=&limit=0").await.faults());
+    for body in [
+        "{}",
+        r#"{"filter": {}}"#,
+        r#"{"filter": {"status": "FAILED"}}"#,
+        r#"{"filter": {"error": 5}, "persecond": 1}"#,
+        r#"{"filter": {"error": "x"}, "perSecond": 0}"#,
+        r#"{"filter": {"error": "x"}, "perSecond": 20000}"#,
+        r#"{"filter": {"error": "x"}, "perSecond": -1}"#,
+    ] {
+        said.push_str(&format!("{}\n", app.post("/api/v1/dead-letter/bulk/delete", body).await.faults()));
+    }
+    let every = r#"{"filter": {"status": "PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING"}}"#;
+    said.push_str(&app.post("/api/v1/jobs/bulk/cancel", every).await.faults());
+    assert_snapshot!(said, @r#"
+    400 VALIDATION_ERROR: 4 fields are not valid
+    status: is not a known parameter
+    reason: must be one of error, timeout, orphaned, cancelled, expired, no_handler
+    error: must not be empty
+    limit: must be a number from 1 to 100
+    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
+    filter: would match every job; say "all": true if that is meant
+    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
+    filter: would match every job; say "all": true if that is meant
+    400 VALIDATION_ERROR: filter.status: is not a known parameter
+    filter.status: is not a known parameter
+    400 VALIDATION_ERROR: 2 fields are not valid
+    persecond: is not a known field
+    filter.error: must be a string
+    400 VALIDATION_ERROR: perSecond: must be from 1 to 10000, is 0
+    perSecond: must be from 1 to 10000, is 0
+    400 VALIDATION_ERROR: perSecond: must be from 1 to 10000, is 20000
+    perSecond: must be from 1 to 10000, is 20000
+    400 VALIDATION_ERROR: perSecond: must be a whole number, not negative
+    perSecond: must be a whole number, not negative
+    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
+    filter: would match every job; say "all": true if that is meant
+    "#);
+    assert_eq!(ids(&app.get("/api/v1/dead-letter").await).len(), 3);
+}

@@ -1,0 +1,269 @@
+//! `/queues` and `/limits`.
+
+use axum::http::StatusCode;
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_shows_what_waits_and_what_holds_for_it() {
+    let app = App::start().await;
+    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
+    app.create(r#"{"name": "elsewhere.kind", "queue": "mail"}"#).await;
+    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "scheduledAt": "2100-01-01T00:00:00Z"}"#).await;
+    let body = r#"{"concurrency": 2, "rate": "100/1m", "strict": true, "fairness": "key"}"#;
+    assert_eq!(app.call("PATCH", "/api/v1/queues/mail", body).await.status, StatusCode::OK);
+    app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
+    let mut queue = app.get("/api/v1/queues/mail").await;
+    let mut shown = queue.json();
+    assert!(shown["waitingMs"].as_u64().unwrap() < 60_000);
+    shown["waitingMs"] = json!(0);
+    shown["ratePerMinute"] = Value::Null;
+    queue.text = shown.to_string();
+    assert_snapshot!(queue.shown(), @r#"
+    200 OK
+    {
+      "concurrency": 2,
+      "depth": {
+        "CRITICAL": 0,
+        "HIGH": 1,
+        "LOW": 0,
+        "NORMAL": 1,
+        "total": 2
+      },
+      "fairness": "key",
+      "name": "mail",
+      "oldest": "<time>",
+      "paused": {
+        "at": "<time>",
+        "by": "loopback",
+        "reason": "the relay is down"
+      },
+      "pending": 1,
+      "rate": {
+        "count": 100,
+        "periodMs": 60000
+      },
+      "ratePerMinute": null,
+      "retrying": 0,
+      "running": 0,
+      "strict": true,
+      "waitingMs": 0
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_queue_that_was_named_is_listed() {
+    let app = App::start().await;
+    assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }));
+    app.create(r#"{"name": "elsewhere.kind", "queue": "of a job"}"#).await;
+    app.call("PATCH", "/api/v1/queues/of a setting".replace(' ', "%20").as_str(), r#"{"strict": true}"#).await;
+    app.call("PATCH", "/api/v1/limits", r#"{"scope": "queue", "name": "of a limit", "concurrency": 1}"#).await;
+    let queues = app.get("/api/v1/queues").await.json();
+    let names: Vec<&str> = queues["queues"].as_array().unwrap().iter().map(|q| q["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["of a job", "of a limit", "of a setting"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_changed_and_taken_away() {
+    let app = App::start().await;
+    let patch = async |body: &str| app.call("PATCH", "/api/v1/queues/mail", body.to_owned()).await.json();
+    let first = patch(r#"{"concurrency": 2, "rate": {"count": 5, "periodMs": 1000}}"#).await;
+    assert_eq!((&first["concurrency"], &first["rate"]["count"]), (&json!(2), &json!(5)));
+    let second = patch(r#"{"concurrency": null}"#).await;
+    assert_eq!((&second["concurrency"], &second["rate"]["count"]), (&Value::Null, &json!(5)), "what is absent stays");
+    assert_eq!(patch(r#"{"rate": null, "strict": true}"#).await["rate"], Value::Null);
+    assert_eq!(patch(r#"{"fairness": "key"}"#).await["strict"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_queue_stays_paused_until_it_is_resumed() {
+    let app = App::start().await;
+    let first = app.post("/api/v1/queues/mail/pause", r#"{"reason": "first"}"#).await.json();
+    let second = app.post("/api/v1/queues/mail/pause", r#"{"reason": "second"}"#).await.json();
+    assert_eq!(first["paused"], second["paused"], "who paused it first is who paused it");
+    assert_eq!(app.post("/api/v1/queues/mail/resume", "").await.json()["paused"], Value::Null);
+    let again = app.post("/api/v1/queues/mail/resume", "").await;
+    assert_eq!((again.status, &again.json()["paused"]), (StatusCode::OK, &Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_set_for_the_system_types_and_keys() {
+    let app = App::start().await;
+    for body in [
+        r#"{"scope": "system", "concurrency": 10}"#,
+        r#"{"scope": "type", "name": "mail", "rate": "5/1s"}"#,
+        r#"{"scope": "key", "name": "tenant-*", "concurrency": 2, "rate": "1000/1h"}"#,
+        r#"{"scope": "key", "name": "tenant-*", "rate": null}"#,
+    ] {
+        let answer = app.call("PATCH", "/api/v1/limits", body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    }
+    assert_snapshot!(app.get("/api/v1/limits").await.shown(), @r#"
+    200 OK
+    {
+      "limits": [
+        {
+          "changedAt": "<time>",
+          "changedBy": "loopback",
+          "concurrency": 10,
+          "held": 0,
+          "name": null,
+          "origin": "api",
+          "rate": null,
+          "reachedAt": null,
+          "scope": "system"
+        },
+        {
+          "changedAt": "<time>",
+          "changedBy": "loopback",
+          "concurrency": null,
+          "name": "mail",
+          "origin": "api",
+          "rate": {
+            "count": 5,
+            "periodMs": 1000
+          },
+          "reachedAt": null,
+          "scope": "type",
+          "tokens": 5
+        },
+        {
+          "changedAt": "<time>",
+          "changedBy": "loopback",
+          "concurrency": 2,
+          "name": "tenant-*",
+          "origin": "api",
+          "rate": null,
+          "reachedAt": null,
+          "scope": "key"
+        }
+      ]
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_setting_of_a_queue_is_named() {
+    let app = App::start().await;
+    let mut said = String::new();
+    for body in [
+        "{}",
+        "",
+        r#"{"concurrency": 0}"#,
+        r#"{"concurrency": -1}"#,
+        r#"{"concurrency": 99999999999}"#,
+        r#"{"rate": "fast"}"#,
+        r#"{"rate": 5}"#,
+        r#"{"rate": {"count": 0, "periodMs": 0}}"#,
+        r#"{"rate": {"count": 1, "period": 1}}"#,
+        r#"{"rate": "5/9999d"}"#,
+        r#"{"strict": "yes", "fairness": "all", "speed": 1}"#,
+    ] {
+        said.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.faults()));
+    }
+    assert_snapshot!(said, @r#"
+    400 VALIDATION_ERROR: body: names nothing to change; concurrency, rate, strict and fairness can be
+    body: names nothing to change; concurrency, rate, strict and fairness can be
+    400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    body: is not valid JSON: EOF while parsing a value at line 1 column 0
+    400 VALIDATION_ERROR: concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
+    concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
+    400 VALIDATION_ERROR: concurrency: must be a whole number, not negative
+    concurrency: must be a whole number, not negative
+    400 VALIDATION_ERROR: concurrency: must be from 1 to 1000000, is 4294967295
+    concurrency: must be from 1 to 1000000, is 4294967295
+    400 VALIDATION_ERROR: rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
+    rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
+    400 VALIDATION_ERROR: rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
+    rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
+    400 VALIDATION_ERROR: 2 fields are not valid
+    rate.count: must be from 1 to 10000000, is 0
+    rate.periodMs: must be from 1 to 2678400000, is 0
+    400 VALIDATION_ERROR: 2 fields are not valid
+    rate.period: is not a known field
+    rate.periodMs: is missing
+    400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 863913600000
+    rate.periodMs: must be from 1 to 2678400000, is 863913600000
+    400 VALIDATION_ERROR: 3 fields are not valid
+    strict: must be true or false
+    fairness: must be none or key
+    speed: is not a known field
+    "#);
+    let long = "x".repeat(101);
+    let names = [
+        app.call("PATCH", &format!("/api/v1/queues/{long}"), r#"{"strict": true}"#).await.faults(),
+        app.post("/api/v1/queues/a%00b/pause", "").await.faults(),
+        app.post("/api/v1/queues/mail/pause", r#"{"why": "x", "reason": ""}"#).await.faults(),
+        app.get("/api/v1/queues/nowhere").await.faults(),
+    ];
+    assert_snapshot!(names.join("\n"), @r"
+    400 VALIDATION_ERROR: name: must have 1 to 100 characters, has 101
+    name: must have 1 to 100 characters, has 101
+    400 VALIDATION_ERROR: name: must not contain control characters
+    name: must not contain control characters
+    400 VALIDATION_ERROR: 2 fields are not valid
+    reason: must have 1 to 255 visible characters
+    why: is not a known field
+    404 NOT_FOUND: there is no queue nowhere yet; it exists once a job or a setting has named it
+    ");
+    assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }), "nothing was set");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_limit_is_named() {
+    let app = App::start().await;
+    let mut said = String::new();
+    for body in [
+        r#"{"concurrency": 1}"#,
+        r#"{"scope": "planet", "concurrency": 1}"#,
+        r#"{"scope": "system", "name": "x", "concurrency": 1}"#,
+        r#"{"scope": "system", "rate": "1/1s"}"#,
+        r#"{"scope": "queue", "concurrency": 1}"#,
+        r#"{"scope": "key", "name": "", "concurrency": 1}"#,
+        r#"{"scope": "type", "name": "x"}"#,
+        r#"{"scope": "type", "name": "x", "concurrency": 0, "speed": 1}"#,
+    ] {
+        said.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.faults()));
+    }
+    assert_snapshot!(said, @r"
+    400 VALIDATION_ERROR: scope: must be system, queue, type or key
+    scope: must be system, queue, type or key
+    400 VALIDATION_ERROR: scope: must be system, queue, type or key
+    scope: must be system, queue, type or key
+    400 VALIDATION_ERROR: name: the whole system has none
+    name: the whole system has none
+    400 VALIDATION_ERROR: rate: is for queues, types and keys
+    rate: is for queues, types and keys
+    400 VALIDATION_ERROR: name: is missing
+    name: is missing
+    400 VALIDATION_ERROR: name: must have 1 to 255 visible characters
+    name: must have 1 to 255 visible characters
+    400 VALIDATION_ERROR: body: names nothing to change; concurrency and rate can be
+    body: names nothing to change; concurrency and rate can be
+    400 VALIDATION_ERROR: 2 fields are not valid
+    speed: is not a known field
+    concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
+    ");
+    assert_eq!(app.get("/api/v1/limits").await.json(), json!({ "limits": [] }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_figures_tell_of_queues_and_letters() {
+    let app = App::start().await;
+    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
+    app.post("/api/v1/queues/mail/pause", "").await;
+    let failed = app.create(r#"{"name": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
+    app.job_is(&failed, "FAILED").await;
+    let text = app.get("/metrics").await.text;
+    for line in [
+        "dlq_size 1",
+        r#"queue_depth{queue="mail",priority="HIGH"} 1"#,
+        r#"queue_paused{queue="mail"} 1"#,
+        r#"queue_paused{queue="default"} 0"#,
+    ] {
+        assert!(text.lines().any(|known| known == line), "{line}: {text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! How many runs end per minute, per lane, from two looks at counters that only grow.
+//!
+//! The counters are those of the whole system, so every node measures the same, whoever runs the jobs. The last minute or so
+//! is kept; before two looks have been taken nothing is known.
+
+use std::collections::{HashMap, VecDeque};
+
+use faena_domain::Timestamp;
+use faena_store::{Counts, LaneId, Tally};
+use parking_lot::Mutex;
+
+/// Looks are not closer than this.
+const EVERY_MS: i64 = 5_000;
+/// What is measured, and a little more, so that looks that are half a minute apart cover it.
+const KEEP_MS: i64 = 65_000;
+
+#[derive(Default)]
+pub struct Throughput(Mutex<VecDeque<Sample>>);
+
+struct Sample {
+    at: Timestamp,
+    ran: HashMap<LaneId, i64>,
+}
+
+impl Throughput {
+    /// Whether it is time for another look.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        self.0.lock().back().is_none_or(|last| now.ms_since(last.at) >= EVERY_MS)
+    }
+
+    /// Takes a look in, unless the last one is too near.
+    pub fn add(&self, counts: &Counts, now: Timestamp) {
+        if !self.is_due(now) {
+            return;
+        }
+        let ran = counts.by_lane.iter().filter(|((_, tally), _)| *tally == Tally::Ran);
+        let ran = ran.map(|((lane, _), n)| (*lane, *n)).collect();
+        let mut samples = self.0.lock();
+        samples.retain(|sample| now.ms_since(sample.at) <= KEEP_MS);
+        samples.push_back(Sample { at: now, ran });
+    }
+
+    /// Runs of these lanes that end per minute. `None`: not known yet.
+    pub fn per_minute(&self, lanes: &[LaneId], now: Timestamp) -> Option<f64> {
+        let samples = self.0.lock();
+        let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
+        let last = samples.back()?;
+        let passed_ms = last.at.ms_since(first.at);
+        if passed_ms <= 0 {
+            return None;
+        }
+        let ran = |sample: &Sample| lanes.iter().filter_map(|lane| sample.ran.get(lane)).sum::<i64>();
+        Some((ran(last) - ran(first)).max(0) as f64 * 60_000.0 / passed_ms as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(ran: &[(LaneId, i64)]) -> Counts {
+        let mut counts = Counts::default();
+        for (lane, n) in ran {
+            counts.by_lane.insert((*lane, Tally::Ran), *n);
+            counts.by_lane.insert((*lane, Tally::Completed), 1_000_000);
+        }
+        counts
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_ms(seconds * 1_000)
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_second_look() {
+        let throughput = Throughput::default();
+        assert_eq!(throughput.per_minute(&[1], at(0)), None);
+        throughput.add(&counts(&[(1, 100)]), at(0));
+        assert_eq!(throughput.per_minute(&[1], at(0)), None);
+    }
+
+    #[test]
+    fn it_is_the_growth_of_the_lanes_asked_for() {
+        let throughput = Throughput::default();
+        throughput.add(&counts(&[(1, 100), (2, 7)]), at(0));
+        throughput.add(&counts(&[(1, 110), (2, 8), (3, 5)]), at(30));
+        assert_eq!(throughput.per_minute(&[1], at(30)), Some(20.0));
+        assert_eq!(throughput.per_minute(&[1, 2], at(30)), Some(22.0));
+        assert_eq!(throughput.per_minute(&[3], at(30)), Some(10.0), "a lane that is new began with nothing");
+        assert_eq!(throughput.per_minute(&[4], at(30)), Some(0.0));
+    }
+
+    #[test]
+    fn what_is_older_than_a_minute_does_not_count() {
+        let throughput = Throughput::default();
+        throughput.add(&counts(&[(1, 0)]), at(0));
+        throughput.add(&counts(&[(1, 600)]), at(10));
+        for step in 2..=12 {
+            throughput.add(&counts(&[(1, 600)]), at(step * 10));
+        }
+        assert_eq!(throughput.per_minute(&[1], at(120)), Some(0.0));
+        assert_eq!(throughput.per_minute(&[1], at(300)), None, "nobody has looked for long");
+    }
+
+    #[test]
+    fn looks_are_not_too_near_to_each_other() {
+        let throughput = Throughput::default();
+        throughput.add(&counts(&[(1, 0)]), at(0));
+        assert!(!throughput.is_due(at(4)));
+        throughput.add(&counts(&[(1, 99)]), at(4));
+        throughput.add(&counts(&[(1, 10)]), at(6));
+        assert_eq!(throughput.per_minute(&[1], at(6)), Some(100.0));
+    }
+}

@@ -1,0 +1,200 @@
+//! Actions on many jobs, step by step.
+
+use deadpool_postgres::Object;
+use faena_domain::{BulkId, JobId, Timestamp};
+use tokio_postgres::{Row, types::ToSql};
+
+use super::{Shared, audit, change, end::storable, family, read};
+use crate::{
+    Bulk, BulkAction, BulkStep, CancelOutcome, NewBulk, Result, Signal, StoreError,
+    audit::retried_by,
+    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
+};
+
+pub async fn begin(shared: &Shared, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = begin_in(&client, bulk, due_at, now).await;
+    client.end(result).await
+}
+
+async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+    client
+        .execute(
+            "INSERT INTO faena.bulk (id, action, filter, actor, per_second, created_at, upto, matched, due_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            &[
+                &bulk.id.0,
+                &bulk.action.as_str(),
+                &bulk.filter.shown().to_string(),
+                &storable(&bulk.actor),
+                &bulk.per_second.map_or(0, i64::from),
+                &now.as_ms(),
+                &bulk.upto.0,
+                &i64::try_from(bulk.matched).unwrap_or(i64::MAX),
+                &due_at.as_ms(),
+            ],
+        )
+        .await?;
+    if let Some(entry) = begin_audit(bulk) {
+        audit::add(client, &entry, now).await?;
+    }
+    Ok(())
+}
+
+pub async fn due(shared: &Shared) -> Result<Option<Bulk>> {
+    let client = shared.client().await?;
+    let bulk = due_in(&client).await;
+    client.keep(bulk)
+}
+
+async fn due_in(client: &Object) -> Result<Option<Bulk>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}");
+    Ok(first_good(client.query(&sql, &[]).await?.iter().map(row).collect()))
+}
+
+async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Option<Bulk>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.bulk WHERE {which}");
+    client.query_opt(&sql, parameters).await?.as_ref().map(|found| row(found).bulk()).transpose()
+}
+
+/// What others have to be told after a step.
+#[derive(Default)]
+struct Told {
+    ended: Vec<JobId>,
+    asked: Vec<JobId>,
+    signals: Vec<Signal>,
+}
+
+pub async fn step(shared: &Shared, step: &BulkStep, now: Timestamp) -> Result<bool> {
+    let client = shared.begin().await?;
+    let mut told = Told::default();
+    let result = step_in(&client, shared.bulk_shard(), step, &mut told, now).await;
+    let done = client.end(result).await?;
+    shared.tell(told.asked.into_iter().map(Signal::Cancel));
+    shared.tell(told.signals);
+    if step.bulk.action == BulkAction::Retry {
+        shared.tell([Signal::Waiting]);
+    }
+    if !told.ended.is_empty() {
+        family::tell_children(shared, &told.ended, now).await?;
+    }
+    Ok(done)
+}
+
+async fn step_in(client: &Object, shard: i16, step: &BulkStep, told: &mut Told, now: Timestamp) -> Result<bool> {
+    let id = step.bulk.id.0;
+    let stands = client.query_opt("SELECT last, due_at FROM faena.bulk WHERE id = $1 FOR UPDATE", &[&id]).await?;
+    if !stands.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
+        return Ok(false);
+    }
+    let mut acted = Acted::default();
+    for id in &step.ids {
+        acted.count(act(client, shard, &step.bulk, *id, told, now).await)?;
+    }
+    let row = client
+        .query_one(
+            "UPDATE faena.bulk SET last = coalesce($2, last), done = done + $3, skipped = skipped + $4, due_at = $5,
+                 finished_at = CASE WHEN $5::int8 IS NULL THEN $6::int8 END
+             WHERE id = $1 RETURNING done, skipped",
+            &[
+                &id,
+                &step.last.map(|id| id.0),
+                &acted.done,
+                &acted.skipped,
+                &step.due_at.map(Timestamp::as_ms),
+                &now.as_ms(),
+            ],
+        )
+        .await?;
+    if step.due_at.is_none() {
+        let (done, skipped): (i64, i64) = (row.get(0), row.get(1));
+        audit::add(client, &end_audit(&step.bulk, done.unsigned_abs(), skipped.unsigned_abs()), now).await?;
+    }
+    Ok(true)
+}
+
+/// Refused before anything is written, or done whole.
+async fn act(client: &Object, shard: i16, bulk: &Bulk, id: JobId, told: &mut Told, now: Timestamp) -> Result<()> {
+    // The row first, as every change does: what is read after it stays true.
+    client
+        .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
+        .await?
+        .ok_or(StoreError::NotFound(id))?;
+    let state = *read::states_of(client, &[id]).await?.get(&id).ok_or(StoreError::NotFound(id))?;
+    if !bulk.filter.states.contains(&state) {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be acted on" });
+    }
+    match bulk.action {
+        BulkAction::Cancel => {
+            let (outcome, signals) = change::cancel_in(client, shard, id, CANCEL_REASON, now).await?;
+            told.signals.extend(signals);
+            match outcome {
+                CancelOutcome::Cancelled => told.ended.push(id),
+                CancelOutcome::Asked { .. } => told.asked.push(id),
+            }
+        }
+        BulkAction::Retry => change::retry_in(client, shard, id, retried_by(None), now).await?,
+        BulkAction::Delete => {
+            change::delete_in(client, shard, id).await?;
+            told.ended.push(id);
+        }
+    }
+    Ok(())
+}
+
+pub async fn stop(shared: &Shared, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+    let client = shared.begin().await?;
+    let result = stop_in(&client, id, by, now).await;
+    client.end(result).await
+}
+
+async fn stop_in(client: &Object, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+    let Some(bulk) = one(client, "id = $1 AND due_at IS NOT NULL FOR UPDATE", &[&id.0]).await? else {
+        return Ok(false);
+    };
+    client
+        .execute(
+            "UPDATE faena.bulk SET due_at = NULL, finished_at = $1, error = $2 WHERE id = $3",
+            &[&now.as_ms(), &storable(&format!("stopped by {by}")), &id.0],
+        )
+        .await?;
+    audit::add(client, &stop_audit(&bulk, by), now).await?;
+    Ok(true)
+}
+
+pub async fn get(shared: &Shared, id: BulkId) -> Result<Option<Bulk>> {
+    let client = shared.client().await?;
+    let bulk = one(&client, "id = $1", &[&id.0]).await;
+    client.keep(bulk)
+}
+
+pub async fn list(shared: &Shared, limit: usize) -> Result<Vec<Bulk>> {
+    let client = shared.client().await?;
+    let rows = list_in(&client, limit).await;
+    client.keep(rows)
+}
+
+async fn list_in(client: &Object, limit: usize) -> Result<Vec<Bulk>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.bulk ORDER BY id DESC LIMIT $1");
+    let rows = client.query(&sql, &[&i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
+    Ok(rows.iter().filter_map(|found| row(found).bulk().ok()).collect())
+}
+
+fn row(row: &Row) -> BulkRow {
+    BulkRow {
+        id: row.get(0),
+        action: row.get(1),
+        filter: row.get(2),
+        actor: row.get(3),
+        per_second: row.get(4),
+        created_at: row.get(5),
+        upto: row.get(6),
+        last: row.get(7),
+        matched: row.get(8),
+        done: row.get(9),
+        skipped: row.get(10),
+        due_at: row.get(11),
+        finished_at: row.get(12),
+        error: row.get(13),
+    }
+}

@@ -1,0 +1,138 @@
+//! Actions on many jobs, step by step.
+
+use faena_domain::{BulkId, JobId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::{audit, change, read, writer::Tx};
+use crate::{
+    Bulk, BulkAction, BulkStep, NewBulk, Result, StoreError,
+    audit::retried_by,
+    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
+};
+
+pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+    tx.connection.execute(
+        "INSERT INTO bulk (id, action, filter, actor, per_second, created_at, upto, matched, due_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        (
+            bulk.id.0,
+            bulk.action.as_str(),
+            bulk.filter.shown().to_string(),
+            &bulk.actor,
+            bulk.per_second.map_or(0, i64::from),
+            now.as_ms(),
+            bulk.upto.0,
+            i64::try_from(bulk.matched).unwrap_or(i64::MAX),
+            due_at.as_ms(),
+        ),
+    )?;
+    if let Some(entry) = begin_audit(bulk) {
+        audit::add(tx, &entry, now)?;
+    }
+    Ok(())
+}
+
+pub fn due(connection: &Connection) -> Result<Option<Bulk>> {
+    let rows: Vec<BulkRow> = connection
+        .prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}"
+        ))?
+        .query_map([], row)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(first_good(rows))
+}
+
+fn one(connection: &Connection, which: &str, parameters: impl rusqlite::Params) -> Result<Option<Bulk>> {
+    connection
+        .prepare_cached(&format!("SELECT {COLUMNS} FROM bulk WHERE {which}"))?
+        .query_row(parameters, row)
+        .optional()?
+        .map(BulkRow::bulk)
+        .transpose()
+}
+
+pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
+    let id = step.bulk.id.0;
+    let stands = tx
+        .connection
+        .prepare_cached("SELECT last, due_at FROM bulk WHERE id = ?")?
+        .query_row([id], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    if !stands.is_some_and(|(last, due_at)| is_where(step, last, due_at)) {
+        return Ok(false);
+    }
+    let mut acted = Acted::default();
+    for id in &step.ids {
+        acted.count(act(tx, &step.bulk, *id, now))?;
+    }
+    let (done, skipped): (i64, i64) = tx
+        .connection
+        .prepare_cached(
+            "UPDATE bulk SET last = coalesce(?2, last), done = done + ?3, skipped = skipped + ?4, due_at = ?5,
+                 finished_at = CASE WHEN ?5 IS NULL THEN ?6 END
+             WHERE id = ?1 RETURNING done, skipped",
+        )?
+        .query_row(
+            (id, step.last.map(|id| id.0), acted.done, acted.skipped, step.due_at.map(Timestamp::as_ms), now.as_ms()),
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?;
+    if step.due_at.is_none() {
+        audit::add(tx, &end_audit(&step.bulk, done.unsigned_abs(), skipped.unsigned_abs()), now)?;
+    }
+    Ok(true)
+}
+
+/// Refused before anything is written, or done whole.
+fn act(tx: &Tx, bulk: &Bulk, id: JobId, now: Timestamp) -> Result<()> {
+    let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if !bulk.filter.states.contains(&state) {
+        return Err(StoreError::InvalidTransition { from: state, wanted: "be acted on" });
+    }
+    match bulk.action {
+        BulkAction::Cancel => change::cancel(tx, id, CANCEL_REASON, now).map(|_| ()),
+        BulkAction::Retry => change::retry(tx, id, &retried_by(None), now),
+        BulkAction::Delete => change::delete(tx, id, now),
+    }
+}
+
+pub fn stop(tx: &Tx, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+    let Some(bulk) = one(tx.connection, "id = ? AND due_at IS NOT NULL", [id.0])? else { return Ok(false) };
+    tx.connection.execute(
+        "UPDATE bulk SET due_at = NULL, finished_at = ?, error = ? WHERE id = ?",
+        (now.as_ms(), format!("stopped by {by}"), id.0),
+    )?;
+    audit::add(tx, &stop_audit(&bulk, by), now)?;
+    Ok(true)
+}
+
+pub fn get(connection: &Connection, id: BulkId) -> Result<Option<Bulk>> {
+    one(connection, "id = ?", [id.0])
+}
+
+pub fn list(connection: &Connection, limit: usize) -> Result<Vec<Bulk>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows: Vec<BulkRow> = connection
+        .prepare_cached(&format!("SELECT {COLUMNS} FROM bulk ORDER BY id DESC LIMIT ?"))?
+        .query_map([limit], row)?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(rows.into_iter().filter_map(|row| row.bulk().ok()).collect())
+}
+
+fn row(row: &Row) -> rusqlite::Result<BulkRow> {
+    Ok(BulkRow {
+        id: row.get(0)?,
+        action: row.get(1)?,
+        filter: row.get(2)?,
+        actor: row.get(3)?,
+        per_second: row.get(4)?,
+        created_at: row.get(5)?,
+        upto: row.get(6)?,
+        last: row.get(7)?,
+        matched: row.get(8)?,
+        done: row.get(9)?,
+        skipped: row.get(10)?,
+        due_at: row.get(11)?,
+        finished_at: row.get(12)?,
+        error: row.get(13)?,
+    })
+}

@@ -1,0 +1,86 @@
+//! Dead letters: failed jobs, as people look at them and act on them.
+
+use faena_domain::{Attempt, JobId, JobState, Timestamp};
+use rusqlite::Connection;
+
+use super::{audit, change, read, writer::Tx};
+use crate::{
+    LaneId, LetterStats, Result, StoreError,
+    assemble::{self, FinishedRow},
+    audit::{act, retried_by},
+    lists::{self, Ask, Letters, Scan},
+    types::FAILED,
+};
+
+pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    require_failed(tx, id, "be retried as a dead letter")?;
+    audit::with(tx, act(Some(by), "letter.retry", id, serde_json::json!({})), now, |tx| {
+        change::retry(tx, id, &retried_by(Some(by)), now)
+    })
+}
+
+pub fn delete(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    require_failed(tx, id, "be deleted as a dead letter")?;
+    audit::with(tx, act(Some(by), "letter.delete", id, serde_json::json!({})), now, |tx| change::delete(tx, id, now))
+}
+
+fn require_failed(tx: &Tx, id: JobId, wanted: &'static str) -> Result<()> {
+    match read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))? {
+        JobState::Failed => Ok(()),
+        from => Err(StoreError::InvalidTransition { from, wanted }),
+    }
+}
+
+/// Those failed jobs of these lanes that say what is searched for.
+pub fn search(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
+    let per_lane = lists::per_lane(lanes.len());
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT id, substr(error, 1, {}), reason FROM ended
+         WHERE lane = ?1 AND state = {FAILED} AND id < ?2 AND id >= ?3 ORDER BY id {} LIMIT ?4",
+        lists::SEARCHED,
+        ask.order()
+    ))?;
+    let mut scans = Vec::with_capacity(lanes.len());
+    for lane in lanes {
+        let mut scan = Scan::default();
+        let mut rows = statement.query((lane, before.0, ask.from.0, per_lane as i64))?;
+        while let Some(row) = rows.next()? {
+            let id = JobId(row.get(0)?);
+            let (error, reason): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
+            scan.saw(id, ask.fits(error.as_deref(), reason.as_deref()));
+        }
+        scans.push(scan);
+    }
+    Ok(ask.letters(scans, per_lane))
+}
+
+pub fn stats(connection: &Connection) -> Result<LetterStats> {
+    let lanes = lists::failing(&read::counts(connection)?);
+    let mut stats = LetterStats::default();
+    let mut newest: Vec<(JobId, String)> = Vec::new();
+    let mut reasons = connection.prepare_cached(&format!(
+        "SELECT id, coalesce(reason, 'error') FROM ended WHERE lane = ? AND state = {FAILED} ORDER BY id DESC LIMIT ?"
+    ))?;
+    let mut oldest = connection
+        .prepare_cached(&format!("SELECT id FROM ended WHERE lane = ? AND state = {FAILED} ORDER BY id LIMIT 1"))?;
+    for lane in &lanes {
+        let rows = reasons.query_map((lane, lists::per_lane(lanes.len()) as i64), |row| {
+            Ok((JobId(row.get(0)?), row.get::<_, String>(1)?))
+        })?;
+        for row in rows {
+            newest.push(row?);
+        }
+        for id in oldest.query_map([lane], |row| Ok(JobId(row.get(0)?)))? {
+            let id = id?;
+            stats.oldest = Some(stats.oldest.map_or(id, |known| known.min(id)));
+        }
+    }
+    stats.tell(newest);
+    Ok(stats)
+}
+
+pub fn attempts(connection: &Connection, id: JobId) -> Result<Vec<Attempt>> {
+    let rows = read::ends_of(connection, id)?;
+    let holders = read::holders(connection, rows.iter().filter_map(|row: &FinishedRow| row.worker))?;
+    Ok(assemble::attempts(rows, &holders))
+}
