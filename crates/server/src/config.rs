@@ -624,7 +624,8 @@ pub fn example() -> String {
          # Order: defaults < faena.toml < environment < flags. `faena config` shows the effective values and where each came from.\n",
     );
     let mut section = "";
-    for key in KEYS {
+    // `[queue]` and `[[queue]]` exclude each other in a file; the second can say all that the first can.
+    for key in KEYS.iter().filter(|key| key.path != "queue.strict") {
         let (current, name) = key.path.split_once('.').expect("a section and a name");
         if current != section {
             let _ = write!(text, "\n[{current}]\n");

@@ -13,7 +13,7 @@ pub const EXAMPLE: &str = "
 # Jobs of it that run at once, on all nodes together, and how many may start per period.
 #concurrency = 10
 #rate = \"100/1m\"
-# true: a higher priority always goes first.
+# true: a higher priority always goes first. Environment, for several: FAENA_QUEUE_STRICT=mail,orders
 #strict = false
 # \"key\": each concurrencyKey in its turn; \"none\": who has waited longest goes first.
 #fairness = \"none\"
