@@ -6,6 +6,7 @@
 
 mod assemble;
 mod deal;
+pub mod doctor;
 mod error;
 mod fate;
 mod lanes;

@@ -3,6 +3,7 @@
 mod audit;
 mod change;
 mod claim;
+pub mod doctor;
 mod due;
 mod end;
 mod free;
