@@ -209,7 +209,12 @@ fn judge_loops(ready: &Ready, url: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(error) = &ready.checks.database.error {
         let text = format!("the server at {url} cannot use its database: {error}");
-        findings.push(finding("server-database", Severity::Error, text, "look at the database and at the server's log"));
+        findings.push(finding(
+            "server-database",
+            Severity::Error,
+            text,
+            "look at the database and at the server's log",
+        ));
     }
     for check in &ready.checks.loops {
         let since = check.last_beat_at.map_or("never".into(), |at| format!("at {at}"));

@@ -67,10 +67,12 @@ pub(crate) fn code_of(code: &str) -> &'static Code {
     CODES.iter().find(|known| known.code == code).unwrap_or(&UNKNOWN)
 }
 
-const UNKNOWN: Code = warning("unknown", "things that doctor has no words for", "{id} {words}", "report this as a defect");
+const UNKNOWN: Code =
+    warning("unknown", "things that doctor has no words for", "{id} {words}", "report this as a defect");
 
 const FIX: &str = "run `faena doctor --fix`";
-const SERVE: &str = "start a server (`faena serve`), which does it by itself; if one runs, look at its loops in /health/ready";
+const SERVE: &str =
+    "start a server (`faena serve`), which does it by itself; if one runs, look at its loops in /health/ready";
 const BY_HAND: &str = "nothing is lost, but no repair is safe: look at the rows, and restore a backup if they matter";
 
 const fn error(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
@@ -100,8 +102,13 @@ const CODES: &[Code] = &[
     error("counter-drift", "counters differ from what is there", "{words} {x:place}: says {y}, counted {z}", FIX)
         .fixed("counters counted again"),
     error("job-unreadable", "jobs have options that cannot be read, and claims that meet them fail", "{id}", BY_HAND),
-    error("block-without-owner", "hand-outs are in the hands of nobody alive", "run {x} of owner {id} ({y} jobs)", SERVE)
-        .fixed("jobs taken back from dead owners"),
+    error(
+        "block-without-owner",
+        "hand-outs are in the hands of nobody alive",
+        "run {x} of owner {id} ({y} jobs)",
+        SERVE,
+    )
+    .fixed("jobs taken back from dead owners"),
     warning("node-dead", "servers are gone without taking leave", "{words} ({x} jobs in hand)", SERVE)
         .fixed("jobs taken back from dead servers"),
     error("worker-unwatched", "living workers have neither a living server nor a deadline", "{words}", FIX)
@@ -120,34 +127,85 @@ const CODES: &[Code] = &[
         .fixed("run sequence moved forward"),
     error("unique-key-held", "unique keys are held by jobs that have finished", "{words} ({id})", FIX)
         .fixed("unique keys freed"),
-    warning("attempts-missing", "jobs have been tried more often than is written down", "{id} (try {x}, {y} on record)", BY_HAND),
+    warning(
+        "attempts-missing",
+        "jobs have been tried more often than is written down",
+        "{id} (try {x}, {y} on record)",
+        BY_HAND,
+    ),
     error("log-unreadable", "logs cannot be read", "{words} of {id}", BY_HAND),
-    warning("log-time", "logs go back in time by more than clocks may differ", "{words} of {id}", "compare the clocks of the servers"),
+    warning(
+        "log-time",
+        "logs go back in time by more than clocks may differ",
+        "{words} of {id}",
+        "compare the clocks of the servers",
+    ),
     warning("log-incomplete", "logs do not tell the whole story of their run", "{words} of {id}", BY_HAND),
-    error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX).fixed("keys written"),
+    error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX)
+        .fixed("keys written"),
     error("line-missing", "keys have ready jobs and no line, so nobody can take them", "key {x} of lane {y}", FIX)
         .fixed("lines made"),
-    error("line-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX).fixed("lines opened"),
+    error("line-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX)
+        .fixed("lines opened"),
     warning("line-overdue", "lines should have been opened long ago", "key {x} of lane {y}", SERVE),
-    error("hold-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX).fixed("places given free"),
-    error("hold-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX).fixed("jobs counted for their key"),
-    error("webhook-stuck", "webhooks are to be sent and have no time for it", "{id}", FIX).fixed("webhooks given a time"),
+    error("hold-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX)
+        .fixed("places given free"),
+    error("hold-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX)
+        .fixed("jobs counted for their key"),
+    error("webhook-stuck", "webhooks are to be sent and have no time for it", "{id}", FIX)
+        .fixed("webhooks given a time"),
     warning("webhook-overdue", "webhooks should have been sent long ago", "{id} ({x:s} ago)", SERVE),
-    error("bulk-stuck", "bulk actions are not over and have no time to go on", "{id}", FIX).fixed("bulk actions given a time"),
+    error("bulk-stuck", "bulk actions are not over and have no time to go on", "{id}", FIX)
+        .fixed("bulk actions given a time"),
     warning("bulk-overdue", "bulk actions should have gone on long ago", "{id} ({x:s} ago)", SERVE),
     error("schema-old", "", "", "run `faena migrate`, or start a server of this version"),
     // Set-up: PostgreSQL.
     error("postgres-old", "", "", "move to PostgreSQL 13 or newer"),
     warning("clock-skew", "", "", "let both machines set their clocks by NTP"),
-    warning("partition-missing", "days to come have no partition of finished jobs", "{words}", "start a server, which makes them, or run `faena doctor --fix`")
-        .fixed("partitions made"),
-    warning("default-partition", "", "", "no harm; they go with retention. If there are ever more, look for `partition` in the servers' logs"),
-    warning("xmin-held", "sessions keep old row versions from being removed, which slows claims down", "{words}", "end their transaction, or the session: SELECT pg_terminate_backend(pid)"),
-    warning("slot-held", "replication slots keep old row versions or WAL", "{words}", "let their consumer catch up, or drop them: SELECT pg_drop_replication_slot(name)"),
-    warning("vacuum-behind", "tables have many dead rows", "{words}", "look for xmin-held above; else VACUUM them and give autovacuum more workers"),
-    warning("listen-impossible", "", "", "nothing is lost, servers poll; connect without PgBouncer's transaction mode to be told at once"),
+    warning(
+        "partition-missing",
+        "days to come have no partition of finished jobs",
+        "{words}",
+        "start a server, which makes them, or run `faena doctor --fix`",
+    )
+    .fixed("partitions made"),
+    warning(
+        "default-partition",
+        "",
+        "",
+        "no harm; they go with retention. If there are ever more, look for `partition` in the servers' logs",
+    ),
+    warning(
+        "xmin-held",
+        "sessions keep old row versions from being removed, which slows claims down",
+        "{words}",
+        "end their transaction, or the session: SELECT pg_terminate_backend(pid)",
+    ),
+    warning(
+        "slot-held",
+        "replication slots keep old row versions or WAL",
+        "{words}",
+        "let their consumer catch up, or drop them: SELECT pg_drop_replication_slot(name)",
+    ),
+    warning(
+        "vacuum-behind",
+        "tables have many dead rows",
+        "{words}",
+        "look for xmin-held above; else VACUUM them and give autovacuum more workers",
+    ),
+    warning(
+        "listen-impossible",
+        "",
+        "",
+        "nothing is lost, servers poll; connect without PgBouncer's transaction mode to be told at once",
+    ),
     // Set-up: SQLite.
-    error("file-damaged", "faults of the file itself", "{words}", "stop the server, copy the file, restore a backup or try `sqlite3 FILE .recover`"),
+    error(
+        "file-damaged",
+        "faults of the file itself",
+        "{words}",
+        "stop the server, copy the file, restore a backup or try `sqlite3 FILE .recover`",
+    ),
     warning("wal-large", "", "", "something reads for very long; end it, or restart the server"),
     error("file-read-only", "", "", "give the file and its folder to the user who runs the server"),
     warning("file-open-to-all", "", "", "chmod o-w the file"),
@@ -178,9 +236,15 @@ pub(crate) struct Step {
 pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
     let query = |name, sql: &str| Step { name, sql: dialect.sql(&wrapped(sql)), take: Judge::row };
     let walk = |name, sql: &str, take| Step { name, sql: dialect.sql(sql), take };
-    let mut steps = vec![walk("jobs", "SELECT CAST(count(*) AS bigint) FROM job", judge::jobs), query("places", PLACES)];
-    steps.extend([("counters", COUNTERS), ("lanes", LANES), ("orphaned rows", ORPHANS), ("owners", OWNERS)].map(|(n, s)| query(n, s)));
-    steps.extend([("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)));
+    let mut steps =
+        vec![walk("jobs", "SELECT CAST(count(*) AS bigint) FROM job", judge::jobs), query("places", PLACES)];
+    steps.extend(
+        [("counters", COUNTERS), ("lanes", LANES), ("orphaned rows", ORPHANS), ("owners", OWNERS)]
+            .map(|(n, s)| query(n, s)),
+    );
+    steps.extend(
+        [("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)),
+    );
     steps.extend([("deliveries", DELIVERIES), ("run numbers", RUNS), ("attempts", ATTEMPTS)].map(|(n, s)| query(n, s)));
     steps.extend([
         walk("options", "SELECT id, options FROM job WHERE options IS NOT NULL", judge::options),
@@ -188,7 +252,11 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
         walk("logs of other ends", "SELECT 'ended', id, state, run, log FROM ended", judge::log),
         walk("logs of attempts", "SELECT 'attempt', id, state, run, log FROM attempt", judge::log),
         walk("notes", "SELECT 'note', id, CAST(-1 AS bigint), run, log FROM note", judge::log),
-        walk("histories of workers", "SELECT worker, state FROM worker_change ORDER BY worker, sequence", judge::history),
+        walk(
+            "histories of workers",
+            "SELECT worker, state FROM worker_change ORDER BY worker, sequence",
+            judge::history,
+        ),
         walk("workers", "SELECT id, state, key FROM worker", judge::worker),
     ]);
     steps

@@ -14,7 +14,10 @@ pub(crate) enum Fix {
     /// These statements in one transaction; how many rows those marked `Counted` change is how much was put right.
     Sql(&'static [Statement]),
     /// Reads rows, and makes statements from each of them.
-    Rows { select: &'static str, make: fn(&Dialect, &[Cell]) -> Vec<String> },
+    Rows {
+        select: &'static str,
+        make: fn(&Dialect, &[Cell]) -> Vec<String>,
+    },
     /// `node_recover`, until there is nothing left.
     Recover,
     Recount,
@@ -172,7 +175,9 @@ fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let due_at = options.scheduled_at.unwrap_or(dialect.now).max(dialect.now).as_ms();
     let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
     vec![
-        format!("UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = 0 AND id = {id} AND blocked"),
+        format!(
+            "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = 0 AND id = {id} AND blocked"
+        ),
         note(&id, dialect.now, "faena doctor found it waiting for parents that are gone"),
     ]
 }

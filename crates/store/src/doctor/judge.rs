@@ -61,7 +61,8 @@ impl Judge {
     }
 
     pub fn findings(self) -> Vec<Finding> {
-        let of = |code: &&'static str| self.found.get(code).map(|found| code_of(code).found(found.count, &found.examples));
+        let of =
+            |code: &&'static str| self.found.get(code).map(|found| code_of(code).found(found.count, &found.examples));
         self.order.iter().filter_map(of).collect()
     }
 }

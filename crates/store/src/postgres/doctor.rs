@@ -12,8 +12,8 @@ use super::{Postgres, Shared, audit, connect, due};
 use crate::{
     AuditEntry, Patience, Result, Store, StoreError,
     doctor::{
-        Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema, nothing_there,
-        steps,
+        Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema,
+        nothing_there, steps,
     },
     error::chain,
 };
@@ -81,7 +81,8 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
 
 /// `Some`: there is nothing that could be walked.
 async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<Option<Inspection>> {
-    let sql = "SELECT current_setting('server_version_num')::int8, (extract(epoch FROM clock_timestamp()) * 1000)::int8,
+    let sql =
+        "SELECT current_setting('server_version_num')::int8, (extract(epoch FROM clock_timestamp()) * 1000)::int8,
                       (to_regclass('faena.faena_schema') IS NOT NULL)::int::int8";
     let row = cells(&client.query_one(sql, &[]).await?);
     let (version, clock, known) = (row[0].number(), row[1].number(), row[2].number() == 1);
@@ -97,7 +98,11 @@ async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Find
     }
     let skew = now.as_ms() - clock;
     if skew.abs() > SKEW_MS {
-        let text = format!("this machine's clock is {:.1} s {} the database's", skew.abs() as f64 / 1e3, if skew > 0 { "ahead of" } else { "behind" });
+        let text = format!(
+            "this machine's clock is {:.1} s {} the database's",
+            skew.abs() as f64 / 1e3,
+            if skew > 0 { "ahead of" } else { "behind" }
+        );
         findings.push(code_of("clock-skew").finding(1, text));
     }
     Ok(None)

@@ -58,8 +58,9 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     let mut judge = Judge::default();
     let mut findings = Vec::new();
     // Nothing but what SQLite needs to read a log is written.
-    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-        .map_err(|e| opening(path, e))?;
+    let connection =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|e| opening(path, e))?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
     connection.pragma_update(None, "cache_size", -65_536).map_err(|e| opening(path, e))?;
     let snapshot = connection.unchecked_transaction()?;
@@ -257,10 +258,9 @@ fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
             }
             Ok(drift.len() as u64)
         }
-        Fix::MoveSequence => run(&format!(
-            "UPDATE run_sequence SET last = ({0}) WHERE last < ({0})",
-            fixes::LARGEST_RUN
-        )),
+        Fix::MoveSequence => {
+            run(&format!("UPDATE run_sequence SET last = ({0}) WHERE last < ({0})", fixes::LARGEST_RUN))
+        }
         Fix::None | Fix::Recover | Fix::MakePartitions => Ok(0),
     }
 }
