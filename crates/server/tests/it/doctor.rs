@@ -27,7 +27,8 @@ fn codes(json: &str) -> Vec<String> {
 async fn a_file_is_judged_beside_its_server_and_healed_after_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
-    let (host, port) = faena.url.trim_start_matches("http://").rsplit_once(':').unwrap();
+    let url = faena.url.clone();
+    let (host, port) = url.trim_start_matches("http://").rsplit_once(':').unwrap();
     let server = [("HOST", host), ("PORT", port)];
     for _ in 0..20 {
         faena.submit(json!({"name": "noop", "type": "noop"})).await;

@@ -23,6 +23,8 @@ const HANDED: &str = "handed (run, node, id) AS MATERIALIZED (SELECT run, node, 
 const SKEW_MS: i64 = 2_000;
 /// A transaction that has been open for longer keeps vacuum from its work.
 const OLD_TRANSACTION_MS: i64 = 300_000;
+/// How often a repair gives way to servers that stand in its way.
+const TRIES: usize = 5;
 /// The counters that repairs add to. Servers have 0 and more.
 const SHARD: i16 = -1;
 
@@ -230,9 +232,14 @@ impl Postgres {
                 Ok(found)
             }
             fix => {
-                let shared: &Shared = &self.shared;
-                let fix = &fix;
-                shared.retrying(move || fix_alone(shared, code, fix, now)).await
+                // Not by `retrying`: what it takes to look at everything is no sign of a database that does not answer.
+                for _ in 0..TRIES {
+                    match fix_alone(&self.shared, code, &fix, now).await {
+                        Err(StoreError::Contended(_)) => {}
+                        result => return result,
+                    }
+                }
+                fix_alone(&self.shared, code, &fix, now).await
             }
         }
     }
@@ -254,6 +261,7 @@ async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Re
     client
         .batch_execute(
             "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL search_path = faena; SET LOCAL lock_timeout = '10s'; SET LOCAL jit = off;
+             SET LOCAL statement_timeout = '10min';
              LOCK TABLE job, ready, waiting, block, ended, done, hold, line IN SHARE ROW EXCLUSIVE MODE",
         )
         .await?;
