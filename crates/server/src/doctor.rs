@@ -107,7 +107,8 @@ impl Report {
             (_, 0) => counted(errors, "error"),
             _ => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
         };
-        text.push_str(&format!("{verdict}: {checked}\n"));
+        let beside = self.inspection.in_use_by.as_deref().map_or(String::new(), |who| format!(", beside {who}"));
+        text.push_str(&format!("{verdict}: {checked}{beside}\n"));
         text
     }
 
@@ -128,6 +129,7 @@ impl Report {
         let report = json!({
             "engine": self.inspection.engine,
             "jobs": self.inspection.jobs,
+            "inUseBy": self.inspection.in_use_by,
             "tookMs": u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
             "errors": self.count(Severity::Error),
             "warnings": self.count(Severity::Warning),
@@ -143,7 +145,7 @@ fn number(n: u64, one: &str) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(' ');
         }
         text.push(digit);

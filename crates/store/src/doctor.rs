@@ -53,6 +53,8 @@ pub struct Finding {
 pub struct Inspection {
     pub engine: &'static str,
     pub jobs: u64,
+    /// SQLite: who has the file's lock, if somebody has.
+    pub in_use_by: Option<String>,
     pub findings: Vec<Finding>,
 }
 
@@ -87,7 +89,9 @@ pub async fn repair(
 ) -> Result<(Vec<Repaired>, Inspection)> {
     // Found before anything is opened for writing: opening alone already puts some things right.
     let inspection = inspect(url, now, progress).await?;
-    if !inspection.findings.iter().any(|finding| finding.fixable) {
+    // A file whose pages are damaged is not written to: what is missing from it may still be saved.
+    let damaged = inspection.findings.iter().any(|finding| finding.code == "file-damaged");
+    if damaged || !inspection.findings.iter().any(|finding| finding.fixable) {
         return Ok((Vec::new(), inspection));
     }
     let hands = match file_of(url) {
@@ -225,7 +229,7 @@ pub(crate) fn judge_schema(found: i32, engine: &'static str) -> Result<Option<In
             let code = code_of("schema-old");
             let needed = missing.last().map_or(found, |migration| migration.version);
             let text = format!("the database has schema version {found}, this faena works with {needed}");
-            Ok(Some(Inspection { engine, jobs: 0, findings: vec![code.finding(1, text)] }))
+            Ok(Some(Inspection { engine, jobs: 0, in_use_by: None, findings: vec![code.finding(1, text)] }))
         }
     }
 }

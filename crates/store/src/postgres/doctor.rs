@@ -78,7 +78,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     let jobs = judge.jobs;
     let mut all = judge.findings();
     all.append(&mut findings);
-    Ok(Inspection { engine: "postgres", jobs, findings: all })
+    Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
 }
 
 /// `Some`: there is nothing that could be walked.
@@ -187,11 +187,11 @@ async fn rows(client: &Object, sql: &str) -> Result<Vec<Vec<Cell>>> {
 }
 
 fn cells(row: &Row) -> Vec<Cell> {
-    let cell = |at: usize| match row.columns()[at].type_() {
-        &Type::UUID => row.get::<_, Option<Uuid>>(at).map_or(Cell::Null, Cell::Id),
-        &Type::INT2 => row.get::<_, Option<i16>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
-        &Type::INT4 => row.get::<_, Option<i32>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
-        &Type::INT8 => row.get::<_, Option<i64>>(at).map_or(Cell::Null, Cell::Number),
+    let cell = |at: usize| match *row.columns()[at].type_() {
+        Type::UUID => row.get::<_, Option<Uuid>>(at).map_or(Cell::Null, Cell::Id),
+        Type::INT2 => row.get::<_, Option<i16>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
+        Type::INT4 => row.get::<_, Option<i32>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
+        Type::INT8 => row.get::<_, Option<i64>>(at).map_or(Cell::Null, Cell::Number),
         _ => row.try_get::<_, Option<String>>(at).ok().flatten().map_or(Cell::Null, Cell::Text),
     };
     (0..row.len()).map(cell).collect()

@@ -29,7 +29,7 @@ fn dialect(server: &Server, now: Timestamp) -> Dialect {
     Dialect {
         handed: HANDED,
         // SQLite: the file's lock is the lease.
-        dead: if *server == Server::None { "TRUE".into() } else { "FALSE".into() },
+        dead: if matches!(server, Server::None) { "TRUE".into() } else { "FALSE".into() },
         last_run: "(SELECT max(last) FROM run_sequence)",
         literal: |id| format!("x'{}'", id.simple()),
         now,
@@ -74,40 +74,56 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     if let Some(old) = judge_schema(version, "sqlite")? {
         return Ok(old);
     }
-    let steps = steps(&dialect(&server(path), now));
+    let server = server(path);
+    let steps = steps(&dialect(&server, now));
     let of = steps.len() + 1;
     progress("file", 0, of);
-    for_each(&snapshot, "PRAGMA quick_check(20)", |row| {
+    let checked = for_each(&snapshot, "PRAGMA quick_check(20)", |row| {
         if row[0].text() != "ok" {
             judge.add("file-damaged", Uuid::nil(), row[0].text());
         }
-    })?;
+    });
+    unless_damaged(checked, "the file", &mut judge)?;
     for (at, step) in steps.iter().enumerate() {
         progress(step.name, at + 1, of);
-        for_each(&snapshot, &step.sql, |row| (step.take)(&mut judge, row))?;
+        let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut judge, row));
+        unless_damaged(walked, step.name, &mut judge)?;
     }
     look_at_files(path, &mut findings);
     let jobs = judge.jobs;
     let mut all = judge.findings();
     all.append(&mut findings);
-    Ok(Inspection { engine: "sqlite", jobs, findings: all })
+    let in_use_by = match server {
+        Server::None => None,
+        Server::Running(process) => Some(process.map_or("another process".into(), |id| format!("process {id}"))),
+    };
+    Ok(Inspection { engine: "sqlite", jobs, in_use_by, findings: all })
 }
 
-fn for_each(connection: &Connection, sql: &str, mut take: impl FnMut(&[Cell])) -> Result<u64> {
+/// What cannot be read because the file is damaged is a finding, and the walk goes on.
+fn unless_damaged(walked: rusqlite::Result<()>, what: &str, judge: &mut Judge) -> Result<()> {
+    match walked {
+        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
+            judge.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read whole"));
+            Ok(())
+        }
+        walked => Ok(walked?),
+    }
+}
+
+fn for_each(connection: &Connection, sql: &str, mut take: impl FnMut(&[Cell])) -> rusqlite::Result<()> {
     let mut statement = connection.prepare(sql)?;
     let columns = statement.column_count();
     let mut cells = Vec::with_capacity(columns);
     let mut rows = statement.query([])?;
-    let mut count = 0;
     while let Some(row) = rows.next()? {
         cells.clear();
         for at in 0..columns {
             cells.push(cell(row.get_ref(at)?));
         }
         take(&cells);
-        count += 1;
     }
-    Ok(count)
+    Ok(())
 }
 
 fn cell(value: ValueRef<'_>) -> Cell {
@@ -142,10 +158,10 @@ fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
 }
 
 /// Who uses the file.
-#[derive(PartialEq)]
 enum Server {
     None,
-    Running,
+    /// With the id of its process, where that can be seen.
+    Running(Option<String>),
 }
 
 /// Tells from the lock file whether a server runs. Linux shows who has a lock; elsewhere, and where the holder is out of sight (another
@@ -157,13 +173,15 @@ fn server(path: &Path) -> Server {
         use std::os::unix::fs::MetadataExt;
         let inode = file.metadata().map_or(0, |data| data.ino());
         let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-        if locks.lines().any(|line| line.split_whitespace().any(|word| word.ends_with(&format!(":{inode}")))) {
-            return Server::Running;
+        // `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`
+        let of_file = |line: &&str| line.split_whitespace().nth(5).is_some_and(|at| at.ends_with(&format!(":{inode}")));
+        if let Some(line) = locks.lines().find(of_file) {
+            return Server::Running(line.split_whitespace().nth(4).map(str::to_owned));
         }
     }
     match file.try_lock_shared() {
         Ok(()) => Server::None,
-        Err(_) => Server::Running,
+        Err(_) => Server::Running(None),
     }
 }
 
@@ -218,7 +236,7 @@ fn entry(code: &str, count: u64) -> AuditEntry {
 }
 
 fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
-    let dialect = dialect(&Server::Running, now);
+    let dialect = dialect(&Server::Running(None), now);
     let run = |sql: &str| -> Result<u64> { Ok(tx.connection.execute(&dialect.sql(sql), [])? as u64) };
     match fix {
         Fix::Sql(statements) => {

@@ -652,6 +652,32 @@ async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_file_is_told_and_not_written_to() {
+    on_sqlite(async |world: &World| {
+        fill(world).await;
+        world.ledger.run("UPDATE counter SET n = n + 1").await;
+        world.store.close().await;
+        let page = world.ledger.number("SELECT rootpage FROM sqlite_master WHERE name = 'note'").await;
+        let Ledger::Sqlite(path) = &world.ledger else { panic!("a file") };
+        let whole = std::fs::read(path).unwrap();
+        let mut damaged = whole.clone();
+        let at = usize::try_from(page - 1).unwrap() * 4_096;
+        damaged[at..at + 64].fill(0xff);
+        std::fs::write(path, &damaged).unwrap();
+        let (repaired, after) =
+            doctor::repair(&world.url, StoreOptions::default(), PATIENCE, Timestamp::now(), &|_, _, _| {})
+                .await
+                .unwrap();
+        assert!(repaired.is_empty(), "{repaired:?}");
+        assert!(after.findings.iter().any(|found| found.code == "file-damaged"), "{:#?}", after.findings);
+        assert_eq!(std::fs::read(path).unwrap(), damaged);
+        std::fs::write(path, &whole).unwrap();
+        heals(world, &[], &["counter-drift", "node-dead"]).await;
+    })
+    .await;
+}
+
 /// The claims of a node that has not joined are nobody's.
 pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     world.submit(world.job("a", 0)).await;
