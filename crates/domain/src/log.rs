@@ -67,6 +67,9 @@ pub struct LogEntry {
     pub run: Option<Run>,
 }
 
+#[derive(Deserialize)]
+struct Stored(i64, String, #[serde(default)] String);
+
 impl LogLine {
     pub fn new(at: Timestamp, event: LogEvent, details: impl Into<String>) -> LogLine {
         LogLine { at, event, details: details.into() }
@@ -97,10 +100,14 @@ impl LogLine {
 }
 
 impl LogEntry {
+    /// The times (ms) and names of a chunk's lines, also of those that this version does not know. `None`: it is damaged.
+    pub fn outline(chunk: &str) -> Option<Vec<(i64, String)>> {
+        let lines = serde_json::from_str::<Vec<Stored>>(&format!("[{chunk}]")).ok()?;
+        Some(lines.into_iter().map(|Stored(ms, name, _)| (ms, name)).collect())
+    }
+
     /// Reads a chunk. A line that an older or newer version wrote and this one does not know is left out.
     pub fn read_chunk(chunk: &str, run: Option<Run>, into: &mut Vec<LogEntry>) {
-        #[derive(Deserialize)]
-        struct Stored(i64, String, #[serde(default)] String);
         let Ok(lines) = serde_json::from_str::<Vec<Stored>>(&format!("[{chunk}]")) else {
             return;
         };

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::{
     bench,
     config::{self, Config},
-    guard, serve,
+    doctor, guard, serve,
 };
 
 /// Durable jobs in one binary: nothing is lost, nothing is stuck, everything explains itself.
@@ -35,6 +35,13 @@ enum Command {
         /// Print faena.example.toml instead: every key with its default
         #[arg(long)]
         example: bool,
+    },
+    /// Prove that the whole database is sound and the set-up too; say what to do where they are not
+    Doctor {
+        #[command(flatten)]
+        config: ConfigArguments,
+        #[command(flatten)]
+        arguments: doctor::Arguments,
     },
     /// Measure this machine's limit and Faena beside it
     Bench(bench::Arguments),
@@ -130,6 +137,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             } else {
                 print_config(&config.load(&config.flags())?, json)?;
             }
+        }
+        Command::Doctor { config, arguments } => {
+            let config = config.load(&config.flags())?;
+            return runtime()?.block_on(doctor::run(&config, &arguments));
         }
         Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
         Command::Guard { argv } => {

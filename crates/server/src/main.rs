@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod config;
+mod doctor;
 mod guard;
 mod http;
 mod serve;

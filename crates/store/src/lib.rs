@@ -8,6 +8,7 @@ mod assemble;
 mod audit;
 mod bulk;
 mod deal;
+pub mod doctor;
 mod error;
 mod fate;
 mod lanes;

@@ -96,6 +96,10 @@ impl Faena {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -8,6 +8,7 @@ mod bad_frames;
 mod command_line;
 mod crash;
 mod disk;
+mod doctor;
 mod doors;
 mod example_workers;
 mod faena;

@@ -273,6 +273,11 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
     client.keep(Ok(()))
 }
 
+/// The partitions that should be there: of today and the coming days.
+pub fn coming_partitions(now: Timestamp) -> impl Iterator<Item = String> {
+    (0..=DAYS_AHEAD).map(move |day| partition_name((now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS))
+}
+
 fn partition_name(from_ms: i64) -> String {
     let date = Timestamp::from_ms(from_ms).to_string();
     format!("done_{}", date[..10].replace('-', ""))

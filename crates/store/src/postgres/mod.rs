@@ -10,6 +10,7 @@ mod change;
 pub mod claim;
 mod complete;
 mod connect;
+pub mod doctor;
 mod due;
 mod end;
 mod family;

@@ -4,6 +4,7 @@ mod audit;
 mod bulk;
 mod change;
 mod claim;
+pub mod doctor;
 mod due;
 mod end;
 mod free;

@@ -9,6 +9,7 @@ mod audit;
 mod bulk;
 mod changes;
 mod claims;
+mod doctor;
 mod ends;
 mod family;
 mod keys;
@@ -276,6 +277,39 @@ behaviours! {
         a_deleted_job_takes_its_settled_webhooks_along,
         a_webhook_still_to_be_delivered_survives_its_job,
         a_pruned_job_takes_its_settled_webhooks_along;
+    doctor:
+        a_sound_database_with_something_of_everything_has_no_finding,
+        a_busy_healthy_server_has_no_finding,
+        a_job_in_no_place_is_put_back_into_its_line,
+        a_job_in_no_place_keeps_its_count_of_tries,
+        a_job_ready_and_waiting_stays_ready,
+        a_finished_job_that_is_also_ready_stays_finished,
+        a_held_job_that_is_also_ready_is_not_handed_out_twice,
+        a_job_in_the_wrong_lane_is_moved,
+        rows_of_jobs_that_are_not_there_are_removed,
+        a_wrong_counter_is_counted_again,
+        a_hand_out_of_nobody_is_taken_back,
+        what_a_dead_server_held_is_taken_back,
+        a_worker_that_nobody_watches_gets_a_deadline,
+        a_mark_of_running_without_a_hand_out_is_removed,
+        a_job_that_waits_for_nobody_goes_on,
+        a_job_that_would_look_for_its_parents_too_late_looks_now,
+        run_numbers_that_would_come_again_are_skipped,
+        a_unique_key_of_a_finished_job_is_freed,
+        a_ready_job_without_its_key_gets_it,
+        a_key_with_ready_jobs_gets_its_line,
+        a_line_that_nothing_would_open_is_opened,
+        a_place_under_a_limit_that_nobody_uses_is_given_free,
+        a_held_job_counts_for_the_limit_of_its_key_again,
+        a_webhook_and_a_bulk_action_without_a_time_get_one,
+        what_nobody_moves_is_told,
+        states_that_do_not_exist_are_told,
+        a_lane_that_is_missing_is_told,
+        a_job_that_cannot_be_read_is_told,
+        a_log_that_is_damaged_or_has_gaps_is_told,
+        a_finding_names_twenty_and_counts_the_rest,
+        a_repair_is_written_in_the_audit_log,
+        a_claim_of_an_unknown_node_is_found;
     model:
         any_sequence_of_verbs_keeps_to_the_model;
 }

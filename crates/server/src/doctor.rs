@@ -1,0 +1,292 @@
+//! `faena doctor`: proves the whole database, looks at the set-up, prints one line per finding with what to do.
+//!
+//! The database is the store's to judge (`store/src/doctor.rs`); here is what belongs to this machine: the disk, and whether
+//! a server answers and all its loops beat. Exit code: 0 no errors, 1 errors, 2 it could not look.
+
+use std::{
+    io::{IsTerminal, Write},
+    path::Path,
+    process::{ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use faena_domain::Timestamp;
+use faena_store::doctor::{self, Finding, Inspection, Repaired, Severity};
+use faena_wire::{Health, Ready};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::config::Config;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Put right what can be put right without losing a job
+    #[arg(long)]
+    fix: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const ERRORS_FOUND: u8 = 1;
+const CANNOT_LOOK: u8 = 2;
+
+pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    let url = config.text("database.url");
+    let now = Timestamp::now();
+    let bar = bar();
+    let progress = |name: &'static str, at: usize, of: usize| {
+        bar.set_length(of as u64);
+        bar.set_position(at as u64);
+        bar.set_message(name);
+    };
+    let looked = if arguments.fix {
+        doctor::repair(url, config.store(false), config.engine().patience(), now, &progress).await
+    } else {
+        doctor::inspect(url, now, &progress).await.map(|inspection| (Vec::new(), inspection))
+    };
+    bar.finish_and_clear();
+    let (repaired, mut inspection) = match looked {
+        Ok(looked) => looked,
+        Err(error) => {
+            eprintln!("faena: {error}");
+            return Ok(ExitCode::from(CANNOT_LOOK));
+        }
+    };
+    inspection.findings.extend(look_at_disk(url).await);
+    inspection.findings.extend(look_at_server(config).await);
+    inspection.findings.sort_by_key(|finding| finding.severity);
+    let report = Report { repaired, inspection, took: started.elapsed() };
+    let text = if arguments.json { report.json() } else { report.text() };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
+        _ => {}
+    }
+    Ok(if report.count(Severity::Error) > 0 { ExitCode::from(ERRORS_FOUND) } else { ExitCode::SUCCESS })
+}
+
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+struct Report {
+    repaired: Vec<Repaired>,
+    inspection: Inspection,
+    took: Duration,
+}
+
+impl Report {
+    fn count(&self, severity: Severity) -> usize {
+        self.inspection.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for repaired in &self.repaired {
+            text.push_str(&format!("fixed    {}  {} {}\n", repaired.code, repaired.count, repaired.done));
+        }
+        for finding in &self.inspection.findings {
+            let Finding { code, severity, text: what, advice, .. } = finding;
+            text.push_str(&format!("{:<8} {code}  {what} → {advice}\n", severity.as_str()));
+        }
+        let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
+        let checked = format!("{} checked in {:.1} s", number(self.inspection.jobs, "job"), self.took.as_secs_f64());
+        let counted = |n: usize, one: &str| number(n as u64, one);
+        let verdict = match (errors, warnings) {
+            (0, 0) => "healthy".to_owned(),
+            (0, _) => counted(warnings, "warning"),
+            (_, 0) => counted(errors, "error"),
+            _ => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
+        };
+        let beside = self.inspection.in_use_by.as_deref().map_or(String::new(), |who| format!(", beside {who}"));
+        text.push_str(&format!("{verdict}: {checked}{beside}\n"));
+        text
+    }
+
+    fn json(&self) -> String {
+        let findings = self.inspection.findings.iter().map(|finding| {
+            json!({
+                "code": finding.code,
+                "severity": finding.severity.as_str(),
+                "count": finding.count,
+                "text": finding.text,
+                "advice": finding.advice,
+                "fixable": finding.fixable,
+            })
+        });
+        let fixed = self.repaired.iter().map(|repaired| {
+            json!({"code": repaired.code, "count": repaired.count, "text": format!("{} {}", repaired.count, repaired.done)})
+        });
+        let report = json!({
+            "engine": self.inspection.engine,
+            "jobs": self.inspection.jobs,
+            "inUseBy": self.inspection.in_use_by,
+            "tookMs": u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
+            "errors": self.count(Severity::Error),
+            "warnings": self.count(Severity::Warning),
+            "fixed": fixed.collect::<Vec<_>>(),
+            "findings": findings.collect::<Vec<_>>(),
+        });
+        format!("{report:#}\n")
+    }
+}
+
+/// `1 234 567 jobs`.
+fn number(n: u64, one: &str) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    format!("{text} {one}{}", if n == 1 { "" } else { "s" })
+}
+
+fn finding(code: &'static str, severity: Severity, text: String, advice: &'static str) -> Finding {
+    Finding { code, severity, count: 1, text, advice, fixable: false }
+}
+
+const FULL_BELOW_KIB: u64 = 1 << 20;
+const FULL_BELOW_PERCENT: u64 = 10;
+
+/// The space left where the SQLite file is. `df` asks the system in a way that needs no unsafe code; without it nothing is said.
+async fn look_at_disk(url: &str) -> Option<Finding> {
+    let path = Path::new(url.strip_prefix("sqlite:")?.trim_start_matches("//"));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut df = tokio::process::Command::new("df");
+    df.arg("-Pk").arg(folder).env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(5), df.output()).await.ok()?.ok()?;
+    let (free_kib, size_kib) = parse_df(&String::from_utf8_lossy(&output.stdout))?;
+    disk_finding(&folder.display().to_string(), free_kib, size_kib)
+}
+
+/// Free and whole size in KiB.
+fn parse_df(text: &str) -> Option<(u64, u64)> {
+    let mut numbers = text.lines().nth(1)?.split_whitespace().rev().skip(2);
+    let free = numbers.next()?.parse().ok()?;
+    let used: u64 = numbers.next()?.parse().ok()?;
+    Some((free, used + free))
+}
+
+fn disk_finding(folder: &str, free_kib: u64, size_kib: u64) -> Option<Finding> {
+    let percent = free_kib * 100 / size_kib.max(1);
+    if free_kib >= FULL_BELOW_KIB && percent >= FULL_BELOW_PERCENT {
+        return None;
+    }
+    let text = format!("{folder} has {} MiB left ({percent} %)", free_kib / 1_024);
+    Some(finding("disk-space", Severity::Warning, text, "free some space, or shorten retention"))
+}
+
+/// If a server answers where the configuration says, each of its loops must beat.
+async fn look_at_server(config: &Config) -> Vec<Finding> {
+    let host = match config.text("server.host") {
+        "0.0.0.0" => "127.0.0.1".to_owned(),
+        "::" => "[::1]".to_owned(),
+        host if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
+        host => host.to_owned(),
+    };
+    let url = format!("http://{host}:{}/health/ready", config.port());
+    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build() else {
+        return Vec::new();
+    };
+    let Ok(answer) = client.get(&url).send().await else { return Vec::new() };
+    // Somebody else may have this port.
+    let Ok(ready) = answer.json::<Ready>().await else { return Vec::new() };
+    judge_loops(&ready, &url)
+}
+
+fn judge_loops(ready: &Ready, url: &str) -> Vec<Finding> {
+    const ADVICE: &str = "look at the server's log; restart it if the loop does not come back";
+    let mut findings = Vec::new();
+    if let Some(error) = &ready.checks.database.error {
+        let text = format!("the server at {url} cannot use its database: {error}");
+        findings.push(finding(
+            "server-database",
+            Severity::Error,
+            text,
+            "look at the database and at the server's log",
+        ));
+    }
+    for check in &ready.checks.loops {
+        let since = check.last_beat_at.map_or("never".into(), |at| format!("at {at}"));
+        let error = check.error.as_deref().map_or(String::new(), |error| format!(", its last error: {error}"));
+        match check.status {
+            Health::Healthy => {}
+            Health::Degraded => findings.push(finding(
+                "loop-failing",
+                Severity::Warning,
+                format!("the loop {} of {url} fails{error}", check.name),
+                ADVICE,
+            )),
+            Health::Unhealthy => findings.push(finding(
+                "loop-late",
+                Severity::Error,
+                format!("the loop {} of {url} beat last {since}{error}", check.name),
+                ADVICE,
+            )),
+        }
+    }
+    // The ones without which nothing goes on, wherever the doors are open.
+    for name in ["dispatcher", "reporter", "guardian", "poller", "lease"] {
+        if !ready.checks.loops.iter().any(|check| check.name == name) {
+            let text = format!("the loop {name} does not run at {url}");
+            findings.push(finding("loop-missing", Severity::Error, text, ADVICE));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_is_nearly_full_is_told() {
+        let text = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 100000000 95000000 5000000 95% /data\n";
+        assert_eq!(parse_df(text), Some((5_000_000, 100_000_000)));
+        assert_eq!(parse_df("nonsense"), None);
+        let found = disk_finding("/data", 5_000_000, 100_000_000).expect("five percent are few");
+        assert!(found.text.contains("4882 MiB left (5 %)"), "{}", found.text);
+        assert!(disk_finding("/data", 900_000, 2_000_000).is_some(), "less than a gibibyte");
+        assert_eq!(disk_finding("/data", 50_000_000, 100_000_000), None);
+    }
+
+    #[test]
+    fn a_loop_that_is_late_failing_or_missing_is_told() {
+        let beat = |name: &str, status: &str| json!({"name": name, "status": status, "handled": 0, "error": "no"});
+        let ready = |loops: Vec<serde_json::Value>| -> Ready {
+            serde_json::from_value(json!({"status": "healthy", "checks": {
+                "database": {"status": "healthy", "engine": "sqlite", "latencyMs": 0.1},
+                "workers": {"status": "healthy", "activeCount": 1},
+                "loops": loops,
+            }}))
+            .expect("a Ready")
+        };
+        let names = ["dispatcher", "reporter", "guardian", "poller"];
+        let mut loops: Vec<_> = names.iter().map(|name| beat(name, "healthy")).collect();
+        loops.push(beat("promoter", "unhealthy"));
+        loops.push(beat("retention", "degraded"));
+        let found = judge_loops(&ready(loops), "x");
+        let codes: Vec<_> = found.iter().map(|finding| finding.code).collect();
+        assert_eq!(codes, ["loop-late", "loop-failing", "loop-missing"]);
+        assert!(found[0].text.contains("promoter") && found[0].text.contains("never"), "{}", found[0].text);
+        assert!(found[2].text.contains("lease"), "{}", found[2].text);
+    }
+
+    #[test]
+    fn numbers_are_easy_to_read() {
+        assert_eq!(number(1_234_567, "job"), "1 234 567 jobs");
+        assert_eq!((number(1, "error").as_str(), number(0, "job").as_str()), ("1 error", "0 jobs"));
+    }
+}

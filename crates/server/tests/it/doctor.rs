@@ -1,0 +1,112 @@
+//! `faena doctor` as people and scripts call it: beside a running server, without one, on what is no database.
+
+use std::{path::Path, process::Output};
+
+use serde_json::{Value, json};
+
+use crate::{
+    faena::{Faena, run},
+    postgres::{Database, connect},
+};
+
+/// Exit code, stdout, stderr.
+fn doctor(folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = run(folder, environment, &[&["doctor"], flags].concat());
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+/// Nearly full disks of the machine that runs the tests are not their business.
+fn codes(json: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
+    let code = |finding: &Value| finding["code"].as_str().unwrap().to_owned();
+    report["findings"].as_array().unwrap().iter().map(code).filter(|code| code != "disk-space").collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_judged_beside_its_server_and_healed_after_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut faena = Faena::start(folder.path(), &[]).await;
+    let url = faena.url.clone();
+    let (host, port) = url.trim_start_matches("http://").rsplit_once(':').unwrap();
+    let server = [("HOST", host), ("PORT", port)];
+    for _ in 0..20 {
+        faena.submit(json!({"name": "noop", "type": "noop"})).await;
+    }
+    let running = faena.submit(json!({"name": "sleep", "type": "sleep", "payload": {"ms": 600_000}})).await;
+    faena.job_is(&running, "PROCESSING").await;
+    let (code, stdout, stderr) = doctor(folder.path(), &server, &["--json"]);
+    assert_eq!((code, stderr.as_str(), codes(&stdout).len()), (0, "", 0), "{stdout}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&report["engine"], &report["jobs"], &report["errors"]), (&json!("sqlite"), &json!(21), &json!(0)));
+
+    let file = folder.path().join("faena-data/faena.db");
+    let damage = rusqlite::Connection::open(&file).unwrap();
+    damage.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+    damage.execute("UPDATE counter SET n = n + 2 WHERE tally = 4", []).unwrap();
+    let (code, stdout, _) = doctor(folder.path(), &server, &[]);
+    assert_eq!(code, 1, "{stdout}");
+    assert!(stdout.starts_with("error    counter-drift  1 counters differ"), "{stdout}");
+    assert!(stdout.contains("default/noop done: says 22, counted 20 → run `faena doctor --fix`"), "{stdout}");
+    assert!(stdout.contains("1 error") && stdout.contains(": 21 jobs checked in "), "{stdout}");
+    assert!(stdout.trim_end().ends_with(&format!(", beside process {}", faena.process())), "{stdout}");
+    let (code, stdout, stderr) = doctor(folder.path(), &server, &["--fix"]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("in use by another faena; stop that one"), "{stderr}");
+
+    faena.kill();
+    let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
+    assert_eq!((code, codes(&stdout)), (1, vec!["counter-drift".to_owned(), "node-dead".to_owned()]), "{stdout}");
+    let (code, stdout, _) = doctor(folder.path(), &server, &["--fix"]);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(stdout.contains("fixed    counter-drift  1 counters counted again"), "{stdout}");
+    assert!(stdout.contains("fixed    node-dead  1 jobs taken back"), "{stdout}");
+    let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
+    assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
+
+    // What was taken back goes on with the next server.
+    let faena = Faena::start(folder.path(), &[]).await;
+    assert_eq!(faena.count("").await, 21);
+    faena.job_is(&running, "PROCESSING").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_looked_at_is_said_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, stdout, stderr) = doctor(folder.path(), &[], &[]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("there is no Faena database in faena-data/faena.db"), "{stderr}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+
+    let notes = folder.path().join("notes.txt");
+    std::fs::write(&notes, "not a database, but long enough to be looked at as one ".repeat(40)).unwrap();
+    let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "sqlite:notes.txt"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("no SQLite database"), "{stderr}");
+    let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "postgres://nobody@127.0.0.1:1/nothing"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("cannot use the PostgreSQL database"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_database_is_judged_and_healed_beside_its_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::create().await;
+    let environment = [("DATABASE_URL", database.url.as_str())];
+    let (code, _, stderr) = doctor(folder.path(), &environment, &[]);
+    assert_eq!(code, 2, "an empty database: {stderr}");
+    let faena = Faena::start(folder.path(), &environment).await;
+    for _ in 0..20 {
+        let id = faena.submit(json!({"name": "noop", "type": "noop"})).await;
+        faena.job_is(&id, "COMPLETED").await;
+    }
+    let (code, stdout, _) = doctor(folder.path(), &environment, &["--json"]);
+    assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
+    let client = connect(&database.url).await;
+    client.batch_execute("UPDATE faena.counter SET n = n + 2 WHERE tally = 4").await.unwrap();
+    let (code, stdout, _) = doctor(folder.path(), &environment, &["--fix", "--json"]);
+    assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(report["fixed"][0]["code"], "counter-drift", "{stdout}");
+    assert_eq!(faena.count("status=COMPLETED").await, 20);
+}

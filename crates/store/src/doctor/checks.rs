@@ -1,0 +1,409 @@
+//! What must hold, as SQL that finds the rows for which it does not.
+//!
+//! Each query yields `code, id, words, x, y, z`; the code's entry in `CODES` says how a row reads. Written so that each table is
+//! read once from end to end: probing per job took four times as long on a million finished jobs.
+
+use super::{
+    Cell, Dialect, EXAMPLES, Finding, Judge, Severity,
+    fixes::{Fix, fix_of},
+    judge,
+};
+
+pub(crate) struct Code {
+    pub code: &'static str,
+    severity: Severity,
+    /// What is wrong with all of them, after their number.
+    summary: &'static str,
+    /// How one of them reads: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:place}` is the name of a place.
+    example: &'static str,
+    advice: &'static str,
+    /// What a repair has done with them.
+    pub fixed: &'static str,
+}
+
+impl Code {
+    pub fn finding(&self, count: u64, text: String) -> Finding {
+        let fixable = !matches!(fix_of(self.code), Fix::None);
+        Finding { code: self.code, severity: self.severity, count, text, advice: self.advice, fixable }
+    }
+
+    /// The finding about these examples of so many.
+    pub fn found(&self, count: u64, examples: &[String]) -> Finding {
+        let mut text = format!("{count} {}: {}", self.summary, examples.join(", "));
+        let more = count.saturating_sub(examples.len() as u64);
+        if more > 0 {
+            text.push_str(&format!(" and {more} more"));
+        }
+        self.finding(count, text)
+    }
+
+    /// How a row of a query reads.
+    pub fn read(&self, row: &[Cell]) -> String {
+        let mut text = self.example.to_owned();
+        for (at, name) in ["id", "words", "x", "y", "z"].into_iter().enumerate() {
+            let cell = row.get(at + 1).unwrap_or(&Cell::Null);
+            text = text.replace(&format!("{{{name}}}"), &cell.to_string());
+            text = text.replace(&format!("{{{name}:place}}"), place(cell.number()));
+            text = text.replace(&format!("{{{name}:s}}"), &format!("{} s", cell.number() / 1_000));
+        }
+        text
+    }
+}
+
+fn place(tally: i64) -> &'static str {
+    match tally {
+        0 => "pending",
+        1 => "ready",
+        2 => "held",
+        3 => "retrying",
+        4 => "done",
+        5 => "failed",
+        6 => "cancelled",
+        _ => "?",
+    }
+}
+
+pub(crate) fn code_of(code: &str) -> &'static Code {
+    CODES.iter().find(|known| known.code == code).unwrap_or(&UNKNOWN)
+}
+
+const UNKNOWN: Code =
+    warning("unknown", "things that doctor has no words for", "{id} {words}", "report this as a defect");
+
+const FIX: &str = "run `faena doctor --fix`";
+const SERVE: &str =
+    "start a server (`faena serve`), which does it by itself; if one runs, look at its loops in /health/ready";
+const BY_HAND: &str = "nothing is lost, but no repair is safe: look at the rows, and restore a backup if they matter";
+
+const fn error(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
+    Code { code, severity: Severity::Error, summary, example, advice, fixed: "" }
+}
+
+const fn warning(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
+    Code { code, severity: Severity::Warning, summary, example, advice, fixed: "" }
+}
+
+impl Code {
+    const fn fixed(self, fixed: &'static str) -> Code {
+        Code { fixed, ..self }
+    }
+}
+
+const CODES: &[Code] = &[
+    error("job-nowhere", "jobs stand in no place, so nobody will ever run them", "{id}", FIX)
+        .fixed("jobs put back into their line"),
+    error("job-twice", "jobs stand in more than one place", "{id} ({x:place}, {y:place})", FIX)
+        .fixed("second places removed"),
+    error("wrong-lane", "jobs stand in another lane than their row names", "{id} ({x:place})", FIX)
+        .fixed("rows moved to the lane of their job"),
+    error("lane-missing", "lanes are named by jobs and do not exist", "lane {x}", BY_HAND),
+    error("orphaned-rows", "rows belong to jobs, webhooks or workers that are not there", "{words} of {id}", FIX)
+        .fixed("orphaned rows removed"),
+    error("counter-drift", "counters differ from what is there", "{words} {x:place}: says {y}, counted {z}", FIX)
+        .fixed("counters counted again"),
+    error("job-unreadable", "jobs have options that cannot be read, and claims that meet them fail", "{id}", BY_HAND),
+    error(
+        "block-without-owner",
+        "hand-outs are in the hands of nobody alive",
+        "run {x} of owner {id} ({y} jobs)",
+        SERVE,
+    )
+    .fixed("jobs taken back from dead owners"),
+    warning("node-dead", "servers are gone without taking leave", "{words} ({x} jobs in hand)", SERVE)
+        .fixed("jobs taken back from dead servers"),
+    error("worker-unwatched", "living workers have neither a living server nor a deadline", "{words}", FIX)
+        .fixed("workers let go or given a deadline"),
+    warning("worker-overdue", "workers should have been given up long ago", "{words} ({x:s} ago)", SERVE),
+    error("worker-state", "workers have ended and have not", "{words} (state {x})", BY_HAND),
+    error("worker-history", "changes of workers are not allowed ones", "{words}", BY_HAND),
+    error("running-without-block", "jobs are marked as running and in nobody's hands", "{id} (run {x})", FIX)
+        .fixed("marks of running jobs removed"),
+    error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs let go on"),
+    error("look-too-far", "jobs that wait for parents look again only in days", "{id}", FIX)
+        .fixed("jobs told to look again now"),
+    warning("waiting-overdue", "jobs are due and nobody has moved them", "{id} ({x:s} ago)", SERVE),
+    error("illegal-state", "rows have a state that does not exist", "{words} of {id}: {x}", BY_HAND),
+    error("run-behind", "run numbers are in use that have not been given out yet", "{x}, given out up to {y}", FIX)
+        .fixed("run sequence moved forward"),
+    error("unique-key-held", "unique keys are held by jobs that have finished", "{words} ({id})", FIX)
+        .fixed("unique keys freed"),
+    warning(
+        "attempts-missing",
+        "jobs have been tried more often than is written down",
+        "{id} (try {x}, {y} on record)",
+        BY_HAND,
+    ),
+    error("log-unreadable", "logs cannot be read", "{words} of {id}", BY_HAND),
+    warning(
+        "log-time",
+        "logs go back in time by more than clocks may differ",
+        "{words} of {id}",
+        "compare the clocks of the servers",
+    ),
+    warning("log-incomplete", "logs do not tell the whole story of their run", "{words} of {id}", BY_HAND),
+    error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX)
+        .fixed("keys written"),
+    error("line-missing", "keys have ready jobs and no line, so nobody can take them", "key {x} of lane {y}", FIX)
+        .fixed("lines made"),
+    error("line-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX)
+        .fixed("lines opened"),
+    warning("line-overdue", "lines should have been opened long ago", "key {x} of lane {y}", SERVE),
+    error("hold-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX)
+        .fixed("places given free"),
+    error("hold-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX)
+        .fixed("jobs counted for their key"),
+    error("webhook-stuck", "webhooks are to be sent and have no time for it", "{id}", FIX)
+        .fixed("webhooks given a time"),
+    warning("webhook-overdue", "webhooks should have been sent long ago", "{id} ({x:s} ago)", SERVE),
+    error("bulk-stuck", "bulk actions are not over and have no time to go on", "{id}", FIX)
+        .fixed("bulk actions given a time"),
+    warning("bulk-overdue", "bulk actions should have gone on long ago", "{id} ({x:s} ago)", SERVE),
+    error("schema-old", "", "", "run `faena migrate`, or start a server of this version"),
+    // Set-up: PostgreSQL.
+    error("postgres-old", "", "", "move to PostgreSQL 13 or newer"),
+    warning("clock-skew", "", "", "let both machines set their clocks by NTP"),
+    warning(
+        "partition-missing",
+        "days to come have no partition of finished jobs",
+        "{words}",
+        "start a server, which makes them, or run `faena doctor --fix`",
+    )
+    .fixed("partitions made"),
+    warning(
+        "default-partition",
+        "",
+        "",
+        "no harm; they go with retention. If there are ever more, look for `partition` in the servers' logs",
+    ),
+    warning(
+        "xmin-held",
+        "sessions keep old row versions from being removed, which slows claims down",
+        "{words}",
+        "end their transaction, or the session: SELECT pg_terminate_backend(pid)",
+    ),
+    warning(
+        "slot-held",
+        "replication slots keep old row versions or WAL",
+        "{words}",
+        "let their consumer catch up, or drop them: SELECT pg_drop_replication_slot(name)",
+    ),
+    warning(
+        "vacuum-behind",
+        "tables have many dead rows",
+        "{words}",
+        "look for xmin-held above; else VACUUM them and give autovacuum more workers",
+    ),
+    warning(
+        "listen-impossible",
+        "",
+        "",
+        "nothing is lost, servers poll; connect without PgBouncer's transaction mode to be told at once",
+    ),
+    // Set-up: SQLite.
+    error(
+        "file-damaged",
+        "faults of the file itself",
+        "{words}",
+        "stop the server, copy the file, restore a backup or try `sqlite3 FILE .recover`",
+    ),
+    warning("wal-large", "", "", "something reads for very long; end it, or restart the server"),
+    error("file-read-only", "", "", "give the file and its folder to the user who runs the server"),
+    warning("file-open-to-all", "", "", "chmod o-w the file"),
+];
+
+/// What a query may refer to: `handed`, every id of every hand-out; `held`, those of them whose run is not over; `places`, where
+/// ids stand, with the tally they are counted under.
+pub(crate) const WITH: &str = "WITH RECURSIVE {handed},
+held (id, lane, run, node) AS MATERIALIZED (
+    SELECT h.id, j.lane, h.run, h.node FROM handed h CROSS JOIN job j WHERE j.id = h.id
+       AND NOT EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = h.id AND d.run = h.run)
+       AND NOT EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = h.id AND e.run = h.run)
+       AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.id = h.id AND a.run = h.run)),
+places (id, lane, place) AS (
+    SELECT id, lane, 1 FROM ready
+    UNION ALL SELECT id, lane, CASE state WHEN 0 THEN 0 ELSE 3 END FROM waiting
+    UNION ALL SELECT id, lane, 2 FROM held
+    UNION ALL SELECT id, lane, 4 FROM done
+    UNION ALL SELECT id, lane, CASE state WHEN 7 THEN 5 ELSE 6 END FROM ended)";
+
+/// One part of the walk: what is read, and who judges its rows.
+pub(crate) struct Step {
+    pub name: &'static str,
+    pub sql: String,
+    pub take: fn(&mut Judge, &[Cell]),
+}
+
+pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
+    let query = |name, sql: &str| Step { name, sql: dialect.sql(&wrapped(sql)), take: Judge::row };
+    let walk = |name, sql: &str, take| Step { name, sql: dialect.sql(sql), take };
+    let mut steps =
+        vec![walk("jobs", "SELECT CAST(count(*) AS bigint) FROM job", judge::jobs), query("places", PLACES)];
+    steps.extend(
+        [("counters", COUNTERS), ("lanes", LANES), ("orphaned rows", ORPHANS), ("owners", OWNERS)]
+            .map(|(n, s)| query(n, s)),
+    );
+    steps.extend(
+        [("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)),
+    );
+    steps.extend([("deliveries", DELIVERIES), ("run numbers", RUNS), ("attempts", ATTEMPTS)].map(|(n, s)| query(n, s)));
+    steps.extend([
+        walk("options", "SELECT id, options FROM job WHERE options IS NOT NULL", judge::options),
+        walk("logs of completed jobs", "SELECT 'completed', id, CAST(6 AS bigint), run, log FROM done", judge::log),
+        walk("logs of other ends", "SELECT 'ended', id, state, run, log FROM ended", judge::log),
+        walk("logs of attempts", "SELECT 'attempt', id, state, run, log FROM attempt", judge::log),
+        walk("notes", "SELECT 'note', id, CAST(-1 AS bigint), run, log FROM note", judge::log),
+        walk(
+            "histories of workers",
+            "SELECT worker, state FROM worker_change ORDER BY worker, sequence",
+            judge::history,
+        ),
+        walk("workers", "SELECT id, state, key FROM worker", judge::worker),
+    ]);
+    steps
+}
+
+/// Counts the rows of each code and leaves a few of them.
+fn wrapped(sql: &str) -> String {
+    format!(
+        "{{with}} SELECT code, id, words, x, y, z, n, r FROM (
+             SELECT q.*, CAST(count(*) OVER (PARTITION BY code) AS bigint) AS n, row_number() OVER (PARTITION BY code) AS r
+             FROM ({sql}) q) t WHERE r <= {EXAMPLES}"
+    )
+}
+
+/// Every job stands in one place, in its lane, and every place is one of a job.
+const PLACES: &str = "
+    SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-nowhere' WHEN n > 1 THEN 'job-twice' ELSE 'wrong-lane' END
+               AS code, id, 'place' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM (SELECT id, sum(job) AS jobs, count(*) - sum(job) AS n, min(lane) AS low, max(lane) AS high,
+                 min(place) AS first, max(place) AS last
+          FROM (SELECT id, lane, 1 AS job, CAST(NULL AS integer) AS place FROM job UNION ALL SELECT id, lane, 0, place FROM places) r
+          GROUP BY id) g
+    WHERE jobs <> 1 OR n <> 1 OR low <> high";
+
+const COUNTERS: &str = "
+    SELECT 'counter-drift' AS code, CAST(NULL AS uuid) AS id, coalesce(l.queue || '/' || l.type, 'no lane') AS words,
+           CAST(d.tally AS bigint) AS x, d.says AS y, d.counted AS z
+    FROM (SELECT lane, tally, CAST(sum(says) AS bigint) AS says, CAST(sum(counted) AS bigint) AS counted
+          FROM (SELECT lane, tally, n AS says, 0 AS counted FROM counter WHERE tally < 7
+                UNION ALL SELECT lane, place, 0, count(*) FROM places GROUP BY lane, place) c
+          GROUP BY lane, tally HAVING sum(says) <> sum(counted)) d LEFT JOIN lane l ON l.id = d.lane";
+
+const LANES: &str = "
+    SELECT 'lane-missing' AS code, CAST(NULL AS uuid) AS id, '' AS words, CAST(lane AS bigint) AS x, CAST(NULL AS bigint) AS y,
+           CAST(NULL AS bigint) AS z
+    FROM (SELECT lane FROM job GROUP BY lane) u WHERE lane NOT IN (SELECT id FROM lane)";
+
+macro_rules! orphans {
+    ($($table:literal $column:literal $owner:literal),+ $(,)?) => {
+        concat!("SELECT 'orphaned-rows' AS code, o.id, o.words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+                        CAST(NULL AS bigint) AS z FROM (SELECT CAST(NULL AS uuid) AS id, '' AS words WHERE 1 = 0",
+            $(" UNION ALL SELECT t.", $column, ", '", $table, "' FROM ", $table, " t WHERE NOT EXISTS (SELECT 1 FROM ",
+              $owner, " j WHERE j.id = t.", $column, ")"),+, ") o")
+    };
+}
+
+const ORPHANS: &str = orphans!(
+    "running" "id" "job", "attempt" "id" "job", "note" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "depends" "child" "job", "expiry" "id" "job", "cancel" "id" "job", "hold" "id" "job", "webhook_attempt" "webhook" "webhook",
+    "worker_change" "worker" "worker",
+);
+
+/// Whatever is in somebody's hands is in the hands of somebody alive.
+const OWNERS: &str = "
+    SELECT 'block-without-owner' AS code, b.node AS id, '' AS words, b.run AS x,
+           CAST((SELECT count(*) FROM held h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM block b WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = b.node)
+      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = b.node AND w.ended_at IS NULL)
+    UNION ALL
+    SELECT 'node-dead', n.id, n.name, CAST((SELECT count(*) FROM held h WHERE h.node = n.id) AS bigint), NULL, NULL
+    FROM node n WHERE {dead}
+    UNION ALL
+    SELECT 'worker-unwatched', w.id, w.key, NULL, NULL, NULL FROM worker w
+    WHERE w.ended_at IS NULL AND w.deadline IS NULL AND NOT EXISTS (SELECT 1 FROM node n WHERE n.id = w.node)
+    UNION ALL
+    SELECT 'worker-overdue', w.id, w.key, {now} - w.deadline, NULL, NULL FROM worker w
+    WHERE w.ended_at IS NULL AND w.deadline < {now} - 300000
+    UNION ALL
+    SELECT 'worker-state', w.id, w.key, w.state, NULL, NULL FROM worker w
+    WHERE (w.ended_at IS NULL) = (w.state = 6) OR (w.ended_at IS NOT NULL AND w.deadline IS NOT NULL)
+    UNION ALL
+    SELECT 'running-without-block', r.id, '', r.run, NULL, NULL FROM running r
+    WHERE NOT EXISTS (SELECT 1 FROM held h WHERE h.id = r.id AND h.run = r.run)";
+
+/// Whatever waits is looked at in time.
+const WAITING: &str = "
+    SELECT 'blocked-without-parents' AS code, w.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+           CAST(NULL AS bigint) AS z
+    FROM waiting w WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM depends d WHERE d.child = w.id)
+    UNION ALL
+    SELECT 'look-too-far', w.id, '', NULL, NULL, NULL FROM waiting w WHERE w.blocked AND w.due_at > {now} + 86400000
+    UNION ALL
+    SELECT 'waiting-overdue', w.id, '', {now} - w.due_at, NULL, NULL FROM waiting w WHERE w.due_at < {now} - 300000
+    UNION ALL
+    SELECT 'waiting-overdue', e.id, '', {now} - e.expires_at, NULL, NULL FROM expiry e WHERE e.expires_at < {now} - 300000";
+
+const STATES: &str = "
+    SELECT 'illegal-state' AS code, s.id, s.words, CAST(s.state AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM (SELECT id, 'waiting' AS words, state FROM waiting WHERE state NOT IN (0, 5)
+          UNION ALL SELECT id, 'ended', state FROM ended WHERE state NOT IN (7, 8)
+          UNION ALL SELECT id, 'attempt', state FROM attempt WHERE state NOT IN (1, 5, 7, 8)
+          UNION ALL SELECT id, 'worker', state FROM worker WHERE state NOT BETWEEN 0 AND 6
+          UNION ALL SELECT worker, 'worker_change', state FROM worker_change WHERE state NOT BETWEEN 0 AND 6
+          UNION ALL SELECT id, 'webhook', state FROM webhook WHERE state NOT BETWEEN 0 AND 3) s";
+
+const KEYS: &str = "
+    SELECT 'unique-key-held' AS code, k.id, k.key AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+           CAST(NULL AS bigint) AS z
+    FROM job_key k CROSS JOIN job j WHERE k.kind = 1 AND j.id = k.id
+      AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
+           OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id))";
+
+/// Lines and holds of keyed lanes. A closed line is opened by its time, or when one of those that hold its key ends.
+const LIMITS: &str = "
+    SELECT 'key-missing' AS code, r.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM ready r JOIN lane l ON l.id = r.lane WHERE (r.key IS NULL) = l.keyed
+    UNION ALL
+    SELECT 'line-missing', CAST(NULL AS uuid), '', u.key, u.lane, NULL FROM (SELECT DISTINCT lane, key FROM ready WHERE key IS NOT NULL) u
+    WHERE NOT EXISTS (SELECT 1 FROM line n WHERE n.lane = u.lane AND n.key = u.key)
+    UNION ALL
+    SELECT 'line-closed', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM line n
+    WHERE NOT n.open AND n.opens_at IS NULL AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.key = n.key)
+    UNION ALL
+    SELECT 'line-overdue', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM line n WHERE NOT n.open AND n.opens_at < {now} - 300000
+    UNION ALL
+    SELECT 'hold-stale', h.id, '', NULL, NULL, NULL FROM hold h
+    WHERE NOT EXISTS (SELECT 1 FROM held d WHERE d.id = h.id) AND EXISTS (SELECT 1 FROM job j WHERE j.id = h.id)
+    UNION ALL
+    SELECT 'hold-missing', d.id, '', NULL, NULL, NULL FROM held d JOIN lane l ON l.id = d.lane
+    WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.id = d.id)";
+
+const DELIVERIES: &str = "
+    SELECT 'webhook-stuck' AS code, id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM webhook WHERE state IN (0, 1) AND due_at IS NULL
+    UNION ALL
+    SELECT 'webhook-overdue', id, '', {now} - due_at, NULL, NULL FROM webhook WHERE state IN (0, 1) AND due_at < {now} - 300000
+    UNION ALL
+    SELECT 'bulk-stuck', id, '', NULL, NULL, NULL FROM bulk WHERE due_at IS NULL AND finished_at IS NULL
+    UNION ALL
+    SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000";
+
+const RUNS: &str = "
+    SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, m.run AS x, s.last AS y, CAST(NULL AS bigint) AS z
+    FROM (SELECT max(run) AS run FROM (
+              SELECT max(run) AS run FROM block UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
+              UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u) m
+    CROSS JOIN (SELECT CAST({last_run} AS bigint) AS last) s WHERE m.run > s.last";
+
+/// Each try that was not the last one is on record. After a person's retry they count from the beginning.
+const ATTEMPTS: &str = "
+    SELECT 'attempts-missing' AS code, t.id, '' AS words, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
+           CAST(NULL AS bigint) AS z
+    FROM (SELECT p.id, p.retry_count, (SELECT count(DISTINCT a.retry_count) FROM attempt a
+                                       WHERE a.id = p.id AND a.state = 5 AND a.retry_count < p.retry_count) AS known
+          FROM (SELECT id, retry_count FROM ready WHERE retry_count > 0
+                UNION ALL SELECT id, retry_count FROM waiting WHERE retry_count > 0
+                UNION ALL SELECT id, retry_count FROM running WHERE retry_count > 0
+                UNION ALL SELECT id, retry_count FROM done WHERE retry_count > 0
+                UNION ALL SELECT id, retry_count FROM ended WHERE retry_count > 0) p) t
+    WHERE t.known < t.retry_count";

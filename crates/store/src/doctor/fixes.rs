@@ -1,0 +1,219 @@
+//! How each fault is put right, where that is safe. Every statement is guarded by the fault that it repairs, so it may be run
+//! again, and changes nothing where there is none.
+
+use faena_domain::Timestamp;
+use sha2::{Digest, Sha256};
+
+use super::{Cell, Dialect};
+use crate::assemble::parse_options;
+
+/// What a repair is made of.
+pub(crate) enum Fix {
+    /// Nothing is safe.
+    None,
+    /// These statements in one transaction; how many rows those marked `Counted` change is how much was put right.
+    Sql(&'static [Statement]),
+    /// Reads rows, and makes statements from each of them.
+    Rows {
+        select: &'static str,
+        make: fn(&Dialect, &[Cell]) -> Vec<String>,
+    },
+    /// `node_recover`, until there is nothing left.
+    Recover,
+    Recount,
+    MoveSequence,
+    MakePartitions,
+}
+
+pub(crate) enum Statement {
+    Counted(&'static str),
+    Also(&'static str),
+}
+
+use Statement::{Also, Counted};
+
+pub(crate) fn fix_of(code: &str) -> Fix {
+    match code {
+        "job-nowhere" => Fix::Sql(JOB_NOWHERE),
+        "job-twice" => Fix::Sql(JOB_TWICE),
+        "wrong-lane" => Fix::Sql(WRONG_LANE),
+        "orphaned-rows" => Fix::Sql(ORPHANS),
+        "counter-drift" => Fix::Recount,
+        "block-without-owner" | "node-dead" => Fix::Recover,
+        "worker-unwatched" => Fix::Sql(&[Counted(
+            "UPDATE worker SET deadline = {now} + 60000 WHERE ended_at IS NULL AND deadline IS NULL
+                 AND NOT EXISTS (SELECT 1 FROM node n WHERE n.id = worker.node)",
+        )]),
+        "running-without-block" => Fix::Sql(&[Counted(
+            "{with} DELETE FROM running WHERE NOT EXISTS (SELECT 1 FROM held h WHERE h.id = running.id AND h.run = running.run)",
+        )]),
+        "blocked-without-parents" => Fix::Rows {
+            select: "SELECT w.lane, w.id, j.options FROM waiting w JOIN job j ON j.id = w.id
+                     WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM depends d WHERE d.child = w.id)",
+            make: let_go_on,
+        },
+        "look-too-far" => Fix::Sql(&[Counted(
+            "UPDATE waiting SET due_at = {now} WHERE blocked AND due_at > {now} + 86400000",
+        )]),
+        "run-behind" => Fix::MoveSequence,
+        "unique-key-held" => Fix::Sql(&[Counted(
+            "DELETE FROM job_key WHERE kind = 1 AND EXISTS (
+                 SELECT 1 FROM job j WHERE j.id = job_key.id
+                   AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
+                        OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id)))",
+        )]),
+        "key-missing" => Fix::Rows {
+            select: "SELECT r.lane, r.id, j.options, CAST(CASE WHEN l.keyed THEN 1 ELSE 0 END AS bigint)
+                     FROM ready r JOIN lane l ON l.id = r.lane JOIN job j ON j.id = r.id WHERE (r.key IS NULL) = l.keyed",
+            make: write_key,
+        },
+        "line-missing" => Fix::Sql(&[Counted(
+            "INSERT INTO line (lane, key, turn) SELECT r.lane, r.key, min(r.ready_at) FROM ready r
+             WHERE r.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM line n WHERE n.lane = r.lane AND n.key = r.key)
+             GROUP BY r.lane, r.key",
+        )]),
+        "line-closed" => Fix::Sql(&[Counted(
+            "UPDATE line SET open = TRUE WHERE NOT open AND opens_at IS NULL
+                 AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.key = line.key)",
+        )]),
+        "hold-stale" => Fix::Sql(&[Counted(
+            "{with} DELETE FROM hold WHERE NOT EXISTS (SELECT 1 FROM held d WHERE d.id = hold.id)",
+        )]),
+        "hold-missing" => Fix::Rows {
+            select: "{with} SELECT d.lane, d.id, j.options FROM held d JOIN lane l ON l.id = d.lane JOIN job j ON j.id = d.id
+                     WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.id = d.id)",
+            make: hold,
+        },
+        "webhook-stuck" => {
+            Fix::Sql(&[Counted("UPDATE webhook SET due_at = {now} WHERE state IN (0, 1) AND due_at IS NULL")])
+        }
+        "bulk-stuck" => {
+            Fix::Sql(&[Counted("UPDATE bulk SET due_at = {now} WHERE due_at IS NULL AND finished_at IS NULL")])
+        }
+        "partition-missing" => Fix::MakePartitions,
+        _ => Fix::None,
+    }
+}
+
+/// Its tries go on where its attempts say. Nobody knows whether it had begun, so its next start is written down first. In a keyed lane the
+/// next pass gives it its key.
+const JOB_NOWHERE: &[Statement] = &[
+    Also(
+        "INSERT INTO note (id, run, log) {with}
+         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no place\"]'
+         FROM (SELECT id FROM job EXCEPT SELECT id FROM places) u",
+    ),
+    Counted(
+        "INSERT INTO ready (lane, ready_at, id, retry_count, start_first) {with}
+         SELECT j.lane, {now}, j.id, CAST(coalesce((
+                    SELECT CASE a.state WHEN 5 THEN a.retry_count + 1 WHEN 1 THEN a.retry_count ELSE 0 END
+                    FROM attempt a WHERE a.id = j.id ORDER BY a.run DESC LIMIT 1), 0) AS smallint), TRUE
+         FROM job j WHERE j.id IN (SELECT id FROM job EXCEPT SELECT id FROM places)",
+    ),
+];
+
+/// Finished wins over in hand, that over ready, that over waiting; completed wins over ended otherwise, which stays on record as an
+/// attempt; of two ready rows the earlier stays. What is finished and in hand under a later run is left to that run.
+const JOB_TWICE: &[Statement] = &[
+    Counted(
+        "{with} DELETE FROM waiting WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM places WHERE place IN (1, 2, 4, 5, 6))",
+    ),
+    Counted(
+        "{with} DELETE FROM ready WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM places WHERE place IN (2, 4, 5, 6))",
+    ),
+    Counted(
+        "DELETE FROM ready WHERE EXISTS (SELECT 1 FROM ready o WHERE o.lane = ready.lane AND o.id = ready.id
+             AND o.ready_at < ready.ready_at)",
+    ),
+    Also(
+        "INSERT INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+         SELECT e.id, e.run, e.state, e.retry_count, e.finished_at, e.started_at, e.worker, e.error, e.reason, e.log
+         FROM ended e WHERE e.run > 0 AND EXISTS (SELECT 1 FROM done d WHERE d.lane = e.lane AND d.id = e.id)
+           AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.id = e.id AND a.run = e.run)",
+    ),
+    Counted("DELETE FROM ended WHERE EXISTS (SELECT 1 FROM done d WHERE d.lane = ended.lane AND d.id = ended.id)"),
+];
+
+macro_rules! to_lane_of_job {
+    ($($table:literal),+) => {
+        &[$(Counted(concat!("UPDATE ", $table, " SET lane = (SELECT j.lane FROM job j WHERE j.id = ", $table, ".id)
+             WHERE EXISTS (SELECT 1 FROM job j WHERE j.id = ", $table, ".id AND j.lane <> ", $table, ".lane)"))),+]
+    };
+}
+
+const WRONG_LANE: &[Statement] = to_lane_of_job!("ready", "waiting", "running", "done", "ended");
+
+macro_rules! delete_orphans {
+    ($($table:literal $column:literal $owner:literal),+ $(,)?) => {
+        &[$(Counted(concat!("DELETE FROM ", $table, " WHERE NOT EXISTS (SELECT 1 FROM ", $owner, " j WHERE j.id = ", $table, ".",
+                            $column, ")"))),+]
+    };
+}
+
+const ORPHANS: &[Statement] = delete_orphans!(
+    "ready" "id" "job", "waiting" "id" "job", "done" "id" "job", "ended" "id" "job",
+    "running" "id" "job", "attempt" "id" "job", "note" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "depends" "child" "job", "expiry" "id" "job", "cancel" "id" "job", "hold" "id" "job", "webhook_attempt" "webhook" "webhook",
+    "worker_change" "worker" "worker",
+);
+
+/// By how much each counter is wrong: added to it, whoever counts at the same time.
+pub(crate) const DRIFT: &str = "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
+        SELECT lane, CAST(place AS smallint) AS tally, count(*) AS n FROM places GROUP BY lane, place
+        UNION ALL SELECT lane, tally, -n FROM counter WHERE tally < 7) c
+    GROUP BY lane, tally HAVING sum(n) <> 0";
+
+pub(crate) const LARGEST_RUN: &str = "SELECT max(run) FROM (
+    SELECT max(run) AS run FROM block UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
+    UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u";
+
+/// A job without parents goes on at its time.
+fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+    let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
+    let due_at = options.scheduled_at.unwrap_or(dialect.now).max(dialect.now).as_ms();
+    let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
+    vec![
+        format!(
+            "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = 0 AND id = {id} AND blocked"
+        ),
+        note(&id, dialect.now, "faena doctor found it waiting for parents that are gone"),
+    ]
+}
+
+fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+    let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
+    let key = match options.concurrency_key {
+        Some(key) if row[3].number() == 1 => key_of(&key).to_string(),
+        // A lane with keys that a job without one has come to: there is no line that it could stand in.
+        None if row[3].number() == 1 => return Vec::new(),
+        _ => "NULL".into(),
+    };
+    let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
+    vec![format!("UPDATE ready SET key = {key} WHERE lane = {lane} AND id = {id}")]
+}
+
+fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+    let Some(key) = parse_options(options_of(row)).ok().and_then(|options| options.concurrency_key) else {
+        return Vec::new();
+    };
+    let id = (dialect.literal)(row[1].id());
+    vec![format!("INSERT INTO hold (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_of(&key))]
+}
+
+fn options_of(row: &[Cell]) -> Option<&str> {
+    if let Cell::Text(text) = &row[2] { Some(text) } else { None }
+}
+
+fn note(id: &str, now: Timestamp, text: &str) -> String {
+    format!("INSERT INTO note (id, run, log) VALUES ({id}, NULL, '[{},\"recovered\",\"{text}\"]')", now.as_ms())
+}
+
+/// The number that stands for a `concurrencyKey` in `ready`, `line` and `hold`.
+fn key_of(key: &str) -> i64 {
+    let digest = Sha256::digest(key.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    i64::from_be_bytes(first)
+}

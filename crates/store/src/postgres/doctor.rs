@@ -1,0 +1,322 @@
+//! Doctor on a server: one REPEATABLE READ snapshot beside all nodes; repairs while writers wait for a moment.
+
+use std::time::Instant;
+
+use deadpool_postgres::Object;
+use faena_domain::Timestamp;
+use futures_util::TryStreamExt;
+use tokio_postgres::{Row, types::Type};
+use uuid::Uuid;
+
+use super::{Postgres, Shared, audit, connect, due};
+use crate::{
+    AuditEntry, Patience, Result, Store, StoreError,
+    doctor::{
+        Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema,
+        nothing_there, steps,
+    },
+    error::chain,
+};
+
+const HANDED: &str = "handed (run, node, id) AS MATERIALIZED (SELECT run, node, unnest(ids) FROM block)";
+
+const SKEW_MS: i64 = 2_000;
+/// A transaction that has been open for longer keeps vacuum from its work.
+const OLD_TRANSACTION_MS: i64 = 300_000;
+/// How often a repair gives way to servers that stand in its way.
+const TRIES: usize = 5;
+/// The counters that repairs add to. Servers have 0 and more.
+const SHARD: i16 = -1;
+
+fn dialect(now: Timestamp) -> Dialect {
+    Dialect {
+        handed: HANDED,
+        // A lease that has just ended is somebody's next round.
+        dead: format!("n.lease_until < {} - 30000", now.as_ms()),
+        last_run: "(SELECT last_value FROM run)",
+        literal: |id| format!("'{id}'::uuid"),
+        now,
+    }
+}
+
+pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
+    let asked = Instant::now();
+    let pool = connect::pool(url)?;
+    let client = pool.get().await.map_err(|e| {
+        StoreError::Setup(format!(
+            "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it runs, and the host, user, password and database",
+            chain(&e)
+        ))
+    })?;
+    let mut findings = Vec::new();
+    if let Some(old) = look_at_server(&client, now.plus_ms(ms(asked.elapsed())), &mut findings).await? {
+        return Ok(old);
+    }
+    client.batch_execute("LISTEN faena_doctor").await?;
+    // Sessions are looked at before the walk begins: it is one itself.
+    look_at_sessions(&client, now, &mut findings).await?;
+    client
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = faena; SET LOCAL jit = off;
+             SET LOCAL work_mem = '64MB'",
+        )
+        .await?;
+    let mut judge = Judge::default();
+    let steps = steps(&dialect(now));
+    for (at, step) in steps.iter().enumerate() {
+        progress(step.name, at, steps.len());
+        for_each(&client, &step.sql, |row| (step.take)(&mut judge, row)).await?;
+    }
+    look_at_partitions(&client, now, &mut judge, &mut findings).await?;
+    client.batch_execute("COMMIT").await?;
+    if rows(&client, "SELECT 1 FROM pg_listening_channels() c WHERE c = 'faena_doctor'").await?.is_empty() {
+        let text = "LISTEN is forgotten between two statements, so servers do not hear of each other's changes at once";
+        findings.push(code_of("listen-impossible").finding(1, text.into()));
+    }
+    // Not given back to anybody: it listens.
+    drop(Object::take(client));
+    let jobs = judge.jobs;
+    let mut all = judge.findings();
+    all.append(&mut findings);
+    Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
+}
+
+/// `Some`: there is nothing that could be walked.
+async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<Option<Inspection>> {
+    let sql =
+        "SELECT current_setting('server_version_num')::int8, (extract(epoch FROM clock_timestamp()) * 1000)::int8,
+                      (to_regclass('faena.faena_schema') IS NOT NULL)::int::int8";
+    let row = cells(&client.query_one(sql, &[]).await?);
+    let (version, clock, known) = (row[0].number(), row[1].number(), row[2].number() == 1);
+    if !known {
+        return Err(nothing_there("the PostgreSQL database of DATABASE_URL"));
+    }
+    let schema = client.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0);
+    if let Some(old) = judge_schema(schema, "postgres")? {
+        return Ok(Some(old));
+    }
+    if version < 130_000 {
+        findings.push(code_of("postgres-old").finding(1, format!("PostgreSQL has version {}", version / 10_000)));
+    }
+    let skew = now.as_ms() - clock;
+    if skew.abs() > SKEW_MS {
+        let text = format!(
+            "this machine's clock is {:.1} s {} the database's",
+            skew.abs() as f64 / 1e3,
+            if skew > 0 { "ahead of" } else { "behind" }
+        );
+        findings.push(code_of("clock-skew").finding(1, text));
+    }
+    Ok(None)
+}
+
+/// Who keeps old row versions, and which tables suffer.
+async fn look_at_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<()> {
+    let since = now.plus_ms(-OLD_TRANSACTION_MS).as_ms();
+    for (code, sql) in [
+        (
+            "xmin-held",
+            format!(
+                "SELECT format('pid %s (%s, %s) since %s, last query at %s', pid, coalesce(nullif(application_name, ''), 'no name'),
+                               coalesce(state, 'unknown'), to_char(xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+                               to_char(query_start AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'))
+                 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+                   AND backend_type = 'client backend' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+                   AND extract(epoch FROM xact_start) * 1000 < {since} ORDER BY xact_start LIMIT 20"
+            ),
+        ),
+        (
+            "slot-held",
+            "SELECT format('%s (%s, keeps %s of WAL)', slot_name, CASE WHEN active THEN 'active' ELSE 'not active' END,
+                           pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)))
+             FROM pg_replication_slots
+             WHERE CASE WHEN pg_is_in_recovery() THEN false
+                        ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) > 1073741824
+                             OR (NOT active AND coalesce(age(xmin), age(catalog_xmin)) > 1000000) END
+             ORDER BY 1 LIMIT 20"
+                .into(),
+        ),
+        (
+            "vacuum-behind",
+            "SELECT format('%s (%s dead rows, %s live)', relname, n_dead_tup, n_live_tup) FROM pg_stat_user_tables
+             WHERE schemaname = 'faena' AND n_dead_tup > 200000 AND n_dead_tup > n_live_tup ORDER BY n_dead_tup DESC LIMIT 20"
+                .into(),
+        ),
+    ] {
+        let found: Vec<String> = rows(client, &sql).await?.iter().map(|row| row[0].to_string()).collect();
+        if !found.is_empty() {
+            findings.push(code_of(code).found(found.len() as u64, &found));
+        }
+    }
+    Ok(())
+}
+
+async fn look_at_partitions(
+    client: &Object,
+    now: Timestamp,
+    judge: &mut Judge,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    for name in due::coming_partitions(now) {
+        if rows(client, &format!("SELECT 1 WHERE to_regclass('faena.{name}') IS NULL")).await?.len() == 1 {
+            judge.add("partition-missing", Uuid::nil(), &name);
+        }
+    }
+    let rows = rows(client, "SELECT count(*) FROM faena.done_default").await?;
+    let count = rows.first().map_or(0, |row| row[0].number());
+    if count > 0 {
+        let text = format!("{count} completed jobs are in the default partition");
+        findings.push(code_of("default-partition").finding(u64::try_from(count).unwrap_or(0), text));
+    }
+    Ok(())
+}
+
+/// Streams the rows: a million logs are never in memory at once.
+async fn for_each(client: &Object, sql: &str, mut take: impl FnMut(&[Cell])) -> Result<()> {
+    let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
+    let stream = client.query_raw(sql, none).await?;
+    tokio::pin!(stream);
+    while let Some(row) = stream.try_next().await? {
+        take(&cells(&row));
+    }
+    Ok(())
+}
+
+async fn rows(client: &Object, sql: &str) -> Result<Vec<Vec<Cell>>> {
+    Ok(client.query(sql, &[]).await?.iter().map(cells).collect())
+}
+
+fn cells(row: &Row) -> Vec<Cell> {
+    let cell = |at: usize| match *row.columns()[at].type_() {
+        Type::UUID => row.get::<_, Option<Uuid>>(at).map_or(Cell::Null, Cell::Id),
+        Type::INT2 => row.get::<_, Option<i16>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
+        Type::INT4 => row.get::<_, Option<i32>>(at).map_or(Cell::Null, |n| Cell::Number(n.into())),
+        Type::INT8 => row.get::<_, Option<i64>>(at).map_or(Cell::Null, Cell::Number),
+        _ => row.try_get::<_, Option<String>>(at).ok().flatten().map_or(Cell::Null, Cell::Text),
+    };
+    (0..row.len()).map(cell).collect()
+}
+
+fn ms(duration: std::time::Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl Postgres {
+    pub async fn doctor_fix(
+        &self,
+        code: &'static str,
+        fix: Fix,
+        found: u64,
+        patience: Patience,
+        now: Timestamp,
+    ) -> Result<u64> {
+        match fix {
+            Fix::None => Ok(0),
+            Fix::Recover => {
+                let mut count = 0;
+                loop {
+                    let freed = self.node_recover(patience, now).await?;
+                    let some = freed.orphaned + freed.returned + freed.nodes;
+                    count += some as u64;
+                    if some == 0 {
+                        break;
+                    }
+                }
+                self.audit_add(entry(code, count), now).await?;
+                Ok(count)
+            }
+            Fix::MakePartitions => {
+                // Opening the store has made them, or has said why it could not.
+                due::make_partitions(&self.shared, now).await?;
+                self.audit_add(entry(code, found), now).await?;
+                Ok(found)
+            }
+            fix => {
+                // Not by `retrying`: what it takes to look at everything is no sign of a database that does not answer.
+                for _ in 0..TRIES {
+                    match fix_alone(&self.shared, code, &fix, now).await {
+                        Err(StoreError::Contended(_)) => {}
+                        result => return result,
+                    }
+                }
+                fix_alone(&self.shared, code, &fix, now).await
+            }
+        }
+    }
+}
+
+fn entry(code: &str, count: u64) -> AuditEntry {
+    AuditEntry {
+        actor: "cli".into(),
+        action: "doctor.fix".into(),
+        target: code.into(),
+        details: serde_json::json!({"code": code, "count": count}),
+        count,
+    }
+}
+
+/// PostgreSQL: servers may be at work. Their writes wait while one repair looks and writes, so that nothing moves between the two.
+async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Result<u64> {
+    let client = shared.client().await?;
+    client
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL search_path = faena; SET LOCAL lock_timeout = '10s'; SET LOCAL jit = off;
+             SET LOCAL statement_timeout = '10min';
+             LOCK TABLE job, ready, waiting, block, ended, done, hold, line IN SHARE ROW EXCLUSIVE MODE",
+        )
+        .await?;
+    let result = async {
+        let count = fix_in(&client, fix, now).await?;
+        if count > 0 {
+            audit::add(&client, &entry(code, count), now).await?;
+        }
+        Ok(count)
+    }
+    .await;
+    client.end(result).await
+}
+
+async fn fix_in(client: &Object, fix: &Fix, now: Timestamp) -> Result<u64> {
+    let dialect = dialect(now);
+    match fix {
+        Fix::Sql(statements) => {
+            let mut count = 0;
+            for statement in *statements {
+                match statement {
+                    Statement::Counted(sql) => count += client.execute(&dialect.sql(sql), &[]).await?,
+                    Statement::Also(sql) => {
+                        client.execute(&dialect.sql(sql), &[]).await?;
+                    }
+                }
+            }
+            Ok(count)
+        }
+        Fix::Rows { select, make } => {
+            let mut count = 0;
+            for row in rows(client, &dialect.sql(select)).await? {
+                let statements = make(&dialect, &row);
+                count += u64::from(!statements.is_empty());
+                for sql in statements {
+                    client.execute(&sql, &[]).await?;
+                }
+            }
+            Ok(count)
+        }
+        Fix::Recount => {
+            let sql = format!(
+                "INSERT INTO counter (shard, lane, tally, n) SELECT {SHARD}, d.lane, d.tally, d.n FROM ({}) d
+                 ON CONFLICT (shard, lane, tally) DO UPDATE SET n = counter.n + excluded.n",
+                fixes::DRIFT
+            );
+            Ok(client.execute(&dialect.sql(&sql), &[]).await?)
+        }
+        Fix::MoveSequence => {
+            let sql = format!(
+                "SELECT setval('run', m.run) FROM ({}) AS m(run) WHERE m.run > (SELECT last_value FROM run)",
+                fixes::LARGEST_RUN
+            );
+            Ok(client.execute(&dialect.sql(&sql), &[]).await?)
+        }
+        Fix::None | Fix::Recover | Fix::MakePartitions => Ok(0),
+    }
+}

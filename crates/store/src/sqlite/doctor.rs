@@ -1,0 +1,284 @@
+//! Doctor on a file: one read transaction beside the server, if one runs; the writer's own transactions for repairs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use faena_domain::Timestamp;
+use rusqlite::{Connection, OpenFlags, types::ValueRef};
+use uuid::Uuid;
+
+use super::{Sqlite, audit, opening, writer::Tx};
+use crate::{
+    AuditEntry, Patience, Result, Store, StoreError,
+    doctor::{
+        Cell, Dialect, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema, nothing_there, steps,
+    },
+};
+
+const HANDED: &str = "numbers (at) AS (
+    SELECT 0 UNION ALL SELECT at + 16 FROM numbers WHERE at + 16 < (SELECT coalesce(max(length(ids)), 0) FROM block)),
+handed (run, node, id) AS MATERIALIZED (
+    SELECT b.run, b.node, substr(b.ids, n.at + 1, 16) FROM block b JOIN numbers n ON n.at < length(b.ids))";
+
+/// A log of more than this is not going away by itself.
+const LARGE_WAL_BYTES: u64 = 256 << 20;
+
+fn dialect(server: &Server, now: Timestamp) -> Dialect {
+    Dialect {
+        handed: HANDED,
+        // SQLite: the file's lock is the lease.
+        dead: if matches!(server, Server::None) { "TRUE".into() } else { "FALSE".into() },
+        last_run: "(SELECT max(last) FROM run_sequence)",
+        literal: |id| format!("x'{}'", id.simple()),
+        now,
+    }
+}
+
+pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
+    // The walk is one long call; whoever waits for it has nothing else to do on this thread.
+    let path = PathBuf::from(path);
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let walk = tokio::task::spawn_blocking(move || {
+        inspect_blocking(&path, now, &|name, at, of| {
+            let _ = sender.send((name, at, of));
+        })
+    });
+    while let Some((name, at, of)) = told.recv().await {
+        progress(name, at, of);
+    }
+    walk.await.map_err(|e| StoreError::Broken(e.to_string()))?
+}
+
+fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
+    if !path.exists() {
+        return Err(nothing_there(&path.display().to_string()));
+    }
+    let mut judge = Judge::default();
+    let mut findings = Vec::new();
+    // Nothing but what SQLite needs to read a log is written.
+    let connection =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|e| opening(path, e))?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    connection.pragma_update(None, "cache_size", -65_536).map_err(|e| opening(path, e))?;
+    let snapshot = connection.unchecked_transaction()?;
+    let known: bool = snapshot
+        .query_row("SELECT count(*) > 0 FROM sqlite_master WHERE name = 'faena_schema'", [], |row| row.get(0))
+        .map_err(|e| opening(path, e))?;
+    if !known {
+        return Err(nothing_there(&path.display().to_string()));
+    }
+    let version = snapshot.query_row("SELECT coalesce(max(version), 0) FROM faena_schema", [], |row| row.get(0))?;
+    if let Some(old) = judge_schema(version, "sqlite")? {
+        return Ok(old);
+    }
+    let server = server(path);
+    let steps = steps(&dialect(&server, now));
+    let of = steps.len() + 1;
+    progress("file", 0, of);
+    let checked = for_each(&snapshot, "PRAGMA quick_check(20)", |row| {
+        if row[0].text() != "ok" {
+            judge.add("file-damaged", Uuid::nil(), row[0].text());
+        }
+    });
+    unless_damaged(checked, "the file", &mut judge)?;
+    for (at, step) in steps.iter().enumerate() {
+        progress(step.name, at + 1, of);
+        let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut judge, row));
+        unless_damaged(walked, step.name, &mut judge)?;
+    }
+    look_at_files(path, &mut findings);
+    let jobs = judge.jobs;
+    let mut all = judge.findings();
+    all.append(&mut findings);
+    let in_use_by = match server {
+        Server::None => None,
+        Server::Running(process) => Some(process.map_or("another process".into(), |id| format!("process {id}"))),
+    };
+    Ok(Inspection { engine: "sqlite", jobs, in_use_by, findings: all })
+}
+
+/// What cannot be read because the file is damaged is a finding, and the walk goes on.
+fn unless_damaged(walked: rusqlite::Result<()>, what: &str, judge: &mut Judge) -> Result<()> {
+    match walked {
+        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
+            judge.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read whole"));
+            Ok(())
+        }
+        walked => Ok(walked?),
+    }
+}
+
+fn for_each(connection: &Connection, sql: &str, mut take: impl FnMut(&[Cell])) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare(sql)?;
+    let columns = statement.column_count();
+    let mut cells = Vec::with_capacity(columns);
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        cells.clear();
+        for at in 0..columns {
+            cells.push(cell(row.get_ref(at)?));
+        }
+        take(&cells);
+    }
+    Ok(())
+}
+
+fn cell(value: ValueRef<'_>) -> Cell {
+    match value {
+        ValueRef::Null => Cell::Null,
+        ValueRef::Integer(n) => Cell::Number(n),
+        ValueRef::Real(x) => Cell::Text(x.to_string()),
+        ValueRef::Text(bytes) => Cell::Text(String::from_utf8_lossy(bytes).into_owned()),
+        ValueRef::Blob(bytes) => Uuid::from_slice(bytes).map_or(Cell::Null, Cell::Id),
+    }
+}
+
+fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
+    let wal = PathBuf::from(format!("{}-wal", path.display()));
+    if let Ok(size) = fs::metadata(&wal).map(|data| data.len())
+        && size > LARGE_WAL_BYTES
+    {
+        findings.push(code_of("wal-large").finding(1, format!("{} has {} MiB", wal.display(), size >> 20)));
+    }
+    let Ok(permissions) = fs::metadata(path).map(|data| data.permissions()) else { return };
+    if permissions.readonly() {
+        findings.push(code_of("file-read-only").finding(1, format!("{} cannot be written by anybody", path.display())));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        if permissions.mode() & 0o002 != 0 {
+            let text = format!("{} can be written by every user of this machine", path.display());
+            findings.push(code_of("file-open-to-all").finding(1, text));
+        }
+    }
+}
+
+/// Who uses the file.
+enum Server {
+    None,
+    /// With the id of its process, where that can be seen.
+    Running(Option<String>),
+}
+
+/// Tells from the lock file whether a server runs. Linux shows who has a lock; elsewhere, and where the holder is out of sight (another
+/// container), trying is the only way: shared, and for a moment.
+fn server(path: &Path) -> Server {
+    let Ok(file) = fs::File::open(format!("{}.lock", path.display())) else { return Server::None };
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let inode = file.metadata().map_or(0, |data| data.ino());
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        // `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`
+        let of_file = |line: &&str| line.split_whitespace().nth(5).is_some_and(|at| at.ends_with(&format!(":{inode}")));
+        if let Some(line) = locks.lines().find(of_file) {
+            return Server::Running(line.split_whitespace().nth(4).map(str::to_owned));
+        }
+    }
+    match file.try_lock_shared() {
+        Ok(()) => Server::None,
+        Err(_) => Server::Running(None),
+    }
+}
+
+impl Sqlite {
+    pub async fn doctor_fix(
+        &self,
+        code: &'static str,
+        fix: Fix,
+        found: u64,
+        patience: Patience,
+        now: Timestamp,
+    ) -> Result<u64> {
+        match fix {
+            Fix::None => Ok(0),
+            Fix::Recover => {
+                let mut count = 0;
+                loop {
+                    let freed = self.node_recover(patience, now).await?;
+                    count += (freed.orphaned + freed.returned) as u64;
+                    if freed.nodes == 0 {
+                        break;
+                    }
+                }
+                // SQLite: opening the file has removed the dead servers.
+                let count = count.max(if code == "node-dead" { found } else { 0 });
+                self.audit_add(entry(code, count), now).await?;
+                Ok(count)
+            }
+            fix => {
+                self.writer
+                    .call(move |tx| {
+                        let count = fix_in(tx, &fix, now)?;
+                        if count > 0 {
+                            audit::add(tx, &entry(code, count), now)?;
+                        }
+                        Ok(count)
+                    })
+                    .await
+            }
+        }
+    }
+}
+
+fn entry(code: &str, count: u64) -> AuditEntry {
+    AuditEntry {
+        actor: "cli".into(),
+        action: "doctor.fix".into(),
+        target: code.into(),
+        details: serde_json::json!({"code": code, "count": count}),
+        count,
+    }
+}
+
+fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
+    let dialect = dialect(&Server::Running(None), now);
+    let run = |sql: &str| -> Result<u64> { Ok(tx.connection.execute(&dialect.sql(sql), [])? as u64) };
+    match fix {
+        Fix::Sql(statements) => {
+            let mut count = 0;
+            for statement in *statements {
+                match statement {
+                    Statement::Counted(sql) => count += run(sql)?,
+                    Statement::Also(sql) => {
+                        run(sql)?;
+                    }
+                }
+            }
+            Ok(count)
+        }
+        Fix::Rows { select, make } => {
+            let mut made = Vec::new();
+            for_each(tx.connection, &dialect.sql(select), |row| made.push(make(&dialect, row)))?;
+            let mut count = 0;
+            for statements in made.iter().filter(|statements| !statements.is_empty()) {
+                for sql in statements {
+                    tx.connection.execute(sql, [])?;
+                }
+                count += 1;
+            }
+            Ok(count)
+        }
+        Fix::Recount => {
+            let mut drift = Vec::new();
+            for_each(tx.connection, &dialect.sql(fixes::DRIFT), |row| {
+                drift.push((row[0].number(), row[1].number(), row[2].number()));
+            })?;
+            for (lane, tally, n) in &drift {
+                tx.connection.execute(
+                    "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",
+                    (lane, tally, n),
+                )?;
+            }
+            Ok(drift.len() as u64)
+        }
+        Fix::MoveSequence => {
+            run(&format!("UPDATE run_sequence SET last = ({0}) WHERE last < ({0})", fixes::LARGEST_RUN))
+        }
+        Fix::None | Fix::Recover | Fix::MakePartitions => Ok(0),
+    }
+}

@@ -1,0 +1,689 @@
+//! Doctor: a sound database is found sound, also under load; each damage is found for what it is, and healed where that is promised.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use faena_domain::{JobId, NewJob, NodeId, Timestamp, WorkerState};
+use faena_store::{
+    AuditFilter, ClaimAsk, NoteKind, Outcome, Owner, StoreOptions,
+    doctor::{self, Inspection, Severity},
+};
+
+use crate::support::*;
+
+/// The jobs of a database with something of everything.
+struct Cast {
+    ready: JobId,
+    other_lane: JobId,
+    retrying: JobId,
+    held: JobId,
+    keyed_held: JobId,
+    processing: JobId,
+    done: JobId,
+    retried_done: JobId,
+    failed: JobId,
+    child: JobId,
+    keyed: JobId,
+    run: i64,
+}
+
+fn yes_no(world: &World) -> (&'static str, &'static str) {
+    if world.store.engine() == "sqlite" { ("1", "0") } else { ("true", "false") }
+}
+
+fn literal(world: &World, id: uuid::Uuid) -> String {
+    world.ledger.literal(JobId(id))
+}
+
+/// Jobs in all states and places, workers of all fates, keys, labels, limits, deliveries.
+async fn fill(world: &World) -> Cast {
+    let later = world.at(3_600_000);
+    let held = world.running(world.job("held", 0)).await;
+    let mut keyed_held = world.job("keyed_held", 0);
+    keyed_held.options.concurrency_key = Some("c".into());
+    let keyed_held = world.running(keyed_held).await;
+    let processing = world.running(world.job("processing", 0)).await;
+    world.begin(&processing, 1).await;
+    world.note(&processing, percent(20.0, "on its way"), 2).await;
+    world.note(&processing, step("E1", "1"), 3).await;
+    world.note(&processing, NoteKind::Message("hello".into()), 4).await;
+    let asked = world.running(world.job("asked", 0)).await;
+    world.cancel(asked.id, 2).await;
+    let done = world.running(world.job("done", 0).idempotent("i", 1).tag("t").schedule("s")).await;
+    world.complete(&done, 5).await;
+    let retried = world.running(world.job("retried", 0)).await;
+    world.retry_at(&retried, 10, 6).await;
+    world.promote(11).await;
+    let retried_done = world.claim_one(12).await;
+    world.complete(&retried_done, 13).await;
+    let failed = world.running(world.job("failed", 0).unique("free")).await;
+    world.fail(&failed, 7).await;
+    let again = world.running(world.job("again", 0)).await;
+    world.fail(&again, 7).await;
+    world.retry_by_person(again.id, 8).await;
+    world.promote(9).await;
+    let back = world.claim_one(9).await;
+    world.hand_back(&back, 10).await;
+    let back = world.claim_one(10).await;
+    assert!(world.end(&back, cancelled(), 11).await);
+    let retrying = world.running(world.job("retrying", 0)).await;
+    world.retry_at(&retrying, 3_600_000, 6).await;
+    let cancelled = world.submit(world.job("cancelled", 0).scheduled(later)).await;
+    world.cancel(cancelled, 3).await;
+    let (lost, _) = world.holding("lost", 1, 14).await;
+    world.lose(&lost, 3_600_000, 15).await;
+    let (busy, _) = world.holding("busy", 2, 16).await;
+    world.tell(world.news(&busy, &[WorkerState::Busy], 17)).await;
+    let ready = world.submit(world.job("ready", 18).unique("u").expires(later)).await;
+    let other_lane = world.submit(world.job("other", 18)).await;
+    world.submit(world.job("delayed", 18).scheduled(later)).await;
+    let child = world.submit(world.job("child", 18).after(&[ready])).await;
+    let keyed = fill_limits_and_deliveries(world, done.id).await;
+    Cast {
+        ready,
+        other_lane,
+        retrying: retrying.id,
+        held: held.id,
+        keyed_held: keyed_held.id,
+        processing: processing.id,
+        done: done.id,
+        retried_done: retried_done.id,
+        failed: failed.id,
+        child,
+        keyed,
+        run: held.run,
+    }
+}
+
+/// Rows of a keyed lane, webhooks and bulk actions, as their verbs leave them.
+async fn fill_limits_and_deliveries(world: &World, done: JobId) -> JobId {
+    let (yes, no) = yes_no(world);
+    let now = world.start.as_ms();
+    let id = world.job("keyed", 19).id;
+    let (keyed, done) = (world.ledger.literal(id), world.ledger.literal(done));
+    let lane = "(SELECT id FROM lane WHERE type = 'keyed')";
+    let (shard, zero) = if world.store.engine() == "sqlite" { ("", "") } else { ("shard, ", "0, ") };
+    let hook = |n: u128| literal(world, uuid::Uuid::from_u128(n));
+    for sql in [
+        format!("INSERT INTO lane (queue, type, priority, keyed) VALUES ('limited', 'keyed', 2, {yes})"),
+        format!(
+            "INSERT INTO job (id, lane, options, payload) VALUES ({keyed}, {lane}, '{{\"concurrencyKey\":\"c\"}}', '{{}}')"
+        ),
+        format!(
+            "INSERT INTO ready (lane, ready_at, id, retry_count, start_first, key) VALUES ({lane}, {now}, {keyed}, 0, {no}, 77)"
+        ),
+        format!("INSERT INTO line (lane, key, turn) VALUES ({lane}, 77, {now})"),
+        format!("INSERT INTO counter ({shard}lane, tally, n) VALUES ({zero}{lane}, 1, 1)"),
+        format!(
+            "INSERT INTO webhook (id, job, correlation, url, host, body, created_at, state, due_at, settled_at) VALUES
+             ({}, {done}, 'c', 'http://x/', 'x', '{{}}', {now}, 0, {now}, NULL),
+             ({}, {done}, 'c', 'http://x/', 'x', '{{}}', {now}, 2, NULL, {now})",
+            hook(1),
+            hook(2)
+        ),
+        format!(
+            "INSERT INTO webhook_attempt (webhook, number, at, took_ms, status) VALUES ({}, 1, {now}, 3, 200)",
+            hook(2)
+        ),
+        format!(
+            "INSERT INTO bulk (id, action, filter, actor, per_second, created_at, upto, matched, due_at) VALUES
+             ({}, 'cancel', '{{}}', 'p', 10, {now}, {done}, 1, {now})",
+            hook(3)
+        ),
+    ] {
+        world.ledger.run(&sql).await;
+    }
+    id
+}
+
+async fn inspect(world: &World) -> Inspection {
+    doctor::inspect(&world.url, Timestamp::now(), &|_, _, _| {}).await.unwrap()
+}
+
+fn codes(inspection: &Inspection) -> Vec<&'static str> {
+    let mut codes: Vec<_> = inspection.findings.iter().map(|finding| finding.code).collect();
+    codes.sort_unstable();
+    codes
+}
+
+async fn finds(world: &World, expected: &[&str]) -> Inspection {
+    let inspection = inspect(world).await;
+    let mut expected = expected.to_vec();
+    expected.sort_unstable();
+    assert_eq!(codes(&inspection), expected, "{:#?}", inspection.findings);
+    inspection
+}
+
+/// Damages a database, which is found for what it is; after the repair it is sound, no job is missing, and the audit log tells.
+async fn heals(world: &World, damage: &[String], expected: &[&str]) {
+    let jobs = world.ledger.number("SELECT count(*) FROM job").await;
+    for sql in damage {
+        world.ledger.run(sql).await;
+    }
+    let inspection = finds(world, expected).await;
+    assert!(inspection.findings.iter().all(|finding| finding.fixable), "{:#?}", inspection.findings);
+    let sqlite = world.store.engine() == "sqlite";
+    if sqlite {
+        world.store.close().await;
+    }
+    let options = StoreOptions { migrate: false, ..StoreOptions::default() };
+    let (repaired, after) =
+        doctor::repair(&world.url, options, PATIENCE, Timestamp::now(), &|_, _, _| {}).await.unwrap();
+    assert_eq!(codes(&after), Vec::<&str>::new(), "{:#?} after {repaired:?}", after.findings);
+    finds(world, &[]).await;
+    assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, jobs, "no job was lost");
+    for code in expected {
+        let told = world
+            .ledger
+            .number(&format!(
+                "SELECT count(*) FROM audit WHERE action = 'doctor.fix' AND actor = 'cli' AND target = '{code}'"
+            ))
+            .await;
+        // What one repair has put right already is no act of its own.
+        assert!(told > 0 || !repaired.iter().any(|done| done.code == *code), "{code} in the audit log: {repaired:?}");
+    }
+    assert!(repaired.iter().any(|done| done.code == expected[0] && done.count > 0), "{repaired:?}");
+}
+
+/// Damages a database in a way that is only told.
+async fn is_told(world: &World, damage: &str, undo: &str, expected: &[&str]) {
+    world.ledger.run(damage).await;
+    let inspection = finds(world, expected).await;
+    let first = inspection.findings.iter().find(|finding| finding.code == expected[0]).unwrap();
+    assert!(!first.fixable, "{first:?}");
+    world.ledger.run(undo).await;
+    finds(world, &[]).await;
+}
+
+pub async fn a_sound_database_with_something_of_everything_has_no_finding(world: &World) {
+    finds(world, &[]).await;
+    fill(world).await;
+    let inspection = finds(world, &[]).await;
+    assert_eq!(inspection.jobs, u64::try_from(world.ledger.number("SELECT count(*) FROM job").await).unwrap());
+}
+
+/// Submits, runs and ends jobs until told to stop.
+async fn work(world: &World, stop: &AtomicBool, ended: &AtomicUsize) {
+    let mut last: Vec<JobId> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let ms = Timestamp::now().ms_since(world.start);
+        let mut jobs: Vec<NewJob> = (0..20).map(|n| world.job(["a", "b"][n % 2], ms)).collect();
+        let parent = jobs[0].id;
+        jobs[1] = world.job("c", ms).after(&[parent]);
+        last = world.submit_all(jobs).await.into_iter().chain(last).take(40).collect();
+        let lanes = world.store.lanes().await.unwrap();
+        let own = lanes.into_iter().filter(|lane| ["a", "b", "c"].contains(&lane.kind.as_str())).map(|lane| lane.id);
+        let claimed = world.claim_lanes(world.node, own.collect(), 15, ms).await;
+        let mut ends = Vec::new();
+        for (n, job) in claimed.iter().enumerate() {
+            if n % 5 == 0 {
+                world.begin(job, ms).await;
+            }
+            let outcome = match n % 4 {
+                0 => world.retry(ms + 1),
+                1 => failed("no"),
+                2 => Outcome::HandedBack,
+                _ => completed(),
+            };
+            ends.push(world.an_end(job, outcome, ms));
+        }
+        ended.fetch_add(ends.len(), Ordering::Relaxed);
+        world.store.job_end(ends, world.at(ms)).await.unwrap();
+        world.promote(ms).await;
+        let _ = world.store.job_cancel(last[0], "not wanted", None, world.at(ms)).await;
+    }
+}
+
+pub async fn a_busy_healthy_server_has_no_finding(world: &World) {
+    fill(world).await;
+    let (stop, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let look = async {
+        let mut looks = 0;
+        while looks < 10 || ended.load(Ordering::Relaxed) < 600 {
+            finds(world, &[]).await;
+            looks += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(look, work(world, &stop, &ended), work(world, &stop, &ended));
+    assert!(finds(world, &[]).await.jobs > 600);
+}
+
+pub async fn a_job_in_no_place_is_put_back_into_its_line(world: &World) {
+    let cast = fill(world).await;
+    let ready = world.ledger.literal(cast.ready);
+    heals(world, &[format!("DELETE FROM ready WHERE id = {ready}")], &["job-nowhere", "counter-drift"]).await;
+    let world = world.reopen(StoreOptions::default()).await;
+    assert_eq!(world.events(cast.ready).await, ["created", "queued", "recovered"]);
+    assert!(world.claim(100, 60_000).await.iter().any(|job| job.id == cast.ready && job.start_first));
+    world.store.close().await;
+}
+
+pub async fn a_job_in_no_place_keeps_its_count_of_tries(world: &World) {
+    let cast = fill(world).await;
+    let retrying = world.ledger.literal(cast.retrying);
+    heals(world, &[format!("DELETE FROM waiting WHERE id = {retrying}")], &["job-nowhere", "counter-drift"]).await;
+    assert_eq!(world.ledger.number(&format!("SELECT retry_count FROM ready WHERE id = {retrying}")).await, 1);
+}
+
+pub async fn a_job_ready_and_waiting_stays_ready(world: &World) {
+    let cast = fill(world).await;
+    let (_, no) = yes_no(world);
+    let id = world.ledger.literal(cast.ready);
+    let second = format!(
+        "INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) SELECT lane, 0, id, 4000000000000, {no}, 0 FROM ready WHERE id = {id}"
+    );
+    heals(world, &[second], &["job-twice", "counter-drift"]).await;
+    assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {id}")).await, 1);
+}
+
+pub async fn a_finished_job_that_is_also_ready_stays_finished(world: &World) {
+    let cast = fill(world).await;
+    let (_, no) = yes_no(world);
+    let mut damage = Vec::new();
+    for (table, id) in [("done", cast.done), ("ended", cast.failed)] {
+        damage.push(format!(
+            "INSERT INTO ready (lane, ready_at, id, retry_count, start_first) SELECT lane, 5, id, 0, {no} FROM {table} WHERE id = {}",
+            world.ledger.literal(id)
+        ));
+    }
+    heals(world, &damage, &["job-twice", "counter-drift"]).await;
+    assert_eq!(
+        world.ledger.number(&format!("SELECT count(*) FROM done WHERE id = {}", world.ledger.literal(cast.done))).await,
+        1
+    );
+}
+
+pub async fn a_held_job_that_is_also_ready_is_not_handed_out_twice(world: &World) {
+    let cast = fill(world).await;
+    let (_, no) = yes_no(world);
+    let held = world.ledger.literal(cast.held);
+    let second = format!(
+        "INSERT INTO ready (lane, ready_at, id, retry_count, start_first) SELECT lane, 5, id, 0, {no} FROM job WHERE id = {held}"
+    );
+    heals(world, &[second], &["job-twice", "counter-drift"]).await;
+}
+
+pub async fn a_job_in_the_wrong_lane_is_moved(world: &World) {
+    let cast = fill(world).await;
+    let (ready, other) = (world.ledger.literal(cast.ready), world.ledger.literal(cast.other_lane));
+    let moved = format!("UPDATE ready SET lane = (SELECT lane FROM job WHERE id = {other}) WHERE id = {ready}");
+    heals(world, &[moved], &["wrong-lane", "counter-drift"]).await;
+}
+
+pub async fn rows_of_jobs_that_are_not_there_are_removed(world: &World) {
+    let cast = fill(world).await;
+    let gone = literal(world, uuid::Uuid::from_u128(99));
+    let damage = [
+        format!("INSERT INTO note (id, run, log) VALUES ({gone}, NULL, '[1,\"message\"]')"),
+        format!("INSERT INTO step (id, name, run, at, result) VALUES ({gone}, 'E1', 1, 1, '1')"),
+        format!("INSERT INTO label (kind, value, id) VALUES (0, 'x', {gone})"),
+        format!("INSERT INTO job_key (kind, key, id) VALUES (0, 'x', {gone})"),
+        format!("INSERT INTO expiry (expires_at, id) VALUES (4000000000000, {gone})"),
+        format!("INSERT INTO cancel (id, reason, at) VALUES ({gone}, 'x', 1)"),
+        format!("INSERT INTO depends (parent, child) VALUES ({}, {gone})", world.ledger.literal(cast.ready)),
+        format!("INSERT INTO hold (key, id) VALUES (1, {gone})"),
+        format!("INSERT INTO webhook_attempt (webhook, number, at, took_ms) VALUES ({gone}, 1, 1, 1)"),
+    ];
+    for sql in &damage {
+        world.ledger.run(sql).await;
+    }
+    let found = finds(world, &["orphaned-rows"]).await.findings.remove(0);
+    assert_eq!(found.count, 9, "{}", found.text);
+    for table in ["note", "step", "label", "job_key", "expiry", "cancel", "depends", "hold", "webhook_attempt"] {
+        assert!(found.text.contains(&format!("{table} of 00000000-")), "{table}: {}", found.text);
+    }
+    heals(world, &[], &["orphaned-rows"]).await;
+}
+
+pub async fn a_wrong_counter_is_counted_again(world: &World) {
+    fill(world).await;
+    let lane = "(SELECT id FROM lane WHERE type = 'ready')";
+    let wrong = format!("UPDATE counter SET n = n + 3 WHERE tally = 1 AND lane = {lane}");
+    world.ledger.run(&wrong).await;
+    let found = finds(world, &["counter-drift"]).await.findings.remove(0);
+    assert!(found.text.contains("default/ready ready: says 4, counted 1"), "{}", found.text);
+    heals(world, &[format!("DELETE FROM counter WHERE lane = {lane}")], &["counter-drift"]).await;
+}
+
+pub async fn a_hand_out_of_nobody_is_taken_back(world: &World) {
+    let cast = fill(world).await;
+    let nobody = literal(world, NodeId::new().0);
+    heals(world, &[format!("UPDATE block SET node = {nobody} WHERE run = {}", cast.run)], &["block-without-owner"])
+        .await;
+    let held = world.ledger.literal(cast.held);
+    assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {held}")).await, 1);
+}
+
+pub async fn what_a_dead_server_held_is_taken_back(world: &World) {
+    let cast = fill(world).await;
+    if world.store.engine() == "sqlite" {
+        world.store.close().await;
+    }
+    heals(world, &["UPDATE node SET lease_until = 5".into()], &["node-dead"]).await;
+    let processing = world.ledger.literal(cast.processing);
+    assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM waiting WHERE id = {processing}")).await, 1);
+}
+
+pub async fn a_worker_that_nobody_watches_gets_a_deadline(world: &World) {
+    fill(world).await;
+    let unwatched = "UPDATE worker SET node = NULL, deadline = NULL WHERE key = 'busy'";
+    heals(world, &[unwatched.into()], &["worker-unwatched"]).await;
+    assert_eq!(world.ledger.number("SELECT count(*) FROM worker WHERE key = 'busy' AND deadline > 0").await, 1);
+}
+
+pub async fn a_mark_of_running_without_a_hand_out_is_removed(world: &World) {
+    let cast = fill(world).await;
+    let nobody = literal(world, NodeId::new().0);
+    let mark = format!(
+        "INSERT INTO running (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at)
+         SELECT id, lane, 1, {nobody}, {nobody}, 0, 1, 1, 1 FROM ready WHERE id = {}",
+        world.ledger.literal(cast.ready)
+    );
+    heals(world, &[mark], &["running-without-block"]).await;
+}
+
+pub async fn a_job_that_waits_for_nobody_goes_on(world: &World) {
+    let cast = fill(world).await;
+    let child = world.ledger.literal(cast.child);
+    heals(world, &[format!("DELETE FROM depends WHERE child = {child}")], &["blocked-without-parents"]).await;
+    let world = world.reopen(StoreOptions::default()).await;
+    world.promote(Timestamp::now().ms_since(world.start)).await;
+    assert_eq!(world.state(cast.child).await, faena_domain::JobState::Queued);
+    world.store.close().await;
+}
+
+pub async fn a_job_that_would_look_for_its_parents_too_late_looks_now(world: &World) {
+    let cast = fill(world).await;
+    let child = world.ledger.literal(cast.child);
+    heals(world, &[format!("UPDATE waiting SET due_at = 9000000000000 WHERE id = {child}")], &["look-too-far"]).await;
+}
+
+pub async fn run_numbers_that_would_come_again_are_skipped(world: &World) {
+    fill(world).await;
+    let (back, last) = if world.store.engine() == "sqlite" {
+        ("UPDATE run_sequence SET last = 1", "SELECT last FROM run_sequence")
+    } else {
+        ("SELECT setval('faena.run', 1)", "SELECT last_value FROM faena.run")
+    };
+    heals(world, &[back.into()], &["run-behind"]).await;
+    assert!(world.ledger.number(last).await > 5);
+}
+
+pub async fn a_unique_key_of_a_finished_job_is_freed(world: &World) {
+    let cast = fill(world).await;
+    let done = world.ledger.literal(cast.done);
+    heals(world, &[format!("INSERT INTO job_key (kind, key, id) VALUES (1, 'stuck', {done})")], &["unique-key-held"])
+        .await;
+}
+
+pub async fn a_ready_job_without_its_key_gets_it(world: &World) {
+    let cast = fill(world).await;
+    let keyed = world.ledger.literal(cast.keyed);
+    heals(world, &[format!("UPDATE ready SET key = NULL WHERE id = {keyed}")], &["key-missing"]).await;
+}
+
+pub async fn a_key_with_ready_jobs_gets_its_line(world: &World) {
+    fill(world).await;
+    heals(world, &["DELETE FROM line".into()], &["line-missing"]).await;
+}
+
+pub async fn a_line_that_nothing_would_open_is_opened(world: &World) {
+    fill(world).await;
+    let (_, no) = yes_no(world);
+    heals(world, &[format!("UPDATE line SET open = {no} WHERE key = 77")], &["line-closed"]).await;
+}
+
+pub async fn a_place_under_a_limit_that_nobody_uses_is_given_free(world: &World) {
+    let cast = fill(world).await;
+    heals(
+        world,
+        &[format!("INSERT INTO hold (key, id) VALUES (77, {})", world.ledger.literal(cast.keyed))],
+        &["hold-stale"],
+    )
+    .await;
+}
+
+pub async fn a_held_job_counts_for_the_limit_of_its_key_again(world: &World) {
+    let cast = fill(world).await;
+    let (yes, _) = yes_no(world);
+    let held = world.ledger.literal(cast.keyed_held);
+    for sql in [
+        format!("UPDATE lane SET keyed = {yes} WHERE type = 'keyed_held'"),
+        format!("DELETE FROM hold WHERE id = {held}"),
+    ] {
+        world.ledger.run(&sql).await;
+    }
+    finds(world, &["hold-missing"]).await;
+    if world.store.engine() == "postgres" {
+        heals(world, &[], &["hold-missing"]).await;
+        assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM hold WHERE id = {held}")).await, 1);
+    }
+}
+
+pub async fn a_webhook_and_a_bulk_action_without_a_time_get_one(world: &World) {
+    fill(world).await;
+    let damage = ["UPDATE webhook SET due_at = NULL".to_owned(), "UPDATE bulk SET due_at = NULL".to_owned()];
+    heals(world, &damage, &["webhook-stuck", "bulk-stuck"]).await;
+}
+
+pub async fn what_nobody_moves_is_told(world: &World) {
+    let cast = fill(world).await;
+    let child = world.ledger.literal(cast.child);
+    let due_at = world.at(5_000).as_ms();
+    is_told(
+        world,
+        &format!("UPDATE waiting SET due_at = 1000 WHERE id = {child}"),
+        &format!("UPDATE waiting SET due_at = {due_at} WHERE id = {child}"),
+        &["waiting-overdue"],
+    )
+    .await;
+    is_told(
+        world,
+        "UPDATE worker SET deadline = 1000 WHERE key = 'busy'",
+        "UPDATE worker SET deadline = NULL WHERE key = 'busy'",
+        &["worker-overdue"],
+    )
+    .await;
+    is_told(
+        world,
+        "UPDATE webhook SET due_at = 1000 WHERE state = 0; UPDATE bulk SET due_at = 1000",
+        &format!("UPDATE webhook SET due_at = {due_at} WHERE state = 0; UPDATE bulk SET due_at = {due_at}"),
+        &["webhook-overdue", "bulk-overdue"],
+    )
+    .await;
+}
+
+pub async fn states_that_do_not_exist_are_told(world: &World) {
+    let cast = fill(world).await;
+    let failed = world.ledger.literal(cast.failed);
+    is_told(
+        world,
+        &format!("UPDATE ended SET state = 4 WHERE id = {failed}"),
+        &format!("UPDATE ended SET state = 7 WHERE id = {failed}"),
+        // It would be counted among the cancelled, and nothing would say that its run is over.
+        &["illegal-state", "counter-drift", "job-twice"],
+    )
+    .await;
+    is_told(
+        world,
+        "UPDATE webhook SET state = 9 WHERE state = 2",
+        "UPDATE webhook SET state = 2 WHERE state = 9",
+        &["illegal-state"],
+    )
+    .await;
+    is_told(
+        world,
+        "UPDATE worker SET state = 2 WHERE key = 'lost'",
+        "UPDATE worker SET state = 6 WHERE key = 'lost'",
+        &["worker-state", "worker-history"],
+    )
+    .await;
+    let change = "(SELECT id FROM worker WHERE key = 'lost')";
+    is_told(
+        world,
+        &format!("INSERT INTO worker_change (worker, sequence, at, state) VALUES ({change}, 900, 5, 0), ({change}, 901, 5, 6)"),
+        "DELETE FROM worker_change WHERE sequence >= 900",
+        &["worker-history"],
+    )
+    .await;
+}
+
+pub async fn a_lane_that_is_missing_is_told(world: &World) {
+    let cast = fill(world).await;
+    let lane = world.lane_of(cast.other_lane).await.id;
+    let move_all = |from: i32, to: i32| {
+        ["job", "ready", "counter"]
+            .map(|table| format!("UPDATE {table} SET lane = {to} WHERE lane = {from}"))
+            .join("; ")
+    };
+    is_told(world, &move_all(lane, 9_999), &move_all(9_999, lane), &["lane-missing"]).await;
+}
+
+pub async fn a_job_that_cannot_be_read_is_told(world: &World) {
+    let cast = fill(world).await;
+    let ready = world.ledger.literal(cast.other_lane);
+    is_told(
+        world,
+        &format!("UPDATE job SET options = 'nonsense' WHERE id = {ready}"),
+        &format!("UPDATE job SET options = NULL WHERE id = {ready}"),
+        &["job-unreadable"],
+    )
+    .await;
+}
+
+pub async fn a_log_that_is_damaged_or_has_gaps_is_told(world: &World) {
+    let cast = fill(world).await;
+    let done = world.ledger.literal(cast.done);
+    let whole = world.ledger.rows(&format!("SELECT log FROM done WHERE id = {done}")).await.remove(0).remove(0);
+    let undo = format!("UPDATE done SET log = '{whole}' WHERE id = {done}");
+    for (log, code) in [
+        ("[1,\"queued\"", "log-unreadable"),
+        ("[1,\"queued\"],[2,\"assigned\"]", "log-incomplete"),
+        ("[1,\"assigned\"],[2,\"completed\"]", "log-incomplete"),
+        ("[90000,\"queued\"],[2,\"completed\"]", "log-time"),
+    ] {
+        is_told(world, &format!("UPDATE done SET log = '{log}' WHERE id = {done}"), &undo, &[code]).await;
+    }
+    let retried = world.ledger.literal(cast.retried_done);
+    is_told(
+        world,
+        &format!("UPDATE attempt SET retry_count = 7 WHERE id = {retried}"),
+        &format!("UPDATE attempt SET retry_count = 0 WHERE id = {retried}"),
+        &["attempts-missing"],
+    )
+    .await;
+}
+
+pub async fn a_finding_names_twenty_and_counts_the_rest(world: &World) {
+    world.submit_all((0..50).map(|_| world.job("a", 0)).collect()).await;
+    world.ledger.run("DELETE FROM ready").await;
+    let found = finds(world, &["job-nowhere", "counter-drift"]).await.findings.remove(0);
+    assert_eq!((found.severity, found.count), (Severity::Error, 50));
+    assert_eq!(found.text.matches("-7000-").count(), 20, "{}", found.text);
+    assert!(found.text.ends_with("and 30 more"), "{}", found.text);
+    heals(world, &[], &["job-nowhere", "counter-drift"]).await;
+    let lanes = world.ledger.number("SELECT count(*) FROM ready").await;
+    assert_eq!(lanes, 50);
+}
+
+pub async fn a_repair_is_written_in_the_audit_log(world: &World) {
+    world.submit(world.job("a", 0)).await;
+    heals(world, &["UPDATE counter SET n = 7".into()], &["counter-drift"]).await;
+    let world = world.reopen(StoreOptions::default()).await;
+    let target = Some("counter-drift".into());
+    let filter = AuditFilter { action: Some("doctor.fix".into()), target, ..AuditFilter::default() };
+    let row = world.store.audit_list(filter, 10).await.unwrap().remove(0);
+    assert_eq!((row.actor.as_str(), row.target.as_str(), row.count), ("cli", "counter-drift", 1));
+    assert_eq!(row.details, serde_json::json!({"code": "counter-drift", "count": 1}));
+    world.store.close().await;
+}
+
+/// Only PostgreSQL has sessions and partitions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_holds_old_rows_and_missing_partitions_are_named() {
+    on_postgres(async |world: &World| {
+        let (holder, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        holder.batch_execute("SET application_name = 'sleepy'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM faena.job").await.unwrap();
+        let pid: i32 = holder.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        finds(world, &[]).await;
+        let soon = Timestamp::now().plus_ms(600_000);
+        let inspection = doctor::inspect(&world.url, soon, &|_, _, _| {}).await.unwrap();
+        let found = inspection.findings.iter().find(|finding| finding.code == "xmin-held").expect("a session is named");
+        assert!(found.text.contains(&format!("pid {pid} (sleepy, idle in transaction) since 20")), "{}", found.text);
+        assert!(!found.text.contains("SELECT"), "nobody's query is shown: {}", found.text);
+        assert!(inspection.findings.iter().any(|finding| finding.code == "clock-skew"), "ten minutes ahead");
+        holder.batch_execute("COMMIT").await.unwrap();
+
+        let job = world.running(world.job("a", 0)).await;
+        world.complete(&job, 30 * 24 * 3_600_000).await;
+        let found = finds(world, &["default-partition"]).await.findings.remove(0);
+        assert!(found.text.starts_with("1 completed job"), "{}", found.text);
+        world.ledger.run("DELETE FROM done; DELETE FROM job; DELETE FROM counter").await;
+        let last = world.ledger.rows("SELECT max(relname) FROM pg_class WHERE relname ~ '^done_[0-9]{8}$'").await.remove(0).remove(0);
+        heals(world, &[format!("DROP TABLE {last}")], &["partition-missing"]).await;
+    })
+    .await;
+}
+
+/// Only SQLite has a file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
+    on_sqlite(async |world: &World| {
+        fill(world).await;
+        world.ledger.run("UPDATE counter SET n = n + 1").await;
+        let options = StoreOptions { migrate: false, ..StoreOptions::default() };
+        let refused = doctor::repair(&world.url, options, PATIENCE, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
+        assert!(refused.to_string().contains("in use by another faena; stop that one"), "{refused}");
+        finds(world, &["counter-drift"]).await;
+        heals(world, &[], &["counter-drift"]).await;
+
+        let Ledger::Sqlite(path) = &world.ledger else { panic!("a file") };
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        finds(world, &["file-open-to-all"]).await;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        world.ledger.run("DELETE FROM faena_schema WHERE version = 3").await;
+        finds(world, &["schema-old"]).await;
+        world.ledger.run("UPDATE faena_schema SET version = 99 WHERE version = 2").await;
+        let newer = doctor::inspect(&world.url, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
+        assert!(newer.to_string().contains("schema version 99"), "{newer}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_file_is_told_and_not_written_to() {
+    on_sqlite(async |world: &World| {
+        fill(world).await;
+        world.ledger.run("UPDATE counter SET n = n + 1").await;
+        world.store.close().await;
+        let page = world.ledger.number("SELECT rootpage FROM sqlite_master WHERE name = 'note'").await;
+        let Ledger::Sqlite(path) = &world.ledger else { panic!("a file") };
+        let whole = std::fs::read(path).unwrap();
+        let mut damaged = whole.clone();
+        let at = usize::try_from(page - 1).unwrap() * 4_096;
+        damaged[at..at + 64].fill(0xff);
+        std::fs::write(path, &damaged).unwrap();
+        let (repaired, after) =
+            doctor::repair(&world.url, StoreOptions::default(), PATIENCE, Timestamp::now(), &|_, _, _| {})
+                .await
+                .unwrap();
+        assert!(repaired.is_empty(), "{repaired:?}");
+        assert!(after.findings.iter().any(|found| found.code == "file-damaged"), "{:#?}", after.findings);
+        assert_eq!(std::fs::read(path).unwrap(), damaged);
+        std::fs::write(path, &whole).unwrap();
+        heals(world, &[], &["counter-drift", "node-dead"]).await;
+    })
+    .await;
+}
+
+/// The claims of a node that has not joined are nobody's.
+pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
+    world.submit(world.job("a", 0)).await;
+    let ask = ClaimAsk { owner: Owner::Node(NodeId::new()), lanes: world.lanes().await, limit: 1, at_once: 1 };
+    world.store.job_claim(vec![ask], world.start).await.unwrap();
+    let found = finds(world, &["block-without-owner"]).await.findings.remove(0);
+    assert!(found.text.contains("(1 jobs)"), "{}", found.text);
+    heals(world, &[], &["block-without-owner"]).await;
+}
