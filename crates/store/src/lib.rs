@@ -4,6 +4,7 @@
 //! once, at submit. One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
+mod admit;
 mod assemble;
 mod deal;
 mod error;

@@ -13,6 +13,7 @@ mod due;
 mod end;
 mod family;
 mod free;
+pub mod limited;
 mod nodes;
 mod notify;
 mod read;
@@ -36,7 +37,7 @@ use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
     StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, rules::RuleCache,
+    WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -57,6 +58,7 @@ pub struct Shared {
     rules_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
+    turns: Turns,
     notifier: Notifier,
     /// The counter rows of this process are its own, as far as chance allows: writers do not wait for each other.
     first_shard: i16,
@@ -80,6 +82,7 @@ impl Postgres {
             rules_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),
+            turns: Turns::default(),
             notifier,
             first_shard,
         });

@@ -29,7 +29,7 @@ pub async fn ping(shared: &Shared) -> Result<()> {
 }
 
 pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
-    let rows = client.query("SELECT id, queue, type, priority FROM faena.lane", &[]).await?;
+    let rows = client.query("SELECT id, queue, type, priority, keyed FROM faena.lane", &[]).await?;
     Ok(rows
         .iter()
         .map(|row| Lane {
@@ -37,6 +37,7 @@ pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
             queue: row.get(1),
             kind: row.get(2),
             priority: Priority::from_rank(row.get(3)).unwrap_or_default(),
+            keyed: row.get(4),
         })
         .collect())
 }

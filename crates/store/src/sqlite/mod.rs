@@ -6,6 +6,7 @@ mod claim;
 mod due;
 mod end;
 mod free;
+mod limited;
 mod nodes;
 mod read;
 mod rules;
@@ -28,7 +29,11 @@ use crate::{
     AuditEntry, AuditFilter, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, JobPage, JobPatch, Lane,
     LaneId, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, Signal, Store,
     StoreError, StoreOptions, StoredLimit, Submitted, Swept, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, migrate, plan, rules::RuleCache,
+    WorkerStanding,
+    admit::Turns,
+    lanes::{LaneCache, LaneName},
+    migrate, plan,
+    rules::RuleCache,
 };
 use writer::Writer;
 
@@ -45,6 +50,7 @@ pub struct Sqlite {
 pub struct Shared {
     pub lanes: LaneCache,
     pub rules: RuleCache,
+    pub turns: Turns,
 }
 
 struct Readers {
@@ -85,7 +91,8 @@ impl Sqlite {
             reader.pragma_update(None, "query_only", true)?;
             connections.push(Mutex::new(reader));
         }
-        let shared = Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default() });
+        let shared =
+            Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default(), turns: Turns::default() });
         shared.lanes.insert(read::lanes(&writer)?);
         shared.rules.set(rules::load(&writer)?);
         let (signals, _) = broadcast::channel(4_096);
@@ -209,7 +216,7 @@ fn migrate_in_transaction(connection: &Connection, options: &StoreOptions) -> Re
 impl Store for Sqlite {
     async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
         // A new lane may be one too many.
-        let known = |job: &NewJob| self.shared.lanes.id_of(&job.queue, &job.kind, job.priority).is_some();
+        let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         if jobs.iter().all(|job| plan::is_plain(job) && known(job)) {
             return self.writer.call_sure(move |tx| submit::submit(tx, jobs, now)).await;
         }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
-    let mut statement = connection.prepare("SELECT id, queue, type, priority FROM lane")?;
+    let mut statement = connection.prepare("SELECT id, queue, type, priority, keyed FROM lane")?;
     let rows = statement.query_map([], |row| {
         let rank: i16 = row.get(3)?;
         Ok(Lane {
@@ -25,6 +25,7 @@ pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
             queue: row.get(1)?,
             kind: row.get(2)?,
             priority: faena_domain::Priority::from_rank(rank).unwrap_or_default(),
+            keyed: row.get(4)?,
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
