@@ -13,7 +13,7 @@ use faena_domain::{Bucket, Fairness, JobId, Limit, Rules, Scope, Timestamp};
 use parking_lot::Mutex;
 
 use crate::{
-    Lane, LaneId, Limited, StoredLimit,
+    Claim, Lane, LaneId, Limited, StoredLimit,
     deal::{Candidate, deal},
 };
 
@@ -126,6 +126,20 @@ pub struct Gates {
     of_lane: HashMap<LaneId, Vec<usize>>,
 }
 
+/// What an ask got under the rules.
+#[derive(Default)]
+pub struct Ruled {
+    pub claim: Claim,
+    /// Lanes of which it may not claim more ahead, but others may take.
+    pub for_others: Vec<LaneId>,
+}
+
+impl From<Claim> for Ruled {
+    fn from(claim: Claim) -> Ruled {
+        Ruled { claim, for_others: Vec::new() }
+    }
+}
+
 /// What a claim writes into a limit's row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GateChange {
@@ -194,13 +208,17 @@ impl Gates {
         Limited { lane, until: until.filter(|_| by_time_only) }
     }
 
+    /// Whether nothing but what may be claimed ahead holds this lane back.
+    pub fn has_room_for_others(&self, lane: LaneId) -> bool {
+        let gates = || self.of(lane).iter().map(|at| &self.gates[*at]);
+        gates().any(|gate| gate.room() == 0) && gates().all(|gate| gate.free() > 0 && gate.tokens() > 0)
+    }
+
     /// Since when a job of this lane that has been ready since `ready_at` had to wait for which limit.
     pub fn waited(&self, lane: LaneId, ready_at: Timestamp) -> Option<(Timestamp, String)> {
         self.of(lane).iter().map(|at| &self.gates[*at]).find_map(|gate| {
             let reached_at = gate.reached_at.filter(|at| *at >= ready_at)?;
-            // It was full then, whatever has ended since.
-            let running = gate.limit.concurrency.map_or(0, |most| gate.held.max(most as usize));
-            Some((reached_at, limit_text(&gate.scope, &gate.limit, running, gate.bucket)))
+            Some((reached_at, reached_text(&gate.scope, &gate.limit, gate.bucket)))
         })
     }
 
@@ -217,11 +235,6 @@ impl Gates {
         }
         changes
     }
-
-    /// Whether what is written hangs on how many jobs are really handed out.
-    pub fn count_starts(&self) -> bool {
-        self.gates.iter().any(|gate| gate.bucket.is_some())
-    }
 }
 
 /// Whether a limit counts the jobs of a lane.
@@ -232,6 +245,21 @@ pub fn holds_for(scope: &Scope, lane: &Lane) -> bool {
         Scope::Type(name) => *name == lane.kind,
         Scope::Key(_) => false,
     }
+}
+
+/// Since when a job that is ready since `ready_at` waits for which of these limits.
+pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+    limits.iter().filter(|stored| holds_for(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
+        let reached_at = stored.reached_at.filter(|at| *at >= ready_at)?;
+        Some((reached_at, reached_text(&stored.scope, &stored.limit, stored.bucket)))
+    })
+}
+
+/// It was full when it was reached, whatever has ended since.
+fn reached_text(scope: &Scope, limit: &Limit, bucket: Option<Bucket>) -> String {
+    let out_of_tokens = bucket.is_some_and(|bucket| bucket.whole() == 0);
+    let running = limit.concurrency.filter(|_| !out_of_tokens).unwrap_or(0);
+    limit_text(scope, limit, running as usize, bucket)
 }
 
 /// Since when a job that waits in a line had to wait for which limit, as the line tells it.
@@ -585,6 +613,16 @@ impl<'a> Admission<'a> {
             .or_else(|| self.gates.waited(lane, ready_at))
     }
 
+    /// Lanes that are held back, but not for those who can start jobs at once.
+    pub fn for_others(&self) -> Vec<LaneId> {
+        let by_key = self.lines.iter().filter(|((_, key), seen)| {
+            let ahead = |gate: &Gate| gate.room() == 0 && gate.free() > 0 && gate.tokens() > 0;
+            (seen.asked == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(ahead)
+        });
+        let by_lane = self.limited.keys().copied().filter(|lane| self.gates.has_room_for_others(*lane));
+        distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))
+    }
+
     /// A lane of which something may go on at this time.
     pub fn look_again(&mut self, lane: LaneId, at: Timestamp) {
         let until = self.limited.entry(lane).or_insert(Some(at));
@@ -637,4 +675,194 @@ pub fn distinct(lanes: impl IntoIterator<Item = LaneId>) -> Vec<LaneId> {
     let mut lanes: Vec<LaneId> = lanes.into_iter().filter(|lane| seen.insert(*lane)).collect();
     lanes.sort_unstable();
     lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use faena_domain::{Priority, QueueRule, Rate};
+
+    use super::*;
+
+    const NOW: i64 = 100_000;
+
+    fn now() -> Timestamp {
+        Timestamp::from_ms(NOW)
+    }
+
+    fn lane(id: LaneId, queue: &str, keyed: bool) -> Lane {
+        Lane { id, queue: queue.into(), kind: format!("type-{id}"), priority: Priority::Normal, keyed }
+    }
+
+    fn most(concurrency: u32) -> Limit {
+        Limit { concurrency: Some(concurrency), rate: None }
+    }
+
+    fn gate(scope: Scope, limit: Limit, held: usize) -> Gate {
+        Gate::new(scope, limit, held, None, now())
+    }
+
+    fn line(lane: LaneId, key: i64) -> OpenLine {
+        OpenLine { lane, key, turn: 0, limited: None }
+    }
+
+    /// Everything an ask sees: lanes, limits, lines with their keys' gates and the ready times of their jobs.
+    struct Scene {
+        lanes: Vec<Lane>,
+        gates: Gates,
+        rules: Rules,
+        turns: Turns,
+    }
+
+    impl Scene {
+        fn new(lanes: Vec<Lane>, gates: Vec<Gate>) -> Scene {
+            let gates = Gates::new(gates, &lanes);
+            Scene { lanes, gates, rules: Rules::default(), turns: Turns::default() }
+        }
+
+        fn ask(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
+            let told = (&self.rules, &self.turns);
+            Admission::new(&mut self.gates, self.lanes.clone(), told, (limit, at_once), now())
+        }
+    }
+
+    /// Reads what is wanted from `jobs` (lane, key, ready time) until the choice is final.
+    fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId, i64)> {
+        let mut wanted = admission.wanted();
+        for _ in 0..10 {
+            for want in &wanted {
+                let line = jobs.iter().filter(|(lane, key, _)| (*lane, *key) == (want.lane, want.key));
+                for (lane, key, ready_at) in line.take(want.count) {
+                    let id = JobId(uuid::Uuid::from_u128(*ready_at as u128));
+                    admission.add_job(*lane, *key, Timestamp::from_ms(*ready_at), id);
+                }
+            }
+            wanted = admission.choose();
+            if wanted.is_empty() {
+                let chosen = admission.chosen().iter();
+                return chosen.map(|waiting| (waiting.lane, waiting.ready_at.as_ms())).collect();
+            }
+        }
+        panic!("it never comes to an end");
+    }
+
+    #[test]
+    fn a_limit_is_shared_by_waiting_time_and_says_which_lanes_it_holds_back() {
+        let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
+        let mut scene = Scene::new(lanes, vec![gate(Scope::Queue("q".into()), most(5), 2)]);
+        let mut admission = scene.ask(10, 10);
+        assert_eq!(admission.open_lanes().len(), 2);
+        assert_eq!(admission.heads_wanted(1), 4, "one more than may go");
+        for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
+            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
+            admission.add_head(lane, Timestamp::from_ms(ready_at), id);
+        }
+        assert!(admission.choose().is_empty());
+        assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
+        assert_eq!(admission.limited(), [1, 2].map(|lane| Limited { lane, until: None }));
+        let changes = scene.gates.changes(now());
+        assert_eq!(changes[0].reached_at, Some(now()));
+    }
+
+    #[test]
+    fn what_is_claimed_ahead_is_a_quarter_or_what_can_start_at_once() {
+        let mut gate = gate(Scope::System, most(100), 60);
+        let mut room = |at_once| {
+            gate.begin(at_once);
+            gate.room()
+        };
+        assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
+        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![Gate { held: 98, ..gate }]);
+        let mut admission = scene.ask(10, 0);
+        assert!(admission.open_lanes().is_empty());
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(AHEAD_MS)) }]);
+        assert_eq!(admission.for_others(), [1], "who can start something may have it");
+        assert!(scene.gates.changes(now()).is_empty(), "the limit was not reached");
+    }
+
+    #[test]
+    fn an_empty_bucket_says_when_it_goes_on() {
+        let limit = Limit { concurrency: None, rate: Some(Rate { count: 2, period_ms: 1_000 }) };
+        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![gate(Scope::Type("type-1".into()), limit, 0)]);
+        let mut admission = scene.ask(9, 9);
+        for ready_at in 1..=3 {
+            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
+            admission.add_head(1, Timestamp::from_ms(ready_at), id);
+        }
+        assert!(admission.choose().is_empty());
+        assert_eq!(admission.chosen().len(), 2);
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
+        scene.gates.give_back(1, 1);
+        let left = scene.gates.changes(now())[0].bucket.unwrap();
+        assert_eq!(left.whole(), 1, "what was not started is not taken");
+    }
+
+    #[test]
+    fn a_key_without_room_is_closed_and_the_others_go() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        for (key, held) in [(7, 1), (8, 0), (9, 0)] {
+            let scope = Scope::Key(format!("k{key}"));
+            admission.add_line(line(1, key), || gate(scope, most(1), held), 10);
+        }
+        admission.add_empty(&line(1, 99));
+        let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
+        assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
+        let changes = admission.line_changes();
+        let told: Vec<_> =
+            changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
+        let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
+        assert_eq!(told, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
+        assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
+    }
+
+    #[test]
+    fn one_key_in_two_lanes_has_one_room() {
+        let mut scene = Scene::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        for lane in [1, 2] {
+            admission.add_line(line(lane, 7), || gate(Scope::Key("k".into()), most(2), 0), 10);
+        }
+        let jobs = [(1, 7, 1), (1, 7, 4), (2, 7, 2), (2, 7, 3)];
+        assert_eq!(choose(&mut admission, &jobs), [(1, 1), (2, 2)]);
+        assert!(admission.line_changes().iter().all(|change| !change.open));
+    }
+
+    #[test]
+    fn a_line_that_may_give_more_is_read_again() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(50, 50);
+        for key in 0..40 {
+            admission.add_line(line(1, key), || gate(Scope::Key("k".into()), Limit::default(), 0), 50);
+        }
+        let old = (0..60).map(|n| (1, 0, n));
+        let jobs: Vec<_> = old.chain((1..40).map(|key| (1, key, 1_000 + key))).collect();
+        let chosen = choose(&mut admission, &jobs);
+        assert_eq!(chosen, (0..50).map(|n| (1, n)).collect::<Vec<_>>(), "the oldest, all of one key");
+    }
+
+    #[test]
+    fn who_was_served_goes_to_the_end_of_the_turn_in_a_fair_queue() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let fair = QueueRule { fairness: Some(Fairness::Key), ..QueueRule::default() };
+        scene.rules.queues.insert("q".into(), fair);
+        let mut admission = scene.ask(1, 1);
+        for key in [7, 8] {
+            let turn = if key == 7 { NOW + 5 } else { NOW };
+            let line = OpenLine { turn, ..line(1, key) };
+            admission.add_line(line, || gate(Scope::Key("k".into()), Limit::default(), 0), 1);
+        }
+        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
+        let changes = admission.line_changes();
+        assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind everybody");
+    }
+
+    #[test]
+    fn a_paused_queue_is_put_aside() {
+        let pause = faena_domain::Pause { at: now(), by: "ana".into(), reason: None };
+        let mut rules = Rules::default();
+        rules.queues.insert("p".into(), QueueRule { paused: Some(pause), ..QueueRule::default() });
+        let (open, limited) = unpaused(&rules, vec![lane(1, "p", false), lane(2, "q", false)]);
+        assert_eq!(open.iter().map(|lane| lane.id).collect::<Vec<_>>(), [2]);
+        assert_eq!(limited, [Limited { lane: 1, until: None }]);
+    }
 }

@@ -20,10 +20,14 @@ mod sqlite;
 mod types;
 mod workers;
 
-/// For the test that holds the claim's plan.
+/// For the tests that hold the claim's plan.
 #[doc(hidden)]
 pub mod plan_probe {
-    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS};
+    pub use crate::postgres::{
+        claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS},
+        limited::{HELD, KEYS, LINE_HEADS, LINES, TAKE},
+    };
+    pub use crate::sqlite::limited::OPEN_LINES;
 }
 
 use std::sync::Arc;

@@ -15,7 +15,8 @@ use uuid::Uuid;
 
 use super::{Shared, limited};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Limited, Owner, Result, StoreError, admit,
+    Claim, ClaimAsk, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
+    admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
 };
@@ -194,7 +195,8 @@ pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result
         let taken = if group.ruled {
             limited::claim(shared, asks, &group, &rules, now).await
         } else {
-            shared.retrying(|| claim_group(shared, asks, &group, now)).await
+            let claims = shared.retrying(|| claim_group(shared, asks, &group, now)).await;
+            claims.map(|claims| claims.into_iter().map(Ruled::from).collect())
         };
         let taken = match taken {
             Ok(taken) => taken,
@@ -204,11 +206,11 @@ pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result
             }
             Err(error) => return Err(error),
         };
-        let full = taken.iter().zip(&group.asks).all(|(claim, (at, _))| claim.jobs.len() >= asks[*at].limit);
+        let full = taken.iter().zip(&group.asks).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= asks[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
-        for (claim, (at, lanes)) in taken.into_iter().zip(group.asks) {
+        for (Ruled { claim, for_others }, (at, lanes)) in taken.into_iter().zip(group.asks) {
             if claim.jobs.len() < asks[at].limit && !claim.refused {
-                empty.extend(lanes);
+                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
             let mut paused = std::mem::take(&mut claims[at].limited);
             claims[at] = claim;

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
-    admit::{self, Admission, BUSY_MS, Gate, Gates, OpenLine, Wanted},
+    admit::{self, Admission, BUSY_MS, Gate, Gates, OpenLine, Ruled, Wanted},
     assemble::parse_options,
 };
 
@@ -46,21 +46,24 @@ pub const LINES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_adviso
          SELECT key, turn, limited_at, limited_by FROM faena.line WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
          FOR NO KEY UPDATE SKIP LOCKED) AS l";
 
+/// `BETWEEN` and the order by key, here and below: so only `ready_key` gives the order. The planner would else walk over the jobs of
+/// all other keys from the head of the lane, if it takes this one's for common.
+///
 /// Of each line: its first job's options, how many jobs of its key are in hands, what is left of its rate.
 pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
          (SELECT count(*) FROM (SELECT FROM faena.hold WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
      FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
      LEFT JOIN LATERAL (
          SELECT j.id, j.options FROM faena.ready r JOIN faena.job j ON j.id = r.id
-         WHERE r.lane = l.lane AND r.key = l.key ORDER BY r.ready_at, r.id LIMIT 1) AS h ON true
+         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1) AS h ON true
      LEFT JOIN faena.bucket b ON b.key = l.key
      ORDER BY l.n";
 
 pub const LINE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
      FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS l(lane, key, count)
      CROSS JOIN LATERAL (
-         SELECT ready_at, id FROM faena.ready WHERE lane = l.lane AND key = l.key
-         ORDER BY ready_at, id LIMIT l.count) AS r";
+         SELECT ready_at, id FROM faena.ready WHERE lane = l.lane AND key BETWEEN l.key AND l.key
+         ORDER BY key, ready_at, id LIMIT l.count) AS r";
 
 /// Makes a block of jobs with keys. One that somebody is just cancelling or moving is passed.
 pub const TAKE: &str = "
@@ -92,7 +95,7 @@ const ROUNDS: usize = 16;
 
 /// What one transaction gives.
 struct Served {
-    claims: Vec<Claim>,
+    claims: Vec<Ruled>,
     /// There are more open lines than were looked at.
     more: bool,
 }
@@ -103,19 +106,22 @@ pub async fn claim(
     group: &Group,
     rules: &Rules,
     now: Timestamp,
-) -> Result<Vec<Claim>> {
+) -> Result<Vec<Ruled>> {
     let mut open: Vec<ClaimAsk> =
         group.asks.iter().map(|(at, lanes)| ClaimAsk { lanes: lanes.clone(), ..asks[*at].clone() }).collect();
-    let mut claims: Vec<Claim> = Vec::new();
-    claims.resize_with(open.len(), Claim::default);
+    let mut claims: Vec<Ruled> = Vec::new();
+    claims.resize_with(open.len(), Ruled::default);
     for _ in 0..ROUNDS {
         let served = match shared.retrying(|| serve(shared, &open, rules, now)).await {
             Ok(served) => served,
             // What the rounds before were handed is theirs.
-            Err(_) if claims.iter().any(|claim| !claim.jobs.is_empty()) => break,
+            Err(_) if claims.iter().any(|ruled| !ruled.claim.jobs.is_empty()) => break,
             Err(error) => return Err(error),
         };
-        for ((claim, ask), mut more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
+        for ((ruled, ask), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
+            let Ruled { claim: mut more, for_others } = more;
+            let claim = &mut ruled.claim;
+            ruled.for_others = for_others;
             ask.limit = ask.limit.saturating_sub(more.jobs.len());
             ask.at_once = ask.at_once.saturating_sub(more.jobs.len());
             claim.jobs.append(&mut more.jobs);
@@ -141,7 +147,7 @@ async fn serve_in(shared: &Shared, client: &Lease, asks: &[ClaimAsk], rules: &Ru
     let (mut gates, living) = begin(client, asks, &lanes, rules, now).await?;
     let keyed = lanes.iter().any(|lane| lane.keyed);
     if keyed && !living {
-        return Ok(Served { claims: vec![Claim { refused: true, ..Claim::default() }], more: false });
+        return Ok(Served { claims: vec![Claim { refused: true, ..Claim::default() }.into()], more: false });
     }
     let served = match asks {
         [ask] if keyed || lanes.len() > 1 => serve_one(shared, client, ask, lanes, &mut gates, rules, now).await?,
@@ -233,7 +239,11 @@ async fn serve_singles(
             claims[ask].limited.push(limited);
         }
     }
-    Ok(Served { claims, more: false })
+    let mut ruled: Vec<Ruled> = claims.into_iter().map(Ruled::from).collect();
+    for (ask, ruled) in asks.iter().zip(&mut ruled) {
+        ruled.for_others = ask.lanes.iter().copied().filter(|lane| gates.has_room_for_others(*lane)).collect();
+    }
+    Ok(Served { claims: ruled, more: false })
 }
 
 /// One ask with several lanes, or with lanes of keys.
@@ -267,7 +277,8 @@ async fn serve_one(
     }
     let limited: Vec<Limited> = admission.limited();
     let refused = jobs.is_empty() && !may_claim(client, ask.owner).await?;
-    Ok(Served { claims: vec![Claim { jobs, refused, limited }], more })
+    let ruled = Ruled { claim: Claim { jobs, refused, limited }, for_others: admission.for_others() };
+    Ok(Served { claims: vec![ruled], more })
 }
 
 #[derive(Default)]
@@ -486,8 +497,8 @@ async fn see_to_lines(client: &Object, admission: &mut Admission<'_>) -> Result<
         let statement = client
             .prepare_cached(
                 "UPDATE faena.line l SET open = u.open, opens_at = u.opens_at,
-                     turn = coalesce(u.turn, (SELECT r.ready_at FROM faena.ready r WHERE r.lane = l.lane AND r.key = l.key
-                         ORDER BY r.ready_at, r.id LIMIT 1), l.turn),
+                     turn = coalesce(u.turn, (SELECT r.ready_at FROM faena.ready r
+                         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1), l.turn),
                      limited_at = coalesce(u.limited_at, l.limited_at), limited_by = coalesce(u.limited_by, l.limited_by)
                  FROM unnest($1::int4[], $2::int8[], $3::int8[], $4::bool[], $5::int8[], $6::int8[], $7::text[])
                      AS u(lane, key, turn, open, opens_at, limited_at, limited_by)
@@ -533,7 +544,8 @@ async fn remove_empty(client: &Object, lines: Vec<(LaneId, i64)>) -> Result<()> 
         .prepare_cached(
             "DELETE FROM faena.line l USING unnest($1::int4[], $2::int8[]) AS u(lane, key)
              WHERE l.lane = u.lane AND l.key = u.key
-               AND NOT EXISTS (SELECT FROM faena.ready r WHERE r.lane = l.lane AND r.key = l.key)",
+               AND (SELECT 1 FROM faena.ready r WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key
+                    ORDER BY r.key, r.ready_at, r.id LIMIT 1) IS NULL",
         )
         .await?;
     client.execute(&delete, &[&lanes, &keys]).await?;

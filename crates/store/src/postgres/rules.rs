@@ -29,7 +29,7 @@ pub async fn limits(shared: &Shared) -> Result<Vec<StoredLimit>> {
     client.keep(limits)
 }
 
-async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
+pub async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
     let statement = client
         .prepare_cached(
             "SELECT scope, name, concurrency, rate_count, rate_period_ms, tokens, tokens_at, origin, changed_at, changed_by, reached_at
@@ -206,7 +206,7 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
 async fn open_lines(client: &Object) -> Result<()> {
     client
         .execute(
-            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR UPDATE)
+            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR NO KEY UPDATE)
              UPDATE faena.line l SET open = true, opens_at = NULL FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
             &[],
         )

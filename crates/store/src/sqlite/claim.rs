@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use super::{limited, submit::apply, writer::Tx};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, Tally, admit,
+    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, Tally,
+    admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
     plan::Deltas,
@@ -32,9 +33,9 @@ pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>
                 return Ok(Claim::default());
             }
             let (lanes, limit) = (ask.lanes.clone(), ask.limit);
-            let claim = claim_by_rules(tx, ask, &rules, now)?;
+            let Ruled { claim, for_others } = claim_by_rules(tx, ask, &rules, now)?;
             if claim.jobs.len() < limit && !claim.refused {
-                empty.extend(lanes);
+                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
             Ok(claim)
         })
@@ -42,21 +43,21 @@ pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>
 }
 
 /// Lanes that no rule says anything about take the short way.
-fn claim_by_rules(tx: &Tx, mut ask: ClaimAsk, rules: &Rules, now: Timestamp) -> Result<Claim> {
+fn claim_by_rules(tx: &Tx, mut ask: ClaimAsk, rules: &Rules, now: Timestamp) -> Result<Ruled> {
     if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(ask.lanes.iter().copied()) {
-        return claim_one(tx, ask, now);
+        return Ok(claim_one(tx, ask, now)?.into());
     }
     let lanes = admit::distinct(ask.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
     let (lanes, mut limited) = admit::unpaused(rules, lanes);
-    let mut claim = if admit::concerns(rules, &lanes) {
+    let mut ruled: Ruled = if admit::concerns(rules, &lanes) {
         ask.lanes = Vec::new();
         limited::claim(tx, ask, &lanes, rules, now)?
     } else {
         ask.lanes = lanes.into_iter().map(|lane| lane.id).collect();
-        claim_one(tx, ask, now)?
+        claim_one(tx, ask, now)?.into()
     };
-    limited.append(&mut claim.limited);
-    Ok(Claim { limited, ..claim })
+    ruled.claim.limited.append(&mut limited);
+    Ok(ruled)
 }
 
 fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {

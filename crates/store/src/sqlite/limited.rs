@@ -12,19 +12,20 @@ use super::{
 };
 use crate::{
     Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
-    admit::{self, Admission, Gate, Gates, OpenLine, Wanted},
+    admit::{self, Admission, Gate, Gates, OpenLine, Ruled, Wanted},
     assemble::parse_options,
 };
 
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
 const ROUNDS: usize = 16;
 
-pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Claim> {
+pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Ruled> {
     if !may_claim(tx, ask.owner)? {
-        return Ok(Claim { refused: true, ..Claim::default() });
+        return Ok(Claim { refused: true, ..Claim::default() }.into());
     }
     let mut gates = gates(tx, rules, lanes, now)?;
     let mut claim = Claim::default();
+    let mut for_others = Vec::new();
     for round in 1..=ROUNDS {
         let (left, at_once) = (ask.limit - claim.jobs.len(), ask.at_once.saturating_sub(claim.jobs.len()));
         let turns = (rules, &tx.shared.turns);
@@ -42,11 +43,12 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timesta
                 }
             }
             claim.limited = admission.limited();
+            for_others = admission.for_others();
             break;
         }
     }
     put_gates(tx, &gates, now)?;
-    Ok(claim)
+    Ok(Ruled { claim, for_others })
 }
 
 /// The limits that apply to these lanes, with what is running.
@@ -123,12 +125,14 @@ fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: 
 /// What a rate held back until now may go on.
 fn open_due(tx: &Tx, lane: LaneId, now: Timestamp) -> Result<()> {
     tx.connection
-        .prepare_cached("UPDATE line SET open = 1, opens_at = NULL WHERE opens_at <= ? AND lane = ?")?
+        .prepare_cached(
+            "UPDATE line INDEXED BY line_opens SET open = 1, opens_at = NULL WHERE opens_at <= ? AND lane = ?",
+        )?
         .execute((now.as_ms(), lane))?;
     Ok(())
 }
 
-const OPEN_LINES: &str = "SELECT key, turn, limited_at, limited_by FROM line INDEXED BY line_open
+pub const OPEN_LINES: &str = "SELECT key, turn, limited_at, limited_by FROM line INDEXED BY line_open
      WHERE lane = ? AND open = 1 ORDER BY turn, key LIMIT ?";
 
 fn open_lines(tx: &Tx, lane: LaneId, limit: usize) -> Result<Vec<OpenLine>> {
@@ -145,7 +149,7 @@ fn key_of(tx: &Tx, line: &OpenLine) -> Result<Option<String>> {
     let options: Option<Option<String>> = tx
         .connection
         .prepare_cached(
-            "SELECT job.options FROM ready CROSS JOIN job ON job.id = ready.id
+            "SELECT job.options FROM ready INDEXED BY ready_key CROSS JOIN job ON job.id = ready.id
              WHERE ready.lane = ? AND ready.key = ? ORDER BY ready.ready_at, ready.id LIMIT 1",
         )?
         .query_row((line.lane, line.key), |row| row.get(0))
@@ -170,9 +174,9 @@ fn key_facts(tx: &Tx, key: i64, rules: &Rules) -> Result<(usize, Option<Bucket>)
 }
 
 fn read_lines(tx: &Tx, admission: &mut Admission, wanted: &[Wanted]) -> Result<()> {
-    let mut statement = tx
-        .connection
-        .prepare_cached("SELECT ready_at, id FROM ready WHERE lane = ? AND key = ? ORDER BY ready_at, id LIMIT ?")?;
+    let mut statement = tx.connection.prepare_cached(
+        "SELECT ready_at, id FROM ready INDEXED BY ready_key WHERE lane = ? AND key = ? ORDER BY ready_at, id LIMIT ?",
+    )?;
     for Wanted { lane, key, count } in wanted {
         let mut rows = statement.query((lane, key, *count as i64))?;
         while let Some(row) = rows.next()? {
@@ -208,7 +212,7 @@ fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) ->
         tx.connection
             .prepare_cached(
                 "UPDATE line SET open = ?3, opens_at = ?4,
-                     turn = coalesce(?5, (SELECT ready_at FROM ready WHERE lane = ?1 AND key = ?2
+                     turn = coalesce(?5, (SELECT ready_at FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2
                          ORDER BY ready_at, id LIMIT 1), turn),
                      limited_at = coalesce(?6, limited_at), limited_by = coalesce(?7, limited_by)
                  WHERE lane = ?1 AND key = ?2",
@@ -219,7 +223,7 @@ fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) ->
         tx.connection
             .prepare_cached(
                 "DELETE FROM line WHERE lane = ?1 AND key = ?2
-                     AND NOT EXISTS (SELECT 1 FROM ready WHERE lane = ?1 AND key = ?2)",
+                     AND NOT EXISTS (SELECT 1 FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2)",
             )?
             .execute((lane, key))?;
     }

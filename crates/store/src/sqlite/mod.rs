@@ -6,7 +6,7 @@ mod claim;
 mod due;
 mod end;
 mod free;
-mod limited;
+pub mod limited;
 mod nodes;
 mod read;
 mod rules;

@@ -6,11 +6,13 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::block_jobs, nodes::OWNERLESS};
+use super::{Shared, claim::block_jobs, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    admit::waits_for,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Source},
+    plan::key_number,
     progress::Steps,
     types::state_of_code,
     workers::Holder,
@@ -202,9 +204,26 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
             .collect::<rusqlite::Result<_>>()?,
         steps: step_rows(connection, id)?,
     };
-    let place = place(connection, row.lane.id, id)?;
+    let mut place = place(connection, row.lane.id, id)?;
+    if let Place::Ready { ready_at, limited, .. } = &mut place {
+        *limited = limited_by(connection, &row, *ready_at)?;
+    }
     let holders = holders(connection, place.holder().into_iter())?;
     assemble::view(row, place, details, &holders).map(Some)
+}
+
+/// Since when a ready job waits for which limit.
+fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
+    if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
+        let closed = connection
+            .prepare_cached("SELECT limited_at, limited_by FROM line WHERE lane = ? AND key = ? AND open = 0")?
+            .query_row((row.lane.id, key_number(key)), |r| Ok((Timestamp::from_ms(r.get(0)?), r.get(1)?)))
+            .optional()?;
+        if closed.is_some() {
+            return Ok(closed);
+        }
+    }
+    Ok(waits_for(&rules::limits(connection)?, &row.lane, ready_at))
 }
 
 fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
@@ -243,7 +262,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     if let Some(place) = connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |r| {
-            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)? })
+            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)?, limited: None })
         })
         .optional()?
     {
