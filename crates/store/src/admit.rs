@@ -548,6 +548,22 @@ impl<'a> Admission<'a> {
         quotas
     }
 
+    /// Jobs with keys that were chosen and then not there: somebody is just cancelling or moving them. Their keys have room still.
+    pub fn missed(&mut self, is_missed: impl Fn(&Waiting) -> bool) {
+        let missed: Vec<Waiting> = self.chosen.iter().copied().filter(is_missed).collect();
+        self.chosen.retain(|waiting| !missed.contains(waiting));
+        for Waiting { lane, key, .. } in missed {
+            self.gates.give_back(lane, 1);
+            if let Some(gate) = key.and_then(|key| self.keys.get_mut(&key)) {
+                gate.give_back(1);
+            }
+            if let Some(seen) = key.and_then(|key| self.lines.get_mut(&(lane, key))) {
+                seen.taken -= 1;
+            }
+            self.look_again(lane, self.now.plus_ms(BUSY_MS));
+        }
+    }
+
     /// What becomes of the lines: who was served goes to the end of the turn, who has no room is closed. Of the served ones the place
     /// in turn is remembered.
     pub fn line_changes(&mut self) -> Vec<LineChange> {
@@ -792,7 +808,7 @@ mod tests {
         assert_eq!(admission.chosen().len(), 2);
         assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
         scene.gates.give_back(1, 1);
-        let left = scene.gates.changes(now())[0].bucket.unwrap();
+        let left = scene.gates.changes(now())[0].bucket.expect("it has a rate");
         assert_eq!(left.whole(), 1, "what was not started is not taken");
     }
 
@@ -813,6 +829,17 @@ mod tests {
         let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
         assert_eq!(told, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
         assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
+    }
+
+    #[test]
+    fn a_job_that_was_gone_when_it_was_taken_leaves_its_line_open() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        admission.add_line(line(1, 7), || gate(Scope::Key("k".into()), most(1), 0), 10);
+        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
+        admission.missed(|_| true);
+        assert!(admission.line_changes().is_empty() && admission.maybe_empty().is_empty());
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(BUSY_MS)) }]);
     }
 
     #[test]

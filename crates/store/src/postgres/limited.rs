@@ -7,7 +7,7 @@
 //! Locks are taken in this order: the worker, limits, lines and keys, ready jobs. A claim waits only for the first two, so nobody
 //! waits for it in a circle.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::Object;
 use faena_domain::{Bucket, JobId, Rules, Scope, Timestamp};
@@ -73,7 +73,7 @@ pub const TAKE: &str = "
             JOIN faena.ready r ON r.lane = c.lane AND r.ready_at = c.ready_at AND r.id = c.id
             FOR UPDATE OF r SKIP LOCKED))
         RETURNING lane, ready_at, id, retry_count, start_first, key),
-    held AS (INSERT INTO faena.hold (key, id) SELECT key, id FROM picked),
+    held AS (INSERT INTO faena.hold (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
     block AS (
         INSERT INTO faena.block (run, node, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),
@@ -445,19 +445,20 @@ async fn admitted(
         jobs.extend(taken.into_iter().flatten().map(|job| (job, None)));
     }
     jobs.extend(take_keyed(shared, client, admission, owner, now).await?);
-    let mut missing: BTreeMap<LaneId, usize> = BTreeMap::new();
-    let mut places: HashMap<JobId, usize> = HashMap::new();
-    for (place, waiting) in admission.chosen().iter().enumerate() {
-        places.insert(waiting.id, place);
-        *missing.entry(waiting.lane).or_insert(0) += 1;
-    }
+    let places: HashMap<JobId, usize> =
+        admission.chosen().iter().enumerate().map(|(place, waiting)| (waiting.id, place)).collect();
+    let mut missing = admission.quotas();
     for (job, key) in &mut jobs {
         job.limited = admission.waited(job.lane, *key, job.ready_at);
-        missing.entry(job.lane).and_modify(|count| *count = count.saturating_sub(1));
+        if key.is_none() {
+            missing.entry(job.lane).and_modify(|count| *count = count.saturating_sub(1));
+        }
     }
     for (lane, count) in missing {
         admission.gates.give_back(lane, count);
     }
+    let taken: HashSet<JobId> = jobs.iter().map(|(job, _)| job.id).collect();
+    admission.missed(|waiting| waiting.key.is_some() && !taken.contains(&waiting.id));
     see_to_lines(client, admission).await?;
     let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|(job, _)| job).collect();
     jobs.sort_by_key(|job| (places.get(&job.id).copied().unwrap_or(usize::MAX), job.ready_at, job.id));

@@ -94,26 +94,17 @@ async fn limited_claims_go_by_index(world: &World, when: &str) {
     }
 }
 
-/// Pages that the last claim of this lane touches, of the lines and the ready jobs.
-async fn pages_touched(world: &World, work: impl AsyncFnOnce()) -> i64 {
-    let sql =
-        "SELECT sum(idx_blks_hit + idx_blks_read + heap_blks_hit + heap_blks_read)::int8 FROM pg_statio_user_tables
-         WHERE relname IN ('line', 'ready', 'hold', 'job', 'bucket')";
-    // A connection tells its numbers when it has been idle for a while, or ends.
-    let settled = async || {
-        let mut last = -1;
-        loop {
-            tokio::time::sleep(Duration::from_millis(1_200)).await;
-            let seen = world.ledger.number(sql).await;
-            if seen == last {
-                return seen;
-            }
-            last = seen;
-        }
-    };
-    let before = settled().await;
-    work().await;
-    settled().await - before
+/// How many pages a statement of a claim touches.
+async fn pages_touched(world: &World, sql: &str, arguments: &str) -> i64 {
+    let client = world.ledger.client().await;
+    client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
+    client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE probe ({arguments})");
+    let rows = world.ledger.rows(&explain).await;
+    client.batch_execute("ROLLBACK; DEALLOCATE probe").await.unwrap();
+    let plan: serde_json::Value = rows[0][0].parse().unwrap();
+    let top = &plan[0]["Plan"];
+    top["Shared Hit Blocks"].as_i64().unwrap() + top["Shared Read Blocks"].as_i64().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -137,11 +128,15 @@ async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
         let lane = world.lanes().await[0];
         assert!(world.claim_lanes(world.node, vec![lane], 10, 30).await.is_empty());
         let last = world.submit(world.job("a", 40).of("last")).await;
-        let pages = pages_touched(world, async || {
-            assert_eq!(world.claim_lanes(world.node, vec![lane], 10, 50).await.remove(0).id, last);
-        })
-        .await;
-        assert!(pages < 200, "a claim behind 15 000 blocked jobs touched {pages} pages");
+        let key = world.ledger.number("SELECT key FROM line WHERE open").await;
+        let (lane_text, key_text) = (format!("'{{{lane}}}'"), format!("'{{{key}}}'"));
+        let pages = [
+            pages_touched(world, plan_probe::LINES, &format!("{lane}, 20")).await,
+            pages_touched(world, plan_probe::KEYS, &format!("{lane_text}, {key_text}, 1")).await,
+            pages_touched(world, plan_probe::LINE_HEADS, &format!("{lane_text}, {key_text}, '{{4}}'")).await,
+        ];
+        assert!(pages.iter().all(|pages| *pages < 100), "behind 15 000 blocked jobs a claim touches {pages:?} pages");
+        assert_eq!(world.claim_lanes(world.node, vec![lane], 10, 50).await.remove(0).id, last);
         world.ledger.run("ANALYZE").await;
         limited_claims_go_by_index(world, "with statistics").await;
     })

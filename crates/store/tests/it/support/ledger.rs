@@ -248,7 +248,7 @@ impl Ledger {
         for row in self.rows(&sql).await {
             let [id, lane, key] = [&row[0], &row[1], &row[2]];
             let stands = lines.contains(&(lane.clone(), key.clone()));
-            if lanes.contains(lane) != !key.is_empty() || lanes.contains(lane) != stands {
+            if lanes.contains(lane) == key.is_empty() || lanes.contains(lane) != stands {
                 faults.push(format!("ready job {id} of lane {lane} has key {key:?}, its line is there: {stands}"));
             }
         }
