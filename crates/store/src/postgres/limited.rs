@@ -208,12 +208,16 @@ async fn serve_singles(
     now: Timestamp,
 ) -> Result<Served> {
     let owners: Vec<Owner> = asks.iter().map(|ask| ask.owner).collect();
+    let mut for_others: Vec<Vec<LaneId>> = asks.iter().map(|_| Vec::new()).collect();
     let mut portions = Vec::new();
     for (at, ask) in asks.iter().enumerate() {
         let Some(lane) = ask.lanes.first().copied() else { continue };
         gates.begin(ask.at_once);
         let quota = ask.limit.min(gates.room(lane));
         gates.take(lane, quota);
+        if quota < ask.limit && gates.has_room_for_others(lane) {
+            for_others[at].push(lane);
+        }
         portions.push(Portion { ask: at, lane, quota });
     }
     let asked: Vec<Portion> = portions.iter().copied().filter(|portion| portion.quota > 0).collect();
@@ -239,10 +243,7 @@ async fn serve_singles(
             claims[ask].limited.push(limited);
         }
     }
-    let mut ruled: Vec<Ruled> = claims.into_iter().map(Ruled::from).collect();
-    for (ask, ruled) in asks.iter().zip(&mut ruled) {
-        ruled.for_others = ask.lanes.iter().copied().filter(|lane| gates.has_room_for_others(*lane)).collect();
-    }
+    let ruled = claims.into_iter().zip(for_others).map(|(claim, for_others)| Ruled { claim, for_others }).collect();
     Ok(Served { claims: ruled, more: false })
 }
 

@@ -138,6 +138,8 @@ pub async fn limits_are_never_exceeded_whoever_claims_and_however_jobs_end(world
     let storm = Storm { now: &AtomicI64::new(10), limits: &limits };
     let stores: Vec<&World> = std::iter::once(world).chain(&others).collect();
     join_all((0..8_u64).map(|n| storm.rage(stores[n as usize % stores.len()], 100 + n))).await;
+    let reached = "SELECT count(*) FROM limit_rule WHERE scope < 3 AND reached_at IS NOT NULL";
+    assert_eq!(world.ledger.number(reached).await, 3, "each limit was felt");
     for other in &others {
         other.store.close().await;
     }
@@ -579,4 +581,24 @@ pub async fn many_workers_in_one_call_share_what_a_limit_lets_go(world: &World) 
     };
     assert_eq!((kinds(false), kinds(true)), (5, 2));
     assert!(claims.iter().all(|claim| claim.jobs.len() <= 2));
+}
+
+pub async fn who_claims_ahead_does_not_keep_the_others_of_its_call_waiting(world: &World) {
+    world.limit(kind("a"), Some(8), 0).await;
+    world.limit(key("*"), Some(2), 0).await;
+    world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
+    world.submit_all((0..20).map(|n| world.job("b", n).of("k")).collect()).await;
+    let lanes = world.lanes().await;
+    for (lane, most) in [(lanes[0], 8), (lanes[1], 2)] {
+        let mut asks = vec![ClaimAsk { owner: Owner::Node(world.node), lanes: vec![lane], limit: 20, at_once: 0 }];
+        for n in 0..4 {
+            let worker = world.admit(world.worker(&format!("w{n}")), 30).await;
+            let owner = Owner::Worker { id: worker.id, session: worker.session };
+            asks.push(ClaimAsk { owner, lanes: vec![lane], limit: 2, at_once: 2 });
+        }
+        let claims = world.store.job_claim(asks, world.at(40)).await.unwrap();
+        let got: Vec<usize> = claims.iter().map(|claim| claim.jobs.len()).collect();
+        assert_eq!(got[0], most / 4, "{got:?}");
+        assert_eq!(got.iter().sum::<usize>(), most, "{got:?}");
+    }
 }

@@ -235,7 +235,8 @@ behaviours! {
         a_job_that_waited_for_a_limit_says_so,
         jobs_with_keys_stand_in_line_whichever_way_they_come,
         jobs_with_keys_from_before_there_were_lines_still_run,
-        many_workers_in_one_call_share_what_a_limit_lets_go;
+        many_workers_in_one_call_share_what_a_limit_lets_go,
+        who_claims_ahead_does_not_keep_the_others_of_its_call_waiting;
     model:
         any_sequence_of_verbs_keeps_to_the_model;
 }
