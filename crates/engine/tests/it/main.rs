@@ -4,6 +4,7 @@
 
 mod driver;
 mod http;
+mod limits;
 mod runs;
 mod shell;
 mod stop;
