@@ -81,6 +81,9 @@ pub struct Bucket {
     pub at: Timestamp,
 }
 
+/// What a sum of many refills may be wrong by.
+const HAIR: f64 = 1e-6;
+
 impl Rate {
     /// `100/1m`: so many starts per period, which is a number and `ms`, `s`, `m`, `h` or `d`.
     pub fn parse(text: &str) -> Option<Rate> {
@@ -113,7 +116,7 @@ impl Rate {
 
     /// When there will be at least one whole token in `bucket`.
     pub fn next_at(&self, bucket: Bucket) -> Timestamp {
-        let missing = (1.0 - bucket.tokens).max(0.0);
+        let missing = (1.0 - HAIR - bucket.tokens).max(0.0);
         let ms = (missing * self.period_ms as f64 / f64::from(self.count.max(1))).ceil();
         bucket.at.plus_ms(ms as i64)
     }
@@ -122,7 +125,7 @@ impl Rate {
 impl Bucket {
     /// How many may start now. A hair below a whole number counts as it: the sum of many refills is not exact.
     pub fn whole(&self) -> usize {
-        (self.tokens + 1e-6).floor().max(0.0) as usize
+        (self.tokens + HAIR).floor().max(0.0) as usize
     }
 
     pub fn without(self, taken: usize) -> Bucket {

@@ -23,6 +23,8 @@ pub enum Place {
     Ready {
         ready_at: Timestamp,
         retry_count: u32,
+        /// Since when it waits for which limit. Only looked for when the job is shown whole.
+        limited: Option<(Timestamp, String)>,
     },
     Waiting {
         state: JobState,
@@ -192,8 +194,12 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
     let mut derived =
         |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
     match place {
-        Place::Ready { ready_at, retry_count } => {
+        Place::Ready { ready_at, retry_count, limited } => {
             derived(ready_at, LogEvent::Queued, None);
+            if let Some((at, details)) = limited {
+                let timestamp = at.max(ready_at);
+                log.push(LogEntry { timestamp, event: LogEvent::Limited, details, run: None });
+            }
             view.queued_at = Some(ready_at);
             view.retry_count = retry_count;
         }

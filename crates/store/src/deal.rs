@@ -1,13 +1,20 @@
-//! Who goes first when a claim sees ready jobs of several lanes: by score inside a queue, in turn between queues.
+//! Who goes first when a claim sees ready jobs of several lanes: by score inside a queue, in turn between queues. In a queue that
+//! is fair each key has its turn: one job of each, who was served longest ago first, so that one key with many jobs cannot keep
+//! the others waiting.
 
 use std::collections::BTreeMap;
 
-use faena_domain::{JobId, Ordering, Priority, Timestamp};
+use faena_domain::{Fairness, JobId, Ordering, Priority, Timestamp};
 
 #[derive(Clone, Debug)]
 pub struct Candidate<T> {
     pub queue: String,
     pub ordering: Ordering,
+    pub fairness: Fairness,
+    /// Jobs without one share a turn.
+    pub key: Option<i64>,
+    /// In a queue that is fair: when its key was served last.
+    pub turn: i64,
     pub priority: Priority,
     pub ready_at: Timestamp,
     pub id: JobId,
@@ -24,7 +31,7 @@ pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<
         .into_values()
         .map(|mut line| {
             line.sort_by_key(|c| (c.ordering.score(c.priority, c.ready_at), c.id));
-            line.into_iter()
+            if line.first().is_some_and(|c| c.fairness == Fairness::Key) { in_turn(line) } else { line }.into_iter()
         })
         .collect();
     if !lines.is_empty() {
@@ -44,6 +51,35 @@ pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<
     dealt
 }
 
+/// One job of each key per round. `line` is in the order in which each key's jobs shall go.
+fn in_turn<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+    struct Turn {
+        served_at: i64,
+        /// Where its first job stands.
+        place: usize,
+        jobs: usize,
+    }
+    let mut turns: BTreeMap<Option<i64>, Turn> = BTreeMap::new();
+    let mut rounds = Vec::with_capacity(line.len());
+    for (place, candidate) in line.iter().enumerate() {
+        let turn = turns.entry(candidate.key).or_insert(Turn { served_at: candidate.turn, place, jobs: 0 });
+        // A key has a line in each lane; what counts is when any of them was served.
+        turn.served_at = turn.served_at.max(candidate.turn);
+        rounds.push(turn.jobs);
+        turn.jobs += 1;
+    }
+    let mut line: Vec<_> = line
+        .into_iter()
+        .zip(rounds)
+        .map(|(candidate, round)| {
+            let turn = &turns[&candidate.key];
+            ((round, turn.served_at, turn.place), candidate)
+        })
+        .collect();
+    line.sort_by_key(|(place, _)| *place);
+    line.into_iter().map(|(_, candidate)| candidate).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +88,9 @@ mod tests {
         Candidate {
             queue: queue.into(),
             ordering,
+            fairness: Fairness::None,
+            key: None,
+            turn: 0,
             priority,
             ready_at: Timestamp::from_ms(ready_ms),
             id: JobId::new(),
@@ -91,5 +130,32 @@ mod tests {
         assert_eq!(queues, ["long", "short", "long", "long"]);
         let queues: Vec<_> = deal(all, 1, 1).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["short"], "another turn, another first");
+    }
+
+    fn of_key(key: Option<i64>, turn: i64, ready_ms: i64) -> Candidate<()> {
+        let plain = candidate("fair", Ordering::Aging, Priority::Normal, ready_ms);
+        Candidate { fairness: Fairness::Key, key, turn, ..plain }
+    }
+
+    #[test]
+    fn in_a_fair_queue_each_key_has_its_turn_however_many_jobs_it_has() {
+        let all: Vec<_> = (0..100)
+            .map(|n| of_key(Some(1), 0, n))
+            .chain([of_key(Some(2), 0, 500), of_key(Some(2), 0, 501), of_key(None, 0, 600), of_key(None, 0, 601)])
+            .collect();
+        let keys: Vec<_> = deal(all, 8, 0).into_iter().map(|c| c.key).collect();
+        let (one, two) = (Some(1), Some(2));
+        assert_eq!(keys, [one, two, None, one, two, None, one, one]);
+    }
+
+    #[test]
+    fn in_a_fair_queue_who_was_served_longest_ago_goes_first() {
+        let all = vec![of_key(Some(1), 90, 0), of_key(Some(2), 50, 10), of_key(Some(3), 70, 5)];
+        let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        assert_eq!(keys, [2, 3, 1]);
+        // Its line in another lane was not served, but the key was.
+        let all = vec![of_key(Some(1), 90, 0), of_key(Some(1), 1, 2), of_key(Some(2), 50, 10)];
+        let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        assert_eq!(keys, [2, 1, 1]);
     }
 }

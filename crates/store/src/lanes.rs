@@ -1,11 +1,12 @@
-//! A lane is one queue, type and priority. Ready jobs stand in line per lane, first in first out.
+//! A lane is one queue, type and priority. Ready jobs stand in line per lane, first in first out. Jobs with a `concurrencyKey` have
+//! lanes of their own, in which there is one line per key.
 //!
 //! So a claim reads just the lanes that it can serve, whatever is piled up in the others; counters and lists go by lane; and
 //! how a queue weighs priorities against waiting is decided when a job leaves, not when it comes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use faena_domain::Priority;
+use faena_domain::{NewJob, Priority};
 use parking_lot::RwLock;
 
 use crate::{Result, StoreError};
@@ -21,6 +22,34 @@ pub struct Lane {
     pub queue: String,
     pub kind: String,
     pub priority: Priority,
+    /// Its jobs have a `concurrencyKey` and stand in one line per key.
+    pub keyed: bool,
+}
+
+/// What a lane is known by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneName<'a> {
+    pub queue: &'a str,
+    pub kind: &'a str,
+    pub priority: Priority,
+    pub keyed: bool,
+}
+
+impl<'a> LaneName<'a> {
+    pub fn of(job: &'a NewJob) -> LaneName<'a> {
+        let keyed = job.options.concurrency_key.is_some();
+        LaneName { queue: &job.queue, kind: &job.kind, priority: job.priority, keyed }
+    }
+
+    pub fn with_id(self, id: LaneId) -> Lane {
+        Lane { id, queue: self.queue.into(), kind: self.kind.into(), priority: self.priority, keyed: self.keyed }
+    }
+}
+
+impl Lane {
+    pub fn name(&self) -> LaneName<'_> {
+        LaneName { queue: &self.queue, kind: &self.kind, priority: self.priority, keyed: self.keyed }
+    }
 }
 
 /// The lanes this process has met. Lanes are never removed, so what is in here stays true.
@@ -32,14 +61,26 @@ pub struct LaneCache {
 #[derive(Default)]
 struct Inner {
     by_id: HashMap<LaneId, Lane>,
-    /// Queue, type, priority.
-    by_name: HashMap<String, HashMap<String, [Option<LaneId>; 4]>>,
+    /// Queue, type, priority and whether it is keyed.
+    by_name: HashMap<String, HashMap<String, [Option<LaneId>; 8]>>,
+    keyed: HashSet<LaneId>,
 }
 
 impl LaneCache {
-    pub fn id_of(&self, queue: &str, kind: &str, priority: Priority) -> Option<LaneId> {
+    pub fn id_of(&self, name: LaneName) -> Option<LaneId> {
         let inner = self.inner.read();
-        inner.by_name.get(queue)?.get(kind)?[place(priority)]
+        inner.by_name.get(name.queue)?.get(name.kind)?[place(name)]
+    }
+
+    /// Whether any of these lanes is keyed. One that is not known may be.
+    pub fn any_keyed(&self, lanes: impl IntoIterator<Item = LaneId>) -> bool {
+        let inner = self.inner.read();
+        let mut last = None;
+        lanes.into_iter().any(|lane| {
+            // Neighbours are mostly alike.
+            let same = last.replace(lane) == Some(lane);
+            !same && (inner.keyed.contains(&lane) || !inner.by_id.contains_key(&lane))
+        })
     }
 
     pub fn get(&self, id: LaneId) -> Option<Lane> {
@@ -58,7 +99,10 @@ impl LaneCache {
         let mut inner = self.inner.write();
         for lane in lanes {
             let kinds = inner.by_name.entry(lane.queue.clone()).or_default();
-            kinds.entry(lane.kind.clone()).or_default()[place(lane.priority)] = Some(lane.id);
+            kinds.entry(lane.kind.clone()).or_default()[place(lane.name())] = Some(lane.id);
+            if lane.keyed {
+                inner.keyed.insert(lane.id);
+            }
             inner.by_id.insert(lane.id, lane);
         }
     }
@@ -74,8 +118,8 @@ impl LaneCache {
     }
 }
 
-fn place(priority: Priority) -> usize {
-    usize::try_from(priority.rank()).unwrap_or(0)
+fn place(name: LaneName) -> usize {
+    usize::try_from(name.priority.rank()).unwrap_or(0) * 2 + usize::from(name.keyed)
 }
 
 pub fn too_many_lanes() -> StoreError {

@@ -4,6 +4,7 @@
 //! once, at submit. One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
+mod admit;
 mod assemble;
 mod audit;
 mod bulk;
@@ -23,10 +24,14 @@ mod types;
 mod webhooks;
 mod workers;
 
-/// For the test that holds the claim's plan.
+/// For the tests that hold the claim's plan.
 #[doc(hidden)]
 pub mod plan_probe {
-    pub use crate::postgres::claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS};
+    pub use crate::postgres::{
+        claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS},
+        limited::{HELD, KEYS, LINE_HEADS, LINES, TAKE},
+    };
+    pub use crate::sqlite::limited::OPEN_LINES;
 }
 
 use std::sync::Arc;

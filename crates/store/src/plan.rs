@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use faena_domain::{Fault, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
 
+use sha2::{Digest, Sha256};
+
 use crate::{Lane, LaneId, StoreError, Tally};
 
 /// Labels are the things besides its lane that a job can be listed by.
@@ -30,6 +32,8 @@ pub struct PlannedJob {
     pub options: Option<String>,
     pub payload: String,
     pub place: Placement,
+    /// Of its `concurrencyKey`.
+    pub key: Option<i64>,
     pub labels: Vec<(LabelKind, String)>,
     pub expires_at: Option<Timestamp>,
     pub parents: Vec<JobId>,
@@ -143,9 +147,17 @@ pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plan
             Vec::new()
         },
         place,
+        key: job.options.concurrency_key.as_deref().map(key_number),
         labels,
         expires_at: job.options.expires_at,
     }
+}
+
+/// The number that stands for a `concurrencyKey`: the first eight bytes of its SHA-256. Two keys with the same number would share
+/// their limit, and that is all.
+pub fn key_number(key: &str) -> i64 {
+    let digest = Sha256::digest(key.as_bytes());
+    i64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
 }
 
 /// Only what differs from the default is stored, and mostly nothing does.

@@ -5,6 +5,7 @@
 mod bulk;
 mod driver;
 mod http;
+mod limits;
 mod runs;
 mod shell;
 mod simulation;

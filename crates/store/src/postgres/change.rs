@@ -11,14 +11,15 @@ use super::{
     end::{Line, add_note, forget, storable},
     family::{self, put_ended},
     read,
-    submit::{apply, lane_of},
+    submit::{apply, lane_of, put_lines},
     webhooks,
 };
 use crate::{
     CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
     assemble::parse_options,
     audit::{act, retried_by},
-    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, stored_options},
+    lanes::LaneName,
+    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -254,7 +255,7 @@ async fn patch_in(
     }
     let old = shared.lanes.require(lane)?;
     let new_lane = match patch.priority {
-        Some(priority) if priority != old.priority => lane_of(shared, &old.queue, &old.kind, priority).await?,
+        Some(priority) if priority != old.priority => lane_of(shared, LaneName { priority, ..old.name() }).await?,
         _ => lane,
     };
     let expired_before = options.expires_at;
@@ -313,7 +314,13 @@ async fn patch_in(
                 )
                 .await?
                 .ok_or_else(moved)?;
-            ready = Some((new_lane, row.get(0)));
+            let ready_at = row.get(0);
+            ready = Some((new_lane, ready_at));
+            if old.keyed
+                && let Some(key) = &options.concurrency_key
+            {
+                put_lines(client, vec![(new_lane, key_number(key), ready_at)]).await?;
+            }
         }
         None => {
             if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {

@@ -7,15 +7,16 @@ use std::{
 };
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, Timestamp};
+use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::Shared;
+use super::{Shared, limited};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, StoreError,
+    Claim, ClaimAsk, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
+    admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
 };
@@ -39,10 +40,10 @@ struct Cursor {
 }
 
 const BACK_TO_HEAD: Duration = Duration::from_millis(500);
-const HEAD: i64 = i64::MIN;
+pub const HEAD: i64 = i64::MIN;
 
 impl Cursors {
-    fn start(&self, lane: LaneId) -> i64 {
+    pub fn start(&self, lane: LaneId) -> i64 {
         match self.lanes.lock().get(&lane) {
             Some(cursor) if cursor.from_head.elapsed() < BACK_TO_HEAD => cursor.ready_at,
             _ => HEAD,
@@ -65,7 +66,7 @@ impl Cursors {
         }
     }
 
-    fn forget(&self, lane: LaneId) {
+    pub fn forget(&self, lane: LaneId) {
         self.lanes.lock().remove(&lane);
     }
 }
@@ -177,13 +178,27 @@ pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result
     let mut empty: HashSet<LaneId> = HashSet::new();
     let mut together = FIRST_TOGETHER;
     let mut next = 0;
+    if asks.iter().flat_map(|ask| &ask.lanes).any(|lane| !shared.lanes.contains(*lane)) {
+        shared.retrying(|| shared.load_lanes()).await?;
+    }
+    let rules = shared.rules.current();
     while next < asks.len() {
-        let group = Group::gather(asks, next, together, &empty);
+        let group = Group::gather(shared, &rules, asks, next, together, &empty);
         next = group.end;
+        for (at, limited) in &group.paused {
+            empty.insert(limited.lane);
+            claims[*at].limited.push(*limited);
+        }
         if group.asks.is_empty() {
             continue;
         }
-        let taken = match shared.retrying(|| claim_group(shared, asks, &group, now)).await {
+        let taken = if group.ruled {
+            limited::claim(shared, asks, &group, &rules, now).await
+        } else {
+            let claims = shared.retrying(|| claim_group(shared, asks, &group, now)).await;
+            claims.map(|claims| claims.into_iter().map(Ruled::from).collect())
+        };
+        let taken = match taken {
             Ok(taken) => taken,
             Err(StoreError::Unavailable(_)) if claims.iter().any(|claim| !claim.jobs.is_empty()) => {
                 claims.iter_mut().filter(|claim| claim.jobs.is_empty()).for_each(|claim| claim.refused = true);
@@ -191,40 +206,62 @@ pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result
             }
             Err(error) => return Err(error),
         };
-        let full = taken.iter().zip(&group.asks).all(|(claim, (at, _))| claim.jobs.len() >= asks[*at].limit);
+        let full = taken.iter().zip(&group.asks).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= asks[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
-        for (claim, (at, lanes)) in taken.into_iter().zip(group.asks) {
+        for (Ruled { claim, for_others }, (at, lanes)) in taken.into_iter().zip(group.asks) {
             if claim.jobs.len() < asks[at].limit && !claim.refused {
-                empty.extend(lanes);
+                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
+            let mut paused = std::mem::take(&mut claims[at].limited);
             claims[at] = claim;
+            claims[at].limited.append(&mut paused);
         }
     }
     Ok(claims)
 }
 
-/// Asks that are served in one transaction: several with one lane each, or one with several lanes.
-struct Group {
+/// Asks that are served in one transaction: several with one lane each, or one with several lanes or with lanes of keys.
+pub struct Group {
     /// By its number, each with the lanes that may have something for it.
-    asks: Vec<(usize, Vec<LaneId>)>,
+    pub asks: Vec<(usize, Vec<LaneId>)>,
+    /// Lanes whose queue is paused, with the ask that named them first.
+    paused: Vec<(usize, Limited)>,
+    /// Its lanes have limits or keys.
+    ruled: bool,
     /// The number of the first ask that is not part of it.
     end: usize,
 }
 
 impl Group {
-    fn gather(asks: &[ClaimAsk], from: usize, together: usize, empty: &HashSet<LaneId>) -> Group {
-        let mut group = Group { asks: Vec::new(), end: from };
+    fn gather(
+        shared: &Shared,
+        rules: &Rules,
+        asks: &[ClaimAsk],
+        from: usize,
+        together: usize,
+        empty: &HashSet<LaneId>,
+    ) -> Group {
+        let mut group = Group { asks: Vec::new(), paused: Vec::new(), ruled: false, end: from };
         for (at, ask) in asks.iter().enumerate().skip(from) {
-            let mut lanes: Vec<LaneId> = ask.lanes.iter().copied().filter(|lane| !empty.contains(lane)).collect();
-            lanes.sort_unstable();
-            lanes.dedup();
-            if lanes.len() > 1 && !group.asks.is_empty() {
+            let lanes = admit::distinct(ask.lanes.iter().copied().filter(|lane| !empty.contains(lane)));
+            let keyed = shared.lanes.any_keyed(lanes.iter().copied());
+            let (lanes, ruled) = if rules.limits.is_empty() && rules.queues.is_empty() {
+                (lanes, keyed)
+            } else {
+                let known = lanes.into_iter().filter_map(|lane| shared.lanes.get(lane)).collect();
+                let (open, paused) = admit::unpaused(rules, known);
+                group.paused.extend(paused.into_iter().map(|limited| (at, limited)));
+                (open.iter().map(|lane| lane.id).collect(), admit::concerns(rules, &open))
+            };
+            let alone = lanes.len() > 1 || (keyed && !lanes.is_empty());
+            let unlike = !lanes.is_empty() && ruled != group.ruled;
+            if !group.asks.is_empty() && (alone || unlike) {
                 break;
             }
             group.end = at + 1;
-            let alone = lanes.len() > 1;
             if !lanes.is_empty() {
                 group.asks.push((at, lanes));
+                group.ruled = ruled;
             }
             if alone || group.asks.len() >= together {
                 break;
@@ -249,10 +286,7 @@ async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Tim
     };
     let owners: Vec<Owner> = group.asks.iter().map(|(at, _)| asks[*at].owner).collect();
     let several_lanes = portions.len() > owners.len();
-    let mut jobs = match Crowd::of(&owners, &portions) {
-        Some(crowd) => crowd.take(shared, &client, now).await?,
-        None => take(shared, &client, &owners, portions, now).await?,
-    };
+    let mut jobs = take(shared, &client, &owners, portions, Frame::Whole, now).await?;
     let mut claims = Vec::with_capacity(owners.len());
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
         let refused = jobs.is_empty() && !may_claim(&client, owner).await?;
@@ -263,7 +297,7 @@ async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Tim
 }
 
 /// Whether an owner that got nothing would have got something.
-async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
+pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     let sql = "SELECT 1 FROM faena.worker WHERE id = $1 AND session = $2 AND ended_at IS NULL";
     let statement = client.prepare_cached(sql).await?;
@@ -272,11 +306,27 @@ async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
 
 /// What one ask may take from one lane.
 #[derive(Clone, Copy)]
-struct Portion {
+pub struct Portion {
     /// The number of the ask in its group.
-    ask: usize,
-    lane: LaneId,
-    quota: usize,
+    pub ask: usize,
+    pub lane: LaneId,
+    pub quota: usize,
+}
+
+/// Whether a take opens and closes the transaction itself, in the same round trip.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    Whole,
+    Inside,
+}
+
+impl Frame {
+    async fn run(self, client: &Object, sql: &str) -> Result<()> {
+        match self {
+            Frame::Whole => Ok(client.batch_execute(sql).await?),
+            Frame::Inside => Ok(()),
+        }
+    }
 }
 
 /// How many jobs each lane may give, from a look at their heads. Nothing is locked: if another node takes some of what was
@@ -302,6 +352,9 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
         candidates.extend(rows.iter().map(|row| Candidate {
             queue: known.queue.clone(),
             ordering,
+            fairness: Fairness::None,
+            key: None,
+            turn: 0,
             priority: known.priority,
             ready_at: Timestamp::from_ms(row.get(0)),
             id: JobId(row.get(1)),
@@ -327,7 +380,10 @@ struct Crowd {
 impl Crowd {
     fn of(owners: &[Owner], portions: &[Portion]) -> Option<Crowd> {
         let lane = portions.first()?.lane;
-        if owners.len() < 2 || portions.iter().any(|portion| portion.lane != lane || portion.quota > A_FEW) {
+        if owners.len() < 2
+            || owners.len() != portions.len()
+            || portions.iter().any(|portion| portion.lane != lane || portion.quota > A_FEW)
+        {
             return None;
         }
         let mut crowd = Crowd { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
@@ -341,7 +397,13 @@ impl Crowd {
     }
 
     /// Once from the remembered place, and once more from the head if that gave too little.
-    async fn take(mut self, shared: &Shared, client: &Object, now: Timestamp) -> Result<Vec<Vec<ClaimedJob>>> {
+    async fn take(
+        mut self,
+        shared: &Shared,
+        client: &Object,
+        frame: Frame,
+        now: Timestamp,
+    ) -> Result<Vec<Vec<ClaimedJob>>> {
         let statement = client.prepare_cached(CLAIM_FOR_MANY).await?;
         let shard = shared.own_shard();
         let mut jobs: Vec<Vec<ClaimedJob>> = Vec::new();
@@ -351,8 +413,8 @@ impl Crowd {
             let now_ms = now.as_ms();
             let parameters: [&(dyn ToSql + Sync); 7] =
                 [&self.lane, &start, &self.ids, &self.sessions, &self.quotas, &now_ms, &shard];
-            let begin = client.batch_execute(BEGIN_CLAIM);
-            let commit = client.batch_execute("COMMIT");
+            let begin = frame.run(client, BEGIN_CLAIM);
+            let commit = frame.run(client, "COMMIT");
             let claim = client.query(&statement, &parameters);
             let (begun, rows, committed) = futures_util::future::join3(begin, claim, commit).await;
             begun?;
@@ -389,13 +451,17 @@ fn in_turn(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
 
 /// Takes all portions in one transaction, and once more from the head where the remembered place gave too little. Answers with
 /// the jobs of each owner.
-async fn take(
+pub async fn take(
     shared: &Shared,
     client: &Object,
     owners: &[Owner],
     portions: Vec<Portion>,
+    frame: Frame,
     now: Timestamp,
 ) -> Result<Vec<Vec<ClaimedJob>>> {
+    if let Some(crowd) = Crowd::of(owners, &portions) {
+        return crowd.take(shared, client, frame, now).await;
+    }
     let for_node = client.prepare_cached(CLAIM).await?;
     let for_worker = client.prepare_cached(CLAIM_FOR_WORKER).await?;
     let shard = shared.own_shard();
@@ -420,8 +486,8 @@ async fn take(
                 }
             }
         });
-        let begin = client.batch_execute(BEGIN_CLAIM);
-        let commit = client.batch_execute("COMMIT");
+        let begin = frame.run(client, BEGIN_CLAIM);
+        let commit = frame.run(client, "COMMIT");
         let (begun, claimed, committed) = futures_util::future::join3(begin, try_join_all(claims), commit).await;
         begun?;
         let claimed = claimed?;
@@ -448,7 +514,7 @@ async fn take(
     Ok(jobs)
 }
 
-fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
+pub fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
     Ok(ClaimedJob {
         run: row.get(0),
         id: JobId(row.get(2)),
@@ -472,6 +538,9 @@ fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
             Some(Candidate {
                 ordering: shared.rules.current().ordering(&lane.queue),
                 queue: lane.queue,
+                fairness: Fairness::None,
+                key: None,
+                turn: 0,
                 priority: lane.priority,
                 ready_at: job.ready_at,
                 id: job.id,

@@ -11,10 +11,10 @@ use super::{
     Lease,
     end::{Work, ended, key, small},
 };
-use crate::{LaneId, Outcome, Result, RunEnd};
+use crate::{LaneId, Outcome, Result, RunEnd, lanes::LaneCache};
 
 /// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
-pub fn plain_completions(works: &[Work]) -> Option<Vec<&RunEnd>> {
+pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec<&'a RunEnd>> {
     let mut ends = Vec::new();
     let mut seen = HashSet::new();
     for work in works {
@@ -27,7 +27,8 @@ pub fn plain_completions(works: &[Work]) -> Option<Vec<&RunEnd>> {
             ends.push(end);
         }
     }
-    Some(ends)
+    // A job with a key is in its key's count.
+    (!lanes.any_keyed(ends.iter().map(|end| end.lane))).then_some(ends)
 }
 
 /// The fast path: runs of which nothing but completions was told so far. One statement for all jobs and the commit go out

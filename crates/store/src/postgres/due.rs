@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{
     Shared, audit,
     change::{remove, take_from_line},
-    end::forget,
+    end::{Line, forget},
     family::{self, put_ended},
     read,
     submit::apply,
@@ -41,22 +41,36 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
                          SELECT ctid FROM faena.waiting WHERE due_at <= $1 AND NOT blocked ORDER BY due_at, id LIMIT $2
                          FOR UPDATE SKIP LOCKED))
                      RETURNING lane, state, id, due_at, retry_count),
+                 sorted AS MATERIALIZED (
+                     SELECT due.*, (SELECT keyed FROM faena.lane l WHERE l.id = due.lane) AS keyed FROM due),
                  put AS (
                      INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
-                     SELECT lane, due_at, id, retry_count, false FROM due)
-                 SELECT lane, state, count(*), min(due_at) FROM due GROUP BY lane, state",
+                     SELECT lane, due_at, id, retry_count, false FROM sorted WHERE NOT keyed)
+                 SELECT lane, state, count(*), min(due_at), keyed,
+                        array_agg(id) FILTER (WHERE keyed), array_agg(due_at) FILTER (WHERE keyed),
+                        array_agg(retry_count) FILTER (WHERE keyed)
+                 FROM sorted GROUP BY lane, state, keyed",
             )
             .await?;
         let rows = client.query(&statement, &[&now.as_ms(), &(limit as i64)]).await?;
         let mut deltas = Deltas::default();
         let mut lanes: Vec<(LaneId, i64)> = Vec::new();
         let mut count = 0;
+        let mut keyed = Line::default();
         for row in rows {
+            if row.get(4) {
+                let (ids, times, retries): (Vec<Uuid>, Vec<i64>, Vec<i16>) = (row.get(5), row.get(6), row.get(7));
+                keyed.lanes.extend(ids.iter().map(|_| row.get::<_, LaneId>(0)));
+                keyed.ids.extend(ids);
+                keyed.times.extend(times);
+                keyed.retries.extend(retries);
+            }
             let (lane, state, n): (LaneId, i16, i64) = (row.get(0), row.get(1), row.get(2));
             deltas.moved(lane, Tally::of(state_of_code(state)), Tally::Queued, n);
             lanes.push((lane, row.get(3)));
             count += usize::try_from(n).unwrap_or(0);
         }
+        keyed.put_ready(&client, false).await?;
         apply(&client, shared.own_shard(), &deltas).await?;
         Ok((count, lanes))
     }

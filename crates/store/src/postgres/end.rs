@@ -15,12 +15,15 @@ use super::{
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
     complete::{DoneColumns, complete, plain_completions},
-    family, read, webhooks,
+    family, read,
+    submit::put_lines,
+    webhooks,
 };
 use crate::{
     LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
+    admit::{counts, distinct},
     assemble::parse_options,
-    plan::Deltas,
+    plan::{Deltas, key_number},
     progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
@@ -95,12 +98,19 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     let rows = rows?;
     let held: HashMap<Run, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let strict = rows.len() < runs.len() || rows.iter().any(|row| row.get(2));
-    if !strict && let Some(ends) = plain_completions(works) {
-        return complete(client, shard, works, &ends).await;
+    if !strict && let Some(ends) = plain_completions(works, &shared.lanes) {
+        let answer = complete(client, shard, works, &ends).await?;
+        if make_room(shared, ends.iter().map(|end| end.lane)) {
+            shared.tell([Signal::Room]);
+        }
+        return Ok(answer);
     }
 
-    let result = write(&client, shard, works, &held).await;
+    let result = write(shared, &client, shard, works, &held).await;
     let (results, effects) = client.end(result).await?;
+    if make_room(shared, effects.left.iter().copied()) {
+        shared.tell([Signal::Room]);
+    }
     for (lane, ready_at) in &effects.ready {
         shared.cursors.lower(*lane, *ready_at);
     }
@@ -115,6 +125,8 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
 #[derive(Default)]
 struct Effects {
     ready: Vec<(LaneId, i64)>,
+    /// Lanes of jobs that are in nobody's hands any more.
+    left: Vec<LaneId>,
     waiting: bool,
     signals: Vec<Signal>,
     /// Ends that were written, and were not before.
@@ -131,6 +143,7 @@ pub fn key(end: &RunEnd) -> Key {
 }
 
 async fn write(
+    shared: &Shared,
     client: &Object,
     shard: i16,
     works: &[Work],
@@ -156,7 +169,8 @@ async fn write(
         results.push(answers);
     }
     let since = held.values().copied().min().unwrap_or_default();
-    let mut effects = write_ends(client, shard, ends.values().map(|end| (*end).clone()).collect(), since).await?;
+    let mut effects =
+        write_ends(shared, client, shard, ends.values().map(|end| (*end).clone()).collect(), since).await?;
     ends.retain(|key, _| effects.written.contains(key));
     close(client, &closed, &mut effects).await?;
 
@@ -181,7 +195,7 @@ async fn write(
 }
 
 /// Writes the ends of runs that are not over yet. `since`: none of these runs began before.
-async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) -> Result<Effects> {
+async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) -> Result<Effects> {
     let mut effects = Effects::default();
     if ends.is_empty() {
         return Ok(effects);
@@ -193,23 +207,27 @@ async fn write_ends(client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) 
     effects.written = put_done(client, &completed, since, &mut deltas).await?;
     for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
         effects.finished.push(end.id.0);
-        if end.on_record {
+        effects.left.push(end.lane);
+        if end.on_record || shared.lanes.any_keyed([end.lane]) {
             records.push((end.id.0, Leave::Over));
         }
     }
+    let mut ready = Line::default();
     if !others.is_empty() {
         let keys: Vec<_> = others.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
         let over = ended(client, &keys).await?;
         let there = existing(client, keys.iter().map(|key| key.1)).await?;
         others.retain(|end| !over.contains_key(&key(end)) && there.contains(&end.id.0));
         turn_cancelled(client, &mut others).await?;
-        put_others(client, &others, &mut deltas, &mut effects).await?;
+        ready = put_others(client, &others, &mut deltas, &mut effects).await?;
+        effects.left.extend(others.iter().map(|end| end.lane));
         // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
         records.extend(others.iter().map(|end| (end.id.0, Leave::of(end.outcome.state()))));
     }
     if !records.is_empty() {
         effects.signals = forget(client, &records).await?;
     }
+    ready.put_ready(client, false).await?;
     super::submit::apply(client, shard, &deltas).await?;
     Ok(effects)
 }
@@ -286,7 +304,8 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     Ok(rows.iter().map(|row| (row.get(1), row.get(2))).collect())
 }
 
-async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<()> {
+/// Answers with those that are to be put into `ready`.
+async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<Line> {
     let over: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
     let back: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
     let runs: Vec<Run> = ends.iter().map(|end| end.run).collect();
@@ -313,7 +332,7 @@ async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effec
     }
     effects.waiting |= !waiting.ids.is_empty();
     waiting.put_waiting(client, RETRYING).await?;
-    ready.put_ready(client, false).await
+    Ok(ready)
 }
 
 /// Rows for `ready` or `waiting`.
@@ -348,17 +367,36 @@ impl Line {
     }
 
     pub async fn put_ready(&self, client: &Object, start_first: bool) -> Result<()> {
-        if !self.ids.is_empty() {
-            client
-                .execute(
-                    "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
-                     SELECT lane, at, id, retries, $5
-                     FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int2[]) AS l(lane, id, at, retries)",
-                    &[&self.lanes, &self.ids, &self.times, &self.retries, &start_first],
-                )
-                .await?;
+        if self.ids.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let keys = self.keys(client).await?;
+        client
+            .execute(
+                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first, key)
+                 SELECT lane, at, id, retries, $5, key
+                 FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int2[], $6::int8[]) AS l(lane, id, at, retries, key)",
+                &[&self.lanes, &self.ids, &self.times, &self.retries, &start_first, &keys],
+            )
+            .await?;
+        let places = self.lanes.iter().zip(&keys).zip(&self.times);
+        put_lines(client, places.filter_map(|((lane, key), at)| Some((*lane, (*key)?, *at))).collect()).await
+    }
+
+    /// The key of each job whose lane has lines by key.
+    async fn keys(&self, client: &Object) -> Result<Vec<Option<i64>>> {
+        let statement = client
+            .prepare_cached(
+                "SELECT j.id, j.options FROM faena.job j JOIN faena.lane l ON l.id = j.lane AND l.keyed WHERE j.id = ANY($1)",
+            )
+            .await?;
+        let mut keys: HashMap<Uuid, i64> = HashMap::new();
+        for row in client.query(&statement, &[&self.ids]).await? {
+            if let Some(key) = parse_options(row.get(1))?.concurrency_key {
+                keys.insert(row.get(0), key_number(&key));
+            }
+        }
+        Ok(self.ids.iter().map(|id| keys.get(id).copied()).collect())
     }
 }
 
@@ -419,6 +457,8 @@ pub fn storable(text: &str) -> Cow<'_, str> {
 
 /// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
 /// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
+///
+/// Whoever is about to put jobs into lines does that after this: keys are locked before lines.
 pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signal>> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
@@ -434,11 +474,16 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
     let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut webhooks = Vec::new();
+    let mut holds: (Vec<i64>, Vec<Uuid>) = Default::default();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
         let finished = finished.contains(&id);
         if options.webhook_url.is_some() && jobs.contains(&(id, Leave::Over)) {
             webhooks.push((id, options.clone()));
+        }
+        if let Some(key) = &options.concurrency_key {
+            holds.0.push(key_number(key));
+            holds.1.push(id);
         }
         if finished && let Some(key) = options.unique_key {
             keys.0.push(key);
@@ -450,6 +495,7 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
             line.1.push(id);
         }
     }
+    let opened = release(client, &holds).await?;
     if !keys.0.is_empty() {
         client
             .execute(
@@ -477,7 +523,7 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
             )
             .await?;
     }
-    let mut signals = Vec::new();
+    let mut signals: Vec<Signal> = opened.into_iter().map(Signal::Ready).collect();
     if !again.0.is_empty() {
         signals.push(Signal::Waiting);
     }
@@ -486,6 +532,64 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
         signals.push(Signal::Webhook);
     }
     Ok(signals)
+}
+
+/// Jobs with keys are in nobody's hands any more: the lines of these keys may go on. Answers with their lanes.
+///
+/// A claim closes a line only while it has the key's lock, and after it has counted; so none is closed by somebody who has not
+/// seen this end. A claim never waits for this lock, and these locks are taken in order.
+async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let held = client
+        .prepare_cached(
+            "SELECT DISTINCT h.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
+             JOIN faena.hold h ON h.key = u.key AND h.id = u.id ORDER BY 1",
+        )
+        .await?;
+    let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lock = client.prepare_cached("SELECT pg_advisory_xact_lock(key) FROM unnest($1::int8[]) AS k(key)").await?;
+    client.query(&lock, &[&held]).await?;
+    let delete = client
+        .prepare_cached(
+            "DELETE FROM faena.hold h USING unnest($1::int8[], $2::uuid[]) AS u(key, id)
+             WHERE h.key = u.key AND h.id = u.id",
+        )
+        .await?;
+    // What waits for its rate goes on when that lets it.
+    let open = client
+        .prepare_cached(
+            "WITH closed AS (
+                 SELECT lane, key FROM faena.line WHERE key = ANY($1) AND NOT open AND opens_at IS NULL
+                 ORDER BY lane, key FOR NO KEY UPDATE)
+             UPDATE faena.line l SET open = true FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
+        )
+        .await?;
+    let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.line WHERE key = ANY($1)").await?;
+    let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
+        ([&held], [keys, ids]);
+    let (deleted, opened, lanes) = futures_util::future::join3(
+        client.execute(&delete, &hold_parameters),
+        client.execute(&open, &held_parameters),
+        client.query(&lanes, &held_parameters),
+    )
+    .await;
+    deleted?;
+    opened?;
+    Ok(lanes?.iter().map(|row| row.get(0)).collect())
+}
+
+/// Whether jobs of these lanes that leave somebody's hands let others go.
+pub fn make_room(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
+    let rules = shared.rules.current();
+    if rules.limits.is_empty() {
+        return false;
+    }
+    distinct(lanes).into_iter().any(|lane| shared.lanes.get(lane).is_none_or(|lane| counts(&rules, [&lane])))
 }
 
 /// Those of these jobs that were not deleted or pruned: the block of one of their runs may still name them.

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, ended, forget, storable},
+    end::{Line, ended, forget, make_room, storable},
     family,
     submit::apply,
 };
@@ -58,6 +58,8 @@ pub struct Freed {
     finished: Vec<JobId>,
     lanes: Vec<(LaneId, i64)>,
     signals: Vec<Signal>,
+    /// Lanes of jobs that are in nobody's hands any more.
+    left: Vec<LaneId>,
 }
 
 impl Freed {
@@ -67,6 +69,9 @@ impl Freed {
         for (lane, ready_at) in self.lanes.drain(..) {
             shared.cursors.lower(lane, ready_at);
             shared.tell([Signal::Ready(lane)]);
+        }
+        if make_room(shared, self.left.drain(..)) {
+            shared.tell([Signal::Room]);
         }
         if self.count != Recovered::default() {
             shared.tell([Signal::Waiting]);
@@ -86,25 +91,31 @@ impl Freed {
 pub async fn free_in(client: &Object, shard: i16, runs: &[Run], why: Why<'_>, now: Timestamp) -> Result<Freed> {
     let mut freed = Freed::default();
     let mut deltas = Deltas::default();
+    let mut ready = Line::default();
+    let mut records = Vec::new();
     for run in runs {
         if let Some(block) = take_block(client, *run, why.worker()).await? {
-            free_block(client, &block, why, now, &mut freed, &mut deltas).await?;
+            let jobs = free_block(client, &block, why, now, (&mut freed, &mut deltas, &mut ready)).await?;
+            records.extend(jobs);
         }
     }
+    if !records.is_empty() {
+        freed.signals = forget(client, &records).await?;
+    }
+    ready.put_ready(client, why.start_first()).await?;
     apply(client, shard, &deltas).await?;
     Ok(freed)
 }
 
+/// Answers with what is to be forgotten; who is ready again is only noted.
 async fn free_block(
     client: &Object,
     block: &Block,
     why: Why<'_>,
     now: Timestamp,
-    freed: &mut Freed,
-    deltas: &mut Deltas,
-) -> Result<()> {
+    (freed, deltas, ready): (&mut Freed, &mut Deltas, &mut Line),
+) -> Result<Vec<(Uuid, Leave)>> {
     let mut retrying = Line::default();
-    let mut ready = Line::default();
     let mut attempts = Ended::default();
     let mut over = Ended::default();
     let mut records = Vec::new();
@@ -145,15 +156,12 @@ async fn free_block(
         }
         records.push((job.id.0, if finished { Leave::Over } else { Leave::Back }));
         deltas.moved(job.lane, Tally::Held, tally, 1);
+        freed.left.push(job.lane);
     }
     attempts.put(client, "attempt").await?;
     over.put(client, "ended").await?;
     retrying.put_waiting(client, RETRYING).await?;
-    ready.put_ready(client, why.start_first()).await?;
-    if !records.is_empty() {
-        freed.signals.extend(forget(client, &records).await?);
-    }
-    Ok(())
+    Ok(records)
 }
 
 /// `None`: it is gone already.

@@ -16,6 +16,7 @@ mod end;
 mod family;
 mod free;
 mod letters;
+pub mod limited;
 mod nodes;
 mod notify;
 mod read;
@@ -42,7 +43,7 @@ use crate::{
     JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
     Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
     Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, lanes::LaneCache, rules::RuleCache,
+    WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -63,6 +64,7 @@ pub struct Shared {
     rules_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
+    turns: Turns,
     notifier: Notifier,
     /// The counter rows of this process are its own, as far as chance allows: writers do not wait for each other.
     first_shard: i16,
@@ -86,6 +88,7 @@ impl Postgres {
             rules_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),
+            turns: Turns::default(),
             notifier,
             first_shard,
         });

@@ -7,11 +7,13 @@ use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::{Shared, letters, nodes::OWNERLESS};
+use super::{Shared, letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
+    admit::waits_for,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Letters, Source},
+    plan::key_number,
     progress::Steps,
     types::state_of_code,
     workers::Holder,
@@ -29,7 +31,7 @@ pub async fn ping(shared: &Shared) -> Result<()> {
 }
 
 pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
-    let rows = client.query("SELECT id, queue, type, priority FROM faena.lane", &[]).await?;
+    let rows = client.query("SELECT id, queue, type, priority, keyed FROM faena.lane", &[]).await?;
     Ok(rows
         .iter()
         .map(|row| Lane {
@@ -37,6 +39,7 @@ pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
             queue: row.get(1),
             kind: row.get(2),
             priority: Priority::from_rank(row.get(3)).unwrap_or_default(),
+            keyed: row.get(4),
         })
         .collect())
 }
@@ -221,10 +224,13 @@ pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
 
 async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
     client.batch_execute(BEGIN_READ).await?;
-    let Some((row, place)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
+    let Some((row, mut place)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
         client.batch_execute("COMMIT").await?;
         return Ok(None);
     };
+    if let Place::Ready { ready_at, limited, .. } = &mut place {
+        *limited = limited_by(client, &row, *ready_at).await?;
+    }
     let details = Details {
         attempts: attempt_rows(client, id).await?,
         notes: client
@@ -265,6 +271,22 @@ pub async fn ends_of(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
 }
 
 /// The rows of these jobs and where they stand, newest first.
+/// Since when a ready job waits for which limit.
+async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
+    if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
+        let closed = client
+            .query_opt(
+                "SELECT limited_at, limited_by FROM faena.line WHERE lane = $1 AND key = $2 AND NOT open",
+                &[&row.lane.id, &key_number(key)],
+            )
+            .await?;
+        if let Some(closed) = closed {
+            return Ok(Some((Timestamp::from_ms(closed.get(0)), closed.get(1))));
+        }
+    }
+    Ok(waits_for(&rules::limits_in(client).await?, &row.lane, ready_at))
+}
+
 async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Place)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
@@ -317,8 +339,10 @@ async fn places_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<Ha
         ))
         .await?;
     for row in client.query(&ready, &[&lanes, &ids]).await? {
-        places
-            .insert(row.get(0), Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2) });
+        places.insert(
+            row.get(0),
+            Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2), limited: None },
+        );
     }
     let waiting = client
         .prepare_cached(&format!(

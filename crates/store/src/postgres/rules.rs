@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use deadpool_postgres::Object;
 use faena_domain::{Limit, QueueRule, Rules, Scope, Timestamp};
+use tokio_postgres::Row;
 
 use super::{Shared, audit, end::storable};
 use crate::{
@@ -28,7 +29,7 @@ pub async fn limits(shared: &Shared) -> Result<Vec<StoredLimit>> {
     client.keep(limits)
 }
 
-async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
+pub async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
     let statement = client
         .prepare_cached(
             "SELECT scope, name, concurrency, rate_count, rate_period_ms, tokens, tokens_at, origin, changed_at, changed_by, reached_at
@@ -36,7 +37,12 @@ async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
         )
         .await?;
     let rows = client.query(&statement, &[]).await?;
-    let limits = rows.iter().map(|row| LimitRow {
+    Ok(rows.iter().filter_map(stored).collect())
+}
+
+/// A row of `limit_rule` with all its columns, in this order.
+pub fn stored(row: &Row) -> Option<StoredLimit> {
+    LimitRow {
         scope: row.get(0),
         name: row.get(1),
         concurrency: row.get(2),
@@ -46,8 +52,8 @@ async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
         changed_at: row.get(8),
         changed_by: row.get(9),
         reached_at: row.get(10),
-    });
-    Ok(limits.filter_map(LimitRow::stored).collect())
+    }
+    .stored()
 }
 
 async fn queues_in(client: &Object) -> Result<Vec<QueueRow>> {
@@ -200,7 +206,7 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
 async fn open_lines(client: &Object) -> Result<()> {
     client
         .execute(
-            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR UPDATE)
+            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR NO KEY UPDATE)
              UPDATE faena.line l SET open = true, opens_at = NULL FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
             &[],
         )

@@ -6,7 +6,7 @@ use std::{
 };
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Priority, Timestamp};
+use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Timestamp};
 use futures_util::future::try_join_all;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
@@ -18,8 +18,8 @@ use super::{
     read,
 };
 use crate::{
-    Lane, LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
-    lanes::{MAX_LANES, too_many_lanes},
+    LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
+    lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
     types::{CANCELLED, PENDING},
 };
@@ -108,6 +108,10 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
         }
         if rows.are_ready() {
             rows.write_ready(&client, shard).await?;
+        } else if !rows.lines.is_empty() {
+            client.batch_execute("BEGIN").await?;
+            let result = rows.write(&client, shard, Frame::Inside).await;
+            return close(shared, client.end(result).await.map(|()| outcomes), &rows);
         } else {
             rows.write(&client, shard, Frame::Whole).await?;
         }
@@ -117,11 +121,18 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
         let result = store_with_keys(&client, shard, calls, &lanes, &mut outcomes, &mut rows).await;
         client.end(result).await?;
     }
-    for (lane, ready_at) in &rows.earliest {
-        shared.cursors.lower(*lane, *ready_at);
+    close(shared, Ok(outcomes), &rows)
+}
+
+/// Tells what has become ready, after the commit.
+fn close(shared: &Shared, outcomes: Result<Vec<Outcome>>, rows: &Rows) -> Result<Vec<Outcome>> {
+    if outcomes.is_ok() {
+        for (lane, ready_at) in &rows.earliest {
+            shared.cursors.lower(*lane, *ready_at);
+        }
+        shared.tell(rows.signals());
     }
-    shared.tell(rows.signals());
-    Ok(outcomes)
+    outcomes
 }
 
 async fn store_with_keys(
@@ -298,17 +309,15 @@ async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
         // Neighbours are mostly alike.
         let same = ids.last().copied().zip(jobs.get(ids.len().wrapping_sub(1)));
         match same {
-            Some((id, last)) if last.kind == job.kind && last.queue == job.queue && last.priority == job.priority => {
-                ids.push(id)
-            }
-            _ => ids.push(lane_of(shared, &job.queue, &job.kind, job.priority).await?),
+            Some((id, last)) if LaneName::of(last) == LaneName::of(job) => ids.push(id),
+            _ => ids.push(lane_of(shared, LaneName::of(job)).await?),
         }
     }
     Ok(ids)
 }
 
-pub async fn lane_of(shared: &Shared, queue: &str, kind: &str, priority: Priority) -> Result<LaneId> {
-    if let Some(id) = shared.lanes.id_of(queue, kind, priority) {
+pub async fn lane_of(shared: &Shared, name: LaneName<'_>) -> Result<LaneId> {
+    if let Some(id) = shared.lanes.id_of(name) {
         return Ok(id);
     }
     let client = shared.client().await?;
@@ -316,25 +325,78 @@ pub async fn lane_of(shared: &Shared, queue: &str, kind: &str, priority: Priorit
         if shared.lanes.len() >= MAX_LANES {
             return Err(too_many_lanes());
         }
-        let rank = priority.rank();
+        let rank = name.priority.rank();
+        let columns: [&(dyn ToSql + Sync); 4] = [&name.queue, &name.kind, &rank, &name.keyed];
         client
             .execute(
-                "INSERT INTO faena.lane (queue, type, priority) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-                &[&queue, &kind, &rank],
+                "INSERT INTO faena.lane (queue, type, priority, keyed) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+                &columns,
             )
             .await?;
         let row = client
             .query_one(
-                "SELECT id FROM faena.lane WHERE queue = $1 AND type = $2 AND priority = $3",
-                &[&queue, &kind, &rank],
+                "SELECT id FROM faena.lane WHERE queue = $1 AND type = $2 AND priority = $3 AND keyed = $4",
+                &columns,
             )
             .await?;
         Ok(row.get::<_, LaneId>(0))
     };
     let id = result.await;
     let id = client.keep(id)?;
-    shared.lanes.insert([Lane { id, queue: queue.into(), kind: kind.into(), priority }]);
+    shared.lanes.insert([name.with_id(id)]);
     Ok(id)
+}
+
+/// A line in which a job that is ready since this time can stand: lane, key, ready time.
+pub type LinePlace = (LaneId, i64, i64);
+
+/// Sees to it that there are these lines, and that they stay until the commit: a claim that finds one of them empty cannot remove
+/// it while it is locked like this. Many may hold this lock at once, and a claim does not wait for it.
+///
+/// Always in the same order, so that two transactions do not wait for each other in a circle.
+pub async fn put_lines(client: &Object, mut places: Vec<LinePlace>) -> Result<()> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    places.sort_unstable();
+    places.dedup_by_key(|(lane, key, _)| (*lane, *key));
+    let lanes: Vec<LaneId> = places.iter().map(|place| place.0).collect();
+    let keys: Vec<i64> = places.iter().map(|place| place.1).collect();
+    let times: Vec<i64> = places.iter().map(|place| place.2).collect();
+    let insert = client
+        .prepare_cached(
+            "INSERT INTO faena.line (lane, key, turn) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
+             ON CONFLICT DO NOTHING",
+        )
+        .await?;
+    let lock = client
+        .prepare_cached(
+            "SELECT l.turn > p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
+             JOIN faena.line l ON l.lane = p.lane AND l.key = p.key FOR KEY SHARE OF l",
+        )
+        .await?;
+    let parameters: [&(dyn ToSql + Sync); 3] = [&lanes, &keys, &times];
+    let (inserted, locked) =
+        futures_util::future::join(client.execute(&insert, &parameters), client.query(&lock, &parameters)).await;
+    inserted?;
+    let locked = locked?;
+    if locked.len() < places.len() {
+        return Err(StoreError::Contended("a line was removed in this very moment".into()));
+    }
+    // Only of jobs that come back to their old place.
+    if locked.iter().any(|row| row.get(0)) {
+        let earlier = client
+            .prepare_cached(
+                "WITH earlier AS (
+                     SELECT l.lane, l.key, p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
+                     JOIN faena.line l ON l.lane = p.lane AND l.key = p.key AND l.turn > p.ready_at
+                     ORDER BY l.lane, l.key FOR NO KEY UPDATE OF l)
+                 UPDATE faena.line l SET turn = e.ready_at FROM earlier e WHERE l.lane = e.lane AND l.key = e.key",
+            )
+            .await?;
+        client.execute(&earlier, &parameters).await?;
+    }
+    Ok(())
 }
 
 /// Lanes, ids, times, causes and logs.
@@ -348,7 +410,8 @@ struct Rows {
     correlations: Vec<Option<String>>,
     options: Vec<Option<String>>,
     payloads: Vec<String>,
-    ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>),
+    ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>, Vec<Option<i64>>),
+    lines: Vec<LinePlace>,
     waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
     ended: Ended,
     labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
@@ -416,6 +479,8 @@ impl Rows {
                 self.ready.0.push(job.lane);
                 self.ready.1.push(ready_at);
                 self.ready.2.push(id);
+                self.ready.3.push(job.key);
+                self.lines.extend(job.key.map(|key| (job.lane, key, ready_at)));
                 let earliest = self.earliest.entry(job.lane).or_insert(ready_at);
                 *earliest = (*earliest).min(ready_at);
             }
@@ -465,9 +530,12 @@ impl Rows {
         signals
     }
 
-    /// Whether there is nothing but ready jobs.
+    /// Whether there is nothing but ready jobs without keys.
     fn are_ready(&self) -> bool {
-        self.ready.0.len() == self.ids.len() && self.labels.0.is_empty() && self.expiries.0.is_empty()
+        self.ready.0.len() == self.ids.len()
+            && self.labels.0.is_empty()
+            && self.expiries.0.is_empty()
+            && self.lines.is_empty()
     }
 
     /// Ready jobs and nothing else: one statement, which is its own transaction.
@@ -518,9 +586,10 @@ impl Rows {
             ),
             (
                 !self.ready.0.is_empty(),
-                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
-                 SELECT lane, ready_at, id, 0, false FROM unnest($1::int4[], $2::int8[], $3::uuid[]) AS r(lane, ready_at, id)",
-                vec![&self.ready.0, &self.ready.1, &self.ready.2],
+                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first, key)
+                 SELECT lane, ready_at, id, 0, false, key
+                 FROM unnest($1::int4[], $2::int8[], $3::uuid[], $4::int8[]) AS r(lane, ready_at, id, key)",
+                vec![&self.ready.0, &self.ready.1, &self.ready.2, &self.ready.3],
             ),
             (
                 !self.waiting.0.is_empty(),
@@ -565,6 +634,7 @@ impl Rows {
         match frame {
             Frame::Inside => {
                 try_join_all(queries).await?;
+                put_lines(client, self.lines.clone()).await?;
             }
             Frame::Whole => {
                 // A failed statement makes the COMMIT a rollback, so looking at all answers is enough.

@@ -6,13 +6,14 @@ use rusqlite::OptionalExtension;
 use super::{
     end::{add_note, forget, tell_children},
     read,
-    submit::{apply, lane_of, put_ended_without_run, put_ready, put_waiting},
+    submit::{apply, lane_of, put_ended_without_run, put_line, put_ready, put_waiting},
     webhooks,
     writer::Tx,
 };
 use crate::{
     CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
-    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, next_look_at, stored_options},
+    lanes::LaneName,
+    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, next_look_at, stored_options},
     types::{CANCELLED, PENDING},
 };
 
@@ -156,7 +157,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     let (lane, mut options) = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     let old = tx.shared.lanes.require(lane)?;
     let new_lane = match patch.priority {
-        Some(priority) if priority != old.priority => lane_of(tx, &old.queue, &old.kind, priority)?,
+        Some(priority) if priority != old.priority => lane_of(tx, LaneName { priority, ..old.name() })?,
         _ => lane,
     };
     let expired_before = options.expires_at;
@@ -203,6 +204,11 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
                     "UPDATE ready SET lane = ? WHERE lane = ? AND ready_at = ? AND id = ?",
                     (new_lane, lane, ready_at, id.0),
                 )?;
+                if old.keyed
+                    && let Some(key) = &options.concurrency_key
+                {
+                    put_line(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
+                }
                 tx.signal(Signal::Ready(new_lane));
             }
         }

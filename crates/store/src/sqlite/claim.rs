@@ -2,27 +2,30 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use faena_domain::{JobId, Timestamp};
+use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
-use super::{submit::apply, writer::Tx};
+use super::{limited, submit::apply, writer::Tx};
 use crate::{
     Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, Tally,
+    admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
     plan::Deltas,
 };
 
-struct ReadyRow {
-    lane: LaneId,
-    retry_count: u32,
-    start_first: bool,
+pub struct ReadyRow {
+    pub lane: LaneId,
+    pub key: Option<i64>,
+    pub retry_count: u32,
+    pub start_first: bool,
 }
 
 /// One ask after the other. A thousand idle workers must not look a thousand times for one job.
 pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
     let mut empty = HashSet::new();
+    let rules = tx.shared.rules.current();
     asks.into_iter()
         .map(|mut ask| {
             ask.lanes.retain(|lane| !empty.contains(lane));
@@ -30,13 +33,31 @@ pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>
                 return Ok(Claim::default());
             }
             let (lanes, limit) = (ask.lanes.clone(), ask.limit);
-            let claim = claim_one(tx, ask, now)?;
+            let Ruled { claim, for_others } = claim_by_rules(tx, ask, &rules, now)?;
             if claim.jobs.len() < limit && !claim.refused {
-                empty.extend(lanes);
+                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
             Ok(claim)
         })
         .collect()
+}
+
+/// Lanes that no rule says anything about take the short way.
+fn claim_by_rules(tx: &Tx, mut ask: ClaimAsk, rules: &Rules, now: Timestamp) -> Result<Ruled> {
+    if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(ask.lanes.iter().copied()) {
+        return Ok(claim_one(tx, ask, now)?.into());
+    }
+    let lanes = admit::distinct(ask.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
+    let (lanes, mut limited) = admit::unpaused(rules, lanes);
+    let mut ruled: Ruled = if admit::concerns(rules, &lanes) {
+        ask.lanes = Vec::new();
+        limited::claim(tx, ask, &lanes, rules, now)?
+    } else {
+        ask.lanes = lanes.into_iter().map(|lane| lane.id).collect();
+        claim_one(tx, ask, now)?.into()
+    };
+    ruled.claim.limited.append(&mut limited);
+    Ok(ruled)
 }
 
 fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
@@ -51,25 +72,39 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
     if candidates.is_empty() {
         return Ok(Claim::default());
     }
-    let run: i64 = tx
-        .connection
-        .prepare_cached("UPDATE run_sequence SET last = last + 1 RETURNING last")?
-        .query_row([], |row| row.get(0))?;
+    let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
     let turn = usize::try_from(run).unwrap_or(0);
     let dealt = if one_lane { candidates } else { deal(candidates, ask.limit, turn) };
+    let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
+    Ok(Claim { jobs: hand_out(tx, run, ask.owner, rows, now)?, ..Claim::default() })
+}
 
-    let mut jobs = Vec::with_capacity(dealt.len());
+pub fn next_run(tx: &Tx) -> Result<i64> {
+    Ok(tx
+        .connection
+        .prepare_cached("UPDATE run_sequence SET last = last + 1 RETURNING last")?
+        .query_row([], |row| row.get(0))?)
+}
+
+/// Makes a block of these jobs.
+pub fn hand_out(
+    tx: &Tx,
+    run: i64,
+    owner: Owner,
+    rows: impl ExactSizeIterator<Item = (JobId, Timestamp, ReadyRow)>,
+    now: Timestamp,
+) -> Result<Vec<ClaimedJob>> {
+    let mut jobs = Vec::with_capacity(rows.len());
     let mut deltas = Deltas::default();
-    let mut ids = Vec::with_capacity(dealt.len() * 16);
+    let mut ids = Vec::with_capacity(rows.len() * 16);
     let mut retries = Vec::new();
     let mut first_ready_at = now;
     {
         let mut delete =
             tx.connection.prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?;
         let mut payload = tx.connection.prepare_cached("SELECT correlation, options, payload FROM job WHERE id = ?")?;
-        for candidate in dealt {
-            let Candidate { id, ready_at, row, .. } = candidate;
+        for (id, ready_at, row) in rows {
             delete.execute((row.lane, ready_at.as_ms(), id.0))?;
             deltas.moved(row.lane, Tally::Queued, Tally::Held, 1);
             let found =
@@ -77,6 +112,11 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
             let Some((correlation_id, options, payload)) = found else {
                 continue;
             };
+            if let Some(key) = row.key {
+                tx.connection
+                    .prepare_cached("INSERT OR IGNORE INTO hold (key, id) VALUES (?, ?)")?
+                    .execute((key, id.0))?;
+            }
             ids.extend_from_slice(id.0.as_bytes());
             retries.extend_from_slice(&u16::try_from(row.retry_count).unwrap_or(u16::MAX).to_le_bytes());
             first_ready_at = first_ready_at.min(ready_at);
@@ -99,13 +139,13 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         .prepare_cached(
             "INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
         )?
-        .execute((run, ask.owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
+        .execute((run, owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, deltas);
-    Ok(Claim { jobs, ..Claim::default() })
+    Ok(jobs)
 }
 
 /// A worker that has ended, or has connected anew since, is handed nothing.
-fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
+pub fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     Ok(tx
         .connection
@@ -128,10 +168,13 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
         into.push(Candidate {
             queue: known.queue.clone(),
             ordering,
+            fairness: Fairness::None,
+            key: None,
+            turn: 0,
             priority: known.priority,
             ready_at: Timestamp::from_ms(row.get(0)?),
             id: JobId(row.get::<_, Uuid>(1)?),
-            row: ReadyRow { lane, retry_count: row.get(2)?, start_first: row.get(3)? },
+            row: ReadyRow { lane, key: None, retry_count: row.get(2)?, start_first: row.get(3)? },
         });
     }
     Ok(())

@@ -13,8 +13,9 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
-    plan::{Deltas, KeyKind, Taken, parent_cause},
+    Lane, LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
+    admit::{counts, distinct},
+    plan::{Deltas, KeyKind, Taken, key_number, parent_cause},
     progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
@@ -120,6 +121,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let mut finished = Vec::new();
     let mut answers = Vec::with_capacity(ends.len());
     let parents_matter = has_rows(tx, "SELECT 1 FROM depends LIMIT 1")?;
+    tell_room(tx, ends.iter().map(|end| end.lane));
     for end in ends {
         let id = end.id;
         let block = block_of(tx, end.run, &mut blocks)?;
@@ -185,7 +187,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     }
     deltas.moved(end.lane, Tally::Held, Tally::of(state), 1);
     // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
-    if end.on_record || state != JobState::Completed {
+    if end.on_record || state != JobState::Completed || tx.is_keyed(end.lane) {
         forget(tx, end.id, Leave::of(state))?;
     }
     Ok(state)
@@ -271,6 +273,9 @@ pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
             id.0,
         ))?;
     }
+    if let Some(key) = options.concurrency_key {
+        release(tx, key_number(&key), id)?;
+    }
     if let Some(expires_at) = options.expires_at {
         let sql = if terminal {
             "DELETE FROM expiry WHERE expires_at = ? AND id = ?"
@@ -281,6 +286,35 @@ pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
         tx.connection.prepare_cached(sql)?.execute((expires_at.as_ms(), id.0))?;
     }
     Ok(())
+}
+
+/// A job with a key is in nobody's hands any more: the lines of its key may go on.
+fn release(tx: &Tx, key: i64, id: JobId) -> Result<()> {
+    let held = tx.connection.prepare_cached("DELETE FROM hold WHERE key = ? AND id = ?")?.execute((key, id.0))?;
+    if held == 0 {
+        return Ok(());
+    }
+    // What waits for its rate goes on when that lets it.
+    tx.connection
+        .prepare_cached("UPDATE line SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
+        .execute([key])?;
+    let mut statement = tx.connection.prepare_cached("SELECT lane FROM line WHERE key = ?")?;
+    let mut lanes = statement.query([key])?;
+    while let Some(row) = lanes.next()? {
+        tx.signal(Signal::Ready(row.get(0)?));
+    }
+    Ok(())
+}
+
+/// Tells that jobs of these lanes have left somebody's hands, if that lets others go.
+pub fn tell_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
+    let rules = tx.shared.rules.current();
+    if !rules.limits.is_empty() {
+        let lanes: Vec<Lane> = distinct(lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
+        if counts(&rules, &lanes) {
+            tx.signal(Signal::Room);
+        }
+    }
 }
 
 /// Lets the jobs that depend on `finished` go on, or cancels them, and so on down the graph.
@@ -393,7 +427,9 @@ fn close_block(tx: &Tx, end: &RunEnd, blocks: &mut HashMap<Run, Block>) -> Resul
 /// The fast path: a completion with nothing else on record. `false`: it is none, or it is stored already.
 fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     match &end.outcome {
-        Outcome::Completed { result } if !end.on_record => put_done(tx, end, result.as_deref()),
+        Outcome::Completed { result } if !end.on_record && !tx.is_keyed(end.lane) => {
+            put_done(tx, end, result.as_deref())
+        }
         _ => Ok(false),
     }
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     claim::block_jobs,
-    end::{ended_as, forget, tell_children},
+    end::{ended_as, forget, tell_children, tell_room},
     read,
     submit::{apply, put_ready, put_waiting},
     writer::Tx,
@@ -49,6 +49,7 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
     let mut freed = Recovered::default();
     let mut deltas = Deltas::default();
     let mut finished = Vec::new();
+    let mut lanes = Vec::new();
     for (id, retry_count) in block_jobs(&ids, retries.as_deref()) {
         let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { continue };
         if ended_as(tx.connection, lane, id, run)?.is_some() {
@@ -87,8 +88,10 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
             finished.push(id);
         }
         deltas.moved(lane, Tally::Held, to, 1);
+        lanes.push(lane);
         forget(tx, id, if terminal { Leave::Over } else { Leave::Back })?;
     }
+    tell_room(tx, lanes.into_iter());
     tell_children(tx, finished, &mut deltas, now)?;
     apply(tx, deltas);
     Ok(freed)

@@ -9,6 +9,7 @@ mod due;
 mod end;
 mod free;
 mod letters;
+pub mod limited;
 mod nodes;
 mod read;
 mod rules;
@@ -36,8 +37,9 @@ use crate::{
     Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
     Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
     WorkerStanding,
+    admit::Turns,
     audit::{act, drain_action, retried_by},
-    lanes::LaneCache,
+    lanes::{LaneCache, LaneName},
     migrate, plan,
     rules::RuleCache,
 };
@@ -56,6 +58,7 @@ pub struct Sqlite {
 pub struct Shared {
     pub lanes: LaneCache,
     pub rules: RuleCache,
+    pub turns: Turns,
 }
 
 struct Readers {
@@ -96,7 +99,8 @@ impl Sqlite {
             reader.pragma_update(None, "query_only", true)?;
             connections.push(Mutex::new(reader));
         }
-        let shared = Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default() });
+        let shared =
+            Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default(), turns: Turns::default() });
         shared.lanes.insert(read::lanes(&writer)?);
         shared.rules.set(rules::load(&writer)?);
         let (signals, _) = broadcast::channel(4_096);
@@ -220,7 +224,7 @@ fn migrate_in_transaction(connection: &Connection, options: &StoreOptions) -> Re
 impl Store for Sqlite {
     async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
         // A new lane may be one too many.
-        let known = |job: &NewJob| self.shared.lanes.id_of(&job.queue, &job.kind, job.priority).is_some();
+        let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         if jobs.iter().all(|job| plan::is_plain(job) && known(job)) {
             return self.writer.call_sure(move |tx| submit::submit(tx, jobs, now)).await;
         }

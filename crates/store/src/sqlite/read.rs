@@ -6,18 +6,20 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS};
+use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    admit::waits_for,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     lists::{self, Ask, Candidate, Letters, Source},
+    plan::key_number,
     progress::Steps,
     types::state_of_code,
     workers::Holder,
 };
 
 pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
-    let mut statement = connection.prepare("SELECT id, queue, type, priority FROM lane")?;
+    let mut statement = connection.prepare("SELECT id, queue, type, priority, keyed FROM lane")?;
     let rows = statement.query_map([], |row| {
         let rank: i16 = row.get(3)?;
         Ok(Lane {
@@ -25,6 +27,7 @@ pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
             queue: row.get(1)?,
             kind: row.get(2)?,
             priority: faena_domain::Priority::from_rank(rank).unwrap_or_default(),
+            keyed: row.get(4)?,
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
@@ -204,7 +207,10 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
             .collect::<rusqlite::Result<_>>()?,
         steps: step_rows(connection, id)?,
     };
-    let place = place(connection, row.lane.id, id)?;
+    let mut place = place(connection, row.lane.id, id)?;
+    if let Place::Ready { ready_at, limited, .. } = &mut place {
+        *limited = limited_by(connection, &row, *ready_at)?;
+    }
     let holders = holders(
         connection,
         place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
@@ -231,6 +237,20 @@ pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
         rows.push(end);
     }
     Ok(rows)
+}
+
+/// Since when a ready job waits for which limit.
+fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
+    if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
+        let closed = connection
+            .prepare_cached("SELECT limited_at, limited_by FROM line WHERE lane = ? AND key = ? AND open = 0")?
+            .query_row((row.lane.id, key_number(key)), |r| Ok((Timestamp::from_ms(r.get(0)?), r.get(1)?)))
+            .optional()?;
+        if closed.is_some() {
+            return Ok(closed);
+        }
+    }
+    Ok(waits_for(&rules::limits(connection)?, &row.lane, ready_at))
 }
 
 fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
@@ -269,7 +289,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     if let Some(place) = connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |r| {
-            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)? })
+            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)?, limited: None })
         })
         .optional()?
     {

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{JobId, JobState, LogEvent, NewJob, Priority, Timestamp};
+use faena_domain::{JobId, JobState, LogEvent, NewJob, Timestamp};
 use rusqlite::OptionalExtension;
 
 use super::{end::forget, read, writer::Tx};
 use crate::{
-    Lane, LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
-    lanes::{MAX_LANES, too_many_lanes},
+    LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
+    lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     types::{CANCELLED, PENDING},
 };
@@ -48,7 +48,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
             answers.push(found);
             continue;
         }
-        let lane = lane_of(tx, &job.queue, &job.kind, job.priority)?;
+        let lane = lane_of(tx, LaneName::of(&job))?;
         let planned = plan::plan(&job, lane, &known, now);
         insert(tx, &planned, now)?;
         deltas.add(lane, Tally::of(planned.place.state()), 1);
@@ -145,10 +145,33 @@ pub fn put_ready(
     retry_count: u32,
     start_first: bool,
 ) -> Result<()> {
+    let key = if tx.is_keyed(lane) { key_of(tx, id)? } else { None };
     tx.connection
-        .prepare_cached("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) VALUES (?, ?, ?, ?, ?)")?
-        .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first))?;
+        .prepare_cached(
+            "INSERT INTO ready (lane, ready_at, id, retry_count, start_first, key) VALUES (?, ?, ?, ?, ?, ?)",
+        )?
+        .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first, key))?;
+    if let Some(key) = key {
+        put_line(tx, lane, key, ready_at)?;
+    }
     tx.signal(Signal::Ready(lane));
+    Ok(())
+}
+
+/// The number of a job's `concurrencyKey`.
+fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
+    let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options);
+    Ok(options.and_then(|options| options.concurrency_key).map(|key| plan::key_number(&key)))
+}
+
+/// Sees to it that there is a line in which a job that is ready since `ready_at` can stand.
+pub fn put_line(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO line (lane, key, turn) VALUES (?, ?, ?)
+             ON CONFLICT DO UPDATE SET turn = excluded.turn WHERE excluded.turn < turn",
+        )?
+        .execute((lane, key, ready_at.as_ms()))?;
     Ok(())
 }
 
@@ -192,14 +215,15 @@ pub fn put_ended_without_run(
     Ok(())
 }
 
-pub fn lane_of(tx: &Tx, queue: &str, kind: &str, priority: Priority) -> Result<LaneId> {
-    if let Some(id) = tx.shared.lanes.id_of(queue, kind, priority) {
+pub fn lane_of(tx: &Tx, name: LaneName) -> Result<LaneId> {
+    if let Some(id) = tx.shared.lanes.id_of(name) {
         return Ok(id);
     }
+    let columns = (name.queue, name.kind, name.priority.rank(), name.keyed);
     let found = tx
         .connection
-        .prepare_cached("SELECT id FROM lane WHERE queue = ? AND type = ? AND priority = ?")?
-        .query_row((queue, kind, priority.rank()), |row| row.get(0))
+        .prepare_cached("SELECT id FROM lane WHERE queue = ? AND type = ? AND priority = ? AND keyed = ?")?
+        .query_row(columns, |row| row.get(0))
         .optional()?;
     let id = match found {
         Some(id) => id,
@@ -208,11 +232,11 @@ pub fn lane_of(tx: &Tx, queue: &str, kind: &str, priority: Priority) -> Result<L
                 return Err(too_many_lanes());
             }
             tx.connection
-                .prepare_cached("INSERT INTO lane (queue, type, priority) VALUES (?, ?, ?) RETURNING id")?
-                .query_row((queue, kind, priority.rank()), |row| row.get(0))?
+                .prepare_cached("INSERT INTO lane (queue, type, priority, keyed) VALUES (?, ?, ?, ?) RETURNING id")?
+                .query_row(columns, |row| row.get(0))?
         }
     };
-    tx.new_lanes.borrow_mut().push(Lane { id, queue: queue.into(), kind: kind.into(), priority });
+    tx.new_lanes.borrow_mut().push(name.with_id(id));
     Ok(id)
 }
 

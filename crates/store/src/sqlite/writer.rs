@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::Shared;
-use crate::{Lane, Result, Signal, StoreError, plan::Deltas};
+use crate::{Lane, LaneId, Result, Signal, StoreError, Tally, plan::Deltas};
 
 /// Calls that wait for the writer; whoever comes then waits for a place.
 const QUEUE: usize = 4_096;
@@ -49,6 +49,21 @@ impl Tx<'_> {
         let mut signals = self.signals.borrow_mut();
         if !signals.contains(&signal) {
             signals.push(signal);
+        }
+    }
+
+    /// What the calls of this transaction have changed in a counter, which is written before the commit.
+    pub fn uncounted(&self, lane: LaneId, tally: Tally) -> i64 {
+        let change = |deltas: &RefCell<Deltas>| deltas.borrow().0.get(&(lane, tally)).copied().unwrap_or(0);
+        change(&self.deltas) + change(&self.all_deltas)
+    }
+
+    /// Whether the jobs of a lane stand in one line per key.
+    pub fn is_keyed(&self, lane: LaneId) -> bool {
+        let new = self.new_lanes.borrow();
+        match new.iter().find(|new| new.id == lane) {
+            Some(new) => new.keyed,
+            None => self.shared.lanes.any_keyed([lane]),
         }
     }
 }

@@ -14,6 +14,7 @@ mod ends;
 mod family;
 mod keys;
 mod letters;
+mod limits;
 mod lists;
 mod model;
 mod nodes;
@@ -310,6 +311,27 @@ behaviours! {
         a_finding_names_twenty_and_counts_the_rest,
         a_repair_is_written_in_the_audit_log,
         a_claim_of_an_unknown_node_is_found;
+    limits:
+        limits_are_never_exceeded_whoever_claims_and_however_jobs_end,
+        a_slot_comes_back_after_every_way_to_end,
+        a_limit_lets_go_exactly_as_many_in_order,
+        a_shared_limit_goes_by_score_not_by_lane,
+        what_is_claimed_ahead_leaves_room_for_others,
+        a_blocked_key_does_not_delay_others,
+        many_blocked_keys_in_front_hide_nobody,
+        one_key_in_two_lanes_shares_its_limit,
+        the_end_of_a_job_that_counts_is_told,
+        a_limit_can_be_raised_lowered_and_removed_while_jobs_run,
+        a_rate_gives_its_count_and_then_one_by_one,
+        a_rate_takes_no_more_than_was_started,
+        a_paused_queue_gives_nothing_until_it_is_resumed,
+        keys_take_turns_in_a_fair_queue,
+        without_fairness_who_has_waited_longest_goes_first,
+        a_job_that_waited_for_a_limit_says_so,
+        jobs_with_keys_stand_in_line_whichever_way_they_come,
+        jobs_with_keys_from_before_there_were_lines_still_run,
+        many_workers_in_one_call_share_what_a_limit_lets_go,
+        who_claims_ahead_does_not_keep_the_others_of_its_call_waiting;
     model:
         any_sequence_of_verbs_keeps_to_the_model;
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use faena_domain::{JobId, JobState, NodeId, Ordering, Priority};
+use faena_domain::{JobId, JobState, NodeId, Ordering, Priority, Scope};
 use faena_store::{
     CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Outcome, Owner, Page, Retention, RunEnd, StoreError,
     WorkerAdmitted, WorkerEnd, WorkerEntry,
@@ -32,6 +32,8 @@ struct Job {
     depends_on: Vec<JobId>,
     runs_anyway: bool,
     unique: Option<String>,
+    kind: &'static str,
+    key: Option<String>,
     held: Option<Held>,
 }
 
@@ -54,6 +56,8 @@ struct Model {
     jobs: BTreeMap<JobId, Job>,
     /// Hand-outs that are over, one way or another.
     past: Vec<ClaimedJob>,
+    /// At most so many in hands: of the system, of type `b`, of each key.
+    limits: [Option<usize>; 3],
 }
 
 impl Model {
@@ -77,7 +81,26 @@ impl Model {
             })
             .collect();
         ready.sort_unstable();
-        ready.into_iter().take(limit).map(|(_, id)| id).collect()
+        let mut first: Vec<JobId> = Vec::new();
+        for (_, id) in ready {
+            if first.len() < limit && self.has_room(id, &first) {
+                first.push(id);
+            }
+        }
+        first
+    }
+
+    /// Whether the limits let one more go, besides those in hands and those that go before it.
+    fn has_room(&self, id: JobId, before: &[JobId]) -> bool {
+        let job = &self.jobs[&id];
+        let running = |counts: &dyn Fn(&Job) -> bool| {
+            self.with(|job| job.held.is_some() && counts(job)).len()
+                + before.iter().filter(|id| counts(&self.jobs[id])).count()
+        };
+        let [system, kind, key] = self.limits.map(|limit| limit.unwrap_or(usize::MAX));
+        running(&|_| true) < system
+            && (job.kind != "b" || running(&|other| other.kind == "b") < kind)
+            && (job.key.is_none() || running(&|other| other.key == job.key) < key)
     }
 
     fn finish(&mut self, id: JobId, state: JobState, now: i64) {
@@ -150,8 +173,14 @@ pub async fn any_sequence_of_verbs_keeps_to_the_model(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let model = Model::default();
     let mut play = Play { world, model, dice: Dice(0), now: 0, dead: NodeId::new(), worker, told: String::new() };
-    for seed in SEEDS {
+    for (round, seed) in SEEDS.into_iter().enumerate() {
         play.dice = Dice(seed);
+        // Every other round begins with limits.
+        if round % 2 == 1 {
+            for _ in 0..6 {
+                play.set_limit().await;
+            }
+        }
         for step in 0..STEPS {
             play.now += i64::try_from(play.dice.below(300)).unwrap() + 1;
             world.store.node_renew(world.node, LEASE_MS, world.at(play.now)).await.unwrap();
@@ -180,7 +209,8 @@ impl Play<'_> {
             87..92 => self.promote().await,
             92..95 => self.recover().await,
             95 => self.prune().await,
-            96..98 => self.reconnect().await,
+            96 => self.reconnect().await,
+            97 => self.set_limit().await,
             _ => self.end_worker().await,
         }
     }
@@ -215,7 +245,8 @@ impl Play<'_> {
         let mut jobs = Vec::new();
         for _ in 0..=self.dice.below(3) {
             let priority = Priority::ALL[self.dice.below(4)];
-            let mut job = self.world.job(["a", "b"][self.dice.below(2)], now).priority(priority);
+            let kind = ["a", "b"][self.dice.below(2)];
+            let mut job = self.world.job(kind, now).priority(priority);
             job = job.retries(u32::try_from(self.dice.below(3)).unwrap());
             let mut model = Job {
                 state: JobState::Queued,
@@ -231,8 +262,15 @@ impl Play<'_> {
                 depends_on: Vec::new(),
                 runs_anyway: false,
                 unique: None,
+                kind,
+                key: None,
                 held: None,
             };
+            if self.dice.chance(40) {
+                let key = format!("tenant-{}", self.dice.below(3));
+                job = job.of(&key);
+                model.key = Some(key);
+            }
             if self.dice.chance(20) {
                 model.scheduled_at = Some(now + 500);
                 job = job.scheduled(self.world.at(now + 500));
@@ -311,6 +349,15 @@ impl Play<'_> {
             job.state = JobState::Assigned;
             job.held = Some(Held { claimed, hands, asked_to_stop: false });
         }
+    }
+
+    async fn set_limit(&mut self) {
+        let at = self.dice.below(3);
+        let limit = self.dice.chance(80).then(|| 1 + self.dice.below([8, 4, 2][at]));
+        self.told = format!("limit {at} becomes {limit:?}");
+        let scope = [Scope::System, Scope::Type("b".into()), Scope::Key("tenant-*".into())][at].clone();
+        self.world.limit(scope, limit.map(|limit| u32::try_from(limit).unwrap()), self.now).await;
+        self.model.limits[at] = limit;
     }
 
     async fn start(&mut self) {

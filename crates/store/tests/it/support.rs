@@ -12,8 +12,8 @@ use std::{
 };
 
 use faena_domain::{
-    Ability, ErrorReason, JobId, JobState, JobView, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Timestamp,
-    WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    Ability, ErrorReason, JobId, JobState, JobView, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate,
+    Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
     CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome,
@@ -148,7 +148,10 @@ impl World {
     pub async fn lane_of(&self, id: JobId) -> Lane {
         let view = self.get(id).await;
         let lanes = self.store.lanes().await.unwrap();
-        let same = |lane: &Lane| (&lane.queue, &lane.kind, lane.priority) == (&view.queue, &view.kind, view.priority);
+        let keyed = view.concurrency_key.is_some();
+        let same = |lane: &Lane| {
+            (&lane.queue, &lane.kind, lane.priority, lane.keyed) == (&view.queue, &view.kind, view.priority, keyed)
+        };
         lanes.into_iter().find(same).unwrap()
     }
 
@@ -168,6 +171,22 @@ impl World {
         let ask = ClaimAsk { owner, lanes, limit, at_once: limit };
         let Claim { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
         jobs
+    }
+
+    /// A claim of all lanes, with what it says about limits.
+    pub async fn claim_whole(&self, limit: usize, ms: i64) -> Claim {
+        let ask = ClaimAsk { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, at_once: limit };
+        self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0)
+    }
+
+    /// Sets a limit of concurrency, or takes it away.
+    pub async fn limit(&self, scope: Scope, concurrency: Option<u32>, ms: i64) {
+        self.store.limit_set(scope, Limit { concurrency, rate: None }, "test", self.at(ms)).await.unwrap();
+    }
+
+    pub async fn rate(&self, scope: Scope, count: u32, period_ms: u64, ms: i64) {
+        let limit = Limit { concurrency: None, rate: Some(Rate { count, period_ms }) };
+        self.store.limit_set(scope, limit, "test", self.at(ms)).await.unwrap();
     }
 
     pub async fn claim_one(&self, ms: i64) -> ClaimedJob {
@@ -429,6 +448,8 @@ pub trait Build: Sized {
     fn priority(self, priority: Priority) -> Self;
     fn retries(self, max_retries: u32) -> Self;
     fn unique(self, key: &str) -> Self;
+    /// Of this concurrencyKey.
+    fn of(self, key: &str) -> Self;
     fn idempotent(self, key: &str, fingerprint: u8) -> Self;
     fn after(self, parents: &[JobId]) -> Self;
     fn runs_anyway(self) -> Self;
@@ -455,6 +476,11 @@ impl Build for NewJob {
 
     fn unique(mut self, key: &str) -> Self {
         self.options.unique_key = Some(key.into());
+        self
+    }
+
+    fn of(mut self, key: &str) -> Self {
+        self.options.concurrency_key = Some(key.into());
         self
     }
 

@@ -48,8 +48,11 @@ async fn fill(ledger: &Ledger) {
     };
     ledger.run("INSERT INTO lane (queue, type, priority) VALUES ('default', 'a', 1)").await;
     for (n, job) in j.iter().enumerate().skip(1) {
-        let options =
-            if n == 1 { r#"'{"tags":["t"],"idempotencyKey":"k","expiresAt":"2999-01-01T00:00:00Z"}'"# } else { "NULL" };
+        let options = if n == 1 {
+            r#"'{"tags":["t"],"idempotencyKey":"k","concurrencyKey":"c","expiresAt":"2999-01-01T00:00:00Z"}'"#
+        } else {
+            "NULL"
+        };
         let sql = format!("INSERT INTO job VALUES ({}, 1, NULL, {options}, '{{\"n\":{n}}}')", job);
         ledger.run(&sql).await;
     }

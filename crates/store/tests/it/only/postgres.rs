@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_domain::{JobState, NodeId, Timestamp};
+use faena_domain::{JobState, NodeId, Scope, Timestamp};
 use faena_store::{ClaimAsk, NodeInfo, Owner, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
 use futures_util::future::join_all;
 
@@ -52,6 +52,95 @@ async fn claims_go_by_index(world: &World, when: &str) {
             assert!(!plan.contains(slow), "{slow} {when}:\n{plan}");
         }
     }
+}
+
+/// The plans of the statements of a claim under limits.
+async fn limited_plans(world: &World) -> Vec<(&'static str, String)> {
+    let client = world.ledger.client().await;
+    let mut plans = Vec::new();
+    let id = NodeId::new().0;
+    for (name, sql, arguments) in [
+        ("lines", plan_probe::LINES, "1, 16".to_owned()),
+        ("keys", plan_probe::KEYS, "'{1,1}', '{7,8}', 2".to_owned()),
+        ("heads", plan_probe::LINE_HEADS, "'{1,1}', '{7,8}', '{4,4}'".to_owned()),
+        ("take", plan_probe::TAKE, format!("'{{1}}', '{{1}}', '{{{id}}}', '{id}', 0, 0")),
+        ("held", plan_probe::HELD, "'{0,1}', '{x,default}'".to_owned()),
+    ] {
+        client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
+        client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            client.batch_execute(&format!("SET LOCAL plan_cache_mode = {mode}")).await.unwrap();
+            let rows = client.query(&format!("EXPLAIN EXECUTE probe ({arguments})"), &[]).await.unwrap();
+            plans.push((name, rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n")));
+        }
+        client.batch_execute("ROLLBACK; DEALLOCATE probe").await.unwrap();
+    }
+    plans
+}
+
+async fn limited_claims_go_by_index(world: &World, when: &str) {
+    for (name, plan) in limited_plans(world).await {
+        let index = match name {
+            "lines" => "line_open on line",
+            "keys" | "heads" => "ready_key on ready",
+            // By its primary key or by lane and id: each finds one row.
+            "take" => " on ready r",
+            _ => "counter_held on counter",
+        };
+        assert!(plan.contains(index), "{name} {when}:\n{plan}");
+        for slow in ["Seq Scan on", "Hash Join", "Merge Join", "Bitmap"] {
+            assert!(!plan.contains(slow), "{slow} in {name} {when}:\n{plan}");
+        }
+    }
+}
+
+/// How many pages a statement of a claim touches.
+async fn pages_touched(world: &World, sql: &str, arguments: &str) -> i64 {
+    let client = world.ledger.client().await;
+    client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
+    client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE probe ({arguments})");
+    let rows = world.ledger.rows(&explain).await;
+    client.batch_execute("ROLLBACK; DEALLOCATE probe").await.unwrap();
+    let plan: serde_json::Value = rows[0][0].parse().unwrap();
+    let top = &plan[0]["Plan"];
+    top["Shared Hit Blocks"].as_i64().unwrap() + top["Shared Read Blocks"].as_i64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
+    on_postgres(async |world: &World| {
+        limited_claims_go_by_index(world, "on fresh tables").await;
+        world.limit(Scope::Key("*".into()), Some(1), 0).await;
+        world
+            .ledger
+            .run("ALTER TABLE ready SET (autovacuum_enabled = off); ALTER TABLE line SET (autovacuum_enabled = off)")
+            .await;
+        // One key with very many jobs, and many keys with two each.
+        for part in 0..10_i64 {
+            let one = (0..1_000).map(|_| world.job("a", part).of("busy"));
+            let many = (0..1_000).map(|n| world.job("a", part).of(&format!("k{}", (part * 1_000 + n) / 2)));
+            world.submit_all(one.chain(many).collect()).await;
+        }
+        let first = world.claim(10_000, 20).await.len();
+        assert_eq!(first + world.claim(10_000, 20).await.len(), 5_001, "one of each, in bounded claims");
+        limited_claims_go_by_index(world, "after a burst without ANALYZE").await;
+        let lane = world.lanes().await[0];
+        assert!(world.claim_lanes(world.node, vec![lane], 10, 30).await.is_empty());
+        let last = world.submit(world.job("a", 40).of("last")).await;
+        let key = world.ledger.number("SELECT key FROM line WHERE open").await;
+        let (lane_text, key_text) = (format!("'{{{lane}}}'"), format!("'{{{key}}}'"));
+        let pages = [
+            pages_touched(world, plan_probe::LINES, &format!("{lane}, 20")).await,
+            pages_touched(world, plan_probe::KEYS, &format!("{lane_text}, {key_text}, 1")).await,
+            pages_touched(world, plan_probe::LINE_HEADS, &format!("{lane_text}, {key_text}, '{{4}}'")).await,
+        ];
+        assert!(pages.iter().all(|pages| *pages < 100), "behind 15 000 blocked jobs a claim touches {pages:?} pages");
+        assert_eq!(world.claim_lanes(world.node, vec![lane], 10, 50).await.remove(0).id, last);
+        world.ledger.run("ANALYZE").await;
+        limited_claims_go_by_index(world, "with statistics").await;
+    })
+    .await;
 }
 
 /// Many ready rows at once, with their jobs, as a burst of submits would leave them.

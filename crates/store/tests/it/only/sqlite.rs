@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use faena_domain::{JobState, NewJob, Timestamp};
-use faena_store::{StoreError, StoreOptions, Tally};
+use faena_domain::{JobState, NewJob, Scope, Timestamp};
+use faena_store::{StoreError, StoreOptions, Tally, plan_probe};
 use futures_util::future::join_all;
 
 use crate::support::*;
@@ -206,4 +206,32 @@ async fn a_full_disk_loses_nothing_that_was_acknowledged() {
     assert_eq!(next.recover(0, 60).await.returned, stored.len());
     assert!(next.start <= Timestamp::now());
     next.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_thousand_blocked_jobs_in_front_are_not_looked_at() {
+    on_sqlite(async |world: &World| {
+        world.limit(Scope::Key("*".into()), Some(1), 0).await;
+        for part in 0..10_i64 {
+            let one = (0..1_000).map(|_| world.job("a", part).of("busy"));
+            let many = (0..1_000).map(|n| world.job("a", part).of(&format!("k{}", (part * 1_000 + n) / 2)));
+            world.submit_all(one.chain(many).collect()).await;
+        }
+        let first = world.claim(10_000, 20).await.len();
+        assert_eq!(first + world.claim(10_000, 20).await.len(), 5_001, "one of each, in bounded claims");
+        assert!(world.claim(10, 30).await.is_empty());
+        assert_eq!(
+            world.ledger.number("SELECT count(*) FROM line WHERE open = 1").await,
+            0,
+            "the next claim sees no line"
+        );
+        let last = world.submit(world.job("a", 40).of("last")).await;
+        assert_eq!(world.ledger.number("SELECT count(*) FROM line WHERE open = 1").await, 1, "and then one");
+        let lines = plan_probe::OPEN_LINES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
+        let plan = world.ledger.rows(&format!("EXPLAIN QUERY PLAN {lines}")).await;
+        assert_eq!(plan.len(), 1, "no sort: {plan:?}");
+        assert!(plan[0][3].contains("USING INDEX line_open (lane=?)"), "{plan:?}");
+        assert_eq!(world.claim_one(50).await.id, last);
+    })
+    .await;
 }

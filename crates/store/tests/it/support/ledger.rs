@@ -50,7 +50,7 @@ pub enum Ledger {
 }
 
 /// Every table with rows that belong to one job, and the columns in which its id stands.
-const TABLES: [(&str, &str); 15] = [
+const TABLES: [(&str, &str); 16] = [
     ("job", "id"),
     ("ready", "id"),
     ("waiting", "id"),
@@ -66,6 +66,7 @@ const TABLES: [(&str, &str); 15] = [
     ("depends", "child"),
     ("expiry", "id"),
     ("cancel", "id"),
+    ("hold", "id"),
 ];
 
 impl Ledger {
@@ -228,9 +229,47 @@ impl Ledger {
                 }
             }
         }
+        self.faults_of_lines(&mut faults, &places).await;
         self.faults_of_workers(&mut faults).await;
         self.faults_of_webhooks(&mut faults).await;
         faults
+    }
+
+    /// Every ready job with a key stands in its line, what is held of keys is what is in hands, and no line is closed without reason.
+    async fn faults_of_lines(&self, faults: &mut Vec<String>, places: &HashMap<String, Vec<(&str, String, i64)>>) {
+        let (id, keyed) = (self.hex("id"), if matches!(self, Ledger::Sqlite(_)) { "keyed = 1" } else { "keyed" });
+        let lanes: HashSet<String> = self
+            .rows(&format!("SELECT id FROM lane WHERE {keyed}"))
+            .await
+            .into_iter()
+            .map(|row| row[0].clone())
+            .collect();
+        let lines: HashSet<(String, String)> = self.pairs("SELECT lane, key FROM line").await.into_iter().collect();
+        let sql = format!("SELECT {id}, lane, key FROM ready");
+        for row in self.rows(&sql).await {
+            let [id, lane, key] = [&row[0], &row[1], &row[2]];
+            let stands = lines.contains(&(lane.clone(), key.clone()));
+            if lanes.contains(lane) == key.is_empty() || lanes.contains(lane) != stands {
+                faults.push(format!("ready job {id} of lane {lane} has key {key:?}, its line is there: {stands}"));
+            }
+        }
+        let mut held: HashSet<&String> = HashSet::new();
+        for (id, places) in places {
+            if places.iter().any(|(place, lane, _)| *place == "held" && lanes.contains(lane)) {
+                held.insert(id);
+            }
+        }
+        let holds = self.pairs(&format!("SELECT {id}, key FROM hold")).await;
+        if holds.iter().map(|(id, _)| id).collect::<HashSet<_>>() != held || holds.len() != held.len() {
+            faults.push(format!("keys hold {holds:?}, in hands are {held:?}"));
+        }
+        let running: HashSet<&String> = holds.iter().map(|(_, key)| key).collect();
+        let closed = if matches!(self, Ledger::Sqlite(_)) { "open = 0" } else { "NOT open" };
+        for row in self.rows(&format!("SELECT lane, key, opens_at, limited_by FROM line WHERE {closed}")).await {
+            if row[3].is_empty() || (row[2].is_empty() && !running.contains(&row[1])) {
+                faults.push(format!("line {row:?} is closed and nothing would open it"));
+            }
+        }
     }
 
     /// No worker lives unwatched, none holds anything after its end, and each went only through allowed states.

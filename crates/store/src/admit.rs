@@ -1,0 +1,895 @@
+//! Whom the limits let go (SPEC 3.4): what both engines decide alike, once they have read what is running.
+//!
+//! A gate is one limit as a claim finds it: how many of its jobs are in hands, what is left of its rate. A claim passes the gates of
+//! the system, the queue and the type of a lane, and in a keyed lane the gate of the key. Jobs that do not pass stay where they are; the
+//! line of a key without room is closed, so that the next claim does not look at it, and opened when one of the key's jobs ends.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use faena_domain::{Bucket, Fairness, JobId, Limit, Rules, Scope, Timestamp};
+use parking_lot::Mutex;
+
+use crate::{
+    Claim, Lane, LaneId, Limited, StoredLimit,
+    deal::{Candidate, deal},
+};
+
+/// A line that waits for its rate is looked at again after this time at the latest: the rule may have changed while it was closed.
+const LONGEST_WAIT_MS: i64 = 60_000;
+
+/// Lines that are busy in another claim are looked at again after this time.
+pub const BUSY_MS: i64 = 10;
+
+/// Who can start nothing at once and was given nothing ahead asks again after this time.
+const AHEAD_MS: i64 = 50;
+
+/// A limit as a claim finds it.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    scope: Scope,
+    limit: Limit,
+    held: usize,
+    bucket: Option<Bucket>,
+    reached_at: Option<Timestamp>,
+    /// What the ask that is served now may take besides.
+    allowed: usize,
+    taken: usize,
+    /// It held a job back.
+    cut: bool,
+    now: Timestamp,
+}
+
+impl Gate {
+    fn new(scope: Scope, limit: Limit, held: usize, bucket: Option<Bucket>, now: Timestamp) -> Gate {
+        let bucket = limit.rate.map(|rate| rate.refilled(bucket, now));
+        Gate { scope, limit, held, bucket, reached_at: None, allowed: usize::MAX, taken: 0, cut: false, now }
+    }
+
+    pub fn stored(stored: StoredLimit, held: usize, now: Timestamp) -> Gate {
+        let gate = Gate::new(stored.scope, stored.limit, held, stored.bucket, now);
+        Gate { reached_at: stored.reached_at, ..gate }
+    }
+
+    pub fn of_key(rules: &Rules, key: String, held: usize, bucket: Option<Bucket>, now: Timestamp) -> Gate {
+        let limit = rules.of_key(&key).unwrap_or_default();
+        Gate::new(Scope::Key(key), limit, held, bucket, now)
+    }
+
+    /// How many more may be in hands at once.
+    fn free(&self) -> usize {
+        self.limit.concurrency.map_or(usize::MAX, |most| (most as usize).saturating_sub(self.held + self.taken))
+    }
+
+    fn tokens(&self) -> usize {
+        self.bucket.map_or(usize::MAX, |bucket| bucket.whole().saturating_sub(self.taken))
+    }
+
+    /// What is claimed ahead of what can start at once must leave room for others.
+    fn begin(&mut self, at_once: usize) {
+        self.allowed = at_once.max(self.free() / 4);
+    }
+
+    fn room(&self) -> usize {
+        let allowed = if self.limit.concurrency.is_some() { self.allowed } else { usize::MAX };
+        self.free().min(self.tokens()).min(allowed)
+    }
+
+    fn take(&mut self, count: usize) {
+        self.taken += count;
+        self.allowed = self.allowed.saturating_sub(count);
+    }
+
+    fn give_back(&mut self, count: usize) {
+        self.taken = self.taken.saturating_sub(count);
+    }
+
+    fn left(&self) -> Option<Bucket> {
+        self.bucket.map(|bucket| bucket.without(self.taken))
+    }
+
+    /// When it lets the next one go, if that hangs on time.
+    fn opens_at(&self) -> Option<Timestamp> {
+        if self.free() == 0 {
+            return None;
+        }
+        if self.tokens() > 0 {
+            // Whoever was given something asks again when that has ended.
+            return (self.room() == 0 && self.taken == 0).then(|| self.now.plus_ms(AHEAD_MS));
+        }
+        self.limit.rate.zip(self.left()).map(|(rate, bucket)| rate.next_at(bucket))
+    }
+
+    /// For people, with real values: `queue mail: 2 of 2 running`.
+    fn text(&self) -> String {
+        limit_text(&self.scope, &self.limit, self.held + self.taken, self.left())
+    }
+}
+
+/// What is held by a limit, for people: `queue mail: 2 of 2 running`, `type x: rate of 10 starts per 1000 ms`.
+pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<Bucket>) -> String {
+    let full = limit.concurrency.filter(|most| running >= *most as usize);
+    match (full, limit.concurrency, limit.rate) {
+        (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.whole() == 0) => format!("{scope}: rate of {rate}"),
+        (_, Some(most), _) => format!("{scope}: {running} of {most} running"),
+        (_, None, Some(rate)) => format!("{scope}: rate of {rate}"),
+        (_, None, None) => format!("{scope}: no limit"),
+    }
+}
+
+/// The limits of the system, queues and types that apply to the lanes of a claim.
+#[derive(Clone, Debug, Default)]
+pub struct Gates {
+    gates: Vec<Gate>,
+    of_lane: HashMap<LaneId, Vec<usize>>,
+}
+
+/// What an ask got under the rules.
+#[derive(Default)]
+pub struct Ruled {
+    pub claim: Claim,
+    /// Lanes of which it may not claim more ahead, but others may take.
+    pub for_others: Vec<LaneId>,
+}
+
+impl From<Claim> for Ruled {
+    fn from(claim: Claim) -> Ruled {
+        Ruled { claim, for_others: Vec::new() }
+    }
+}
+
+/// What a claim writes into a limit's row.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GateChange {
+    pub scope: Scope,
+    pub bucket: Option<Bucket>,
+    pub reached_at: Option<Timestamp>,
+}
+
+impl Gates {
+    /// The scopes whose limits a claim of these lanes has to look at, in the order in which they are locked.
+    pub fn scopes<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> Vec<Scope> {
+        let scopes: BTreeSet<Scope> =
+            lanes.into_iter().flat_map(|lane| rules.of_lane(&lane.queue, &lane.kind)).map(|(scope, _)| scope).collect();
+        scopes.into_iter().collect()
+    }
+
+    pub fn new<'a>(gates: Vec<Gate>, lanes: impl IntoIterator<Item = &'a Lane>) -> Gates {
+        let of_lane = lanes.into_iter().map(|lane| {
+            let holds = |gate: &Gate| holds_for(&gate.scope, lane);
+            (lane.id, (0..gates.len()).filter(|at| holds(&gates[*at])).collect())
+        });
+        Gates { of_lane: of_lane.collect(), gates }
+    }
+
+    /// From here on another ask is served.
+    pub fn begin(&mut self, at_once: usize) {
+        self.gates.iter_mut().for_each(|gate| gate.begin(at_once));
+    }
+
+    fn of(&self, lane: LaneId) -> &[usize] {
+        self.of_lane.get(&lane).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn room(&self, lane: LaneId) -> usize {
+        self.of(lane).iter().map(|at| self.gates[*at].room()).min().unwrap_or(usize::MAX)
+    }
+
+    pub fn take(&mut self, lane: LaneId, count: usize) {
+        for at in self.of_lane.get(&lane).into_iter().flatten() {
+            self.gates[*at].take(count);
+        }
+    }
+
+    /// Less was there than a lane might have given.
+    pub fn give_back(&mut self, lane: LaneId, count: usize) {
+        for at in self.of_lane.get(&lane).into_iter().flatten() {
+            self.gates[*at].give_back(count);
+        }
+    }
+
+    /// This lane has, or may have, jobs that its gates do not let through now.
+    pub fn hold_back(&mut self, lane: LaneId) -> Limited {
+        let mut until: Option<Timestamp> = None;
+        let mut by_time_only = true;
+        for at in self.of_lane.get(&lane).into_iter().flatten() {
+            let gate = &mut self.gates[*at];
+            if gate.room() == 0 {
+                // What was claimed ahead is no reason to say that the limit is reached.
+                gate.cut |= gate.free() == 0 || gate.tokens() == 0;
+                match gate.opens_at() {
+                    Some(at) => until = until.max(Some(at)),
+                    None => by_time_only = false,
+                }
+            }
+        }
+        Limited { lane, until: until.filter(|_| by_time_only) }
+    }
+
+    /// Whether nothing but what may be claimed ahead holds this lane back.
+    pub fn has_room_for_others(&self, lane: LaneId) -> bool {
+        let gates = || self.of(lane).iter().map(|at| &self.gates[*at]);
+        gates().any(|gate| gate.room() == 0) && gates().all(|gate| gate.free() > 0 && gate.tokens() > 0)
+    }
+
+    /// Since when a job of this lane that has been ready since `ready_at` had to wait for which limit.
+    pub fn waited(&self, lane: LaneId, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+        self.of(lane).iter().map(|at| &self.gates[*at]).find_map(|gate| {
+            let reached_at = gate.reached_at.filter(|at| *at >= ready_at)?;
+            Some((reached_at, reached_text(&gate.scope, &gate.limit, gate.bucket)))
+        })
+    }
+
+    /// What is to be written. That a limit was reached is told once a second if nothing else is written.
+    pub fn changes(&self, now: Timestamp) -> Vec<GateChange> {
+        let mut changes = Vec::new();
+        for gate in &self.gates {
+            let stale = gate.reached_at.is_none_or(|at| now.ms_since(at) >= 1_000 || gate.taken > 0);
+            let reached = gate.cut && stale;
+            if reached || (gate.taken > 0 && gate.bucket.is_some()) {
+                let reached_at = if reached { Some(now) } else { gate.reached_at };
+                changes.push(GateChange { scope: gate.scope.clone(), bucket: gate.left(), reached_at });
+            }
+        }
+        changes
+    }
+}
+
+/// Whether a limit counts the jobs of a lane.
+pub fn holds_for(scope: &Scope, lane: &Lane) -> bool {
+    match scope {
+        Scope::System => true,
+        Scope::Queue(name) => *name == lane.queue,
+        Scope::Type(name) => *name == lane.kind,
+        Scope::Key(_) => false,
+    }
+}
+
+/// Since when a job that is ready since `ready_at` waits for which of these limits.
+pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+    limits.iter().filter(|stored| holds_for(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
+        let reached_at = stored.reached_at.filter(|at| *at >= ready_at)?;
+        Some((reached_at, reached_text(&stored.scope, &stored.limit, stored.bucket)))
+    })
+}
+
+/// It was full when it was reached, whatever has ended since.
+fn reached_text(scope: &Scope, limit: &Limit, bucket: Option<Bucket>) -> String {
+    let out_of_tokens = bucket.is_some_and(|bucket| bucket.whole() == 0);
+    let running = limit.concurrency.filter(|_| !out_of_tokens).unwrap_or(0);
+    limit_text(scope, limit, running as usize, bucket)
+}
+
+/// Since when a job that waits in a line had to wait for which limit, as the line tells it.
+pub fn waited_in_line(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+    let (at, by) = limited?;
+    (at >= ready_at.as_ms()).then(|| (Timestamp::from_ms(at), by))
+}
+
+/// A line that a claim looks at.
+#[derive(Clone, Debug)]
+pub struct OpenLine {
+    pub lane: LaneId,
+    pub key: i64,
+    pub turn: i64,
+    /// Since when it had to wait for which limit, the last time.
+    pub limited: Option<(i64, String)>,
+}
+
+/// A job of a line that may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    pub lane: LaneId,
+    pub key: Option<i64>,
+    pub ready_at: Timestamp,
+    pub id: JobId,
+}
+
+#[derive(Debug)]
+struct Seen {
+    line: OpenLine,
+    asked: usize,
+    jobs: Vec<(Timestamp, JobId)>,
+    taken: usize,
+}
+
+/// What a claim writes into a line's row.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LineChange {
+    pub lane: LaneId,
+    pub key: i64,
+    /// `None`: the ready time of its first job.
+    pub turn: Option<i64>,
+    pub open: bool,
+    pub opens_at: Option<i64>,
+    pub limited: Option<(i64, String)>,
+}
+
+/// How many jobs of which line are to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    pub lane: LaneId,
+    pub key: i64,
+    pub count: usize,
+}
+
+/// When jobs without a key of queues that are fair were served last. Only in memory: after a restart, and on another node, they begin
+/// with the ready time of their first job.
+#[derive(Default)]
+pub struct Turns {
+    served: Mutex<HashMap<String, i64>>,
+    claims: AtomicUsize,
+}
+
+impl Turns {
+    /// Which queue is served first changes from claim to claim.
+    fn next(&self) -> usize {
+        self.claims.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// One ask at the gates.
+pub struct Admission<'a> {
+    pub gates: &'a mut Gates,
+    lanes: HashMap<LaneId, Lane>,
+    rules: &'a Rules,
+    turns: &'a Turns,
+    /// Which queue is served first.
+    turn: usize,
+    limit: usize,
+    now: Timestamp,
+    keys: HashMap<i64, Gate>,
+    lines: BTreeMap<(LaneId, i64), Seen>,
+    /// Lines that are there without a job.
+    empty: Vec<(LaneId, i64)>,
+    plain: Vec<(LaneId, Timestamp, JobId)>,
+    chosen: Vec<Waiting>,
+    limited: BTreeMap<LaneId, Option<Timestamp>>,
+}
+
+impl<'a> Admission<'a> {
+    pub fn new(
+        gates: &'a mut Gates,
+        lanes: impl IntoIterator<Item = Lane>,
+        (rules, turns): (&'a Rules, &'a Turns),
+        (limit, at_once): (usize, usize),
+        now: Timestamp,
+    ) -> Admission<'a> {
+        gates.begin(at_once);
+        Admission {
+            gates,
+            lanes: lanes.into_iter().map(|lane| (lane.id, lane)).collect(),
+            rules,
+            turns,
+            turn: turns.next(),
+            limit,
+            now,
+            keys: HashMap::new(),
+            lines: BTreeMap::new(),
+            empty: Vec::new(),
+            plain: Vec::new(),
+            chosen: Vec::new(),
+            limited: BTreeMap::new(),
+        }
+    }
+
+    /// The lanes whose gates let something through; the others are held back.
+    pub fn open_lanes(&mut self) -> Vec<Lane> {
+        let mut open: Vec<Lane> = self.lanes.values().cloned().collect();
+        open.sort_by_key(|lane| lane.id);
+        open.retain(|lane| {
+            if self.gates.room(lane.id) > 0 {
+                return true;
+            }
+            let Limited { lane, until } = self.gates.hold_back(lane.id);
+            self.limited.insert(lane, until);
+            false
+        });
+        open
+    }
+
+    /// How many ready jobs of a lane without keys are worth looking at: one more than may go, to see whether any is held back.
+    pub fn heads_wanted(&self, lane: LaneId) -> usize {
+        self.limit.min(self.gates.room(lane).saturating_add(1))
+    }
+
+    pub fn add_head(&mut self, lane: LaneId, ready_at: Timestamp, id: JobId) {
+        self.plain.push((lane, ready_at, id));
+    }
+
+    /// A line of which nothing is ready.
+    pub fn add_empty(&mut self, line: &OpenLine) {
+        self.empty.push((line.lane, line.key));
+    }
+
+    /// A line, with the gate of its key.
+    pub fn add_line(&mut self, line: OpenLine, gate: impl FnOnce() -> Gate, at_once: usize) {
+        self.keys.entry(line.key).or_insert_with(|| {
+            let mut gate = gate();
+            gate.begin(at_once);
+            gate
+        });
+        self.lines.insert((line.lane, line.key), Seen { line, asked: 0, jobs: Vec::new(), taken: 0 });
+    }
+
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    fn key_room(&self, key: i64) -> usize {
+        self.keys.get(&key).map_or(usize::MAX, Gate::room)
+    }
+
+    /// What to read first of each line.
+    pub fn wanted(&mut self) -> Vec<Wanted> {
+        let share = (self.limit * 2 / self.lines.len().max(1)).max(4);
+        let lines: Vec<(LaneId, i64)> = self.lines.keys().copied().collect();
+        lines.into_iter().filter_map(|(lane, key)| self.want(lane, key, share)).collect()
+    }
+
+    fn want(&mut self, lane: LaneId, key: i64, share: usize) -> Option<Wanted> {
+        // One more than may go shows whether there is more.
+        let room = self.key_room(key).min(self.gates.room(lane));
+        let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
+        let seen = self.lines.get_mut(&(lane, key))?;
+        seen.asked = count;
+        seen.jobs.clear();
+        (count > 0).then_some(Wanted { lane, key, count })
+    }
+
+    pub fn add_job(&mut self, lane: LaneId, key: i64, ready_at: Timestamp, id: JobId) {
+        if let Some(seen) = self.lines.get_mut(&(lane, key)) {
+            seen.jobs.push((ready_at, id));
+        }
+    }
+
+    /// Chooses who goes. Answers with lines of which more must be read before the choice is final.
+    pub fn choose(&mut self) -> Vec<Wanted> {
+        let candidates = self.candidates();
+        let count = candidates.len();
+        let mut gates = self.gates.clone();
+        let mut keys = self.keys.clone();
+        let mut chosen = Vec::new();
+        let mut held_back = BTreeSet::new();
+        self.lines.values_mut().for_each(|seen| seen.taken = 0);
+        for candidate in deal(candidates, count, self.turn) {
+            if chosen.len() == self.limit {
+                break;
+            }
+            let waiting = candidate.row;
+            if gates.room(waiting.lane) == 0 {
+                held_back.insert(waiting.lane);
+                continue;
+            }
+            if let Some(key) = waiting.key {
+                let Some(gate) = keys.get_mut(&key).filter(|gate| gate.room() > 0) else { continue };
+                gate.take(1);
+                if let Some(seen) = self.lines.get_mut(&(waiting.lane, key)) {
+                    seen.taken += 1;
+                }
+            }
+            gates.take(waiting.lane, 1);
+            chosen.push(waiting);
+        }
+        let dry: Vec<(LaneId, i64, usize)> = self
+            .lines
+            .iter()
+            .filter(|(_, seen)| seen.taken > 0 && seen.taken == seen.jobs.len() && seen.jobs.len() == seen.asked)
+            .filter(|((lane, key), seen)| seen.asked <= self.limit.min(self.key_room(*key)).min(self.gates.room(*lane)))
+            .map(|((lane, key), seen)| (*lane, *key, seen.asked * 8))
+            .collect();
+        if !dry.is_empty() {
+            return dry.into_iter().filter_map(|(lane, key, share)| self.want(lane, key, share)).collect();
+        }
+        *self.gates = gates;
+        self.keys = keys;
+        self.chosen = chosen;
+        for ((lane, key), seen) in &self.lines {
+            let ahead = self.keys.get(key).filter(|gate| seen.asked == 0 && gate.free() > 0 && gate.tokens() > 0);
+            if let Some(at) = ahead.and_then(Gate::opens_at) {
+                self.limited.entry(*lane).or_insert(Some(at));
+            }
+        }
+        for lane in held_back {
+            let Limited { lane, until } = self.gates.hold_back(lane);
+            self.limited.insert(lane, until);
+        }
+        Vec::new()
+    }
+
+    fn candidates(&self) -> Vec<Candidate<Waiting>> {
+        let served = self.turns.served.lock();
+        let mut first_ready_at: HashMap<&str, i64> = HashMap::new();
+        for (lane, ready_at, _) in &self.plain {
+            let Some(lane) = self.lanes.get(lane) else { continue };
+            let first = first_ready_at.entry(&lane.queue).or_insert(i64::MAX);
+            *first = (*first).min(ready_at.as_ms());
+        }
+        let plain = self.plain.iter().map(|(lane, ready_at, id)| (*lane, None, 0, *ready_at, *id));
+        let keyed = self.lines.iter().flat_map(|((lane, key), seen)| {
+            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.line.turn, *ready_at, *id))
+        });
+        plain
+            .chain(keyed)
+            .filter_map(|(id_of_lane, key, turn, ready_at, id)| {
+                let lane = self.lanes.get(&id_of_lane)?;
+                let turn = match key {
+                    Some(_) => turn,
+                    None => served.get(&lane.queue).or(first_ready_at.get(lane.queue.as_str())).copied().unwrap_or(0),
+                };
+                Some(Candidate {
+                    queue: lane.queue.clone(),
+                    ordering: self.rules.ordering(&lane.queue),
+                    fairness: self.rules.fairness(&lane.queue),
+                    key,
+                    turn,
+                    priority: lane.priority,
+                    ready_at,
+                    id,
+                    row: Waiting { lane: lane.id, key, ready_at, id },
+                })
+            })
+            .collect()
+    }
+
+    /// Who goes, in the order in which they shall run.
+    pub fn chosen(&self) -> &[Waiting] {
+        &self.chosen
+    }
+
+    /// How many jobs each lane without keys may give.
+    pub fn quotas(&self) -> BTreeMap<LaneId, usize> {
+        let mut quotas = BTreeMap::new();
+        for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
+            *quotas.entry(waiting.lane).or_insert(0) += 1;
+        }
+        quotas
+    }
+
+    /// Jobs with keys that were chosen and then not there: somebody is just cancelling or moving them. Their keys have room still.
+    pub fn missed(&mut self, is_missed: impl Fn(&Waiting) -> bool) {
+        let missed: Vec<Waiting> = self.chosen.iter().copied().filter(is_missed).collect();
+        self.chosen.retain(|waiting| !missed.contains(waiting));
+        for Waiting { lane, key, .. } in missed {
+            self.gates.give_back(lane, 1);
+            if let Some(gate) = key.and_then(|key| self.keys.get_mut(&key)) {
+                gate.give_back(1);
+            }
+            if let Some(seen) = key.and_then(|key| self.lines.get_mut(&(lane, key))) {
+                seen.taken -= 1;
+            }
+            self.look_again(lane, self.now.plus_ms(BUSY_MS));
+        }
+    }
+
+    /// What becomes of the lines: who was served goes to the end of the turn, who has no room is closed. Of the served ones the place
+    /// in turn is remembered.
+    pub fn line_changes(&mut self) -> Vec<LineChange> {
+        let last_turn = self.lines.values().map(|seen| seen.line.turn).max().unwrap_or(i64::MIN);
+        let mut served = self.turns.served.lock();
+        let next_turn = last_turn.max(self.now.as_ms()).saturating_add(1);
+        let mut next: HashMap<&str, i64> = HashMap::new();
+        for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
+            let Some(lane) = self.lanes.get(&waiting.lane) else { continue };
+            if self.rules.fairness(&lane.queue) == Fairness::Key {
+                let before = served.get(&lane.queue).copied().unwrap_or(i64::MIN);
+                next.insert(&lane.queue, next_turn.max(before.saturating_add(1)));
+            }
+        }
+        served.extend(next.into_iter().map(|(queue, turn)| (queue.to_owned(), turn)));
+        drop(served);
+        let mut changes = Vec::new();
+        for ((lane, key), seen) in &self.lines {
+            let fair = self.lanes.get(lane).is_some_and(|lane| self.rules.fairness(&lane.queue) == Fairness::Key);
+            let more = seen.jobs.len() > seen.taken || seen.asked == 0;
+            let gate = self.keys.get(key).filter(|gate| more && (gate.free() == 0 || gate.tokens() == 0));
+            if gate.is_none() && seen.taken == 0 {
+                continue;
+            }
+            let opens_at = gate.and_then(Gate::opens_at);
+            changes.push(LineChange {
+                lane: *lane,
+                key: *key,
+                turn: match (fair, seen.taken) {
+                    (true, 0) => Some(seen.line.turn),
+                    (true, _) => Some(next_turn),
+                    (false, _) => None,
+                },
+                open: gate.is_none(),
+                opens_at: opens_at.map(|at| at.min(self.now.plus_ms(LONGEST_WAIT_MS)).as_ms()),
+                limited: gate.map(|gate| (self.now.as_ms(), gate.text())),
+            });
+        }
+        changes
+    }
+
+    /// Lines that have, or may have, no job left.
+    pub fn maybe_empty(&self) -> Vec<(LaneId, i64)> {
+        let emptied =
+            self.lines.iter().filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.asked);
+        let mut all: Vec<(LaneId, i64)> = emptied.map(|(line, _)| *line).chain(self.empty.iter().copied()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// What is left of the rates of keys that were served.
+    pub fn buckets(&self) -> Vec<(i64, Bucket)> {
+        let served = self.keys.iter().filter(|(_, gate)| gate.taken > 0);
+        let mut buckets: Vec<(i64, Bucket)> = served.filter_map(|(key, gate)| Some((*key, gate.left()?))).collect();
+        buckets.sort_by_key(|(key, _)| *key);
+        buckets
+    }
+
+    /// Since when this job had to wait for which limit, if it had to.
+    pub fn waited(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+        let line = key.and_then(|key| self.lines.get(&(lane, key)));
+        line.and_then(|seen| waited_in_line(seen.line.limited.clone(), ready_at))
+            .or_else(|| self.gates.waited(lane, ready_at))
+    }
+
+    /// Lanes that are held back, but not for those who can start jobs at once.
+    pub fn for_others(&self) -> Vec<LaneId> {
+        let by_key = self.lines.iter().filter(|((_, key), seen)| {
+            let ahead = |gate: &Gate| gate.room() == 0 && gate.free() > 0 && gate.tokens() > 0;
+            (seen.asked == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(ahead)
+        });
+        let by_lane = self.limited.keys().copied().filter(|lane| self.gates.has_room_for_others(*lane));
+        distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))
+    }
+
+    /// A lane of which something may go on at this time.
+    pub fn look_again(&mut self, lane: LaneId, at: Timestamp) {
+        let until = self.limited.entry(lane).or_insert(Some(at));
+        *until = until.map(|until| until.min(at));
+    }
+
+    pub fn limited(&self) -> Vec<Limited> {
+        self.limited.iter().map(|(lane, until)| Limited { lane: *lane, until: *until }).collect()
+    }
+}
+
+/// The lanes of an ask that may be served at all, and those whose queue is paused.
+pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
+    if rules.queues.values().all(|rule| rule.paused.is_none()) {
+        return (lanes, Vec::new());
+    }
+    let (open, paused): (Vec<Lane>, Vec<Lane>) = lanes.into_iter().partition(|lane| rules.pause(&lane.queue).is_none());
+    (open, paused.into_iter().map(|lane| Limited { lane: lane.id, until: None }).collect())
+}
+
+/// Whether a claim of these lanes has to look at rules or keys.
+pub fn concerns<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
+    lanes.into_iter().any(|lane| lane.keyed || !rules.of_lane(&lane.queue, &lane.kind).is_empty())
+}
+
+/// Whether the end of a job in one of these lanes may let another one go.
+pub fn counts<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
+    lanes.into_iter().any(|lane| rules.counts(&lane.queue, &lane.kind))
+}
+
+/// Whether any key has a rate.
+pub fn keys_have_rates(rules: &Rules) -> bool {
+    rules.limits.iter().any(|(scope, limit)| matches!(scope, Scope::Key(_)) && limit.rate.is_some())
+}
+
+/// The most jobs in hands that any key may have, as far as it has to be counted.
+pub fn most_of_a_key(rules: &Rules) -> usize {
+    let keys = rules.limits.iter().filter(|(scope, _)| matches!(scope, Scope::Key(_)));
+    keys.filter_map(|(_, limit)| limit.concurrency).max().unwrap_or(0) as usize
+}
+
+/// How many lines of a lane one claim looks at.
+pub fn lines_looked_at(limit: usize) -> usize {
+    limit.saturating_mul(2).clamp(16, 256)
+}
+
+/// The lanes that a claim asks for, each once.
+pub fn distinct(lanes: impl IntoIterator<Item = LaneId>) -> Vec<LaneId> {
+    let mut seen = HashSet::new();
+    let mut lanes: Vec<LaneId> = lanes.into_iter().filter(|lane| seen.insert(*lane)).collect();
+    lanes.sort_unstable();
+    lanes
+}
+
+#[cfg(test)]
+mod tests {
+    use faena_domain::{Priority, QueueRule, Rate};
+
+    use super::*;
+
+    const NOW: i64 = 100_000;
+
+    fn now() -> Timestamp {
+        Timestamp::from_ms(NOW)
+    }
+
+    fn lane(id: LaneId, queue: &str, keyed: bool) -> Lane {
+        Lane { id, queue: queue.into(), kind: format!("type-{id}"), priority: Priority::Normal, keyed }
+    }
+
+    fn most(concurrency: u32) -> Limit {
+        Limit { concurrency: Some(concurrency), rate: None }
+    }
+
+    fn gate(scope: Scope, limit: Limit, held: usize) -> Gate {
+        Gate::new(scope, limit, held, None, now())
+    }
+
+    fn line(lane: LaneId, key: i64) -> OpenLine {
+        OpenLine { lane, key, turn: 0, limited: None }
+    }
+
+    /// Everything an ask sees: lanes, limits, lines with their keys' gates and the ready times of their jobs.
+    struct Scene {
+        lanes: Vec<Lane>,
+        gates: Gates,
+        rules: Rules,
+        turns: Turns,
+    }
+
+    impl Scene {
+        fn new(lanes: Vec<Lane>, gates: Vec<Gate>) -> Scene {
+            let gates = Gates::new(gates, &lanes);
+            Scene { lanes, gates, rules: Rules::default(), turns: Turns::default() }
+        }
+
+        fn ask(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
+            let told = (&self.rules, &self.turns);
+            Admission::new(&mut self.gates, self.lanes.clone(), told, (limit, at_once), now())
+        }
+    }
+
+    /// Reads what is wanted from `jobs` (lane, key, ready time) until the choice is final.
+    fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId, i64)> {
+        let mut wanted = admission.wanted();
+        for _ in 0..10 {
+            for want in &wanted {
+                let line = jobs.iter().filter(|(lane, key, _)| (*lane, *key) == (want.lane, want.key));
+                for (lane, key, ready_at) in line.take(want.count) {
+                    let id = JobId(uuid::Uuid::from_u128(*ready_at as u128));
+                    admission.add_job(*lane, *key, Timestamp::from_ms(*ready_at), id);
+                }
+            }
+            wanted = admission.choose();
+            if wanted.is_empty() {
+                let chosen = admission.chosen().iter();
+                return chosen.map(|waiting| (waiting.lane, waiting.ready_at.as_ms())).collect();
+            }
+        }
+        panic!("it never comes to an end");
+    }
+
+    #[test]
+    fn a_limit_is_shared_by_waiting_time_and_says_which_lanes_it_holds_back() {
+        let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
+        let mut scene = Scene::new(lanes, vec![gate(Scope::Queue("q".into()), most(5), 2)]);
+        let mut admission = scene.ask(10, 10);
+        assert_eq!(admission.open_lanes().len(), 2);
+        assert_eq!(admission.heads_wanted(1), 4, "one more than may go");
+        for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
+            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
+            admission.add_head(lane, Timestamp::from_ms(ready_at), id);
+        }
+        assert!(admission.choose().is_empty());
+        assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
+        assert_eq!(admission.limited(), [1, 2].map(|lane| Limited { lane, until: None }));
+        let changes = scene.gates.changes(now());
+        assert_eq!(changes[0].reached_at, Some(now()));
+    }
+
+    #[test]
+    fn what_is_claimed_ahead_is_a_quarter_or_what_can_start_at_once() {
+        let mut gate = gate(Scope::System, most(100), 60);
+        let mut room = |at_once| {
+            gate.begin(at_once);
+            gate.room()
+        };
+        assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
+        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![Gate { held: 98, ..gate }]);
+        let mut admission = scene.ask(10, 0);
+        assert!(admission.open_lanes().is_empty());
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(AHEAD_MS)) }]);
+        assert_eq!(admission.for_others(), [1], "who can start something may have it");
+        assert!(scene.gates.changes(now()).is_empty(), "the limit was not reached");
+    }
+
+    #[test]
+    fn an_empty_bucket_says_when_it_goes_on() {
+        let limit = Limit { concurrency: None, rate: Some(Rate { count: 2, period_ms: 1_000 }) };
+        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![gate(Scope::Type("type-1".into()), limit, 0)]);
+        let mut admission = scene.ask(9, 9);
+        for ready_at in 1..=3 {
+            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
+            admission.add_head(1, Timestamp::from_ms(ready_at), id);
+        }
+        assert!(admission.choose().is_empty());
+        assert_eq!(admission.chosen().len(), 2);
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
+        scene.gates.give_back(1, 1);
+        let left = scene.gates.changes(now())[0].bucket.expect("it has a rate");
+        assert_eq!(left.whole(), 1, "what was not started is not taken");
+    }
+
+    #[test]
+    fn a_key_without_room_is_closed_and_the_others_go() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        for (key, held) in [(7, 1), (8, 0), (9, 0)] {
+            let scope = Scope::Key(format!("k{key}"));
+            admission.add_line(line(1, key), || gate(scope, most(1), held), 10);
+        }
+        admission.add_empty(&line(1, 99));
+        let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
+        assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
+        let changes = admission.line_changes();
+        let told: Vec<_> =
+            changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
+        let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
+        assert_eq!(told, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
+        assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
+    }
+
+    #[test]
+    fn a_job_that_was_gone_when_it_was_taken_leaves_its_line_open() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        admission.add_line(line(1, 7), || gate(Scope::Key("k".into()), most(1), 0), 10);
+        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
+        admission.missed(|_| true);
+        assert!(admission.line_changes().is_empty() && admission.maybe_empty().is_empty());
+        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(BUSY_MS)) }]);
+    }
+
+    #[test]
+    fn one_key_in_two_lanes_has_one_room() {
+        let mut scene = Scene::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
+        let mut admission = scene.ask(10, 10);
+        for lane in [1, 2] {
+            admission.add_line(line(lane, 7), || gate(Scope::Key("k".into()), most(2), 0), 10);
+        }
+        let jobs = [(1, 7, 1), (1, 7, 4), (2, 7, 2), (2, 7, 3)];
+        assert_eq!(choose(&mut admission, &jobs), [(1, 1), (2, 2)]);
+        assert!(admission.line_changes().iter().all(|change| !change.open));
+    }
+
+    #[test]
+    fn a_line_that_may_give_more_is_read_again() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let mut admission = scene.ask(50, 50);
+        for key in 0..40 {
+            admission.add_line(line(1, key), || gate(Scope::Key("k".into()), Limit::default(), 0), 50);
+        }
+        let old = (0..60).map(|n| (1, 0, n));
+        let jobs: Vec<_> = old.chain((1..40).map(|key| (1, key, 1_000 + key))).collect();
+        let chosen = choose(&mut admission, &jobs);
+        assert_eq!(chosen, (0..50).map(|n| (1, n)).collect::<Vec<_>>(), "the oldest, all of one key");
+    }
+
+    #[test]
+    fn who_was_served_goes_to_the_end_of_the_turn_in_a_fair_queue() {
+        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+        let fair = QueueRule { fairness: Some(Fairness::Key), ..QueueRule::default() };
+        scene.rules.queues.insert("q".into(), fair);
+        let mut admission = scene.ask(1, 1);
+        for key in [7, 8] {
+            let turn = if key == 7 { NOW + 5 } else { NOW };
+            let line = OpenLine { turn, ..line(1, key) };
+            admission.add_line(line, || gate(Scope::Key("k".into()), Limit::default(), 0), 1);
+        }
+        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
+        let changes = admission.line_changes();
+        assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind everybody");
+    }
+
+    #[test]
+    fn a_paused_queue_is_put_aside() {
+        let pause = faena_domain::Pause { at: now(), by: "ana".into(), reason: None };
+        let mut rules = Rules::default();
+        rules.queues.insert("p".into(), QueueRule { paused: Some(pause), ..QueueRule::default() });
+        let (open, limited) = unpaused(&rules, vec![lane(1, "p", false), lane(2, "q", false)]);
+        assert_eq!(open.iter().map(|lane| lane.id).collect::<Vec<_>>(), [2]);
+        assert_eq!(limited, [Limited { lane: 1, until: None }]);
+    }
+}

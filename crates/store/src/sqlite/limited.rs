@@ -1,0 +1,268 @@
+//! A claim of lanes with limits or keys.
+
+use std::collections::HashMap;
+
+use faena_domain::{Bucket, JobId, Rules, Timestamp};
+use rusqlite::OptionalExtension;
+
+use super::{
+    claim::{ReadyRow, hand_out, may_claim, next_run},
+    rules,
+    writer::Tx,
+};
+use crate::{
+    Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
+    admit::{self, Admission, Gate, Gates, OpenLine, Ruled, Wanted},
+    assemble::parse_options,
+};
+
+/// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
+const ROUNDS: usize = 16;
+
+pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Ruled> {
+    if !may_claim(tx, ask.owner)? {
+        return Ok(Claim { refused: true, ..Claim::default() }.into());
+    }
+    let mut gates = gates(tx, rules, lanes, now)?;
+    let mut claim = Claim::default();
+    let mut for_others = Vec::new();
+    for round in 1..=ROUNDS {
+        let (left, at_once) = (ask.limit - claim.jobs.len(), ask.at_once.saturating_sub(claim.jobs.len()));
+        let turns = (rules, &tx.shared.turns);
+        let mut admission = Admission::new(&mut gates, lanes.iter().cloned(), turns, (left, at_once), now);
+        let more = look(tx, &mut admission, at_once, rules, now)?;
+        let jobs = admitted(tx, &mut admission, ask.owner, now)?;
+        claim.jobs.extend(jobs);
+        if more.is_empty() || claim.jobs.len() >= ask.limit || round == ROUNDS {
+            for lane in more {
+                admission.look_again(lane, now);
+            }
+            for lane in lanes.iter().filter(|lane| lane.keyed) {
+                if let Some(at) = opens_at(tx, lane.id)? {
+                    admission.look_again(lane.id, at);
+                }
+            }
+            claim.limited = admission.limited();
+            for_others = admission.for_others();
+            break;
+        }
+    }
+    put_gates(tx, &gates, now)?;
+    Ok(Ruled { claim, for_others })
+}
+
+/// The limits that apply to these lanes, with what is running.
+fn gates(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Result<Gates> {
+    let scopes = Gates::scopes(rules, lanes);
+    if scopes.is_empty() {
+        return Ok(Gates::default());
+    }
+    let all = tx.shared.lanes.all();
+    let mut gates = Vec::new();
+    for stored in rules::limits(tx.connection)? {
+        if scopes.contains(&stored.scope) && !stored.limit.is_none() {
+            let mut held = 0;
+            for lane in all.iter().filter(|lane| admit::holds_for(&stored.scope, lane)) {
+                held += held_in(tx, lane.id)?;
+            }
+            gates.push(Gate::stored(stored, usize::try_from(held).unwrap_or(0), now));
+        }
+    }
+    Ok(Gates::new(gates, lanes))
+}
+
+/// How many jobs of a lane are in hands. What this transaction has changed is not in the table yet.
+fn held_in(tx: &Tx, lane: LaneId) -> Result<i64> {
+    let counted: Option<i64> = tx
+        .connection
+        .prepare_cached("SELECT n FROM counter WHERE lane = ? AND tally = ?")?
+        .query_row((lane, Tally::Held as i16), |row| row.get(0))
+        .optional()?;
+    Ok(counted.unwrap_or(0) + tx.uncounted(lane, Tally::Held))
+}
+
+/// Reads who could go and chooses. Answers with the keyed lanes that have more open lines than were looked at.
+fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: Timestamp) -> Result<Vec<LaneId>> {
+    let mut more = Vec::new();
+    for lane in admission.open_lanes() {
+        if !lane.keyed {
+            let wanted = admission.heads_wanted(lane.id);
+            let mut statement = tx
+                .connection
+                .prepare_cached("SELECT ready_at, id FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?")?;
+            let mut rows = statement.query((lane.id, wanted as i64))?;
+            while let Some(row) = rows.next()? {
+                admission.add_head(lane.id, Timestamp::from_ms(row.get(0)?), JobId(row.get(1)?));
+            }
+            continue;
+        }
+        open_due(tx, lane.id, now)?;
+        let looked_at = admit::lines_looked_at(admission.limit());
+        let lines = open_lines(tx, lane.id, looked_at)?;
+        if lines.len() == looked_at {
+            more.push(lane.id);
+        }
+        for line in lines {
+            match key_of(tx, &line)? {
+                None => admission.add_empty(&line),
+                Some(name) => {
+                    let (held, bucket) = key_facts(tx, line.key, rules)?;
+                    admission.add_line(line, || Gate::of_key(rules, name, held, bucket, now), at_once);
+                }
+            }
+        }
+    }
+    let mut wanted = admission.wanted();
+    loop {
+        read_lines(tx, admission, &wanted)?;
+        wanted = admission.choose();
+        if wanted.is_empty() {
+            return Ok(more);
+        }
+    }
+}
+
+/// What a rate held back until now may go on.
+fn open_due(tx: &Tx, lane: LaneId, now: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "UPDATE line INDEXED BY line_opens SET open = 1, opens_at = NULL WHERE opens_at <= ? AND lane = ?",
+        )?
+        .execute((now.as_ms(), lane))?;
+    Ok(())
+}
+
+pub const OPEN_LINES: &str = "SELECT key, turn, limited_at, limited_by FROM line INDEXED BY line_open
+     WHERE lane = ? AND open = 1 ORDER BY turn, key LIMIT ?";
+
+fn open_lines(tx: &Tx, lane: LaneId, limit: usize) -> Result<Vec<OpenLine>> {
+    let mut statement = tx.connection.prepare_cached(OPEN_LINES)?;
+    let lines = statement.query_map((lane, limit as i64), |row| {
+        let limited = row.get::<_, Option<i64>>(2)?.zip(row.get(3)?);
+        Ok(OpenLine { lane, key: row.get(0)?, turn: row.get(1)?, limited })
+    })?;
+    Ok(lines.collect::<rusqlite::Result<_>>()?)
+}
+
+/// The key of a line, from its first job. `None`: it has none.
+fn key_of(tx: &Tx, line: &OpenLine) -> Result<Option<String>> {
+    let options: Option<Option<String>> = tx
+        .connection
+        .prepare_cached(
+            "SELECT job.options FROM ready INDEXED BY ready_key CROSS JOIN job ON job.id = ready.id
+             WHERE ready.lane = ? AND ready.key = ? ORDER BY ready.ready_at, ready.id LIMIT 1",
+        )?
+        .query_row((line.lane, line.key), |row| row.get(0))
+        .optional()?;
+    let Some(options) = options else { return Ok(None) };
+    Ok(Some(parse_options(options.as_deref())?.concurrency_key.unwrap_or_default()))
+}
+
+/// How many jobs of a key are in hands, and what is left of its rate.
+fn key_facts(tx: &Tx, key: i64, rules: &Rules) -> Result<(usize, Option<Bucket>)> {
+    let most = admit::most_of_a_key(rules);
+    let held: i64 = tx
+        .connection
+        .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM hold WHERE key = ? LIMIT ?)")?
+        .query_row((key, most as i64), |row| row.get(0))?;
+    let bucket = tx
+        .connection
+        .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?
+        .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
+        .optional()?;
+    Ok((usize::try_from(held).unwrap_or(0), bucket))
+}
+
+fn read_lines(tx: &Tx, admission: &mut Admission, wanted: &[Wanted]) -> Result<()> {
+    let mut statement = tx.connection.prepare_cached(
+        "SELECT ready_at, id FROM ready INDEXED BY ready_key WHERE lane = ? AND key = ? ORDER BY ready_at, id LIMIT ?",
+    )?;
+    for Wanted { lane, key, count } in wanted {
+        let mut rows = statement.query((lane, key, *count as i64))?;
+        while let Some(row) = rows.next()? {
+            admission.add_job(*lane, *key, Timestamp::from_ms(row.get(0)?), JobId(row.get(1)?));
+        }
+    }
+    Ok(())
+}
+
+/// Hands out what was chosen and sees to the lines.
+fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) -> Result<Vec<ClaimedJob>> {
+    let mut rows = Vec::with_capacity(admission.chosen().len());
+    let mut keys = Vec::with_capacity(rows.capacity());
+    for waiting in admission.chosen() {
+        let (retry_count, start_first) = tx
+            .connection
+            .prepare_cached("SELECT retry_count, start_first FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
+            .query_row((waiting.lane, waiting.ready_at.as_ms(), waiting.id.0), |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let row = ReadyRow { lane: waiting.lane, key: waiting.key, retry_count, start_first };
+        rows.push((waiting.id, waiting.ready_at, row));
+        keys.push((waiting.id, waiting.key));
+    }
+    let mut jobs = Vec::new();
+    if !rows.is_empty() {
+        jobs = hand_out(tx, next_run(tx)?, owner, rows.into_iter(), now)?;
+        let keys: HashMap<JobId, Option<i64>> = keys.into_iter().collect();
+        for job in &mut jobs {
+            job.limited = admission.waited(job.lane, keys.get(&job.id).copied().flatten(), job.ready_at);
+        }
+    }
+    for change in admission.line_changes() {
+        let (limited_at, limited_by) = change.limited.unzip();
+        tx.connection
+            .prepare_cached(
+                "UPDATE line SET open = ?3, opens_at = ?4,
+                     turn = coalesce(?5, (SELECT ready_at FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2
+                         ORDER BY ready_at, id LIMIT 1), turn),
+                     limited_at = coalesce(?6, limited_at), limited_by = coalesce(?7, limited_by)
+                 WHERE lane = ?1 AND key = ?2",
+            )?
+            .execute((change.lane, change.key, change.open, change.opens_at, change.turn, limited_at, limited_by))?;
+    }
+    for (lane, key) in admission.maybe_empty() {
+        tx.connection
+            .prepare_cached(
+                "DELETE FROM line WHERE lane = ?1 AND key = ?2
+                     AND NOT EXISTS (SELECT 1 FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2)",
+            )?
+            .execute((lane, key))?;
+    }
+    for (key, bucket) in admission.buckets() {
+        tx.connection.prepare_cached("INSERT OR REPLACE INTO bucket (key, tokens, at) VALUES (?, ?, ?)")?.execute((
+            key,
+            bucket.tokens,
+            bucket.at.as_ms(),
+        ))?;
+    }
+    Ok(jobs)
+}
+
+/// When the first of a lane's lines goes on by itself.
+fn opens_at(tx: &Tx, lane: LaneId) -> Result<Option<Timestamp>> {
+    let at: Option<i64> = tx
+        .connection
+        .prepare_cached(
+            "SELECT opens_at FROM line INDEXED BY line_opens WHERE opens_at IS NOT NULL AND lane = ? ORDER BY opens_at LIMIT 1",
+        )?
+        .query_row([lane], |row| row.get(0))
+        .optional()?;
+    Ok(at.map(Timestamp::from_ms))
+}
+
+fn put_gates(tx: &Tx, gates: &Gates, now: Timestamp) -> Result<()> {
+    for change in gates.changes(now) {
+        let (scope, name) = change.scope.parts();
+        tx.connection
+            .prepare_cached(
+                "UPDATE limit_rule SET tokens = ?, tokens_at = ?, reached_at = ? WHERE scope = ? AND name = ?",
+            )?
+            .execute((
+                change.bucket.map(|bucket| bucket.tokens),
+                change.bucket.map(|bucket| bucket.at.as_ms()),
+                change.reached_at.map(Timestamp::as_ms),
+                scope,
+                name,
+            ))?;
+    }
+    Ok(())
+}
