@@ -86,15 +86,30 @@ pub async fn configure(shared: &Shared, configured: &Configured, now: Timestamp)
 
 async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) -> Result<()> {
     lock(client).await?;
-    client.execute("DELETE FROM faena.limit_rule WHERE origin = $1", &[&CONFIG]).await?;
+    let (numbers, names): (Vec<i16>, Vec<&str>) = configured.limits.iter().map(|(scope, _)| scope.parts()).unzip();
+    // What stays is changed and not made anew: a claim that waits for its row must find it, and what is left of its rate stays.
+    client
+        .execute(
+            "DELETE FROM faena.limit_rule WHERE origin = $1
+                 AND (scope, name) NOT IN (SELECT * FROM unnest($2::int2[], $3::text[]))",
+            &[&CONFIG, &numbers, &names],
+        )
+        .await?;
     for (scope, limit) in &configured.limits {
         let (number, name) = scope.parts();
         let (concurrency, count, period_ms) = columns(limit);
         client
             .execute(
-                "INSERT INTO faena.limit_rule
+                "INSERT INTO faena.limit_rule AS l
                      (scope, name, concurrency, rate_count, rate_period_ms, origin, changed_at, changed_by)
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, 'the configuration') ON CONFLICT DO NOTHING",
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, 'the configuration')
+                 ON CONFLICT (scope, name) DO UPDATE SET concurrency = $3, changed_at = $7,
+                     tokens = CASE WHEN l.rate_count IS NOT DISTINCT FROM $4
+                         AND l.rate_period_ms IS NOT DISTINCT FROM $5 THEN l.tokens END,
+                     tokens_at = CASE WHEN l.rate_count IS NOT DISTINCT FROM $4
+                         AND l.rate_period_ms IS NOT DISTINCT FROM $5 THEN l.tokens_at END,
+                     rate_count = $4, rate_period_ms = $5
+                 WHERE l.origin = $6",
                 &[&number, &name, &concurrency, &count, &period_ms, &CONFIG, &now.as_ms()],
             )
             .await?;

@@ -53,13 +53,23 @@ fn queues(connection: &Connection) -> Result<Vec<QueueRow>> {
 
 /// What the configuration says holds where nothing else was said at run time.
 pub fn configure(tx: &Tx, configured: &Configured, now: Timestamp) -> Result<()> {
-    tx.connection.execute("DELETE FROM limit_rule WHERE origin = ?", [CONFIG])?;
+    for stored in limits(tx.connection)?.into_iter().filter(|stored| stored.origin == CONFIG) {
+        if !configured.limits.iter().any(|(scope, _)| *scope == stored.scope) {
+            tx.connection.execute("DELETE FROM limit_rule WHERE scope = ? AND name = ?", stored.scope.parts())?;
+        }
+    }
+    // What stays is changed and not made anew: what is left of its rate stays.
     for (scope, limit) in &configured.limits {
         let (number, name) = scope.parts();
         let (concurrency, count, period_ms) = columns(limit);
         tx.connection.execute(
             "INSERT INTO limit_rule (scope, name, concurrency, rate_count, rate_period_ms, origin, changed_at, changed_by)
-             VALUES (?, ?, ?, ?, ?, ?, ?, 'the configuration') ON CONFLICT DO NOTHING",
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'the configuration')
+             ON CONFLICT DO UPDATE SET concurrency = ?3, changed_at = ?7,
+                 tokens = CASE WHEN rate_count IS ?4 AND rate_period_ms IS ?5 THEN tokens END,
+                 tokens_at = CASE WHEN rate_count IS ?4 AND rate_period_ms IS ?5 THEN tokens_at END,
+                 rate_count = ?4, rate_period_ms = ?5
+             WHERE origin = ?6",
             (number, name, concurrency, count, period_ms, CONFIG, now.as_ms()),
         )?;
     }

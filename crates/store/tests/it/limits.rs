@@ -5,8 +5,10 @@ use std::{
     sync::atomic::{AtomicI64, Ordering},
 };
 
-use faena_domain::{ErrorReason, Fairness, JobId, JobState, NewJob, NodeId, Pause, Priority, Scope, WorkerId};
-use faena_store::{ClaimAsk, ClaimedJob, Outcome, Owner, QueuePatch, RunEnd, Signal, StoreOptions, Tally};
+use faena_domain::{
+    ErrorReason, Fairness, JobId, JobState, Limit, NewJob, NodeId, Pause, Priority, Rate, Scope, WorkerId,
+};
+use faena_store::{ClaimAsk, ClaimedJob, Configured, Outcome, Owner, QueuePatch, RunEnd, Signal, StoreOptions, Tally};
 use futures_util::future::join_all;
 
 use crate::support::*;
@@ -601,4 +603,24 @@ pub async fn who_claims_ahead_does_not_keep_the_others_of_its_call_waiting(world
         assert_eq!(got[0], most / 4, "{got:?}");
         assert_eq!(got.iter().sum::<usize>(), most, "{got:?}");
     }
+}
+
+pub async fn what_is_left_of_a_rate_outlives_a_restart(world: &World) {
+    let rate = Rate { count: 4, period_ms: 1_000 };
+    let configured = |rate| {
+        let limit = Limit { concurrency: None, rate: Some(rate) };
+        Configured { limits: vec![(kind("a"), limit), (Scope::System, limit)], queues: Vec::new() }
+    };
+    world.store.rules_configure(configured(rate), world.at(0)).await.unwrap();
+    world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
+    assert_eq!(world.claim(3, 100).await.len(), 3);
+    let next = world.reopen(StoreOptions::default()).await;
+    next.store.rules_configure(configured(rate), next.at(100)).await.unwrap();
+    assert_eq!(next.claim(9, 100).await.len(), 1, "the configuration said nothing new");
+    next.store.rules_configure(configured(Rate { count: 5, ..rate }), next.at(101)).await.unwrap();
+    assert_eq!(next.claim(9, 101).await.len(), 5, "another rate begins anew");
+    next.store.rules_configure(Configured::default(), next.at(102)).await.unwrap();
+    assert!(next.store.limits().await.unwrap().is_empty());
+    assert_eq!(next.claim(50, 103).await.len(), 11);
+    next.store.close().await;
 }

@@ -331,7 +331,8 @@ behaviours! {
         jobs_with_keys_stand_in_line_whichever_way_they_come,
         jobs_with_keys_from_before_there_were_lines_still_run,
         many_workers_in_one_call_share_what_a_limit_lets_go,
-        who_claims_ahead_does_not_keep_the_others_of_its_call_waiting;
+        who_claims_ahead_does_not_keep_the_others_of_its_call_waiting,
+        what_is_left_of_a_rate_outlives_a_restart;
     model:
         any_sequence_of_verbs_keeps_to_the_model;
 }
