@@ -162,8 +162,11 @@ fn key_limit(key: &str, limit: Limit, standing: &Standing, now: Timestamp) -> Ve
     if let Some(most) = limit.concurrency.filter(|most| standing.key_held >= u64::from(*most)) {
         reasons.push(limit_reached(&scope, most, standing.key_held, &standing.key_holders));
     }
-    if let (Some(rate), Some(next_at)) = (limit.rate, standing.key_opens_at.filter(|at| *at > now)) {
-        reasons.push(rate_reached(&scope, &rate.to_string(), next_at));
+    if let Some(rate) = limit.rate {
+        let bucket = rate.refilled(standing.key_bucket, now);
+        if bucket.whole() == 0 {
+            reasons.push(rate_reached(&scope, &rate.to_string(), rate.next_at(bucket)));
+        }
     }
     reasons
 }

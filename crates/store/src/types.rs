@@ -699,8 +699,8 @@ pub struct Standing {
     /// Jobs with its concurrencyKey that are in somebody's hands, and the first of them.
     pub key_held: u64,
     pub key_holders: Vec<JobId>,
-    /// When its key's rate lets the next one go.
-    pub key_opens_at: Option<Timestamp>,
+    /// What is left of its key's rate.
+    pub key_bucket: Option<Bucket>,
     pub owner: Option<OwnerStanding>,
     /// Since when somebody wants it cancelled, and why.
     pub cancel: Option<(Timestamp, String)>,

@@ -2,10 +2,9 @@
 //! again, and changes nothing where there is none.
 
 use faena_domain::Timestamp;
-use sha2::{Digest, Sha256};
 
 use super::{Cell, Dialect};
-use crate::assemble::parse_options;
+use crate::{assemble::parse_options, plan::key_number};
 
 /// What a repair is made of.
 pub(crate) enum Fix {
@@ -185,7 +184,7 @@ fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
 fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let key = match options.concurrency_key {
-        Some(key) if row[3].number() == 1 => key_of(&key).to_string(),
+        Some(key) if row[3].number() == 1 => key_number(&key).to_string(),
         // A lane with keys that a job without one has come to: there is no line that it could stand in.
         None if row[3].number() == 1 => return Vec::new(),
         _ => "NULL".into(),
@@ -199,7 +198,7 @@ fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         return Vec::new();
     };
     let id = (dialect.literal)(row[1].id());
-    vec![format!("INSERT INTO hold (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_of(&key))]
+    vec![format!("INSERT INTO hold (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
 }
 
 fn options_of(row: &[Cell]) -> Option<&str> {
@@ -208,12 +207,4 @@ fn options_of(row: &[Cell]) -> Option<&str> {
 
 fn note(id: &str, now: Timestamp, text: &str) -> String {
     format!("INSERT INTO note (id, run, log) VALUES ({id}, NULL, '[{},\"recovered\",\"{text}\"]')", now.as_ms())
-}
-
-/// The number that stands for a `concurrencyKey` in `ready`, `line` and `hold`.
-fn key_of(key: &str) -> i64 {
-    let digest = Sha256::digest(key.as_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest[..8]);
-    i64::from_be_bytes(first)
 }

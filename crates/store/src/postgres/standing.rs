@@ -1,7 +1,7 @@
 //! Where a job stands among others: what `why` is answered from.
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, JobState, Timestamp};
+use faena_domain::{Bucket, JobId, JobState, Timestamp};
 
 use super::{Shared, read};
 use crate::{Lane, LaneId, OwnerStanding, Result, Standing};
@@ -26,11 +26,10 @@ async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Opti
         standing.ahead = ahead(client, shared, &lane, ready_at, id).await?;
         if let Some(key) = key {
             (standing.key_held, standing.key_holders) = holders(client, key).await?;
-            standing.key_opens_at = client
-                .query_opt("SELECT opens_at FROM faena.line WHERE lane = $1 AND key = $2", &[&lane.id, &key])
+            standing.key_bucket = client
+                .query_opt("SELECT tokens, at FROM faena.bucket WHERE key = $1", &[&key])
                 .await?
-                .and_then(|row| row.get::<_, Option<i64>>(0))
-                .map(Timestamp::from_ms);
+                .map(|row| Bucket { tokens: row.get(0), at: Timestamp::from_ms(row.get(1)) });
         }
     } else if read::states_of(client, &[id]).await?.get(&id).is_some_and(|state| state.is_held()) {
         standing.owner = owner(client, id).await?;

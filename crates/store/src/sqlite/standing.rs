@@ -1,6 +1,6 @@
 //! Where a job stands among others: what `why` is answered from.
 
-use faena_domain::{JobId, JobState, Timestamp};
+use faena_domain::{Bucket, JobId, JobState, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
@@ -18,12 +18,10 @@ pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<O
         standing.ahead = ahead(connection, shared, &lane, ready_at, id)?;
         if let Some(key) = key {
             (standing.key_held, standing.key_holders) = holders(connection, key)?;
-            standing.key_opens_at = connection
-                .prepare_cached("SELECT opens_at FROM line WHERE lane = ? AND key = ?")?
-                .query_row((lane.id, key), |row| row.get::<_, Option<i64>>(0))
-                .optional()?
-                .flatten()
-                .map(Timestamp::from_ms);
+            standing.key_bucket = connection
+                .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?
+                .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
+                .optional()?;
         }
     } else if read::state_of(connection, id)?.is_some_and(JobState::is_held) {
         standing.owner = owner(connection, id)?;
