@@ -256,10 +256,17 @@ impl Pool {
             return Ok(0);
         }
         let ability = self.ability();
+        let rules = engine.store.rules();
+        // What a pause or a limit holds back needs no process.
         let waiting: i64 = lanes
             .iter()
-            .filter(|lane| ability.covers(&lane.queue, &lane.kind))
-            .filter_map(|lane| counts.by_lane.get(&(lane.id, Tally::Queued)))
+            .filter(|lane| ability.covers(&lane.queue, &lane.kind) && rules.pause(&lane.queue).is_none())
+            .filter_map(|lane| {
+                let queued = *counts.by_lane.get(&(lane.id, Tally::Queued))?;
+                let limits = rules.of_lane(&lane.queue, &lane.kind);
+                let most = limits.iter().filter_map(|(_, limit)| limit.concurrency).min();
+                Some(most.map_or(queued, |most| queued.min(i64::from(most))))
+            })
             .sum();
         let waiting = usize::try_from(waiting).unwrap_or(0);
         let (size, places, held) = {

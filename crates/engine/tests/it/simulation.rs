@@ -1,16 +1,17 @@
-//! Servers and workers that die, stall, fall silent and come back, in a time that the test makes: every job in the hands of an owner
-//! that is gone is found within one interval of the guardian after that owner's limit, and none is touched before.
+//! Servers, workers and senders of webhooks that die, stall, fall silent and come back, in a time that the test makes: every job in the
+//! hands of an owner that is gone is found within one interval of the guardian after that owner's limit, and none is touched before.
+//! The same of webhooks.
 //!
 //! The seed decides everything that happens; a failure names it. FAENA_TEST_SEEDS=100 runs that many.
 
 use std::{collections::HashMap, sync::Arc};
 
-use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp};
+use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp, WebhookId};
 use faena_engine::{
     Engine, EngineConfig, Roles,
     workers::{Connected, Door, Order, Registration, Report, ReportKind},
 };
-use faena_store::{ClaimAsk, Owner, Store};
+use faena_store::{ClaimAsk, Delivery, Owner, Store, WebhookAsk, WebhookNext, WebhookResult};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::world::{Place, open_postgres};
@@ -63,6 +64,15 @@ struct HandOut {
     timeout_ms: i64,
 }
 
+/// A webhook that a server is sending.
+struct Sending {
+    delivery: Delivery,
+    server: usize,
+    lease_ends: Timestamp,
+}
+
+const WEBHOOK_LEASE_MS: i64 = 40_000;
+
 struct Simulation {
     seed: u64,
     random: StdRng,
@@ -76,6 +86,8 @@ struct Simulation {
     completed: HashMap<JobId, usize>,
     found: usize,
     returned: usize,
+    sending: HashMap<WebhookId, Sending>,
+    sent_again: usize,
 }
 
 fn config() -> EngineConfig {
@@ -98,6 +110,8 @@ impl Simulation {
             completed: HashMap::new(),
             found: 0,
             returned: 0,
+            sending: HashMap::new(),
+            sent_again: 0,
         }
     }
 
@@ -218,6 +232,7 @@ impl Simulation {
         for _ in 0..self.random.random_range(1..4) {
             let mut job = NewJob::new(if self.chance(75) { REMOTE } else { INSIDE });
             job.options.retry.max_retries = 10;
+            job.options.webhook_url = self.chance(50).then(|| "https://example.org/told".to_owned());
             job.options.timeout_ms = Some(u64::from(self.random.random_range(60..400u32)) * 1_000);
             self.jobs.push(self.store.job_submit(vec![job], self.now).await.unwrap()[0].id);
         }
@@ -326,6 +341,65 @@ impl Simulation {
         }
     }
 
+    /// Every living server takes what is due, and tells of some of what it sends how it went.
+    async fn send_webhooks(&mut self) {
+        for at in self.living() {
+            let ask = WebhookAsk {
+                node: self.servers[at].engine.node_id(),
+                limit: 50,
+                per_host: 50,
+                rooms: Vec::new(),
+                allowed: 50,
+                lease_ms: WEBHOOK_LEASE_MS,
+            };
+            for delivery in self.store.webhook_take(ask, self.now).await.unwrap().deliveries {
+                if let Some(before) = self.sending.get(&delivery.id) {
+                    self.sent_again += 1;
+                    let sender = &self.servers[before.server];
+                    let gone = if sender.alive { Timestamp::MAX } else { sender.renewed_at.plus_ms(15_000) };
+                    let earliest = before.lease_ends.min(gone);
+                    assert!(self.now >= earliest, "seed {}: a webhook was taken from its sender early", self.seed);
+                    assert!(delivery.number > before.delivery.number);
+                }
+                let lease_ends = self.now.plus_ms(WEBHOOK_LEASE_MS);
+                self.sending.insert(delivery.id, Sending { delivery, server: at, lease_ends });
+            }
+        }
+        let under_way: Vec<WebhookId> = self.sending.keys().copied().collect();
+        for id in under_way {
+            let Sending { delivery, server, lease_ends } = &self.sending[&id];
+            assert!(
+                self.now <= lease_ends.plus_ms(STEP_MS),
+                "seed {}: a webhook of a lost sender was missed",
+                self.seed
+            );
+            if !self.servers[*server].alive {
+                continue;
+            }
+            let delivery = delivery.clone();
+            if self.chance(30) {
+                let next = match self.chance(60) {
+                    true => WebhookNext::Delivered,
+                    false => WebhookNext::Again { due_at: self.now.plus_ms(5_000) },
+                };
+                let result = WebhookResult {
+                    id,
+                    number: delivery.number,
+                    attempt: delivery.attempt,
+                    allowed: 50,
+                    at: self.now,
+                    took_ms: 1,
+                    status: Some(200),
+                    error: None,
+                    answer: None,
+                    next,
+                };
+                assert_eq!(self.store.webhook_settle(vec![result], self.now).await.unwrap(), [true]);
+                self.sending.remove(&id);
+            }
+        }
+    }
+
     /// The earliest and the latest time at which a job may be taken from its holder.
     fn limits(&self, out: &HandOut) -> (Timestamp, Timestamp) {
         let far = Timestamp::MAX;
@@ -387,6 +461,7 @@ impl Simulation {
         self.something_happens().await;
         self.turns().await;
         self.workers_work().await;
+        self.send_webhooks().await;
         self.check().await;
     }
 
@@ -410,10 +485,13 @@ impl Simulation {
             if !inside.is_empty() {
                 self.end_inside(inside).await;
             }
+            self.send_webhooks().await;
             self.check().await;
             let open = self.store.counts().await.unwrap();
             let left: i64 = open.by_lane.iter().filter(|((_, tally), _)| (*tally as i16) < 4).map(|(_, n)| n).sum();
-            if left == 0 {
+            let undelivered = self.store.webhook_counts().await.unwrap();
+            let undelivered: u64 = undelivered.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, n)| n).sum();
+            if left == 0 && undelivered == 0 {
                 return;
             }
         }
@@ -447,7 +525,7 @@ impl Simulation {
     }
 }
 
-async fn simulate(seed: u64) -> (usize, usize) {
+async fn simulate(seed: u64) -> [usize; 3] {
     let mut simulation = Simulation::new(seed).await;
     simulation.start_server().await;
     simulation.start_server().await;
@@ -462,18 +540,21 @@ async fn simulate(seed: u64) -> (usize, usize) {
         let completions = simulation.completed.get(id).copied().unwrap_or(0);
         assert_eq!(completions, usize::from(job.status == JobState::Completed), "seed {seed}: {job:#?}");
     }
-    (simulation.found, simulation.returned)
+    [simulation.found, simulation.returned, simulation.sent_again]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_orphan_is_found_in_time_and_none_is_touched_early() {
     let seeds: u64 = std::env::var("FAENA_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
-    let (mut found, mut returned) = (0, 0);
+    let mut sum = [0; 3];
     for seed in 0..seeds {
-        let (more_found, more_returned) = simulate(seed).await;
-        found += more_found;
-        returned += more_returned;
+        for (total, more) in sum.iter_mut().zip(simulate(seed).await) {
+            *total += more;
+        }
     }
-    println!("{seeds} seeds: {found} orphans cost a try, {returned} had not started and went back");
-    assert!(found + returned > 10, "the simulation lost hardly anything: {found} and {returned}");
+    let [found, returned, sent_again] = sum;
+    println!(
+        "{seeds} seeds: {found} orphans cost a try, {returned} had not started and went back, {sent_again} webhooks were sent again"
+    );
+    assert!(found + returned > 10 && sent_again > 3, "the simulation lost hardly anything: {sum:?}");
 }
