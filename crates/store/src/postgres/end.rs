@@ -499,8 +499,10 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
     if !keys.0.is_empty() {
         client
             .execute(
-                "DELETE FROM faena.job_key k USING unnest($1::text[], $2::uuid[]) AS u(key, id)
-                 WHERE k.kind = 1 AND k.key = u.key AND k.id = u.id",
+                "DELETE FROM faena.job_key WHERE ctid = ANY (ARRAY(
+                     SELECT k.ctid FROM unnest($1::text[], $2::uuid[]) AS u(key, id)
+                     CROSS JOIN LATERAL (
+                         SELECT ctid FROM faena.job_key WHERE kind = 1 AND key = u.key AND id = u.id LIMIT 1) AS k))",
                 &[&keys.0, &keys.1],
             )
             .await?;
@@ -508,8 +510,10 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
     if !over.0.is_empty() {
         client
             .execute(
-                "DELETE FROM faena.expiry e USING unnest($1::int8[], $2::uuid[]) AS u(at, id)
-                 WHERE e.expires_at = u.at AND e.id = u.id",
+                "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
+                     SELECT e.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(at, id)
+                     CROSS JOIN LATERAL (
+                         SELECT ctid FROM faena.expiry WHERE expires_at = u.at AND id = u.id LIMIT 1) AS e))",
                 &[&over.0, &over.1],
             )
             .await?;
@@ -544,8 +548,9 @@ async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result
     }
     let held = client
         .prepare_cached(
-            "SELECT DISTINCT h.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
-             JOIN faena.hold h ON h.key = u.key AND h.id = u.id ORDER BY 1",
+            // A subquery that cannot become a join: each is one look into the index.
+            "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
+             WHERE (SELECT 1 FROM faena.hold h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
         )
         .await?;
     let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
@@ -556,8 +561,9 @@ async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result
     client.query(&lock, &[&held]).await?;
     let delete = client
         .prepare_cached(
-            "DELETE FROM faena.hold h USING unnest($1::int8[], $2::uuid[]) AS u(key, id)
-             WHERE h.key = u.key AND h.id = u.id",
+            "DELETE FROM faena.hold WHERE ctid = ANY (ARRAY(
+                 SELECT h.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
+                 CROSS JOIN LATERAL (SELECT ctid FROM faena.hold WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
         )
         .await?;
     // What waits for its rate goes on when that lets it.

@@ -70,8 +70,9 @@ pub const TAKE: &str = "
     WITH picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
             SELECT r.ctid FROM unnest($1::int4[], $2::int8[], $3::uuid[]) AS c(lane, ready_at, id)
-            JOIN faena.ready r ON r.lane = c.lane AND r.ready_at = c.ready_at AND r.id = c.id
-            FOR UPDATE OF r SKIP LOCKED))
+            CROSS JOIN LATERAL (
+                SELECT ctid FROM faena.ready WHERE lane = c.lane AND ready_at = c.ready_at AND id = c.id
+                FOR UPDATE SKIP LOCKED) AS r))
         RETURNING lane, ready_at, id, retry_count, start_first, key),
     held AS (INSERT INTO faena.hold (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
     block AS (

@@ -24,6 +24,13 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timesta
         return Ok(Claim { refused: true, ..Claim::default() }.into());
     }
     let mut gates = gates(tx, rules, lanes, now)?;
+    if let [lane] = lanes
+        && !lane.keyed
+    {
+        let ruled = claim_lane(tx, &ask, lane.id, &mut gates, now)?;
+        put_gates(tx, &gates, now)?;
+        return Ok(ruled);
+    }
     let mut claim = Claim::default();
     let mut for_others = Vec::new();
     for round in 1..=ROUNDS {
@@ -49,6 +56,41 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timesta
     }
     put_gates(tx, &gates, now)?;
     Ok(Ruled { claim, for_others })
+}
+
+/// One lane without keys, which is what most claims are: there is nothing to choose, the first ones go. (Measured: through the choice
+/// below, a drain under a limit of 10 000 ran at 78 % of one without.)
+fn claim_lane(tx: &Tx, ask: &ClaimAsk, lane: LaneId, gates: &mut Gates, now: Timestamp) -> Result<Ruled> {
+    gates.begin(ask.at_once);
+    let room = gates.room(lane);
+    let mut ruled = Ruled::default();
+    let mut rows = Vec::new();
+    if room > 0 {
+        // One more than may go, to see whether any is held back.
+        let wanted = ask.limit.min(room.saturating_add(1));
+        let mut statement = tx.connection.prepare_cached(
+            "SELECT ready_at, id, retry_count, start_first FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
+        )?;
+        let mut found = statement.query((lane, wanted as i64))?;
+        while let Some(row) = found.next()? {
+            let ready = ReadyRow { lane, key: None, retry_count: row.get(2)?, start_first: row.get(3)? };
+            rows.push((JobId(row.get(1)?), Timestamp::from_ms(row.get(0)?), ready));
+        }
+    }
+    let held_back = room == 0 || rows.len() > room;
+    rows.truncate(room);
+    if !rows.is_empty() {
+        gates.take(lane, rows.len());
+        ruled.claim.jobs = hand_out(tx, next_run(tx)?, ask.owner, rows.into_iter(), now)?;
+        for job in &mut ruled.claim.jobs {
+            job.limited = gates.waited(lane, job.ready_at);
+        }
+    }
+    if held_back {
+        ruled.claim.limited.push(gates.hold_back(lane));
+        ruled.for_others.extend(gates.has_room_for_others(lane).then_some(lane));
+    }
+    Ok(ruled)
 }
 
 /// The limits that apply to these lanes, with what is running.
