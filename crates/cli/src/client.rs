@@ -6,11 +6,13 @@ use faena_wire::ErrorBody;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 
-use crate::Connection;
+use crate::{Connection, print};
 
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    /// Answers are shown as they came.
+    json: bool,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,7 @@ impl Client {
             .user_agent(concat!("faena/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|e| Problem::Other(e.to_string()))?;
-        Ok(Client { http, base })
+        Ok(Client { http, base, json: connection.json })
     }
 
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -72,6 +74,20 @@ impl Client {
     pub async fn call<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Problem> {
         let answer = self.send(request.timeout(Duration::from_secs(30))).await?;
         answer.json().await.map_err(|e| Problem::Other(format!("the answer was not understood: {e}")))
+    }
+
+    /// Sends and shows the answer: as it came with `--json`, else in words.
+    pub async fn show<T: DeserializeOwned>(
+        &self,
+        request: RequestBuilder,
+        words: impl FnOnce(&T) -> String,
+    ) -> Result<(), Problem> {
+        if self.json {
+            print(&self.text(request).await?);
+        } else {
+            print(&words(&self.call(request).await?));
+        }
+        Ok(())
     }
 
     /// Sends; an error of the server becomes ours.

@@ -66,22 +66,14 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
         Command::Show(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &format!("/api/v1/jobs/{}", one.id));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&describe(&client.call(request).await?));
-            }
+            client.show(request, describe).await?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Watch(one) => watch::watch(&Client::new(&one.connection)?, &one.id, one.connection.json).await,
         Command::Why(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &format!("/api/v1/jobs/{}/why", one.id));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&explain(&client.call(request).await?));
-            }
+            client.show(request, explain).await?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Cancel(one) => change(one, "cancel").await,

@@ -104,11 +104,7 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
         Command::Show(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &path(&one.id, ""));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&describe(&client.call(request).await?));
-            }
+            client.show(request, describe).await?;
         }
         Command::Retry(chosen) => act(chosen, "retry", "has new tries", "retried").await?,
         Command::Delete(chosen) => act(chosen, "delete", "is deleted", "deleted").await?,

@@ -100,11 +100,7 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
         Command::Show(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &path(&one.name, ""));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&describe(&client.call(request).await?));
-            }
+            client.show(request, describe).await?;
         }
         Command::Set(set) => {
             let mut body = Map::new();
@@ -131,12 +127,7 @@ fn path(name: &str, rest: &str) -> String {
 async fn change(connection: &Connection, method: Method, path: &str, body: Value) -> Result<(), Problem> {
     let client = Client::new(connection)?;
     let request = client.request(method, path).json(&body);
-    if connection.json {
-        print(&client.text(request).await?);
-    } else {
-        print(&describe(&client.call(request).await?));
-    }
-    Ok(())
+    client.show(request, describe).await
 }
 
 async fn show_list(connection: &Connection) -> Result<(), Problem> {

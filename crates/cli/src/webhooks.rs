@@ -53,21 +53,13 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
         Command::Show(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &path(&one.id, ""));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&describe(&client.call(request).await?));
-            }
+            client.show(request, describe).await?;
         }
         Command::Redeliver(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::POST, &path(&one.id, "/redeliver"));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                let webhook: WebhookView = client.call(request).await?;
-                print(&format!("{} is sent again to {}", webhook.id, webhook.url));
-            }
+            let words = |webhook: &WebhookView| format!("{} is sent again to {}", webhook.id, webhook.url);
+            client.show(request, words).await?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -46,11 +46,7 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
         Command::Show(one) => {
             let client = Client::new(&one.connection)?;
             let request = client.request(Method::GET, &path(&one.id, ""));
-            if one.connection.json {
-                print(&client.text(request).await?);
-            } else {
-                print(&describe(&client.call(request).await?));
-            }
+            client.show(request, describe).await?;
         }
         Command::Drain(one) => drain(one, Method::POST, "takes no more jobs").await?,
         Command::Resume(one) => drain(one, Method::DELETE, "takes jobs again").await?,

@@ -27,7 +27,7 @@ pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
-pub use time::Timestamp;
+pub use time::{Timestamp, parse_duration};
 pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
 pub use why::{Reason, Why};
 pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Fault, Ordering, Timestamp};
+use crate::{Fault, Ordering, Timestamp, parse_duration};
 
 /// Whose work a limit counts.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -85,20 +85,10 @@ pub struct Bucket {
 const HAIR: f64 = 1e-6;
 
 impl Rate {
-    /// `100/1m`: so many starts per period, which is a number and `ms`, `s`, `m`, `h` or `d`.
+    /// `100/1m`: so many starts per period.
     pub fn parse(text: &str) -> Option<Rate> {
         let (count, period) = text.split_once('/')?;
-        let period = period.trim();
-        let digits = period.find(|c: char| !c.is_ascii_digit())?;
-        let unit_ms = match &period[digits..] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return None,
-        };
-        let period_ms = period[..digits].parse::<u64>().ok()?.checked_mul(unit_ms)?;
+        let period_ms = u64::try_from(parse_duration(period)?.as_millis()).ok()?;
         Some(Rate { count: count.trim().parse().ok()?, period_ms })
     }
 

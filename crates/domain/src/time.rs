@@ -1,6 +1,6 @@
-//! A point in time, in milliseconds since 1970, written as RFC 3339 wherever people or programs read it.
+//! A point in time, in milliseconds since 1970, written as RFC 3339 wherever people or programs read it; durations as people write them.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -62,6 +62,32 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
+/// `500ms`, `30s`, `5m`, `12h`, `7d`, and sums of them like `42m30s`. Nothing is cut off in silence.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut total = Duration::ZERO;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let ms = match &rest[..end] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        rest = &rest[end..];
+        total = total.checked_add(Duration::from_millis(number.checked_mul(ms)?))?;
+    }
+    (total <= Duration::from_secs(3_650 * 86_400)).then_some(total)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +104,16 @@ mod tests {
     fn what_is_no_time_is_refused() {
         for text in ["", "yesterday", "2025-13-01T00:00:00Z", "2025-11-15", "-000001-01-01T00:00:00Z"] {
             assert_eq!(Timestamp::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_read_whole_or_not_at_all() {
+        assert_eq!(parse_duration("42m30s"), Some(Duration::from_secs(42 * 60 + 30)));
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_duration("7d"), Some(Duration::from_secs(7 * 86_400)));
+        for text in ["", "5", "s", "5 s", "1.5s", "-1s", "5x", "99999999999999999999s", "9999999999999999d"] {
+            assert_eq!(parse_duration(text), None, "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ mod rules;
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
-use faena_domain::{JobLimits, Limit, QueueRule, Scope};
+use faena_domain::{JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{EngineConfig, PoolConfig, Roles, Secret, WebhookConfig};
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
@@ -659,32 +659,6 @@ fn parse_network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from))
 }
 
-/// `500ms`, `30s`, `5m`, `12h`, `7d`, and sums of them like `42m30s`. Nothing is cut off in silence.
-pub fn parse_duration(text: &str) -> Option<Duration> {
-    let mut rest = text.trim();
-    let mut total = Duration::ZERO;
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let ms = match &rest[..end] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return None,
-        };
-        rest = &rest[end..];
-        total = total.checked_add(Duration::from_millis(number.checked_mul(ms)?))?;
-    }
-    (total <= Duration::from_secs(3_650 * 86_400)).then_some(total)
-}
-
 /// A database address as it may be shown.
 pub fn without_password(url: &str) -> String {
     match url::Url::parse(url) {
@@ -740,16 +714,6 @@ mod tests {
             error("", &[("FAENA_NOD_LEASE", "1s")]),
             "environment FAENA_NOD_LEASE: is not a known key; `faena config` lists them"
         );
-    }
-
-    #[test]
-    fn durations_are_read_whole_or_not_at_all() {
-        assert_eq!(parse_duration("42m30s"), Some(Duration::from_secs(42 * 60 + 30)));
-        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
-        assert_eq!(parse_duration("7d"), Some(Duration::from_secs(7 * 86_400)));
-        for text in ["", "5", "s", "5 s", "1.5s", "-1s", "5x", "99999999999999999999s", "9999999999999999d"] {
-            assert_eq!(parse_duration(text), None, "{text}");
-        }
     }
 
     #[test]

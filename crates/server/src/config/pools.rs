@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use faena_domain::parse_duration;
 use faena_engine::PoolConfig;
 use serde::Deserialize;
 
-use super::{ConfigError, parse_duration};
+use super::ConfigError;
 
 pub const EXAMPLE: &str = "
 # Worker processes that this server starts, watches, grows, shrinks and restarts; as many sections as you like.

@@ -4,7 +4,7 @@ use faena_domain::{Fairness, Fault, Limit, QueueRule, Rate, Scope};
 use faena_store::Configured;
 use serde::Deserialize;
 
-use super::{ConfigError, parse_duration};
+use super::ConfigError;
 
 pub const EXAMPLE: &str = "
 # What holds for a queue; as many sections as you like. What is changed at run time goes before it and stays.
@@ -104,7 +104,7 @@ fn put(scope: Scope, limit: Limit, into: &mut Configured) -> Result<(), String> 
 
 fn numbers(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, String> {
     let rate = match rate {
-        Some(text) => Some(parse_rate(&text).ok_or_else(|| format!("rate: {text:?} must be like 100/1m"))?),
+        Some(text) => Some(Rate::parse(&text).ok_or_else(|| format!("rate: {text:?} must be like 100/1m"))?),
         None => None,
     };
     let limit = Limit { concurrency, rate };
@@ -114,13 +114,6 @@ fn numbers(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, Stri
         Some(fault) => Err(format!("{}: {}", fault.path, fault.message)),
         None => Ok(limit),
     }
-}
-
-/// `100/1m`: so many starts per period.
-fn parse_rate(text: &str) -> Option<Rate> {
-    let (count, period) = text.split_once('/')?;
-    let period_ms = u64::try_from(parse_duration(period.trim())?.as_millis()).ok()?;
-    Some(Rate { count: count.trim().parse().ok()?, period_ms })
 }
 
 fn name(path: &str, value: &str) -> Result<(), String> {
