@@ -14,4 +14,6 @@ mod frame;
 mod letters;
 mod list;
 mod webhooks;
+
 mod queues;
+mod why;

@@ -159,7 +159,7 @@ async fn a_bad_setting_of_a_queue_is_named() {
         r#"{"rate": 5}"#,
         r#"{"rate": {"count": 0, "periodMs": 0}}"#,
         r#"{"rate": {"count": 1, "period": 1}}"#,
-        r#"{"rate": "5/9999d"}"#,
+        r#"{"rate": "5/32d"}"#,
         r#"{"strict": "yes", "fairness": "all", "speed": 1}"#,
     ] {
         said.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.faults()));
@@ -185,8 +185,8 @@ async fn a_bad_setting_of_a_queue_is_named() {
     400 VALIDATION_ERROR: 2 fields are not valid
     rate.period: is not a known field
     rate.periodMs: is missing
-    400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 863913600000
-    rate.periodMs: must be from 1 to 2678400000, is 863913600000
+    400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 2764800000
+    rate.periodMs: must be from 1 to 2678400000, is 2764800000
     400 VALIDATION_ERROR: 3 fields are not valid
     strict: must be true or false
     fairness: must be none or key

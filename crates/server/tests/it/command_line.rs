@@ -390,3 +390,22 @@ async fn dead_letters_are_looked_at_retried_and_put_away() {
     assert_eq!(entries["entries"][0]["target"], ids[2]);
     assert!(shell.says(&["audit", "--limit", "1"]).contains("more with --before"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_asked_why() {
+    let shell = Shell::open().await;
+    shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
+    let id = shell.says(&["enqueue", "noop", "--queue", "mail"]);
+    let id = id.trim();
+    let said = shell.says(&["jobs", "why", id]);
+    assert!(
+        said.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue mail is paused by loopback")),
+        "{said}"
+    );
+    assert!(said.contains("(the relay is down)"), "{said}");
+    assert_eq!(shell.json(&["jobs", "why", id, "--json"])["reasons"][0]["code"], "queue_paused");
+    shell.says(&["queues", "resume", "mail"]);
+    shell.faena.job_is(id, "COMPLETED").await;
+    assert!(shell.says(&["jobs", "why", id]).contains("it completed at"));
+    assert_eq!(shell.faena(&["jobs", "why", "01900000-0000-7000-8000-000000000000"]).0, 1);
+}

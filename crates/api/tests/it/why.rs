@@ -1,0 +1,53 @@
+//! `/jobs/:id/why`.
+
+use axum::http::StatusCode;
+use insta::assert_snapshot;
+
+use crate::app::App;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_says_why_it_is_not_running() {
+    let app = App::start().await;
+    app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
+    let id = app.create(r#"{"name": "elsewhere.kind", "queue": "mail"}"#).await;
+    let mut why = app.get(&format!("/api/v1/jobs/{id}/why")).await;
+    let mut shown = why.json();
+    // Which types this server's own worker knows is another test's business.
+    let reasons = shown["reasons"].as_array_mut().unwrap();
+    assert!(reasons[1]["message"].as_str().unwrap().starts_with("no living worker can run type elsewhere.kind"));
+    reasons[1]["message"] = "…".into();
+    shown["summary"] = "…".into();
+    why.text = shown.to_string();
+    assert_snapshot!(why.shown(), @r#"
+    200 OK
+    {
+      "jobId": "<id 1>",
+      "reasons": [
+        {
+          "by": "loopback",
+          "code": "queue_paused",
+          "message": "queue mail is paused by loopback since <time> (the relay is down)",
+          "queue": "mail",
+          "reason": "the relay is down",
+          "since": "<time>"
+        },
+        {
+          "code": "no_worker",
+          "message": "…",
+          "queue": "mail",
+          "type": "elsewhere.kind"
+        }
+      ],
+      "status": "QUEUED",
+      "summary": "…"
+    }
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_job_and_a_wrong_id_have_no_why() {
+    let app = App::start().await;
+    let unknown = app.get("/api/v1/jobs/01900000-0000-7000-8000-000000000000/why").await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+    assert_eq!(app.get("/api/v1/jobs/nothing/why").await.status, StatusCode::BAD_REQUEST);
+}
