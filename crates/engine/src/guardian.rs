@@ -109,6 +109,9 @@ async fn on_time(
     Ok(Round { next_at: Some(next_at), ..round })
 }
 
+/// As whom it acts.
+pub const ACTOR: &str = "system:guardian";
+
 /// Rows that one round handles of each kind.
 const BATCH: usize = 100;
 /// How long workers that have ended are remembered.
@@ -188,7 +191,7 @@ async fn adrift(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), forget_before, now).await?;
     for lost in &swept.lost {
         let jobs = lost.freed.orphaned + lost.freed.returned;
-        tracing::warn!(worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
+        tracing::warn!(actor = ACTOR, worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
         engine.bus.worker(&lost.key, WorkerState::Terminated, Some("lost"), now);
         if let Some(worker) = engine.workers.find(lost.id) {
             worker.close("it was given up for lost");

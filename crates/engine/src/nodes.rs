@@ -10,7 +10,7 @@ use faena_domain::Timestamp;
 use faena_store::{Patience, Store, StoreError};
 use parking_lot::Mutex;
 
-use crate::Round;
+use crate::{Round, guardian::ACTOR};
 
 /// Since when this process has been in touch with the database without a break.
 #[derive(Default)]
@@ -47,6 +47,7 @@ pub async fn run_once(
     let handled = freed.orphaned + freed.returned;
     if handled > 0 || freed.nodes > 0 {
         tracing::warn!(
+            actor = ACTOR,
             nodes = freed.nodes,
             orphaned = freed.orphaned,
             returned = freed.returned,

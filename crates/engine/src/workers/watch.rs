@@ -10,7 +10,12 @@ use faena_domain::{ErrorReason, Failure, NodeId, Timestamp, WorkerState};
 use faena_store::{NoteKind, RunNote, StoreError, WorkerEnd};
 
 use super::{Connected, Door, ReportKind, connected::Stopping};
-use crate::{Engine, Round, config::ms, guardian::Check, held::Held};
+use crate::{
+    Engine, Round,
+    config::ms,
+    guardian::{ACTOR, Check},
+    held::Held,
+};
 
 /// How long a handler may take to stop after it was told to.
 const STOP_MS: i64 = 10_000;
@@ -86,6 +91,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
             worker.standing.lock().stopping.insert(held.job.id, stopping);
             held.tell_to_stop(&reason);
             tracing::warn!(
+                actor = ACTOR,
                 job = %held.job.id,
                 correlation_id = held.correlation_id(),
                 worker = worker.key,
