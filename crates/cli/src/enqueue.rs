@@ -42,6 +42,15 @@ pub struct Arguments {
     after: Vec<String>,
     #[arg(long)]
     unique_key: Option<String>,
+    /// Jobs with the same key run one at a time, or as many as a limit says
+    #[arg(long)]
+    concurrency_key: Option<String>,
+    /// Where to tell how it ended
+    #[arg(long, value_name = "URL")]
+    webhook_url: Option<String>,
+    /// Fail it if nobody has taken it by then, like 2026-11-15T20:00:00Z
+    #[arg(long, value_name = "TIME")]
+    expires_at: Option<String>,
     #[arg(long)]
     idempotency_key: Option<String>,
     #[arg(long)]
@@ -102,6 +111,9 @@ fn body(arguments: &Arguments) -> Result<String, Problem> {
     put("maxRetries", arguments.max_retries.map(Value::from));
     put("timeoutMs", arguments.timeout_ms.map(Value::from));
     put("uniqueKey", arguments.unique_key.clone().map(Value::from));
+    put("concurrencyKey", arguments.concurrency_key.clone().map(Value::from));
+    put("webhookUrl", arguments.webhook_url.clone().map(Value::from));
+    put("expiresAt", arguments.expires_at.clone().map(Value::from));
     put("correlationId", arguments.correlation_id.clone().map(Value::from));
     put("tags", (!arguments.tags.is_empty()).then(|| arguments.tags.clone().into()));
     put("dependsOn", (!arguments.after.is_empty()).then(|| arguments.after.clone().into()));

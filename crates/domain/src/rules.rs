@@ -70,7 +70,7 @@ pub struct Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} starts per {} ms", self.count, self.period_ms)
+        write!(f, "{} {} per {} ms", self.count, if self.count == 1 { "start" } else { "starts" }, self.period_ms)
     }
 }
 

@@ -379,6 +379,10 @@ impl Engine {
         if let Err(error) = self.store.rules_load().await {
             tracing::debug!(%error, "the new rules will be read later");
         }
+        // Lines of keys were opened, and nobody tells of each.
+        for lane in self.store.lanes().await.unwrap_or_default().into_iter().filter(|lane| lane.keyed) {
+            self.lanes.add(lane.id);
+        }
         self.lanes.open_limited();
     }
 

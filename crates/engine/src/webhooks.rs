@@ -221,18 +221,21 @@ impl Webhooks {
         let per_host = self.config.per_host;
         let mut rooms = Vec::new();
         let mut look_at = None;
-        // However many hosts fail, half of the senders is for those that do not. Each failing one gets its turn by chance.
-        let failing = office.hosts.values().filter(|host| host.failed_at.is_some()).map(|host| host.under_way).sum();
-        let mut spare = self.config.concurrency.div_ceil(2).saturating_sub(failing);
+        // However many hosts fail, half of the senders is for those that do not. The failing ones share the rest; if they are
+        // more than it, each gets its turn by chance.
+        let failing = || office.hosts.values().filter(|host| host.failed_at.is_some());
+        let under_way = failing().map(|host| host.under_way).sum();
+        let mut spare = self.config.concurrency.div_ceil(2).saturating_sub(under_way);
+        let share = spare.checked_div(failing().count()).unwrap_or(0).max(1);
         let mut hosts: Vec<(&String, &Host)> = office.hosts.iter().collect();
         hosts.shuffle(&mut rand::rng());
         for (name, host) in hosts {
             let mut room = host.breaker.room(per_host.saturating_sub(host.under_way), now);
             if host.failed_at.is_some() {
-                if room > spare {
+                if room > 0 && spare == 0 {
                     look_at = look_at.into_iter().chain([now.plus_ms(TURN_MS)]).min();
                 }
-                room = room.min(spare);
+                room = room.min(spare).min(share);
                 spare -= room;
             }
             if room < per_host {

@@ -94,7 +94,11 @@ async fn queued(
     }
     reasons.extend(workers(engine, job, now).await?);
     if standing.ahead > 0 {
-        reasons.push(ahead(engine, job, standing, now).await?);
+        // While nobody works, what ran in the last minute says nothing about its turn.
+        let moves = !reasons.iter().any(|reason| STANDSTILL.contains(&reason.code.as_str()));
+        reasons.push(
+            ahead(engine, job, standing, now).await?.filter(|_| moves).unwrap_or_else(|| only_ahead(job, standing)),
+        );
     }
     if reasons.is_empty() {
         let since = job.queued_at.unwrap_or(job.created_at);
@@ -174,7 +178,8 @@ fn key_limit(key: &str, limit: Limit, standing: &Standing, now: Timestamp) -> Ve
 fn limit_reached(scope: &Scope, most: u32, held: u64, holders: &[JobId]) -> Reason {
     let named = holders.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
     let more = if held > holders.len() as u64 { ", …" } else { "" };
-    let message = format!("{scope} may run {most} at once, and {held} are running: {named}{more}");
+    let are = if held == 1 { "is" } else { "are" };
+    let message = format!("{scope} may run {most} at once, and {held} {are} running: {named}{more}");
     let facts = json!({"scope": scope.word(), "name": scope.parts().1, "limit": most, "held": held, "heldBy": holders});
     Reason::new("limit_reached", message, facts)
 }
@@ -221,7 +226,10 @@ async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<R
             reasons.push(Reason::new("worker_away", message, json!({"workers": ids(&away), "until": until})));
         }
     } else if able.iter().all(|worker| is_full(engine, worker)) {
-        let message = format!("all {} that can run it are busy", workers_text(able.len()));
+        let message = match able.len() {
+            1 => "the one worker that can run it is busy".to_owned(),
+            count => format!("all {count} workers that can run it are busy"),
+        };
         reasons.push(Reason::new("workers_busy", message, json!({"workers": able.len()})));
     }
     Ok(reasons)
@@ -248,26 +256,47 @@ fn breaker_opens_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Optio
     engine.workers.find_by_key(&view.id)?.breaker_opens_at(now)
 }
 
-async fn ahead(engine: &Engine, job: &JobView, standing: &Standing, now: Timestamp) -> Result<Reason, StoreError> {
+/// Reasons for which nothing of its kind runs at all.
+const STANDSTILL: [&str; 5] = ["queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
+
+fn only_ahead(job: &JobView, standing: &Standing) -> Reason {
     let jobs = standing.ahead;
     let exact = jobs < Standing::MOST_AHEAD;
-    let many = if exact { jobs.to_string() } else { format!("{jobs} or more") };
+    Reason::new("jobs_ahead", ahead_text(job, standing), json!({"jobs": jobs, "exact": exact}))
+}
+
+fn ahead_text(job: &JobView, standing: &Standing) -> String {
+    match standing.ahead {
+        1 => format!("1 job of queue {} goes before it", job.queue),
+        jobs if jobs < Standing::MOST_AHEAD => format!("{jobs} jobs of queue {} go before it", job.queue),
+        jobs => format!("{jobs} or more jobs of queue {} go before it", job.queue),
+    }
+}
+
+/// `None`: it has not been measured yet how fast jobs go.
+async fn ahead(
+    engine: &Engine,
+    job: &JobView,
+    standing: &Standing,
+    now: Timestamp,
+) -> Result<Option<Reason>, StoreError> {
+    let jobs = standing.ahead;
+    let exact = jobs < Standing::MOST_AHEAD;
     let lanes = engine.store.lanes().await?;
     let lanes: Vec<LaneId> = lanes.iter().filter(|lane| lane.queue == job.queue).map(|lane| lane.id).collect();
     if engine.throughput.is_due(now) {
         engine.throughput.add(&engine.store.counts().await?, now);
     }
-    let per_minute = engine.throughput.per_minute(&lanes, now).unwrap_or(0.0);
+    let Some(per_minute) = engine.throughput.per_minute(&lanes, now) else { return Ok(None) };
     let estimate_ms = (per_minute > 0.0).then(|| (jobs as f64 * 60_000.0 / per_minute).ceil() as i64);
     let at = estimate_ms.map(|wait_ms| now.plus_ms(wait_ms));
     let guess = match at {
         Some(at) => format!("; at {per_minute:.0} a minute, as in the last minute, its turn comes at about {at}"),
         None => "; none has run in the last minute, so there is no estimate".to_owned(),
     };
-    let message =
-        format!("{many} {} of queue {} go before it{guess}", if jobs == 1 { "job" } else { "jobs" }, job.queue);
+    let message = format!("{}{guess}", ahead_text(job, standing));
     let facts = json!({"jobs": jobs, "exact": exact, "perMinute": per_minute, "estimatedStartAt": at});
-    Ok(Reason::new("jobs_ahead", message, facts))
+    Ok(Some(Reason::new("jobs_ahead", message, facts)))
 }
 
 /// It is in somebody's hands: in whose, since when, until when, and whether that one is still there.
@@ -286,9 +315,7 @@ async fn held(engine: &Engine, job: &JobView, standing: &Standing, now: Timestam
     let since = job.started_at.unwrap_or(claimed_at);
     let (code, what, limit_ms) = match job.status {
         JobState::Scheduled => ("scheduled", "a process is being started for it", ms(config.scheduled_timeout)),
-        JobState::Assigned => {
-            ("assigned", "it was handed to its worker, which has not started it yet", ms(config.assigned_timeout))
-        }
+        JobState::Assigned => ("assigned", "it was handed out and has not started yet", ms(config.assigned_timeout)),
         _ => {
             let own = job.timeout_ms.and_then(|limit| i64::try_from(limit).ok());
             ("running", "it is running", own.unwrap_or(ms(config.processing_timeout)))
@@ -296,7 +323,8 @@ async fn held(engine: &Engine, job: &JobView, standing: &Standing, now: Timestam
     };
     let deadline = since.plus_ms(limit_ms);
     let progress = job.progress.as_ref().map(|progress| format!(", {}", progress_text(progress))).unwrap_or_default();
-    let message = format!("{what}: {worker}, since {since}{progress}; it is taken away at {deadline}");
+    let by = job.worker_id.as_ref().map(|id| format!(" (worker {id})")).unwrap_or_default();
+    let message = format!("{what}{by} since {since}{progress}; it is taken away at {deadline}");
     let facts = json!({
         "workerId": job.worker_id, "since": since, "deadline": deadline, "run": job.run, "progress": job.progress,
     });
@@ -337,7 +365,14 @@ async fn lost(
     }
     let Some(owner) = &standing.owner else { return Ok(None) };
     Ok(match owner.lease_until {
-        Some(until) if until > now => None,
+        // It is renewed every third of the lease.
+        Some(until) if until > now.plus_ms(ms(engine.config.node_lease) / 3) => None,
+        Some(until) if until > now => {
+            let server = owner.server.as_deref().unwrap_or("that has it");
+            let message =
+                format!("the server {server} has missed a sign of life; without one its jobs are freed at {until}");
+            Some(Reason::new("server_lost", message, json!({"server": owner.server, "recoveryAt": until})))
+        }
         until => {
             let server = owner.server.as_deref().unwrap_or("that had it");
             let recovery_at = until.unwrap_or(now).max(now);
@@ -365,6 +400,7 @@ fn failed(job: &JobView) -> Reason {
     let why = match reason {
         ErrorReason::Expired => "nobody took it before its expiry".to_owned(),
         ErrorReason::NoHandler => "no worker could run it".to_owned(),
+        _ if allowed == 1 => format!("its only try failed with {}", reason.as_str()),
         _ if tries >= allowed => format!("all {allowed} tries failed, the last one with {}", reason.as_str()),
         _ => format!("try {tries} of {allowed} failed with {} and was not to be repeated", reason.as_str()),
     };
@@ -384,8 +420,4 @@ fn cancelled(job: &JobView) -> Reason {
 
 fn jobs_text(count: usize) -> String {
     if count == 1 { "1 job".into() } else { format!("{count} jobs") }
-}
-
-fn workers_text(count: usize) -> String {
-    if count == 1 { "1 worker".into() } else { format!("{count} workers") }
 }

@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::Context;
 use faena_api::{Api, Parts};
-use faena_domain::Timestamp;
+use faena_domain::{Rules, Timestamp};
 use faena_engine::{Engine, EngineConfig};
+use faena_store::Configured;
 use tokio::{
     net::{TcpListener, lookup_host},
     signal::unix::{SignalKind, signal},
@@ -34,6 +35,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let listener = if roles.api { Some(bind(&config, insecure).await?) } else { None };
     let store = faena_store::open(config.text("database.url"), config.store(migrate)).await?;
     store.rules_configure(config.rules(), Timestamp::now()).await?;
+    say_overruled(&config.rules(), &store.rules());
     // Told before the first job can run: from here on SIGTERM drains.
     let mut stop = Stop::new()?;
     let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;
@@ -74,6 +76,20 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     shut_down(engine, store, closing, server, stop).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What was set at run time goes before the configuration; whoever changes the latter should know.
+fn say_overruled(configured: &Configured, rules: &Rules) {
+    for (scope, limit) in &configured.limits {
+        let holds = rules.limits.get(scope).copied().unwrap_or_default();
+        if holds != *limit {
+            tracing::warn!(
+                configured = ?limit,
+                holds = ?holds,
+                "the limit of {scope} was set at run time, which goes before the configuration; `faena limits set` changes it"
+            );
+        }
+    }
 }
 
 /// What the engine is told, and how its worker processes find this server and do not outlive it.

@@ -85,7 +85,8 @@ pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
     Rules {
         limits: limits
             .into_iter()
-            .filter(|stored| !stored.limit.is_none())
+            // Of a key, no limit is a word too: it goes before that of all keys.
+            .filter(|stored| !stored.limit.is_none() || matches!(stored.scope, Scope::Key(_)))
             .map(|stored| (stored.scope, stored.limit))
             .collect(),
         queues: queues.into_iter().map(QueueRow::rule).collect(),

@@ -54,6 +54,9 @@ struct Ask {
     per_second: Option<u32>,
 }
 
+/// Nobody has a job from before 2020.
+const FIRST_JOBS_MS: i64 = 1_577_836_800_000;
+
 async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) -> Answer<Response> {
     let mut filter = ask.filter;
     if !filter.states.is_empty() {
@@ -62,7 +65,16 @@ async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) ->
             return Ok(Json(BulkAnswer { dry_run: ask.dry_run, ..nothing() }).into_response());
         }
     }
-    let narrow = filter != Filter { states: filter.states.clone(), ..Filter::default() };
+    // A time that leaves nothing out is no filter.
+    let since_ever = |at: &Timestamp| at.as_ms() <= FIRST_JOBS_MS;
+    let for_ever = |at: &Timestamp| *at > Timestamp::now();
+    let open = Filter {
+        states: filter.states.clone(),
+        created_after: filter.created_after.filter(since_ever),
+        created_before: filter.created_before.filter(for_ever),
+        ..Filter::default()
+    };
+    let narrow = filter != open;
     let every_state = filter.states.is_empty() || fitting.iter().all(|state| filter.states.contains(state));
     if every_state && !narrow && !ask.all {
         let message = "would match every job; say \"all\": true if that is meant";

@@ -109,7 +109,7 @@ async fn what_would_reach_further_than_was_meant_is_refused() {
     let mut said = String::new();
     for body in [
         "{}",
-        r#"{"filter": {}}"#,
+        r#"{"filter": {"createdAfter": "1970-01-01T00:00:00Z", "createdBefore": "2999-01-01T00:00:00Z"}}"#,
         r#"{"filter": {"colour": "red", "status": "ASLEEP"}}"#,
         r#"{"filter": "all"}"#,
         r#"{"filter": {"queue": "old"}, "dryrun": true}"#,

@@ -130,3 +130,34 @@ async fn jobs_start_at_the_rate_that_was_set_on_sqlite() {
 async fn jobs_start_at_the_rate_that_was_set_on_postgres() {
     by_rate(World::over(open_postgres().await, EngineConfig::default()).await).await;
 }
+
+/// Jobs of one key that wait, and what lets them go.
+async fn goes_on_when(limit: Limit, scope: Scope) {
+    let world = World::over(open_sqlite().await, EngineConfig::default()).await;
+    limited(&world, Scope::Key("*".into()), most(1)).await;
+    let jobs = (0..3).map(|_| of_key(7, r#"{"ms": 60000}"#)).collect();
+    let ids: Vec<_> = world.store.job_submit(jobs, Timestamp::now()).await.unwrap().iter().map(|job| job.id).collect();
+    world.job_is(ids[0], JobState::Processing).await;
+    assert_eq!(world.job(ids[2]).await.status, JobState::Queued);
+    let began = Instant::now();
+    limited(&world, scope, limit).await;
+    for id in ids {
+        world.job_is(id, JobState::Processing).await;
+    }
+    assert!(began.elapsed() < SOON, "somebody waited for a poll: {:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_raised_limit_of_keys_lets_their_jobs_go_at_once() {
+    goes_on_when(most(3), Scope::Key("*".into())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_for_one_key_goes_before_that_of_all_at_once() {
+    goes_on_when(most(3), Scope::Key("tenant-7".into())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_limit_for_a_key_means_no_limit() {
+    goes_on_when(Limit::default(), Scope::Key("tenant-7".into())).await;
+}

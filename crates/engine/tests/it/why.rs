@@ -272,7 +272,10 @@ async fn a_job_of_a_server_that_is_gone_says_so() {
     let lanes = world.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
     let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 1, at_once: 1 };
     world.store.job_claim(vec![ask], now).await.unwrap();
-    assert_eq!(codes(&why_at(&world, id, now.plus_ms(59_000)).await), ["assigned"]);
+    assert_eq!(codes(&why_at(&world, id, now.plus_ms(50_000)).await), ["assigned"]);
+    let silent = why_at(&world, id, now.plus_ms(59_000)).await;
+    assert_eq!(codes(&silent), ["server_lost", "assigned"], "it should have renewed its lease");
+    assert_eq!(silent.reasons[0].facts["recoveryAt"], now.plus_ms(60_000).to_string());
     let why = why_at(&world, id, now.plus_ms(61_000)).await;
     assert_eq!(codes(&why), ["server_lost", "assigned"]);
     assert_eq!(why.reasons[0].facts["server"], "gone:1");
@@ -329,7 +332,7 @@ async fn a_finished_job_says_how_it_ended() {
     let why_failed = why(&world, failed.id).await;
     assert_eq!(codes(&why_failed), ["failed"]);
     assert_eq!(why_failed.reasons[0].facts["error"].as_str(), failed.error.as_deref());
-    assert!(why_failed.summary.starts_with("all 1 tries failed"), "{}", why_failed.summary);
+    assert!(why_failed.summary.starts_with("its only try failed"), "{}", why_failed.summary);
 
     let mut later = NewJob::new("noop");
     later.options.scheduled_at = Some(Timestamp::now().plus_ms(3_600_000));

@@ -123,6 +123,7 @@ const CODES: &[Code] = &[
         .fixed("jobs told to look again now"),
     warning("waiting-overdue", "jobs are due and nobody has moved them", "{id} ({x:s} ago)", SERVE),
     error("illegal-state", "rows have a state that does not exist", "{words} of {id}: {x}", BY_HAND),
+    error("rule-illegal", "settings of queues or limits make no sense", "{words}: {x}", BY_HAND),
     error("run-behind", "run numbers are in use that have not been given out yet", "{x}, given out up to {y}", FIX)
         .fixed("run sequence moved forward"),
     error("unique-key-held", "unique keys are held by jobs that have finished", "{words} ({id})", FIX)
@@ -245,7 +246,10 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
     steps.extend(
         [("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)),
     );
-    steps.extend([("deliveries", DELIVERIES), ("run numbers", RUNS), ("attempts", ATTEMPTS)].map(|(n, s)| query(n, s)));
+    steps.extend(
+        [("deliveries", DELIVERIES), ("run numbers", RUNS), ("rules", RULES), ("attempts", ATTEMPTS)]
+            .map(|(n, s)| query(n, s)),
+    );
     steps.extend([
         walk("options", "SELECT id, options FROM job WHERE options IS NOT NULL", judge::options),
         walk("logs of completed jobs", "SELECT 'completed', id, CAST(6 AS bigint), run, log FROM done", judge::log),
@@ -389,11 +393,19 @@ const DELIVERIES: &str = "
     SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000";
 
 const RUNS: &str = "
-    SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, m.run AS x, s.last AS y, CAST(NULL AS bigint) AS z
+    SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, coalesce(m.run, 0) AS x, s.last AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT max(run) AS run FROM (
               SELECT max(run) AS run FROM block UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
               UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u) m
-    CROSS JOIN (SELECT CAST({last_run} AS bigint) AS last) s WHERE m.run > s.last";
+    CROSS JOIN (SELECT coalesce(CAST({last_run} AS bigint), -1) AS last) s WHERE coalesce(m.run, 0) > s.last";
+
+const RULES: &str = "
+    SELECT 'rule-illegal' AS code, CAST(NULL AS uuid) AS id, 'limit ' || name AS words,
+        CAST(coalesce(concurrency, rate_count, rate_period_ms) AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM limit_rule WHERE concurrency < 1 OR rate_count < 1 OR rate_period_ms < 1 OR scope NOT IN (0, 1, 2, 3)
+    UNION ALL
+    SELECT 'rule-illegal', CAST(NULL AS uuid), 'fairness of queue ' || name, CAST(fairness AS bigint), NULL, NULL
+    FROM queue WHERE fairness NOT IN (0, 1)";
 
 /// Each try that was not the last one is on record. After a person's retry they count from the beginning.
 const ATTEMPTS: &str = "

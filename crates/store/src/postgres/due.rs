@@ -2,7 +2,7 @@
 
 use deadpool_postgres::Object;
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
-use tokio_postgres::Row;
+use tokio_postgres::{Row, error::SqlState};
 use uuid::Uuid;
 
 use super::{
@@ -281,6 +281,10 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
             .await;
         if let Err(error) = made {
             client.batch_execute("RESET lock_timeout").await?;
+            if error.code() == Some(&SqlState::DUPLICATE_TABLE) || error.code() == Some(&SqlState::UNIQUE_VIOLATION) {
+                // Another node was faster.
+                continue;
+            }
             tracing::warn!(partition = name, error = %crate::error::chain(&error), "a partition could not be made; finished jobs of that day go to the default partition");
         }
     }

@@ -66,7 +66,7 @@ async fn living_of(
                 door: row.get(3),
                 node: row.get(4),
                 session: row.get(5),
-                state: worker_state(row.get(6))?,
+                state: worker_state(row.get(6)),
                 reason: row.get(7),
                 deadline: row.get(8),
             })
@@ -261,7 +261,7 @@ async fn news_in(client: &Object, news: &[WorkerNews]) -> Result<Vec<WorkerStand
         let one = Told {
             session: row.get(1),
             drain: row.get(2),
-            state: worker_state(row.get(3))?,
+            state: worker_state(row.get(3)),
             reason: row.get(4),
             changes: Vec::new(),
             last: None,
@@ -604,7 +604,7 @@ async fn history(client: &Object, id: WorkerId) -> Result<Vec<WorkerChange>> {
     rows.iter()
         .map(|row| {
             let at = Timestamp::from_ms(row.get(0));
-            Ok(WorkerChange { at, state: worker_state(row.get(1))?, reason: row.get(2) })
+            Ok(WorkerChange { at, state: worker_state(row.get(1)), reason: row.get(2) })
         })
         .collect()
 }

@@ -277,6 +277,7 @@ fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
             Ok(drift.len() as u64)
         }
         Fix::MoveSequence => {
+            run("INSERT INTO run_sequence (last) SELECT -1 WHERE NOT EXISTS (SELECT 1 FROM run_sequence)")?;
             run(&format!("UPDATE run_sequence SET last = ({0}) WHERE last < ({0})", fixes::LARGEST_RUN))
         }
         Fix::None | Fix::Recover | Fix::MakePartitions => Ok(0),

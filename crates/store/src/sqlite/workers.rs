@@ -48,7 +48,7 @@ pub fn living_of(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<
             door: row.get(3)?,
             node: row.get(4)?,
             session: row.get(5)?,
-            state: worker_state(row.get(6)?)?,
+            state: worker_state(row.get(6)?),
             reason: row.get(7)?,
             deadline: row.get(8)?,
         });
@@ -212,7 +212,7 @@ fn news_of_one(tx: &Tx, news: &WorkerNews) -> Result<WorkerStanding> {
         .query_row((news.id.0, news.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
     let Some((code, reason, drain)) = row else { return Ok(WorkerStanding { connected: false, drain: false }) };
-    let changes = allowed(worker_state(code)?, &news.changes);
+    let changes = allowed(worker_state(code), &news.changes);
     let (code, reason) =
         changes.last().map_or((code, reason), |change| (worker_code(change.state), change.reason.clone()));
     // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
@@ -400,7 +400,7 @@ fn history(connection: &Connection, id: WorkerId) -> Result<Vec<WorkerChange>> {
     let mut history = Vec::new();
     while let Some(row) = rows.next()? {
         let at = Timestamp::from_ms(row.get(0)?);
-        history.push(WorkerChange { at, state: worker_state(row.get(1)?)?, reason: row.get(2)? });
+        history.push(WorkerChange { at, state: worker_state(row.get(1)?), reason: row.get(2)? });
     }
     Ok(history)
 }

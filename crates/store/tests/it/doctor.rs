@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use faena_domain::{JobId, NewJob, NodeId, Timestamp, WorkerState};
+use faena_domain::{JobId, Limit, NewJob, NodeId, Scope, Timestamp, WorkerState};
 use faena_store::{
     AuditFilter, ClaimAsk, NoteKind, Outcome, Owner, StoreOptions,
     doctor::{self, Inspection, Severity},
@@ -395,6 +395,23 @@ pub async fn run_numbers_that_would_come_again_are_skipped(world: &World) {
     };
     heals(world, &[back.into()], &["run-behind"]).await;
     assert!(world.ledger.number(last).await > 5);
+}
+
+pub async fn a_sequence_of_runs_that_is_gone_is_made_anew(world: &World) {
+    fill(world).await;
+    if world.store.engine() == "sqlite" {
+        heals(world, &["DELETE FROM run_sequence".into()], &["run-behind"]).await;
+        assert!(world.ledger.number("SELECT last FROM run_sequence").await > 5);
+    }
+}
+
+pub async fn a_setting_that_makes_no_sense_is_told(world: &World) {
+    let limit = Limit { concurrency: Some(3), rate: None };
+    world.store.limit_set(Scope::Queue("q".into()), limit, "test", world.start).await.unwrap();
+    world.ledger.run("UPDATE limit_rule SET concurrency = -5").await;
+    let found = finds(world, &["rule-illegal"]).await;
+    assert!(found.findings[0].text.contains("limit q: -5"), "{:#?}", found.findings);
+    world.ledger.run("UPDATE limit_rule SET concurrency = 3").await;
 }
 
 pub async fn a_unique_key_of_a_finished_job_is_freed(world: &World) {

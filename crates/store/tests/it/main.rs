@@ -296,6 +296,8 @@ behaviours! {
         a_job_that_waits_for_nobody_goes_on,
         a_job_that_would_look_for_its_parents_too_late_looks_now,
         run_numbers_that_would_come_again_are_skipped,
+        a_sequence_of_runs_that_is_gone_is_made_anew,
+        a_setting_that_makes_no_sense_is_told,
         a_unique_key_of_a_finished_job_is_freed,
         a_ready_job_without_its_key_gets_it,
         a_key_with_ready_jobs_gets_its_line,
