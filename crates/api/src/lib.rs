@@ -104,6 +104,7 @@ pub fn router(api: Api) -> Router {
         .nest("/api/v1/dead-letter", letters)
         .nest("/api/v1/queues", queues)
         .route("/api/v1/limits", get(rest::queues::limits).patch(rest::queues::set_limit))
+        .route("/api/v1/limits/reset", post(rest::queues::reset_limit))
         .nest("/api/v1/bulk", bulk)
         .route("/api/v1/audit", get(rest::audit::list))
         .nest("/api/v1/workers", workers)

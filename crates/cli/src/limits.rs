@@ -15,6 +15,8 @@ pub enum Command {
     List(List),
     /// Set a limit, or take it away with none
     Set(Set),
+    /// Forget what was set at run time; the server's configuration holds again
+    Reset(Reset),
 }
 
 #[derive(Args)]
@@ -29,6 +31,14 @@ pub struct Set {
     whose: Whose,
     #[command(flatten)]
     numbers: Numbers,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Reset {
+    #[command(flatten)]
+    whose: Whose,
     #[command(flatten)]
     connection: Connection,
 }
@@ -50,6 +60,22 @@ struct Whose {
     key: Option<String>,
 }
 
+impl Whose {
+    fn body(&self) -> Map<String, Value> {
+        let mut body = Map::new();
+        for (scope, name) in [("queue", &self.queue), ("type", &self.kind), ("key", &self.key)] {
+            if let Some(name) = name {
+                body.insert("scope".into(), json!(scope));
+                body.insert("name".into(), json!(name));
+            }
+        }
+        if self.system {
+            body.insert("scope".into(), json!("system"));
+        }
+        body
+    }
+}
+
 pub async fn run(command: Command) -> Result<ExitCode, Problem> {
     match command {
         Command::List(list) => {
@@ -58,20 +84,17 @@ pub async fn run(command: Command) -> Result<ExitCode, Problem> {
             show(&client, request, &list.connection).await?;
         }
         Command::Set(set) => {
-            let mut body = Map::new();
-            for (scope, name) in [("queue", &set.whose.queue), ("type", &set.whose.kind), ("key", &set.whose.key)] {
-                if let Some(name) = name {
-                    body.insert("scope".into(), json!(scope));
-                    body.insert("name".into(), json!(name));
-                }
-            }
-            if set.whose.system {
-                body.insert("scope".into(), json!("system"));
-            }
+            let mut body = set.whose.body();
             set.numbers.put_into(&mut body)?;
             let client = Client::new(&set.connection)?;
             let request = client.request(Method::PATCH, "/api/v1/limits").json(&Value::Object(body));
             show(&client, request, &set.connection).await?;
+        }
+        Command::Reset(reset) => {
+            let client = Client::new(&reset.connection)?;
+            let body = Value::Object(reset.whose.body());
+            let request = client.request(Method::POST, "/api/v1/limits/reset").json(&body);
+            show(&client, request, &reset.connection).await?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -117,6 +117,7 @@ fn describe(webhook: &WebhookView) -> String {
     line("url", webhook.url.clone());
     line("created", webhook.created_at.to_string());
     line("due", webhook.due_at.map(|at| at.to_string()).unwrap_or_default());
+    line("held back", webhook.held_back.clone().unwrap_or_default());
     line("settled", webhook.settled_at.map(|at| at.to_string()).unwrap_or_default());
     line("attempts", webhook.attempts.to_string());
     line("body", webhook.body.as_ref().map(|body| body.get().to_owned()).unwrap_or_default());

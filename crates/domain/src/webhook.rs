@@ -100,6 +100,9 @@ pub struct WebhookView {
     pub due_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settled_at: Option<Timestamp>,
+    /// Why it is not sent although it is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_back: Option<String>,
     /// Attempts begun so far, those included of which nobody told how they went.
     pub attempts: u32,
     /// To the letter what is sent.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_store::{Patience, Retention};
+use faena_store::{Configured, Patience, Retention};
 use ipnet::IpNet;
 
 use crate::{PoolConfig, WebhookConfig};
@@ -35,6 +35,8 @@ pub struct EngineConfig {
     /// How often whatever has no nearer due time is looked at.
     pub guardian_interval: Duration,
     pub retention: Retention,
+    /// What the configuration says about queues and limits, wherever nothing else was said at run time.
+    pub rules: Configured,
     /// Worker processes to start and look after.
     pub pools: Vec<PoolConfig>,
     /// The command under which they are started: it kills the group of what it starts when this process is gone.
@@ -91,6 +93,7 @@ impl Default for EngineConfig {
             no_handler_timeout: Duration::from_secs(24 * 3_600),
             guardian_interval: Duration::from_secs(30),
             retention: Retention::default(),
+            rules: Configured::default(),
             pools: Vec::new(),
             guard: Vec::new(),
             own_url: String::new(),

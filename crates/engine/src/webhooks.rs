@@ -18,7 +18,7 @@ use std::{
 };
 
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{Delivery, Store, StoreError, WebhookAsk, WebhookNext, WebhookResult};
+use faena_store::{Delivery, Store, StoreError, WebhookAsk, WebhookNext, WebhookResult, host_of};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use rand::seq::SliceRandom;
@@ -202,6 +202,13 @@ impl Webhooks {
         while busy() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Why what goes to this address is not sent now, if it is not.
+    pub fn held_back(&self, url: &str, now: Timestamp) -> Option<String> {
+        let host = host_of(url);
+        let until = self.office.lock().hosts.get(&host)?.breaker.opens_at(now)?;
+        Some(format!("{host} keeps failing; its breaker is open until {until}"))
     }
 
     /// The breakers that are not closed.

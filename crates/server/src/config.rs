@@ -470,6 +470,7 @@ impl Config {
             scheduled_timeout: self.duration("scheduled.timeout"),
             no_handler_timeout: self.duration("no_handler.timeout"),
             guardian_interval: self.duration("guardian.interval"),
+            rules: self.rules(),
             pools: self.pools.clone(),
             guard: Vec::new(),
             own_url: String::new(),
@@ -540,6 +541,17 @@ impl Config {
             let what = format!("{} ({} to {})", pool.command.join(" "), pool.min, pool.max);
             (format!("pool.{}", pool.name), what, "faena.toml".to_owned())
         });
+        let limits = self.rules.limits.iter().map(|(scope, limit)| {
+            let at_once = limit.concurrency.map(|most| format!("{most} at once"));
+            let what: Vec<String> = at_once.into_iter().chain(limit.rate.map(|rate| rate.to_string())).collect();
+            (format!("limit.{} {}", scope.word(), scope.parts().1), what.join(", "), "faena.toml".to_owned())
+        });
+        let queues = self.rules.queues.iter().map(|(name, rule)| {
+            let strict = rule.strict.map(|strict| format!("strict {strict}"));
+            let fairness = rule.fairness.map(|fairness| format!("fairness {fairness:?}").to_lowercase());
+            let what: Vec<String> = strict.into_iter().chain(fairness).collect();
+            (format!("queue.{name}"), what.join(", "), "faena.toml".to_owned())
+        });
         KEYS.iter()
             .map(|key| {
                 let setting = &self.settings[key.path];
@@ -550,6 +562,8 @@ impl Config {
                 };
                 (key.path.to_owned(), value, setting.origin.clone())
             })
+            .chain(queues.filter(|(_, what, _)| !what.is_empty()))
+            .chain(limits)
             .chain(pools)
             .collect()
     }

@@ -86,7 +86,7 @@ fn say_overruled(configured: &Configured, rules: &Rules) {
             tracing::warn!(
                 configured = ?limit,
                 holds = ?holds,
-                "the limit of {scope} was set at run time, which goes before the configuration; `faena limits set` changes it"
+                "the limit of {scope} was set at run time, which goes before the configuration; `faena limits reset` lets the configuration hold again"
             );
         }
     }

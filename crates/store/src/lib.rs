@@ -52,7 +52,8 @@ pub use types::{
     WorkerNews, WorkerStanding,
 };
 pub use webhooks::{
-    Delivery, LOST_FORGIVEN, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken, without_query,
+    Delivery, LOST_FORGIVEN, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken, host_of,
+    without_query,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -222,6 +223,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Sets a limit, or takes it away (without numbers). With its entry in the audit log.
     async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Forgets what was said at run time about a limit; `configured` holds again. With its entry in the audit log.
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()>;
 
     /// All limits, those of queues included, with where they come from.
     async fn limits(&self) -> Result<Vec<StoredLimit>>;

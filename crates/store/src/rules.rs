@@ -143,6 +143,11 @@ pub fn queue_audit(name: &str, patch: &QueuePatch, by: &str) -> AuditEntry {
     }
 }
 
+pub fn reset_audit(scope: &Scope, configured: Option<Limit>, by: &str) -> AuditEntry {
+    let entry = limit_audit(scope, &configured.unwrap_or_default(), by);
+    AuditEntry { action: "limit.reset".into(), ..entry }
+}
+
 pub fn limit_audit(scope: &Scope, limit: &Limit, by: &str) -> AuditEntry {
     let target = match scope {
         Scope::System => "system".to_owned(),

@@ -197,7 +197,7 @@ pub(crate) fn raw(text: String) -> Result<Box<RawValue>> {
 }
 
 /// Host and port; nothing of what is no address, which is then found out by whoever sends it.
-fn host_of(url: &str) -> String {
+pub fn host_of(url: &str) -> String {
     let host = |url: url::Url| Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?));
     url::Url::parse(url).ok().and_then(host).unwrap_or_default()
 }

@@ -287,6 +287,18 @@ pub async fn set_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitL
     limits(State(api)).await
 }
 
+/// What was said at run time is forgotten; the configuration of this server holds again.
+pub async fn reset_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitList>> {
+    let body = read_body(&api, body).await?;
+    let mut fields = body_object(&body, api.body_bytes)?;
+    let scope = read_scope(&mut fields);
+    let faults = fields.finish();
+    let Some(scope) = scope.filter(|_| faults.is_empty()) else { return Err(ApiError::invalid(faults)) };
+    let configured = api.engine.config.rules.limits.iter().find(|(known, _)| *known == scope).map(|(_, limit)| *limit);
+    api.engine.store.limit_reset(scope, configured, &actor(), Timestamp::now()).await?;
+    limits(State(api)).await
+}
+
 fn read_scope(fields: &mut Fields) -> Option<Scope> {
     let (word, name) = (fields.text("scope"), fields.text("name"));
     let most = match word.as_deref() {

@@ -68,7 +68,11 @@ impl Query {
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<WebhookView>> {
     let webhook = api.engine.store.webhook_get(webhook_id(&id)?).await?;
-    Ok(Json(webhook.ok_or_else(|| unknown(&id))?))
+    let mut webhook = webhook.ok_or_else(|| unknown(&id))?;
+    if webhook.state == WebhookState::Waiting {
+        webhook.held_back = api.engine.webhooks.held_back(&webhook.url, Timestamp::now());
+    }
+    Ok(Json(webhook))
 }
 
 pub async fn redeliver(State(api): State<Api>, Segment(text): Segment) -> Answer<Json<WebhookView>> {

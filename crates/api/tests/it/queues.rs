@@ -55,6 +55,20 @@ async fn a_queue_shows_what_waits_and_what_holds_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_was_set_can_be_reset() {
+    let app = App::start().await;
+    app.call("PATCH", "/api/v1/limits", r#"{"scope": "key", "name": "a", "concurrency": 3}"#).await;
+    let reset = app.post("/api/v1/limits/reset", r#"{"scope": "key", "name": "a"}"#).await;
+    assert_eq!((reset.status, reset.json()), (StatusCode::OK, json!({ "limits": [] })));
+    let bad = app.post("/api/v1/limits/reset", r#"{"scope": "moon", "concurrency": 1}"#).await;
+    assert_snapshot!(bad.faults(), @r#"
+    400 VALIDATION_ERROR: 2 fields are not valid
+    scope: must be system, queue, type or key
+    concurrency: is not a known field
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_queue_that_was_named_is_listed() {
     let app = App::start().await;
     assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }));

@@ -471,6 +471,8 @@ async fn a_host_that_keeps_failing_is_left_alone_and_that_costs_no_attempt() {
     *receiver.heard.failing.lock() = (0, 1);
     let next_at = rounds.round(10_000).await.unwrap();
     assert_eq!(receiver.calls().len(), 5, "its breaker is open");
+    let told = rounds.webhooks.held_back(&receiver.url("/good"), rounds.start.plus_ms(10_000)).unwrap();
+    assert!(told.contains("its breaker is open until"), "{told}");
     assert!((29_000..=35_000).contains(&next_at.ms_since(rounds.start)), "{next_at}");
     for (ms, heard) in [(36_000, 8), (36_001, 10)] {
         rounds.round(ms).await;
@@ -481,6 +483,21 @@ async fn a_host_that_keeps_failing_is_left_alone_and_that_costs_no_attempt() {
         *states.entry(rounds.webhook(job).await.state).or_insert(0) += 1;
     }
     assert_eq!(states, HashMap::from([(WebhookState::Failed, 5), (WebhookState::Delivered, 5)]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_hosts_that_fail_are_all_told_again_on_time() {
+    let rounds = Rounds::new(WebhookConfig::default()).await;
+    let receivers: Vec<Receiver> = (0..6).map(|_| Receiver::start()).collect();
+    for receiver in &receivers {
+        *receiver.heard.failing.lock() = (100, 1);
+        rounds.ended(receiver.url("/good")).await;
+    }
+    for (ms, calls) in [(0, 1), (1_500, 2), (5_000, 3)] {
+        rounds.round(ms).await;
+        let heard: Vec<usize> = receivers.iter().map(|receiver| receiver.calls().len()).collect();
+        assert_eq!(heard, [calls; 6], "after {ms} ms");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -417,6 +417,10 @@ impl Store for Postgres {
         self.shared.retrying(|| rules::set_limit(&self.shared, &scope, &limit, by, now)).await
     }
 
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| rules::reset_limit(&self.shared, &scope, configured, by, now)).await
+    }
+
     async fn limits(&self) -> Result<Vec<StoredLimit>> {
         self.shared.retrying(|| rules::limits(&self.shared)).await
     }

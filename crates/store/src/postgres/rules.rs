@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use super::{Shared, audit, end::storable};
 use crate::{
     Configured, QueuePatch, Result, Signal, StoredLimit,
-    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit},
+    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
 
 /// Reads the rules and keeps them.
@@ -193,6 +193,48 @@ async fn set_limit_in(client: &Object, scope: &Scope, limit: &Limit, by: &str, n
     lock(client).await?;
     put_limit(client, scope, limit, by, now).await?;
     audit::add(client, &limit_audit(scope, limit, by), now).await?;
+    open_lines(client).await
+}
+
+pub async fn reset_limit(
+    shared: &Shared,
+    scope: &Scope,
+    configured: Option<Limit>,
+    by: &str,
+    now: Timestamp,
+) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = reset_limit_in(&client, scope, configured, by, now).await;
+    client.end(result).await?;
+    changed(shared).await
+}
+
+async fn reset_limit_in(
+    client: &Object,
+    scope: &Scope,
+    configured: Option<Limit>,
+    by: &str,
+    now: Timestamp,
+) -> Result<()> {
+    lock(client).await?;
+    let (number, name) = scope.parts();
+    match configured {
+        Some(limit) => {
+            let (concurrency, count, period_ms) = columns(&limit);
+            client
+                .execute(
+                    "UPDATE faena.limit_rule SET concurrency = $1, rate_count = $2, rate_period_ms = $3, tokens = NULL,
+                         tokens_at = NULL, origin = $4, changed_at = $5, changed_by = 'the configuration'
+                     WHERE scope = $6 AND name = $7",
+                    &[&concurrency, &count, &period_ms, &CONFIG, &now.as_ms(), &number, &name],
+                )
+                .await?;
+        }
+        None => {
+            client.execute("DELETE FROM faena.limit_rule WHERE scope = $1 AND name = $2", &[&number, &name]).await?;
+        }
+    }
+    audit::add(client, &reset_audit(scope, configured, by), now).await?;
     open_lines(client).await
 }
 

@@ -441,6 +441,7 @@ fn view(row: &Row) -> WebhookView {
         created_at: Timestamp::from_ms(row.get(5)),
         due_at: at(6),
         settled_at: at(7),
+        held_back: None,
         attempts: count(row, 8),
         body: None,
         history: Vec::new(),

@@ -460,6 +460,11 @@ impl Store for Sqlite {
         self.change_rules(move |tx| rules::set_limit(tx, &scope, &limit, &by, now)).await
     }
 
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.change_rules(move |tx| rules::reset_limit(tx, &scope, configured, &by, now)).await
+    }
+
     async fn limits(&self) -> Result<Vec<StoredLimit>> {
         self.read(|connection, _| rules::limits(connection)).await
     }

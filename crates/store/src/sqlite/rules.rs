@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::{audit, writer::Tx};
 use crate::{
     Configured, QueuePatch, Result, Signal, StoredLimit,
-    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit},
+    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
 
 pub fn load(connection: &Connection) -> Result<Rules> {
@@ -124,6 +124,25 @@ fn limit_of(tx: &Tx, scope: &Scope) -> Result<Limit> {
 pub fn set_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
     put_limit(tx, scope, limit, by, now)?;
     audit::add(tx, &limit_audit(scope, limit, by), now)?;
+    changed(tx)
+}
+
+pub fn reset_limit(tx: &Tx, scope: &Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
+    let (number, name) = scope.parts();
+    match configured {
+        Some(limit) => {
+            let (concurrency, count, period_ms) = columns(&limit);
+            tx.connection.execute(
+                "UPDATE limit_rule SET concurrency = ?, rate_count = ?, rate_period_ms = ?, tokens = NULL, tokens_at = NULL,
+                     origin = ?, changed_at = ?, changed_by = 'the configuration' WHERE scope = ? AND name = ?",
+                (concurrency, count, period_ms, CONFIG, now.as_ms(), number, name),
+            )?;
+        }
+        None => {
+            tx.connection.execute("DELETE FROM limit_rule WHERE scope = ? AND name = ?", (number, name))?;
+        }
+    }
+    audit::add(tx, &reset_audit(scope, configured, by), now)?;
     changed(tx)
 }
 

@@ -343,6 +343,7 @@ fn view(row: &Row) -> rusqlite::Result<WebhookView> {
         created_at: Timestamp::from_ms(row.get(5)?),
         due_at: at(6)?,
         settled_at: at(7)?,
+        held_back: None,
         attempts: row.get(8)?,
         body: None,
         history: Vec::new(),

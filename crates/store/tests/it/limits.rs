@@ -8,7 +8,9 @@ use std::{
 use faena_domain::{
     ErrorReason, Fairness, JobId, JobState, Limit, NewJob, NodeId, Pause, Priority, Rate, Scope, WorkerId,
 };
-use faena_store::{ClaimAsk, ClaimedJob, Configured, Outcome, Owner, QueuePatch, RunEnd, Signal, StoreOptions, Tally};
+use faena_store::{
+    AuditFilter, ClaimAsk, ClaimedJob, Configured, Outcome, Owner, QueuePatch, RunEnd, Signal, StoreOptions, Tally,
+};
 use futures_util::future::join_all;
 
 use crate::support::*;
@@ -310,6 +312,25 @@ pub async fn the_end_of_a_job_that_counts_is_told(world: &World) {
     let mut signals = world.store.signals();
     world.recover(0, 4).await;
     while signals.recv().await.unwrap() != Signal::Room {}
+}
+
+pub async fn what_was_said_at_run_time_outlives_the_configuration_until_it_is_reset(world: &World) {
+    let scope = Scope::Queue("line".into());
+    let limit = |most| Limit { concurrency: Some(most), rate: None };
+    let configured = Configured { limits: vec![(scope.clone(), limit(2))], ..Configured::default() };
+    world.store.rules_configure(configured.clone(), world.start).await.unwrap();
+    world.store.limit_set(scope.clone(), Limit::default(), "ana", world.at(1)).await.unwrap();
+    world.store.rules_configure(configured, world.at(2)).await.unwrap();
+    assert_eq!(world.store.rules().limits.get(&scope), None, "it stays taken away");
+    world.store.limit_reset(scope.clone(), Some(limit(2)), "ana", world.at(3)).await.unwrap();
+    assert_eq!(world.store.rules().limits.get(&scope), Some(&limit(2)));
+    assert_eq!(world.store.limits().await.unwrap()[0].origin, "config");
+    world.store.limit_reset(scope, None, "ana", world.at(4)).await.unwrap();
+    assert_eq!(world.store.limits().await.unwrap(), []);
+    let told =
+        world.store.audit_list(AuditFilter { actor: Some("ana".into()), ..AuditFilter::default() }, 10).await.unwrap();
+    let actions: Vec<&str> = told.iter().map(|row| row.action.as_str()).collect();
+    assert_eq!(actions, ["limit.reset", "limit.reset", "limit.set"]);
 }
 
 pub async fn a_limit_can_be_raised_lowered_and_removed_while_jobs_run(world: &World) {

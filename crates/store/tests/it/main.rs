@@ -323,6 +323,7 @@ behaviours! {
         many_blocked_keys_in_front_hide_nobody,
         one_key_in_two_lanes_shares_its_limit,
         the_end_of_a_job_that_counts_is_told,
+        what_was_said_at_run_time_outlives_the_configuration_until_it_is_reset,
         a_limit_can_be_raised_lowered_and_removed_while_jobs_run,
         a_rate_gives_its_count_and_then_one_by_one,
         a_rate_takes_no_more_than_was_started,
