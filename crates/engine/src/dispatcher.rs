@@ -356,6 +356,14 @@ impl Dispatcher {
         self.low_water.store(low, Ordering::Relaxed);
     }
 
+    /// What was claimed ahead was not needed: from here on only what a free slot can start.
+    pub fn claim_no_more_ahead(&self) {
+        let mut state = self.state.lock();
+        state.claim = self.slots;
+        state.last_full_claim = None;
+        self.low_water.store(usize::MAX, Ordering::Relaxed);
+    }
+
     fn adapt_to_slow_jobs(&self, now: Timestamp) {
         let mut state = self.state.lock();
         if let Some(last) = state.last_full_claim

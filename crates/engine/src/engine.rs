@@ -56,7 +56,7 @@ pub struct Engine {
     pub(crate) turns: Turns,
     reporter: Arc<Reporter>,
     worker: Arc<Worker>,
-    dispatcher: Dispatcher,
+    pub(crate) dispatcher: Dispatcher,
     idle: Arc<AtomicUsize>,
     drain: CancellationToken,
     pub(crate) promote: Arc<Notify>,

@@ -151,6 +151,10 @@ impl Engine {
 /// Jobs that were claimed while jobs were short, and stand behind long ones now, go back to where others can take them.
 fn line(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let (late, next_at) = engine.hands.late_in_line(now.plus_ms(-LINE_MS));
+    if !late.is_empty() {
+        // Or they would be claimed again at once.
+        engine.dispatcher.claim_no_more_ahead();
+    }
     for held in &late {
         let line = LogLine::new(now, LogEvent::HandedBack, "no slot became free here in time");
         let end = held.end(Outcome::HandedBack, vec![line], now);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, NewJob, NodeId, Priority, RetryOn, Run, Timestamp};
 use faena_engine::{CancelAnswer, EngineConfig};
-use faena_store::{ClaimAsk, NodeInfo, Owner, Store};
+use faena_store::{ClaimAsk, Filter, NodeInfo, Owner, Page, Store, Tally};
 
 use crate::world::{World, count, events, eventually, job, once, open_postgres, open_sqlite, reopened, submit};
 
@@ -285,4 +285,27 @@ async fn a_backlog_of_short_jobs_is_done_once_each_on_postgres() {
         assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
     }
     assert_eq!(world.engine.load().0, 0, "nothing is left in its hands");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
+    let world = World::with(EngineConfig { concurrency: 1, ..EngineConfig::default() }).await;
+    let short = |_| job("noop", "{}");
+    let long = job("sleep", r#"{"ms": 600000}"#);
+    let (before, after) = ((0..2_000).map(short), (0..2_000).map(short));
+    world.store.job_submit(before.chain([long]).chain(after).collect(), Timestamp::now()).await.unwrap();
+    let held = async || world.store.counts().await.unwrap().total(Tally::Held);
+    eventually("the long job has begun, and others stand behind it", async || {
+        let running = Filter { states: vec![JobState::Processing], kind: Some("sleep".into()), ..Filter::default() };
+        let page = world.store.job_list(&running, Page::After { id: None, limit: 1 }).await.unwrap();
+        (page.total == 1 && held().await > 1).then_some(())
+    })
+    .await;
+    let now = Timestamp::now();
+    world.engine.guard(now.plus_ms(9_000)).await.unwrap();
+    assert!(held().await > 1, "not before their time");
+    world.engine.guard(now.plus_ms(10_500)).await.unwrap();
+    eventually("only the long job is in hands", async || (held().await == 1).then_some(())).await;
+    let (_, idle) = world.engine.load();
+    assert_eq!((held().await, idle), (1, 0), "they are not claimed again");
 }
