@@ -90,7 +90,7 @@ const SAFETY: Duration = Duration::from_secs(30);
 /// A claim that this process has not heard of after this time will never be heard of: no call to the database takes as long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 /// How soon a bulk action is found that another node was asked for.
-const BULK: Duration = Duration::from_secs(5);
+const BULK: Duration = Duration::from_secs(10);
 const RECONCILE: Duration = Duration::from_secs(15);
 /// How long a server that stops waits for its webhooks.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);

@@ -5,6 +5,9 @@ use faena_store::StoreError;
 
 use crate::{Engine, Round};
 
+/// How old the last look at the throughput may be. Whoever asks for it looks again.
+const SAMPLE_MS: i64 = 20_000;
+
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let poll = engine.store.poll(engine.node_id(), now).await?;
     for lane in &poll.ready_lanes {
@@ -22,7 +25,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         engine.agenda.look_for_orphans();
         engine.workers.watch.notify_one();
     }
-    if engine.throughput.is_due(now) {
+    if engine.throughput.is_older(now, SAMPLE_MS) {
         engine.throughput.add(&engine.store.counts().await?, now);
     }
     Ok(Round::done(0))

@@ -25,7 +25,12 @@ struct Sample {
 impl Throughput {
     /// Whether it is time for another look.
     pub fn is_due(&self, now: Timestamp) -> bool {
-        self.0.lock().back().is_none_or(|last| now.ms_since(last.at) >= EVERY_MS)
+        self.is_older(now, EVERY_MS)
+    }
+
+    /// Whether the last look is as old as that.
+    pub fn is_older(&self, now: Timestamp, age_ms: i64) -> bool {
+        self.0.lock().back().is_none_or(|last| now.ms_since(last.at) >= age_ms)
     }
 
     /// Takes a look in, unless the last one is too near.
