@@ -133,7 +133,7 @@ impl Engine {
             Err(error) => failed = Some(error),
         };
         take(self.look_after(now).await);
-        take(line(self, now));
+        take(Ok(line(self, now)));
         if self.config.roles.engine {
             let period = self.config.guardian_interval;
             take(on_time(&self.agenda.expiry_at, period, now, expired(self, now)).await);
@@ -149,7 +149,7 @@ impl Engine {
 }
 
 /// Jobs that were claimed while jobs were short, and stand behind long ones now, go back to where others can take them.
-fn line(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+fn line(engine: &Engine, now: Timestamp) -> Round {
     let (late, next_at) = engine.hands.late_in_line(now.plus_ms(-LINE_MS));
     if !late.is_empty() {
         // Or they would be claimed again at once.
@@ -161,7 +161,7 @@ fn line(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         engine.hand_in(held, end);
     }
     engine.acts.count(Check::Line, late.len());
-    Ok(Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(LINE_MS)) })
+    Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(LINE_MS)) }
 }
 
 async fn expired(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {

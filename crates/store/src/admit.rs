@@ -681,8 +681,9 @@ pub fn most_of_a_key(rules: &Rules) -> usize {
 }
 
 /// How many lines of a lane one claim looks at.
-pub fn lines_looked_at(limit: usize) -> usize {
-    limit.saturating_mul(2).clamp(16, 256)
+pub fn lines_looked_at(limit: usize, lanes: usize) -> usize {
+    let most = (256 / lanes.max(1)).max(16);
+    limit.saturating_mul(2).clamp(16, most)
 }
 
 /// The lanes that a claim asks for, each once.

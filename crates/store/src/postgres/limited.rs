@@ -307,7 +307,8 @@ async fn look(
         if admit::keys_have_rates(rules) {
             open_due(client, &keyed, now).await?;
         }
-        let lines = open_lines(client, &keyed, admit::lines_looked_at(admission.limit()), &mut looked).await?;
+        let lines =
+            open_lines(client, &keyed, admit::lines_looked_at(admission.limit(), keyed.len()), &mut looked).await?;
         read_keys(client, admission, lines, at_once, rules, now).await?;
     }
     let mut wanted = admission.wanted();

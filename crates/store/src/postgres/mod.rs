@@ -73,6 +73,15 @@ pub struct Shared {
 /// Submitting connections, and reporting ones.
 const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
+/// Each end of a job with a key takes the key's lock, and a server has 6 400 places for locks by default, for all its sessions.
+const KEYED_AT_ONCE: usize = 250;
+
+/// Reports that one call to a batcher carries, with their places among all.
+struct Part<T> {
+    places: Vec<usize>,
+    reports: Vec<T>,
+    keyed: usize,
+}
 
 impl Postgres {
     pub async fn open(url: &str, options: StoreOptions) -> Result<Postgres> {
@@ -236,11 +245,13 @@ impl Store for Postgres {
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(notes, |note| note.run, end::Work::Notes, now).await
+        self.report(notes, |note| note.run, |_| false, end::Work::Notes, now).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(ends, |end| end.run, end::Work::Ends, now).await
+        let some = self.shared.lanes.any_keyed(ends.iter().map(|end| end.lane));
+        let keyed = |end: &RunEnd| some && self.shared.lanes.any_keyed([end.lane]);
+        self.report(ends, |end| end.run, keyed, end::Work::Ends, now).await
     }
 
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
@@ -495,31 +506,41 @@ impl Store for Postgres {
 }
 
 impl Postgres {
-    /// Sends each report to the batcher of its run and puts the answers back in order.
+    /// Sends each report to the batcher of its run and puts the answers back in order. A part goes out when the one before it is
+    /// stored: the report that closes a block is the last of its run.
     async fn report<T>(
         &self,
         reports: Vec<T>,
         run_of: impl Fn(&T) -> i64,
+        is_keyed: impl Fn(&T) -> bool,
         work: impl Fn(Vec<T>) -> end::Work,
         now: Timestamp,
     ) -> Result<Vec<bool>> {
         let count = reports.len();
-        let mut parts: Vec<(Vec<usize>, Vec<T>)> = (0..REPORTERS).map(|_| Default::default()).collect();
+        let mut lines: Vec<Vec<Part<T>>> = (0..REPORTERS).map(|_| Vec::new()).collect();
         for (at, report) in reports.into_iter().enumerate() {
-            let part = &mut parts[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
-            part.0.push(at);
-            part.1.push(report);
-        }
-        let calls =
-            parts.into_iter().zip(&self.reports).filter(|(part, _)| !part.0.is_empty()).map(|((at, part), batcher)| {
-                let work = work(part);
-                async move { Ok::<_, StoreError>((at, batcher.call(|answer| end::Call { work, now, answer }).await?)) }
-            });
-        let mut answers = vec![false; count];
-        for (places, part) in futures_util::future::try_join_all(calls).await? {
-            for (at, held) in places.into_iter().zip(part) {
-                answers[at] = held;
+            let line = &mut lines[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
+            if line.last().is_none_or(|part| part.keyed >= KEYED_AT_ONCE) {
+                line.push(Part { places: Vec::new(), reports: Vec::new(), keyed: 0 });
             }
+            let part = line.last_mut().expect("there is one now");
+            part.keyed += usize::from(is_keyed(&report));
+            part.places.push(at);
+            part.reports.push(report);
+        }
+        let work = &work;
+        let calls = lines.into_iter().zip(&self.reports).map(|(line, batcher)| async move {
+            let mut answered = Vec::new();
+            for Part { places, reports, .. } in line {
+                let work = work(reports);
+                let answers = batcher.call(|answer| end::Call { work, now, answer }).await?;
+                answered.extend(places.into_iter().zip(answers));
+            }
+            Ok::<_, StoreError>(answered)
+        });
+        let mut answers = vec![false; count];
+        for (at, held) in futures_util::future::try_join_all(calls).await?.into_iter().flatten() {
+            answers[at] = held;
         }
         Ok(answers)
     }

@@ -139,7 +139,7 @@ fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: 
             continue;
         }
         open_due(tx, lane.id, now)?;
-        let looked_at = admit::lines_looked_at(admission.limit());
+        let looked_at = admit::lines_looked_at(admission.limit(), 1);
         let lines = open_lines(tx, lane.id, looked_at)?;
         if lines.len() == looked_at {
             more.push(lane.id);

@@ -548,3 +548,33 @@ async fn sweeps_of_several_nodes_at_once_give_each_worker_up_once() {
     })
     .await;
 }
+
+/// A server has places for a few thousand locks, for all sessions together. Whoever ends thousands of jobs with keys at once must not
+/// want one for each at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ends_of_many_keys_take_few_locks_at_a_time() {
+    on_postgres(async |world: &World| {
+        world.submit_all((0..1_500).map(|n| world.job("a", 0).of(&format!("key-{n}"))).collect()).await;
+        let mut jobs = Vec::new();
+        while jobs.len() < 1_500 {
+            jobs.extend(world.claim(1_500, 1).await);
+        }
+        world
+            .ledger
+            .run(
+                "CREATE TABLE seen (locks bigint);
+                 CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                     INSERT INTO faena.seen SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+                     RETURN NULL; END $$;
+                 CREATE TRIGGER see AFTER DELETE ON hold FOR EACH STATEMENT EXECUTE FUNCTION see()",
+            )
+            .await;
+        let ends = jobs.iter().map(|job| faena_store::RunEnd { on_record: true, ..world.an_end(job, completed(), 2) }).collect();
+        let answers = world.store.job_end(ends, world.at(2)).await.unwrap();
+        assert!(answers.len() == 1_500 && answers.iter().all(|counts| *counts));
+        let most = world.ledger.number("SELECT max(locks) FROM seen").await;
+        assert!((1..=250).contains(&most), "{most} locks at once");
+        assert_eq!(world.ledger.number("SELECT count(*) FROM hold").await, 0);
+    })
+    .await;
+}
