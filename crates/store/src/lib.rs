@@ -12,6 +12,7 @@ mod deal;
 pub mod doctor;
 mod error;
 mod fate;
+mod gates;
 mod lanes;
 mod lists;
 mod migrate;

@@ -22,8 +22,9 @@ use super::{
 };
 use crate::{
     Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
-    admit::{self, Admission, BUSY_MS, Gate, Gates, OpenLine, Ruled, Wanted},
+    admit::{self, Admission, BUSY_MS, OpenLine, Ruled, Wanted},
     assemble::parse_options,
+    gates::{Gate, Gates},
 };
 
 /// Locks the limits of some scopes.

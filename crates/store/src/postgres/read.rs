@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{Shared, letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
-    admit::waits_for,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
+    gates::waits_for,
     lists::{self, Ask, Candidate, Letters, Source},
     plan::key_number,
     progress::Steps,

@@ -12,8 +12,9 @@ use super::{
 };
 use crate::{
     Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
-    admit::{self, Admission, Gate, Gates, OpenLine, Ruled, Wanted},
+    admit::{self, Admission, OpenLine, Ruled, Wanted},
     assemble::parse_options,
+    gates::{Gate, Gates, holds_for},
 };
 
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
@@ -104,7 +105,7 @@ fn gates(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Result<Gates
     for stored in rules::limits(tx.connection)? {
         if scopes.contains(&stored.scope) && !stored.limit.is_none() {
             let mut held = 0;
-            for lane in all.iter().filter(|lane| admit::holds_for(&stored.scope, lane)) {
+            for lane in all.iter().filter(|lane| holds_for(&stored.scope, lane)) {
                 held += held_in(tx, lane.id)?;
             }
             gates.push(Gate::stored(stored, usize::try_from(held).unwrap_or(0), now));

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
-    admit::waits_for,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
+    gates::waits_for,
     lists::{self, Ask, Candidate, Letters, Source},
     plan::key_number,
     progress::Steps,
