@@ -1,6 +1,6 @@
 //! Whom the limits let go (SPEC 3.4): what both engines decide alike, once they have read what is running.
 //!
-//! A gate is one limit as a claim finds it: how many of its jobs are in hands, what is left of its rate. A claim passes the gates of
+//! A gate (`gates.rs`) is one limit as a claim finds it. A claim passes the gates of
 //! the system, the queue and the type of a lane, and in a keyed lane the gate of the key. Jobs that do not pass stay where they are; the
 //! line of a key without room is closed, so that the next claim does not look at it, and opened when one of the key's jobs ends.
 

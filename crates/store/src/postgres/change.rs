@@ -8,8 +8,10 @@ use uuid::Uuid;
 
 use super::{
     Shared, audit,
-    end::{Line, add_note, forget, storable},
+    end::{Line, storable},
     family::{self, put_ended},
+    leave::forget,
+    note::add_note,
     read,
     submit::{apply, lane_of, put_lines},
     webhooks,

@@ -8,8 +8,9 @@ use uuid::Uuid;
 use super::{
     Shared, audit,
     change::{remove, take_from_line},
-    end::{Line, forget},
+    end::Line,
     family::{self, put_ended},
+    leave::forget,
     read,
     submit::apply,
     webhooks,

@@ -1,4 +1,4 @@
-//! What runs tell, and how they end, of many callers in one transaction.
+//! How runs end, of many callers in one transaction.
 
 use std::{
     borrow::Cow,
@@ -15,16 +15,15 @@ use super::{
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
     complete::{DoneColumns, complete, plain_completions},
-    family, read,
+    family,
+    leave::{forget, make_room},
+    note::write_notes,
     submit::put_lines,
-    webhooks,
 };
 use crate::{
-    LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
-    admit::{counts, distinct},
+    LaneId, Leave, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::{Deltas, key_number},
-    progress,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -455,151 +454,8 @@ pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
-/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
-/// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
-///
-/// Whoever is about to put jobs into lines does that after this: keys are locked before lines.
-pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signal>> {
-    let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
-    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
-    client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
-    if !finished.is_empty() {
-        let ids: Vec<Uuid> = finished.iter().copied().collect();
-        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
-    }
-    // Read here and not by SQL, which would stumble over what JSON may say and a text of PostgreSQL cannot hold.
-    let rows =
-        client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&all]).await?;
-    let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
-    let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
-    let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
-    let mut webhooks = Vec::new();
-    let mut holds: (Vec<i64>, Vec<Uuid>) = Default::default();
-    for row in &rows {
-        let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
-        let finished = finished.contains(&id);
-        if options.webhook_url.is_some() && jobs.contains(&(id, Leave::Over)) {
-            webhooks.push((id, options.clone()));
-        }
-        if let Some(key) = &options.concurrency_key {
-            holds.0.push(key_number(key));
-            holds.1.push(id);
-        }
-        if finished && let Some(key) = options.unique_key {
-            keys.0.push(key);
-            keys.1.push(id);
-        }
-        if let Some(at) = options.expires_at {
-            let line = if finished { &mut over } else { &mut again };
-            line.0.push(at.as_ms());
-            line.1.push(id);
-        }
-    }
-    let opened = release(client, &holds).await?;
-    if !keys.0.is_empty() {
-        client
-            .execute(
-                "DELETE FROM faena.job_key WHERE ctid = ANY (ARRAY(
-                     SELECT k.ctid FROM unnest($1::text[], $2::uuid[]) AS u(key, id)
-                     CROSS JOIN LATERAL (
-                         SELECT ctid FROM faena.job_key WHERE kind = 1 AND key = u.key AND id = u.id LIMIT 1) AS k))",
-                &[&keys.0, &keys.1],
-            )
-            .await?;
-    }
-    if !over.0.is_empty() {
-        client
-            .execute(
-                "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
-                     SELECT e.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(at, id)
-                     CROSS JOIN LATERAL (
-                         SELECT ctid FROM faena.expiry WHERE expires_at = u.at AND id = u.id LIMIT 1) AS e))",
-                &[&over.0, &over.1],
-            )
-            .await?;
-    }
-    if !again.0.is_empty() {
-        client
-            .execute(
-                "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])
-                 ON CONFLICT DO NOTHING",
-                &[&again.0, &again.1],
-            )
-            .await?;
-    }
-    let mut signals: Vec<Signal> = opened.into_iter().map(Signal::Ready).collect();
-    if !again.0.is_empty() {
-        signals.push(Signal::Waiting);
-    }
-    if !webhooks.is_empty() {
-        webhooks::announce(client, webhooks).await?;
-        signals.push(Signal::Webhook);
-    }
-    Ok(signals)
-}
-
-/// Jobs with keys are in nobody's hands any more: the lines of these keys may go on. Answers with their lanes.
-///
-/// A claim closes a line only while it has the key's lock, and after it has counted; so none is closed by somebody who has not
-/// seen this end. A claim never waits for this lock, and these locks are taken in order.
-async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
-    if keys.is_empty() {
-        return Ok(Vec::new());
-    }
-    let held = client
-        .prepare_cached(
-            // A subquery that cannot become a join: each is one look into the index.
-            "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
-             WHERE (SELECT 1 FROM faena.hold h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
-        )
-        .await?;
-    let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
-    if held.is_empty() {
-        return Ok(Vec::new());
-    }
-    let lock = client.prepare_cached("SELECT pg_advisory_xact_lock(key) FROM unnest($1::int8[]) AS k(key)").await?;
-    client.query(&lock, &[&held]).await?;
-    let delete = client
-        .prepare_cached(
-            "DELETE FROM faena.hold WHERE ctid = ANY (ARRAY(
-                 SELECT h.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
-                 CROSS JOIN LATERAL (SELECT ctid FROM faena.hold WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
-        )
-        .await?;
-    // What waits for its rate goes on when that lets it.
-    let open = client
-        .prepare_cached(
-            "WITH closed AS (
-                 SELECT lane, key FROM faena.line WHERE key = ANY($1) AND NOT open AND opens_at IS NULL
-                 ORDER BY lane, key FOR NO KEY UPDATE)
-             UPDATE faena.line l SET open = true FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
-        )
-        .await?;
-    let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.line WHERE key = ANY($1)").await?;
-    let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
-        ([&held], [keys, ids]);
-    let (deleted, opened, lanes) = futures_util::future::join3(
-        client.execute(&delete, &hold_parameters),
-        client.execute(&open, &held_parameters),
-        client.query(&lanes, &held_parameters),
-    )
-    .await;
-    deleted?;
-    opened?;
-    Ok(lanes?.iter().map(|row| row.get(0)).collect())
-}
-
-/// Whether jobs of these lanes that leave somebody's hands let others go.
-pub fn make_room(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
-    let rules = shared.rules.current();
-    if rules.limits.is_empty() {
-        return false;
-    }
-    distinct(lanes).into_iter().any(|lane| shared.lanes.get(lane).is_none_or(|lane| counts(&rules, [&lane])))
-}
-
 /// Those of these jobs that were not deleted or pruned: the block of one of their runs may still name them.
-async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<HashSet<Uuid>> {
+pub async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<HashSet<Uuid>> {
     let ids: Vec<Uuid> = ids.collect();
     let statement = client.prepare_cached("SELECT id FROM faena.job WHERE id = ANY($1)").await?;
     Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
@@ -629,128 +485,6 @@ pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<Hash
         .await?;
     let rows = client.query(&statement, &[&lanes, &ids, &runs]).await?;
     Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
-}
-
-/// `before`: ends of the same transaction that are not written yet.
-async fn write_notes(
-    client: &Object,
-    notes: &[RunNote],
-    held: &HashMap<Run, i64>,
-    before: &HashMap<Key, &RunEnd>,
-) -> Result<Vec<bool>> {
-    let keys: Vec<(LaneId, Uuid, Run)> = notes.iter().map(|note| (note.lane, note.id.0, note.run)).collect();
-    let over = ended(client, &keys).await?;
-    let there = existing(client, keys.iter().map(|key| key.1)).await?;
-    let mut answers = Vec::with_capacity(notes.len());
-    for note in notes {
-        let key = (note.id.0, note.run);
-        let live = held.contains_key(&note.run)
-            && !over.contains_key(&key)
-            && !before.contains_key(&key)
-            && there.contains(&note.id.0);
-        // Whoever holds the job: it is only written down.
-        if let NoteKind::Stale(text) = &note.kind {
-            let exists = there.contains(&note.id.0);
-            if exists {
-                let line = LogLine::new(note.at, LogEvent::StaleReport, text.clone());
-                add_note(client, note.id, Some(note.run), line).await?;
-            }
-            answers.push(exists);
-            continue;
-        }
-        if live {
-            write_note(client, note).await?;
-        }
-        answers.push(live);
-    }
-    Ok(answers)
-}
-
-async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
-    if let NoteKind::Step { name, result, total } = &note.kind {
-        put_step(client, note, name, result, *total).await?;
-    }
-    put_running(client, note, progress_of(client, note).await?).await?;
-    let line = match &note.kind {
-        NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(progress)),
-        NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text.clone()),
-        NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(()),
-    };
-    add_note(client, note.id, Some(note.run), line).await
-}
-
-/// A step that is there keeps its first result.
-async fn put_step(client: &Object, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
-    client
-        .execute(
-            "INSERT INTO faena.step AS s (id, name, run, at, result, total) VALUES ($1, $2, $3, $4, $5, $6)
-             ON CONFLICT (id, name) DO UPDATE SET total = coalesce(excluded.total, s.total)",
-            &[
-                &note.id.0,
-                &storable(name),
-                &note.run,
-                &note.at.as_ms(),
-                &result,
-                &total.map(|total| i32::try_from(total).unwrap_or(i32::MAX)),
-            ],
-        )
-        .await?;
-    Ok(())
-}
-
-/// What is known of the progress after this note, if it says anything about it.
-async fn progress_of(client: &Object, note: &RunNote) -> Result<Option<String>> {
-    let progress = match &note.kind {
-        NoteKind::Progress(told) => read::step_count(client, note.id).await?.beside(told),
-        NoteKind::Step { name, total, .. } => {
-            let before = client
-                .query_opt("SELECT progress FROM faena.running WHERE id = $1 AND run = $2", &[&note.id.0, &note.run])
-                .await?;
-            let before = before.and_then(|row| progress::parse(row.get(0)));
-            read::step_count(client, note.id).await?.after_step(name, *total, before)
-        }
-        NoteKind::Started | NoteKind::Message(_) | NoteKind::Stale(_) => return Ok(None),
-    };
-    Ok(Some(progress::stored(&progress)))
-}
-
-async fn put_running(client: &Object, note: &RunNote, progress: Option<String>) -> Result<()> {
-    let statement = client
-        .prepare_cached(
-            "INSERT INTO faena.running AS r
-                 (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-             ON CONFLICT (id) DO UPDATE SET run = excluded.run, node = excluded.node, worker = excluded.worker,
-                 retry_count = excluded.retry_count, ready_at = excluded.ready_at,
-                 started_at = CASE WHEN r.run = excluded.run THEN r.started_at ELSE excluded.started_at END,
-                 updated_at = excluded.updated_at, progress = coalesce(excluded.progress, r.progress)",
-        )
-        .await?;
-    client
-        .execute(
-            &statement,
-            &[
-                &note.id.0,
-                &note.lane,
-                &note.run,
-                &note.node.0,
-                &note.worker.0,
-                &small(note.retry_count),
-                &note.ready_at.as_ms(),
-                &note.started_at.as_ms(),
-                &note.at.as_ms(),
-                &progress,
-            ],
-        )
-        .await?;
-    Ok(())
-}
-
-pub async fn add_note(client: &Object, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
-    client
-        .execute("INSERT INTO faena.note (id, run, log) VALUES ($1, $2, $3)", &[&id.0, &run, &LogLine::chunk(&[line])])
-        .await?;
-    Ok(())
 }
 
 pub fn small(number: u32) -> i16 {

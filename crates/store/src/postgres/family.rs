@@ -8,7 +8,9 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, add_note, forget, small, storable},
+    end::{Line, small, storable},
+    leave::forget,
+    note::add_note,
     read,
     submit::apply,
 };

@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, ended, forget, make_room, storable},
+    end::{Line, ended, storable},
     family,
+    leave::{forget, make_room},
     submit::apply,
 };
 use crate::{

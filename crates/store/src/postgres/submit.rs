@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{
     Shared,
     batch::{Answer, Weight},
-    end::forget,
+    leave::forget,
     read,
 };
 use crate::{

@@ -4,7 +4,9 @@ use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use rusqlite::OptionalExtension;
 
 use super::{
-    end::{add_note, forget, tell_children},
+    end::tell_children,
+    leave::forget,
+    note::add_note,
     read,
     submit::{apply, lane_of, put_ended_without_run, put_line, put_ready, put_waiting},
     webhooks,

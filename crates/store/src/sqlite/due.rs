@@ -6,7 +6,8 @@ use uuid::Uuid;
 use super::{
     audit,
     change::{look_again, remove, take_from_line},
-    end::{forget, tell_children},
+    end::tell_children,
+    leave::forget,
     read,
     submit::{apply, put_ended_without_run, put_ready},
     webhooks,

@@ -1,4 +1,4 @@
-//! What runs tell, and how they end.
+//! How runs end.
 
 use std::collections::HashMap;
 
@@ -7,113 +7,17 @@ use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
+    leave::{forget, tell_room},
+    note::add_note,
     read,
     submit::{apply, put_ended_without_run, put_ready, put_waiting},
-    webhooks,
     writer::Tx,
 };
 use crate::{
-    Lane, LaneId, Leave, NoteKind, Outcome, Result, RunEnd, RunNote, Signal, Tally,
-    admit::{counts, distinct},
-    plan::{Deltas, KeyKind, Taken, key_number, parent_cause},
-    progress,
+    LaneId, Leave, Outcome, Result, RunEnd, Tally,
+    plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
-
-pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
-    let mut blocks = HashMap::new();
-    notes.into_iter().map(|note| note_one(tx, note, &mut blocks)).collect()
-}
-
-fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<bool> {
-    if !job_exists(tx, note.id)? {
-        return Ok(false);
-    }
-    // Whoever holds the job: it is only written down.
-    if let NoteKind::Stale(text) = note.kind {
-        add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::StaleReport, text))?;
-        return Ok(true);
-    }
-    if block_of(tx, note.run, blocks)? == Block::Gone
-        || ended_as(tx.connection, note.lane, note.id, note.run)?.is_some()
-    {
-        return Ok(false);
-    }
-    if let NoteKind::Step { name, result, total } = &note.kind {
-        put_step(tx, &note, name, result, *total)?;
-    }
-    put_running(tx, &note, progress_of(tx, &note)?)?;
-    let line = match note.kind {
-        NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(&progress)),
-        NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text),
-        NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(true),
-    };
-    add_note(tx, note.id, Some(note.run), line)?;
-    Ok(true)
-}
-
-/// A step that is there keeps its first result.
-fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
-    tx.connection
-        .prepare_cached(
-            "INSERT INTO step (id, name, run, at, result, total) VALUES (?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET total = coalesce(excluded.total, total)",
-        )?
-        .execute((note.id.0, name, note.run, note.at.as_ms(), result, total))?;
-    Ok(())
-}
-
-/// What is known of the progress after this note, if it says anything about it.
-fn progress_of(tx: &Tx, note: &RunNote) -> Result<Option<String>> {
-    let progress = match &note.kind {
-        NoteKind::Progress(told) => read::step_count(tx.connection, note.id)?.beside(told),
-        NoteKind::Step { name, total, .. } => {
-            let before: Option<Option<String>> = tx
-                .connection
-                .prepare_cached("SELECT progress FROM running WHERE id = ? AND run = ?")?
-                .query_row((note.id.0, note.run), |row| row.get(0))
-                .optional()?;
-            let before = progress::parse(before.flatten().as_deref());
-            read::step_count(tx.connection, note.id)?.after_step(name, *total, before)
-        }
-        NoteKind::Started | NoteKind::Message(_) | NoteKind::Stale(_) => return Ok(None),
-    };
-    Ok(Some(progress::stored(&progress)))
-}
-
-fn put_running(tx: &Tx, note: &RunNote, progress: Option<String>) -> Result<()> {
-    tx.connection
-        .prepare_cached(
-            "INSERT INTO running (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
-             ON CONFLICT DO UPDATE SET run = excluded.run, node = excluded.node, worker = excluded.worker,
-                 retry_count = excluded.retry_count, ready_at = excluded.ready_at,
-                 started_at = CASE WHEN run = excluded.run THEN started_at ELSE excluded.started_at END,
-                 updated_at = excluded.updated_at, progress = coalesce(excluded.progress, progress)",
-        )?
-        .execute((
-            note.id.0,
-            note.lane,
-            note.run,
-            note.node.0,
-            note.worker.0,
-            note.retry_count,
-            note.ready_at.as_ms(),
-            note.started_at.as_ms(),
-            note.at.as_ms(),
-            progress,
-        ))?;
-    Ok(())
-}
-
-pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
-    tx.connection.prepare_cached("INSERT INTO note (id, run, log) VALUES (?, ?, ?)")?.execute((
-        id.0,
-        run,
-        LogLine::chunk(&[line]),
-    ))?;
-    Ok(())
-}
 
 pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let mut blocks = HashMap::new();
@@ -252,71 +156,6 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
     Ok(())
 }
 
-/// Removes what stood beside the fast path, and lets a finished job's webhook follow, so its row in `done` or `ended` must stand.
-/// A job that comes back can expire again: its expiry may have passed while it ran.
-pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
-    let terminal = leave != Leave::Back;
-    tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
-    if terminal {
-        tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
-    }
-    let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
-    if leave == Leave::Over
-        && let Some(url) = options.webhook_url.clone()
-    {
-        webhooks::announce(tx, lane, id, url, &options)?;
-    }
-    if terminal && let Some(key) = options.unique_key {
-        tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
-            KeyKind::Unique as i16,
-            key,
-            id.0,
-        ))?;
-    }
-    if let Some(key) = options.concurrency_key {
-        release(tx, key_number(&key), id)?;
-    }
-    if let Some(expires_at) = options.expires_at {
-        let sql = if terminal {
-            "DELETE FROM expiry WHERE expires_at = ? AND id = ?"
-        } else {
-            tx.signal(Signal::Waiting);
-            "INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)"
-        };
-        tx.connection.prepare_cached(sql)?.execute((expires_at.as_ms(), id.0))?;
-    }
-    Ok(())
-}
-
-/// A job with a key is in nobody's hands any more: the lines of its key may go on.
-fn release(tx: &Tx, key: i64, id: JobId) -> Result<()> {
-    let held = tx.connection.prepare_cached("DELETE FROM hold WHERE key = ? AND id = ?")?.execute((key, id.0))?;
-    if held == 0 {
-        return Ok(());
-    }
-    // What waits for its rate goes on when that lets it.
-    tx.connection
-        .prepare_cached("UPDATE line SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
-        .execute([key])?;
-    let mut statement = tx.connection.prepare_cached("SELECT lane FROM line WHERE key = ?")?;
-    let mut lanes = statement.query([key])?;
-    while let Some(row) = lanes.next()? {
-        tx.signal(Signal::Ready(row.get(0)?));
-    }
-    Ok(())
-}
-
-/// Tells that jobs of these lanes have left somebody's hands, if that lets others go.
-pub fn tell_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
-    let rules = tx.shared.rules.current();
-    if !rules.limits.is_empty() {
-        let lanes: Vec<Lane> = distinct(lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
-        if counts(&rules, &lanes) {
-            tx.signal(Signal::Room);
-        }
-    }
-}
-
 /// Lets the jobs that depend on `finished` go on, or cancels them, and so on down the graph.
 pub fn tell_children(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas, now: Timestamp) -> Result<()> {
     while let Some(parent) = finished.pop() {
@@ -389,7 +228,7 @@ fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
 
 /// What is known of a hand-out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Block {
+pub enum Block {
     /// Closed, or taken away: reports under its run are stale.
     Gone,
     /// Nothing but completions was told so far.
@@ -398,7 +237,7 @@ enum Block {
     Strict,
 }
 
-fn block_of(tx: &Tx, run: Run, blocks: &mut HashMap<Run, Block>) -> Result<Block> {
+pub fn block_of(tx: &Tx, run: Run, blocks: &mut HashMap<Run, Block>) -> Result<Block> {
     if let Some(known) = blocks.get(&run) {
         return Ok(*known);
     }
@@ -471,7 +310,7 @@ pub fn ended_as(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> R
     Ok(ended)
 }
 
-fn job_exists(tx: &Tx, id: JobId) -> Result<bool> {
+pub fn job_exists(tx: &Tx, id: JobId) -> Result<bool> {
     Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([id.0])?)
 }
 

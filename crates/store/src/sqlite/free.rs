@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use super::{
     claim::block_jobs,
-    end::{ended_as, forget, tell_children, tell_room},
+    end::{ended_as, tell_children},
+    leave::{forget, tell_room},
     read,
     submit::{apply, put_ready, put_waiting},
     writer::Tx,

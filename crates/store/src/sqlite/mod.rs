@@ -8,9 +8,11 @@ pub mod doctor;
 mod due;
 mod end;
 mod free;
+mod leave;
 mod letters;
 pub mod limited;
 mod nodes;
+mod note;
 mod read;
 mod rules;
 mod standing;
@@ -244,7 +246,7 @@ impl Store for Sqlite {
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
-        self.writer.call(move |tx| end::note(tx, notes)).await
+        self.writer.call(move |tx| note::note(tx, notes)).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {

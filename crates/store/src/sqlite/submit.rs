@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use faena_domain::{JobId, JobState, LogEvent, NewJob, Timestamp};
 use rusqlite::OptionalExtension;
 
-use super::{end::forget, read, writer::Tx};
+use super::{leave::forget, read, writer::Tx};
 use crate::{
     LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
     lanes::{LaneName, MAX_LANES, too_many_lanes},

@@ -4,7 +4,7 @@ use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, Webhook
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{audit, end::add_note, writer::Tx};
+use super::{audit, note::add_note, writer::Tx};
 use crate::{
     Delivery, LaneId, Result, Retention, Signal, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken,
     types::state_of_code,

@@ -1,0 +1,158 @@
+//! What follows when jobs leave somebody's hands or a line: what stood beside them goes, keys have room again, webhooks are written.
+
+use std::collections::HashSet;
+
+use deadpool_postgres::Object;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::{Shared, webhooks};
+use crate::{
+    LaneId, Leave, Result, Signal,
+    admit::{counts, distinct},
+    assemble::parse_options,
+    plan::key_number,
+};
+
+/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
+/// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
+///
+/// Whoever is about to put jobs into lines does that after this: keys are locked before lines.
+pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signal>> {
+    let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
+    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
+    client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
+    if !finished.is_empty() {
+        let ids: Vec<Uuid> = finished.iter().copied().collect();
+        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
+    }
+    // Read here and not by SQL, which would stumble over what JSON may say and a text of PostgreSQL cannot hold.
+    let rows =
+        client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&all]).await?;
+    let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
+    let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut webhooks = Vec::new();
+    let mut holds: (Vec<i64>, Vec<Uuid>) = Default::default();
+    for row in &rows {
+        let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
+        let finished = finished.contains(&id);
+        if options.webhook_url.is_some() && jobs.contains(&(id, Leave::Over)) {
+            webhooks.push((id, options.clone()));
+        }
+        if let Some(key) = &options.concurrency_key {
+            holds.0.push(key_number(key));
+            holds.1.push(id);
+        }
+        if finished && let Some(key) = options.unique_key {
+            keys.0.push(key);
+            keys.1.push(id);
+        }
+        if let Some(at) = options.expires_at {
+            let line = if finished { &mut over } else { &mut again };
+            line.0.push(at.as_ms());
+            line.1.push(id);
+        }
+    }
+    let opened = release(client, &holds).await?;
+    if !keys.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.job_key WHERE ctid = ANY (ARRAY(
+                     SELECT k.ctid FROM unnest($1::text[], $2::uuid[]) AS u(key, id)
+                     CROSS JOIN LATERAL (
+                         SELECT ctid FROM faena.job_key WHERE kind = 1 AND key = u.key AND id = u.id LIMIT 1) AS k))",
+                &[&keys.0, &keys.1],
+            )
+            .await?;
+    }
+    if !over.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
+                     SELECT e.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(at, id)
+                     CROSS JOIN LATERAL (
+                         SELECT ctid FROM faena.expiry WHERE expires_at = u.at AND id = u.id LIMIT 1) AS e))",
+                &[&over.0, &over.1],
+            )
+            .await?;
+    }
+    if !again.0.is_empty() {
+        client
+            .execute(
+                "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])
+                 ON CONFLICT DO NOTHING",
+                &[&again.0, &again.1],
+            )
+            .await?;
+    }
+    let mut signals: Vec<Signal> = opened.into_iter().map(Signal::Ready).collect();
+    if !again.0.is_empty() {
+        signals.push(Signal::Waiting);
+    }
+    if !webhooks.is_empty() {
+        webhooks::announce(client, webhooks).await?;
+        signals.push(Signal::Webhook);
+    }
+    Ok(signals)
+}
+
+/// Jobs with keys are in nobody's hands any more: the lines of these keys may go on. Answers with their lanes.
+///
+/// A claim closes a line only while it has the key's lock, and after it has counted; so none is closed by somebody who has not
+/// seen this end. A claim never waits for this lock, and these locks are taken in order.
+async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let held = client
+        .prepare_cached(
+            // A subquery that cannot become a join: each is one look into the index.
+            "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
+             WHERE (SELECT 1 FROM faena.hold h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
+        )
+        .await?;
+    let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lock = client.prepare_cached("SELECT pg_advisory_xact_lock(key) FROM unnest($1::int8[]) AS k(key)").await?;
+    client.query(&lock, &[&held]).await?;
+    let delete = client
+        .prepare_cached(
+            "DELETE FROM faena.hold WHERE ctid = ANY (ARRAY(
+                 SELECT h.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
+                 CROSS JOIN LATERAL (SELECT ctid FROM faena.hold WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
+        )
+        .await?;
+    // What waits for its rate goes on when that lets it.
+    let open = client
+        .prepare_cached(
+            "WITH closed AS (
+                 SELECT lane, key FROM faena.line WHERE key = ANY($1) AND NOT open AND opens_at IS NULL
+                 ORDER BY lane, key FOR NO KEY UPDATE)
+             UPDATE faena.line l SET open = true FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
+        )
+        .await?;
+    let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.line WHERE key = ANY($1)").await?;
+    let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
+        ([&held], [keys, ids]);
+    let (deleted, opened, lanes) = futures_util::future::join3(
+        client.execute(&delete, &hold_parameters),
+        client.execute(&open, &held_parameters),
+        client.query(&lanes, &held_parameters),
+    )
+    .await;
+    deleted?;
+    opened?;
+    Ok(lanes?.iter().map(|row| row.get(0)).collect())
+}
+
+/// Whether jobs of these lanes that leave somebody's hands let others go.
+pub fn make_room(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
+    let rules = shared.rules.current();
+    if rules.limits.is_empty() {
+        return false;
+    }
+    distinct(lanes).into_iter().any(|lane| shared.lanes.get(lane).is_none_or(|lane| counts(&rules, [&lane])))
+}

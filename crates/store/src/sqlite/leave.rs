@@ -1,0 +1,75 @@
+//! What follows when jobs leave somebody's hands or a line: what stood beside them goes, keys have room again, webhooks are written.
+
+use faena_domain::JobId;
+
+use super::{read, webhooks, writer::Tx};
+use crate::{
+    Lane, LaneId, Leave, Result, Signal,
+    admit::{counts, distinct},
+    plan::{KeyKind, key_number},
+};
+
+/// Removes what stood beside the fast path, and lets a finished job's webhook follow, so its row in `done` or `ended` must stand.
+/// A job that comes back can expire again: its expiry may have passed while it ran.
+pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
+    let terminal = leave != Leave::Back;
+    tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
+    if terminal {
+        tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
+    }
+    let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
+    if leave == Leave::Over
+        && let Some(url) = options.webhook_url.clone()
+    {
+        webhooks::announce(tx, lane, id, url, &options)?;
+    }
+    if terminal && let Some(key) = options.unique_key {
+        tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
+            KeyKind::Unique as i16,
+            key,
+            id.0,
+        ))?;
+    }
+    if let Some(key) = options.concurrency_key {
+        release(tx, key_number(&key), id)?;
+    }
+    if let Some(expires_at) = options.expires_at {
+        let sql = if terminal {
+            "DELETE FROM expiry WHERE expires_at = ? AND id = ?"
+        } else {
+            tx.signal(Signal::Waiting);
+            "INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)"
+        };
+        tx.connection.prepare_cached(sql)?.execute((expires_at.as_ms(), id.0))?;
+    }
+    Ok(())
+}
+
+/// A job with a key is in nobody's hands any more: the lines of its key may go on.
+fn release(tx: &Tx, key: i64, id: JobId) -> Result<()> {
+    let held = tx.connection.prepare_cached("DELETE FROM hold WHERE key = ? AND id = ?")?.execute((key, id.0))?;
+    if held == 0 {
+        return Ok(());
+    }
+    // What waits for its rate goes on when that lets it.
+    tx.connection
+        .prepare_cached("UPDATE line SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
+        .execute([key])?;
+    let mut statement = tx.connection.prepare_cached("SELECT lane FROM line WHERE key = ?")?;
+    let mut lanes = statement.query([key])?;
+    while let Some(row) = lanes.next()? {
+        tx.signal(Signal::Ready(row.get(0)?));
+    }
+    Ok(())
+}
+
+/// Tells that jobs of these lanes have left somebody's hands, if that lets others go.
+pub fn tell_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
+    let rules = tx.shared.rules.current();
+    if !rules.limits.is_empty() {
+        let lanes: Vec<Lane> = distinct(lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
+        if counts(&rules, &lanes) {
+            tx.signal(Signal::Room);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What runs tell while they go on: that they started, how far they are, a line of log, a finished step.
+
+use std::collections::HashMap;
+
+use faena_domain::{JobId, LogEvent, LogLine, Run};
+use rusqlite::OptionalExtension;
+
+use super::{
+    end::{Block, block_of, ended_as, job_exists},
+    read,
+    writer::Tx,
+};
+use crate::{NoteKind, Result, RunNote, progress};
+
+pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
+    let mut blocks = HashMap::new();
+    notes.into_iter().map(|note| note_one(tx, note, &mut blocks)).collect()
+}
+
+fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<bool> {
+    if !job_exists(tx, note.id)? {
+        return Ok(false);
+    }
+    // Whoever holds the job: it is only written down.
+    if let NoteKind::Stale(text) = note.kind {
+        add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::StaleReport, text))?;
+        return Ok(true);
+    }
+    if block_of(tx, note.run, blocks)? == Block::Gone
+        || ended_as(tx.connection, note.lane, note.id, note.run)?.is_some()
+    {
+        return Ok(false);
+    }
+    if let NoteKind::Step { name, result, total } = &note.kind {
+        put_step(tx, &note, name, result, *total)?;
+    }
+    put_running(tx, &note, progress_of(tx, &note)?)?;
+    let line = match note.kind {
+        NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(&progress)),
+        NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text),
+        NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(true),
+    };
+    add_note(tx, note.id, Some(note.run), line)?;
+    Ok(true)
+}
+
+/// A step that is there keeps its first result.
+fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO step (id, name, run, at, result, total) VALUES (?, ?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET total = coalesce(excluded.total, total)",
+        )?
+        .execute((note.id.0, name, note.run, note.at.as_ms(), result, total))?;
+    Ok(())
+}
+
+/// What is known of the progress after this note, if it says anything about it.
+fn progress_of(tx: &Tx, note: &RunNote) -> Result<Option<String>> {
+    let progress = match &note.kind {
+        NoteKind::Progress(told) => read::step_count(tx.connection, note.id)?.beside(told),
+        NoteKind::Step { name, total, .. } => {
+            let before: Option<Option<String>> = tx
+                .connection
+                .prepare_cached("SELECT progress FROM running WHERE id = ? AND run = ?")?
+                .query_row((note.id.0, note.run), |row| row.get(0))
+                .optional()?;
+            let before = progress::parse(before.flatten().as_deref());
+            read::step_count(tx.connection, note.id)?.after_step(name, *total, before)
+        }
+        NoteKind::Started | NoteKind::Message(_) | NoteKind::Stale(_) => return Ok(None),
+    };
+    Ok(Some(progress::stored(&progress)))
+}
+
+fn put_running(tx: &Tx, note: &RunNote, progress: Option<String>) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO running (id, lane, run, node, worker, retry_count, ready_at, started_at, updated_at, progress)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+             ON CONFLICT DO UPDATE SET run = excluded.run, node = excluded.node, worker = excluded.worker,
+                 retry_count = excluded.retry_count, ready_at = excluded.ready_at,
+                 started_at = CASE WHEN run = excluded.run THEN started_at ELSE excluded.started_at END,
+                 updated_at = excluded.updated_at, progress = coalesce(excluded.progress, progress)",
+        )?
+        .execute((
+            note.id.0,
+            note.lane,
+            note.run,
+            note.node.0,
+            note.worker.0,
+            note.retry_count,
+            note.ready_at.as_ms(),
+            note.started_at.as_ms(),
+            note.at.as_ms(),
+            progress,
+        ))?;
+    Ok(())
+}
+
+pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
+    tx.connection.prepare_cached("INSERT INTO note (id, run, log) VALUES (?, ?, ?)")?.execute((
+        id.0,
+        run,
+        LogLine::chunk(&[line]),
+    ))?;
+    Ok(())
+}
