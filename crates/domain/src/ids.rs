@@ -62,6 +62,10 @@ id!(
     BulkId
 );
 id!(
+    /// One schedule.
+    ScheduleId
+);
+id!(
     /// One start of a server process. A restarted server is another node, so nothing of the dead one can look alive.
     NodeId
 );

@@ -46,6 +46,9 @@ pub struct JobOptions {
     pub webhook_url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
+    /// For which due time of its schedule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule_due: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -295,6 +298,9 @@ pub struct JobView {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execution_log: Vec<LogEntry>,
     pub schedule_id: Option<String>,
+    /// For which due time of its schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_due: Option<Timestamp>,
     pub worker_id: Option<String>,
     pub run: Option<Run>,
     pub webhook_url: Option<String>,

@@ -1,4 +1,4 @@
-//! What jobs and workers are, and which moves are legal.
+//! What jobs, schedules and workers are, and which moves are legal.
 //!
 //! Everything here is pure: no I/O, no clock (a time is handed in), no database. The other crates move things; this one says
 //! what may be moved where.
@@ -12,6 +12,7 @@ mod log;
 mod priority;
 mod retry;
 mod rules;
+pub mod schedule;
 mod time;
 mod webhook;
 mod why;
@@ -19,8 +20,8 @@ mod worker;
 pub mod worker_state;
 
 pub use audit::AuditRow;
-pub use event::{Event, EventKind, WorkerEvent};
-pub use ids::{BulkId, JobId, NodeId, Run, WebhookId, WorkerId};
+pub use event::{Event, EventKind, ScheduleEvent, WorkerEvent};
+pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{Attempt, DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};

@@ -30,6 +30,7 @@ use crate::{
     promoter, recorder,
     reporter::Reporter,
     retention,
+    schedules::{self, Schedules},
     throughput::Throughput,
     webhooks::Webhooks,
     workers::{Desk, Turns, Workers, keeper},
@@ -44,6 +45,8 @@ pub struct Engine {
     pub workers: Arc<Workers>,
     pub desk: Arc<Desk>,
     pub webhooks: Arc<Webhooks>,
+    /// What became of due times on this node.
+    pub schedules: Arc<Schedules>,
     pub(crate) node: Arc<RwLock<NodeId>>,
     pub(crate) hands: Arc<Hands>,
     pub(crate) lanes: Arc<ReadyLanes>,
@@ -91,6 +94,8 @@ const SAFETY: Duration = Duration::from_secs(30);
 const LOST_CLAIM: Duration = Duration::from_secs(45);
 /// How soon a bulk action is found that another node was asked for.
 const BULK: Duration = Duration::from_secs(10);
+/// A clock that was put forward is noticed after this time; a timer does not see it.
+const SCHEDULES: Duration = Duration::from_secs(10);
 const RECONCILE: Duration = Duration::from_secs(15);
 /// How long a server that stops waits for its webhooks.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
@@ -180,6 +185,7 @@ impl Engine {
             workers,
             desk,
             webhooks,
+            schedules: Arc::default(),
             node,
             hands,
             lanes,
@@ -216,6 +222,9 @@ impl Engine {
         let mut loops = Vec::new();
         let mut add = |loop_: Loop| loops.push(loop_);
         if self.config.roles.engine {
+            add(Loop::intake("scheduler", SCHEDULES, self.schedules.nudge.clone(), |e, now| async move {
+                schedules::run_once(&*e.store, &e.schedules, &e.bus, now).await
+            }));
             add(Loop::intake("promoter", SAFETY, self.promote.clone(), |e, now| async move {
                 promoter::run_once(&*e.store, now).await
             }));
@@ -410,6 +419,7 @@ impl Engine {
                     Ok(Signal::Room) => engine.lanes.open_limited(),
                     Ok(Signal::Rules) => engine.rules_changed().await,
                     Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
+                    Ok(Signal::Schedule) => engine.schedules.nudge.notify_one(),
                     Ok(Signal::Cancel(id)) => {
                         engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }

@@ -19,6 +19,7 @@ mod webhooks;
 mod recorder;
 mod promoter;
 mod retention;
+pub mod schedules;
 mod nodes;
 pub mod guardian;
 mod handlers;

@@ -179,6 +179,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         attempts: Vec::new(),
         execution_log: Vec::new(),
         schedule_id: options.schedule_id,
+        schedule_due: options.schedule_due,
         worker_id: None,
         run: last_attempt.map(|attempt| attempt.run),
         webhook_url: options.webhook_url,

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use faena_domain::{NewJob, Priority};
+use faena_domain::{NewJob, Priority, schedule::JobTemplate};
 use parking_lot::RwLock;
 
 use crate::{Result, StoreError};
@@ -37,6 +37,11 @@ pub struct LaneName<'a> {
 
 impl<'a> LaneName<'a> {
     pub fn of(job: &'a NewJob) -> LaneName<'a> {
+        let keyed = job.options.concurrency_key.is_some();
+        LaneName { queue: &job.queue, kind: &job.kind, priority: job.priority, keyed }
+    }
+
+    pub fn of_template(job: &'a JobTemplate) -> LaneName<'a> {
         let keyed = job.options.concurrency_key.is_some();
         LaneName { queue: &job.queue, kind: &job.kind, priority: job.priority, keyed }
     }

@@ -20,6 +20,7 @@ mod plan;
 mod postgres;
 mod progress;
 mod rules;
+mod schedules;
 mod sqlite;
 mod types;
 mod webhooks;
@@ -39,12 +40,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
-    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
+    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    schedule::{Schedule, TickRow},
 };
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
+pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage};
 pub use types::{
     AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
     Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,
@@ -261,6 +264,39 @@ pub trait Store: Send + Sync + 'static {
 
     /// How many webhooks wait, are being sent, and have failed; each up to 100 000.
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>>;
+
+    /// Keeps a schedule. With its entry in the audit log.
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Changes it by what `change` makes of what stands there. With its entry in the audit log. A change that is refused changes nothing.
+    /// `None`: there is no such schedule.
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>>;
+
+    /// Removes it with the records of its due times; its jobs stay. With its entry in the audit log. `false`: there is none.
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool>;
+
+    /// Makes a job of it now, whatever is due. With its entry in the audit log. `None`: there is no such schedule.
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
+
+    /// Deals with what has become due of up to `limit` schedules, the longest due first: jobs, records of due times and the schedules' own
+    /// rows in one transaction. Each due time is dealt with once, however many nodes ask at the same moment and whoever dies when.
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired>;
+
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>>;
+
+    /// Schedules that match, by name, and how many there are of them.
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)>;
+
+    /// What became of a schedule's due times, the latest first, from before `before` on.
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>>;
+
+    async fn schedule_counts(&self) -> Result<ScheduleCounts>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

@@ -28,6 +28,12 @@ pub const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/003_limits.sqlite.sql"),
         postgres: include_str!("../migrations/003_limits.postgres.sql"),
     },
+    Migration {
+        version: 4,
+        name: "schedules",
+        sqlite: include_str!("../migrations/004_schedules.sqlite.sql"),
+        postgres: include_str!("../migrations/004_schedules.postgres.sql"),
+    },
 ];
 
 /// Which migrations are still to run on a schema of version `found`, or why it cannot be used.

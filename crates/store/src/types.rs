@@ -664,6 +664,8 @@ pub enum Signal {
     Rules,
     /// A webhook is to be sent.
     Webhook,
+    /// A schedule is due, or at another time than it was.
+    Schedule,
 }
 
 /// What becomes of a job that leaves somebody's hands or a line.

@@ -11,7 +11,7 @@ use super::{
     end::Line,
     family::{self, put_ended},
     leave::forget,
-    read,
+    read, schedules,
     submit::apply,
     webhooks,
 };
@@ -352,6 +352,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
         remove(client, &ids).await?;
     }
     webhooks::prune(client, retention, limit, now).await?;
+    schedules::prune(client, now.plus_ms(-retention.longest_ms()), limit).await?;
     forget_old_requests(client, now).await?;
     audit::prune(client, now.plus_ms(-retention.audit_ms)).await?;
     apply(client, shard, &deltas).await?;

@@ -23,6 +23,7 @@ mod note;
 mod notify;
 mod read;
 mod rules;
+mod schedules;
 mod standing;
 mod submit;
 mod webhooks;
@@ -33,19 +34,21 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
-    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
+    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    schedule::{Schedule, TickRow},
 };
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Found,
-    JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
-    Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
-    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Fired,
+    Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch,
+    Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
+    Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter,
+    WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, admit::Turns,
+    lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -473,6 +476,48 @@ impl Store for Postgres {
 
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
         self.shared.retrying(|| webhooks::counts(&self.shared)).await
+    }
+
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| schedules::create(&self.shared, &schedule, by, now)).await
+    }
+
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        self.shared.retrying(|| schedules::patch(&self.shared, id, &change, by, now)).await
+    }
+
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| schedules::delete(&self.shared, id, by, now)).await
+    }
+
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        self.shared.retrying(|| schedules::trigger(&self.shared, id, by, now)).await
+    }
+
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired> {
+        self.shared.retrying(|| schedules::fire(&self.shared, limit, now)).await
+    }
+
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>> {
+        self.shared.retrying(|| schedules::get(&self.shared, id)).await
+    }
+
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+        self.shared.retrying(|| schedules::list(&self.shared, &filter, page)).await
+    }
+
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+        self.shared.retrying(|| schedules::ticks(&self.shared, id, before, limit)).await
+    }
+
+    async fn schedule_counts(&self) -> Result<ScheduleCounts> {
+        self.shared.retrying(|| schedules::counts(&self.shared)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

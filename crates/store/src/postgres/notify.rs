@@ -176,6 +176,7 @@ fn word(signal: Signal) -> String {
         Signal::Room => "m".into(),
         Signal::Rules => "l".into(),
         Signal::Webhook => "h".into(),
+        Signal::Schedule => "s".into(),
     }
 }
 
@@ -188,6 +189,7 @@ fn parse(word: &str) -> Option<Signal> {
         ("m", "") => Some(Signal::Room),
         ("l", "") => Some(Signal::Rules),
         ("h", "") => Some(Signal::Webhook),
+        ("s", "") => Some(Signal::Schedule),
         _ => None,
     }
 }
@@ -206,6 +208,7 @@ mod tests {
             Signal::Room,
             Signal::Rules,
             Signal::Webhook,
+            Signal::Schedule,
         ] {
             assert_eq!(parse(&word(signal)), Some(signal));
         }

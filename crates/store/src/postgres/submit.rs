@@ -124,15 +124,47 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
     close(shared, Ok(outcomes), &rows)
 }
 
-/// Tells what has become ready, after the commit.
 fn close(shared: &Shared, outcomes: Result<Vec<Outcome>>, rows: &Rows) -> Result<Vec<Outcome>> {
     if outcomes.is_ok() {
-        for (lane, ready_at) in &rows.earliest {
-            shared.cursors.lower(*lane, *ready_at);
-        }
-        shared.tell(rows.signals());
+        tell_ready(shared, rows);
     }
     outcomes
+}
+
+/// Tells what has become ready, after the commit.
+fn tell_ready(shared: &Shared, rows: &Rows) {
+    for (lane, ready_at) in &rows.earliest {
+        shared.cursors.lower(*lane, *ready_at);
+    }
+    shared.tell(rows.signals());
+}
+
+/// Jobs that are stored as a part of somebody else's transaction.
+#[derive(Default)]
+pub struct Put {
+    rows: Rows,
+}
+
+impl Put {
+    /// Stores all of them or none; `lanes` has the lane of each.
+    pub async fn jobs(
+        &mut self,
+        client: &Object,
+        shard: i16,
+        jobs: Vec<NewJob>,
+        lanes: Vec<LaneId>,
+        now: Timestamp,
+    ) -> Result<Vec<Submitted>> {
+        let mut outcomes = [None];
+        store_with_keys(client, shard, &[&(jobs, now)], &[lanes], &mut outcomes, &mut self.rows).await?;
+        let [outcome] = outcomes;
+        outcome.unwrap_or_else(|| Err(StoreError::Contended("others are taking the same keys".into())))
+    }
+
+    /// To be called after the commit.
+    pub fn tell(&self, shared: &Shared) {
+        tell_ready(shared, &self.rows);
+    }
 }
 
 async fn store_with_keys(

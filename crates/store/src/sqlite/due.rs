@@ -8,7 +8,7 @@ use super::{
     change::{look_again, remove, take_from_line},
     end::tell_children,
     leave::forget,
-    read,
+    read, schedules,
     submit::{apply, put_ended_without_run, put_ready},
     webhooks,
     writer::Tx,
@@ -175,6 +175,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
     }
     apply(tx, deltas);
     webhooks::prune(tx, retention, limit, now)?;
+    schedules::prune(tx, now.plus_ms(-retention.longest_ms()), limit)?;
     forget_old_requests(tx, now)?;
     audit::prune(tx, now.plus_ms(-retention.audit_ms))?;
     Ok(old.len())

@@ -15,6 +15,7 @@ mod nodes;
 mod note;
 mod read;
 mod rules;
+mod schedules;
 mod standing;
 mod submit;
 mod webhooks;
@@ -25,8 +26,9 @@ use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, Scope, Step, Timestamp,
-    WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
+    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    schedule::{Schedule, TickRow},
 };
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
@@ -34,11 +36,11 @@ use serde_json::json;
 use tokio::sync::broadcast;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Found,
-    JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch, Recovered,
-    Result, Retention, RunEnd, RunNote, Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted,
-    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Fired,
+    Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch,
+    Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
+    Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter,
+    WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
     admit::Turns,
     audit::{act, drain_action, retried_by},
     lanes::{LaneCache, LaneName},
@@ -507,6 +509,52 @@ impl Store for Sqlite {
 
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
         self.read(|connection, _| webhooks::counts(connection)).await
+    }
+
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| schedules::create(tx, &schedule, &by, now)).await
+    }
+
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| schedules::patch(tx, id, &change, &by, now)).await
+    }
+
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| schedules::delete(tx, id, &by, now)).await
+    }
+
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| schedules::trigger(tx, id, &by, now)).await
+    }
+
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired> {
+        self.writer.call(move |tx| schedules::fire(tx, limit, now)).await
+    }
+
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>> {
+        self.read(move |connection, _| schedules::get(connection, id)).await
+    }
+
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+        self.read(move |connection, _| schedules::list(connection, &filter, page)).await
+    }
+
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+        self.read(move |connection, _| schedules::ticks(connection, id, before, limit)).await
+    }
+
+    async fn schedule_counts(&self) -> Result<ScheduleCounts> {
+        self.read(|connection, _| schedules::counts(connection)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

@@ -1,0 +1,12 @@
+//! What a schedule is: when it is due, what becomes of each due time, and the job that comes of it.
+
+mod cron;
+mod definition;
+mod except;
+mod outcome;
+mod template;
+mod timing;
+
+pub use definition::{JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed};
+pub use outcome::{Decision, Followed, LastJobs, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
+pub use timing::{Backlog, Beat, DstGap, DstNote, DstOverlap, Older, Tick, Timing};

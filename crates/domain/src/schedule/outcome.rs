@@ -1,0 +1,323 @@
+//! What becomes of due times: a job, or a line that says why not.
+//!
+//! Everything is derived from the schedule's own row (its cursor) and the time. The same row and the same time give the same
+//! decision, so it does not matter who makes it, or how often it is made before it is committed.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Misfire, Overlap, Schedule, Tick, Timed, template};
+use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TickOutcome {
+    Fired,
+    /// Nobody was there in time.
+    Missed,
+    /// A blackout, or the job of an earlier due time was still going.
+    Skipped,
+    /// By a person, at a time of their own.
+    Triggered,
+}
+
+impl TickOutcome {
+    pub const ALL: [TickOutcome; 4] =
+        [TickOutcome::Fired, TickOutcome::Missed, TickOutcome::Skipped, TickOutcome::Triggered];
+
+    /// The number by which it is stored.
+    pub fn code(self) -> i16 {
+        self as i16
+    }
+
+    pub fn from_code(code: i16) -> Option<TickOutcome> {
+        TickOutcome::ALL.into_iter().find(|outcome| outcome.code() == code)
+    }
+}
+
+/// What became of one due time, or of many alike.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TickRow {
+    pub schedule_id: ScheduleId,
+    pub due_at: Timestamp,
+    pub outcome: TickOutcome,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<JobId>,
+    /// When that was decided.
+    pub at: Timestamp,
+    /// It stands for all due times from `due_at` to here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub through_at: Option<Timestamp>,
+    /// For how many due times it stands. `None`: more than were counted.
+    pub count: Option<u64>,
+}
+
+/// One coming run, as previews show it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScheduledRun {
+    pub at: Timestamp,
+    /// The same moment, as the clocks of the schedule's zone show it.
+    pub local: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// The next `count` runs after `after`.
+pub fn preview(timed: &Timed, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
+    let count = count.min(timed.runs_left());
+    let mut last = after;
+    let ticks = std::iter::from_fn(|| {
+        let tick = timed.beat.next(last)?;
+        last = tick.due;
+        Some(tick)
+    });
+    ticks.take(count).map(|tick| run_of(timed, &tick)).collect()
+}
+
+fn run_of(timed: &Timed, tick: &Tick) -> ScheduledRun {
+    let note = tick.note.as_ref().map(ToString::to_string);
+    ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note }
+}
+
+/// How far a due schedule has come, before anybody has looked at its last job.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decision {
+    /// Due times that shall become jobs, the earliest first.
+    pub fires: Vec<Timestamp>,
+    /// Due times that will not.
+    pub others: Vec<TickRow>,
+    pub cursor_at: Timestamp,
+    pub next_at: Option<Timestamp>,
+}
+
+impl Decision {
+    /// Nothing can come of any of it, for this reason.
+    pub fn give_up(&mut self, schedule_id: ScheduleId, reason: &str, now: Timestamp) {
+        let missed = self.fires.drain(..).map(|due_at| TickRow {
+            schedule_id,
+            due_at,
+            outcome: TickOutcome::Missed,
+            reason: Some(reason.to_owned()),
+            job_id: None,
+            at: now,
+            through_at: None,
+            count: Some(1),
+        });
+        self.others.extend(missed);
+    }
+}
+
+/// How many due times that nothing comes of get a record of their own in one decision; those before them share one.
+const OWN_RECORDS: usize = 100;
+
+/// What is to be done about everything that has become due by `now`.
+pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
+    let Schedule { id, spec, cursor_at, .. } = &timed.schedule;
+    let wanted = match spec.misfire {
+        Misfire::CatchUp => spec.catch_up_limit as usize,
+        Misfire::RunOnce | Misfire::Skip => 1,
+    };
+    let backlog = timed.beat.backlog(*cursor_at, now, wanted + OWN_RECORDS);
+    let row = |tick: &Tick, outcome, reason: String| TickRow {
+        schedule_id: *id,
+        due_at: tick.due,
+        outcome,
+        reason: Some(reason),
+        job_id: None,
+        at: now,
+        through_at: None,
+        count: Some(1),
+    };
+    let mut others = Vec::new();
+    let mut due: Vec<&Tick> = Vec::new();
+    for tick in &backlog.latest {
+        match &tick.excepted {
+            Some(entry) => others.push(row(tick, TickOutcome::Skipped, format!("in a blackout: {entry}"))),
+            None => due.push(tick),
+        }
+    }
+    let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
+    let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
+    let outage = backlog.older.is_some() || due.first().is_some_and(|first| is_late(first));
+    let kept = match (outage, spec.misfire) {
+        (false, _) => due.len(),
+        (true, Misfire::CatchUp | Misfire::RunOnce) => wanted,
+        (true, Misfire::Skip) => usize::from(due.last().is_some_and(|last| !is_late(last))),
+    };
+    let missed = due.len().saturating_sub(kept);
+    for tick in &due[..missed] {
+        others.push(row(tick, TickOutcome::Missed, missed_reason(spec.misfire).into()));
+    }
+    if let Some(older) = &backlog.older {
+        others.push(TickRow {
+            schedule_id: *id,
+            due_at: older.first,
+            outcome: TickOutcome::Missed,
+            reason: Some(missed_reason(spec.misfire).into()),
+            job_id: None,
+            at: now,
+            through_at: Some(older.last),
+            count: older.count,
+        });
+    }
+    let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
+    let next_at = timed.beat.next(cursor_at).map(|tick| tick.due);
+    let fires = due[missed..].iter().take(timed.runs_left()).map(|tick| tick.due).collect();
+    Decision { fires, others, cursor_at, next_at }
+}
+
+fn missed_reason(misfire: Misfire) -> &'static str {
+    match misfire {
+        Misfire::RunOnce => "no server was there in time; misfire run_once makes one job for the latest due time",
+        Misfire::Skip => "no server was there in time; misfire skip makes no job for it",
+        Misfire::CatchUp => "no server was there in time, and it is further back than catchUpLimit reaches",
+    }
+}
+
+/// The states of the jobs that a schedule made last. `None`: there is no such job any more.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct LastJobs {
+    pub last: Option<JobState>,
+    pub waits_for: Option<JobState>,
+}
+
+/// What comes of a decision.
+#[derive(Clone, Debug, Default)]
+pub struct Followed {
+    pub jobs: Vec<NewJob>,
+    pub ticks: Vec<TickRow>,
+    /// A job that was still going and has to make way.
+    pub cancel: Option<JobId>,
+}
+
+/// Turns a decision into jobs, by what the jobs before them are doing, and moves the schedule on.
+pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timestamp) -> Followed {
+    let mut followed = Followed { ticks: decision.others, ..Followed::default() };
+    let overlap = timed.schedule.spec.overlap;
+    let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
+    let mut going = is_going(jobs.last);
+    let mut queued = going && is_going(jobs.waits_for);
+    let last_due = decision.fires.last().copied();
+    for due in decision.fires {
+        let behind = timed.schedule.last_job.filter(|_| going);
+        let skipped = match overlap {
+            Overlap::Allow => None,
+            Overlap::Skip => behind.map(|job| format!("job {job} of an earlier due time is still going")),
+            Overlap::QueueOne => behind.filter(|_| queued).map(|job| format!("job {job} waits already")),
+            Overlap::CancelPrevious => {
+                let later = last_due.filter(|last| *last > due);
+                later.map(|later| format!("the job of {later}, due by now too, takes its place"))
+            }
+        };
+        let mut row = TickRow {
+            schedule_id: timed.schedule.id,
+            due_at: due,
+            outcome: TickOutcome::Skipped,
+            reason: skipped,
+            job_id: None,
+            at: now,
+            through_at: None,
+            count: Some(1),
+        };
+        if row.reason.is_none() {
+            let mut job = timed.job(due, now);
+            let waits_for = behind.filter(|_| matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious));
+            if let Some(before) = waits_for {
+                job.options.depends_on = vec![before];
+                job.options.on_parent_failure = OnParentFailure::Run;
+                followed.cancel = Some(before).filter(|_| overlap == Overlap::CancelPrevious);
+            }
+            row.outcome = TickOutcome::Fired;
+            row.job_id = Some(job.id);
+            timed.schedule.runs += 1;
+            timed.schedule.last_due_at = Some(due);
+            timed.schedule.last_run_at = Some(now);
+            timed.schedule.last_job = Some(job.id);
+            timed.schedule.waits_for = waits_for;
+            (going, queued) = (true, waits_for.is_some());
+            followed.jobs.push(job);
+        }
+        followed.ticks.push(row);
+    }
+    timed.schedule.cursor_at = decision.cursor_at;
+    timed.schedule.next_at = decision.next_at;
+    timed.finish_if_over();
+    followed
+}
+
+impl Timed {
+    fn runs_left(&self) -> usize {
+        let Schedule { spec, runs, .. } = &self.schedule;
+        spec.max_runs.map_or(usize::MAX, |max| usize::try_from(max.saturating_sub(*runs)).unwrap_or(usize::MAX))
+    }
+
+    fn finish_if_over(&mut self) {
+        let schedule = &mut self.schedule;
+        let over = match schedule.spec.max_runs {
+            Some(max) if schedule.runs >= max => Some(format!("it has run {max} of {max} times")),
+            _ if schedule.next_at.is_none() => Some("nothing is due any more before its end".into()),
+            _ => None,
+        };
+        if over.is_some() {
+            schedule.is_active = false;
+            schedule.next_at = None;
+            schedule.finished = over;
+        }
+    }
+
+    /// A run at the wish of a person. It counts as the last job, so that the next due time does not overlap with it unseen.
+    pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
+        let mut job = self.job(now, now);
+        job.options.scheduled_at = None;
+        self.schedule.last_run_at = Some(now);
+        self.schedule.last_job = Some(job.id);
+        self.schedule.waits_for = None;
+        let row = TickRow {
+            schedule_id: self.schedule.id,
+            due_at: now,
+            outcome: TickOutcome::Triggered,
+            reason: None,
+            job_id: Some(job.id),
+            at: now,
+            through_at: None,
+            count: Some(1),
+        };
+        (job, row)
+    }
+
+    fn job(&self, due: Timestamp, now: Timestamp) -> NewJob {
+        let Schedule { id, spec, .. } = &self.schedule;
+        let values = template::Values {
+            id: *id,
+            name: &spec.name,
+            timezone: &spec.timing.timezone,
+            beat: &self.beat,
+            due,
+            previous: self.schedule.last_due_at.filter(|last| *last < due),
+            run: self.schedule.runs + 1,
+        };
+        let mut options = spec.job.options.clone();
+        options.schedule_id = Some(id.to_string());
+        options.schedule_due = Some(due);
+        options.scheduled_at = Some(due.plus_ms(self.delay_ms(due)));
+        NewJob {
+            id: JobId::at(now),
+            queue: spec.job.queue.clone(),
+            priority: spec.job.priority,
+            payload: template::render(&spec.job.payload, &values),
+            options,
+            ..NewJob::new(spec.job.kind.clone())
+        }
+    }
+
+    /// The share of the jitter that the job of this due time gets: always the same, whoever works it out.
+    fn delay_ms(&self, due: Timestamp) -> i64 {
+        let jitter = self.schedule.spec.jitter_ms;
+        let seed = self.schedule.id.0.as_u128() as u64 ^ due.as_ms().unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (seed ^ (seed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        i64::try_from((mixed ^ (mixed >> 29)) % (jitter + 1)).unwrap_or(0)
+    }
+}

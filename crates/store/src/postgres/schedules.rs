@@ -1,0 +1,391 @@
+//! Schedules: what they are, what is due, what became of due times.
+
+use std::collections::HashMap;
+
+use deadpool_postgres::Object;
+use faena_domain::{
+    JobId, ScheduleId, Timestamp,
+    schedule::{Schedule, TickOutcome, TickRow},
+};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{
+    Shared, audit, change,
+    end::storable,
+    family, read,
+    submit::{self, lane_of},
+};
+use crate::{
+    CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal,
+    StoreError,
+    lanes::LaneName,
+    schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
+};
+
+pub async fn create(shared: &Shared, schedule: &Schedule, by: &str, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = create_in(&client, schedule, by, now).await;
+    client.end(result).await?;
+    shared.tell([Signal::Schedule]);
+    Ok(())
+}
+
+async fn create_in(client: &Object, schedule: &Schedule, by: &str, now: Timestamp) -> Result<()> {
+    client
+        .execute(
+            "INSERT INTO faena.schedule (id, name, spec, active, anchor_at, cursor_at, next_at, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)",
+            &[
+                &schedule.id.0,
+                &storable(&schedule.spec.name),
+                &schedules::stored_spec(&schedule.spec),
+                &schedule.is_active,
+                &schedule.anchor_at.as_ms(),
+                &schedule.cursor_at.as_ms(),
+                &schedule.next_at.map(Timestamp::as_ms),
+                &schedule.created_at.as_ms(),
+            ],
+        )
+        .await?;
+    audit::add(client, &schedules::act(by, "schedule.create", schedule), now).await
+}
+
+pub async fn patch(
+    shared: &Shared,
+    id: ScheduleId,
+    change: &ScheduleChange,
+    by: &str,
+    now: Timestamp,
+) -> Result<Option<Schedule>> {
+    let client = shared.begin().await?;
+    let result = patch_in(&client, id, change, by, now).await;
+    let schedule = client.end(result).await?;
+    shared.tell([Signal::Schedule]);
+    Ok(schedule)
+}
+
+async fn patch_in(
+    client: &Object,
+    id: ScheduleId,
+    change: &ScheduleChange,
+    by: &str,
+    now: Timestamp,
+) -> Result<Option<Schedule>> {
+    let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    let schedule = schedules::changed(schedule, change, now)?;
+    client
+        .execute(
+            "UPDATE faena.schedule SET name = $2, spec = $3, anchor_at = $4, updated_at = $5 WHERE id = $1",
+            &[
+                &schedule.id.0,
+                &storable(&schedule.spec.name),
+                &schedules::stored_spec(&schedule.spec),
+                &schedule.anchor_at.as_ms(),
+                &schedule.updated_at.as_ms(),
+            ],
+        )
+        .await?;
+    put_moved(client, std::slice::from_ref(&schedule)).await?;
+    audit::add(client, &schedules::act(by, change.action, &schedule), now).await?;
+    Ok(Some(schedule))
+}
+
+async fn locked(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.schedule WHERE id = $1 FOR UPDATE");
+    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
+}
+
+/// Writes down how far schedules have come; what people said stays.
+async fn put_moved(client: &Object, moved: &[Schedule]) -> Result<()> {
+    let ms = |at: Option<Timestamp>| at.map(Timestamp::as_ms);
+    let column = |value: fn(&Schedule) -> Option<Timestamp>| moved.iter().map(|s| ms(value(s))).collect::<Vec<_>>();
+    let ids: Vec<Uuid> = moved.iter().map(|schedule| schedule.id.0).collect();
+    let active: Vec<bool> = moved.iter().map(|schedule| schedule.is_active).collect();
+    let cursors: Vec<i64> = moved.iter().map(|schedule| schedule.cursor_at.as_ms()).collect();
+    let nexts = column(|schedule| schedule.next_at);
+    let runs: Vec<i64> = moved.iter().map(|schedule| i64::try_from(schedule.runs).unwrap_or(i64::MAX)).collect();
+    let dues = column(|schedule| schedule.last_due_at);
+    let ran = column(|schedule| schedule.last_run_at);
+    let jobs: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.last_job.map(|job| job.0)).collect();
+    let waits: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.waits_for.map(|job| job.0)).collect();
+    let finished: Vec<Option<String>> = moved.iter().map(|schedule| schedule.finished.clone()).collect();
+    let statement = client
+        .prepare_cached(
+            "UPDATE faena.schedule s SET active = m.active, cursor_at = m.cursor_at, next_at = m.next_at, runs = m.runs,
+                 last_due_at = m.last_due_at, last_run_at = m.last_run_at, last_job = m.last_job, waits_for = m.waits_for,
+                 finished = m.finished
+             FROM unnest($1::uuid[], $2::bool[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::uuid[], $9::uuid[],
+                     $10::text[])
+                 AS m(id, active, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, waits_for, finished)
+             WHERE s.id = m.id",
+        )
+        .await?;
+    let parameters: [&(dyn ToSql + Sync); 10] =
+        [&ids, &active, &cursors, &nexts, &runs, &dues, &ran, &jobs, &waits, &finished];
+    client.execute(&statement, &parameters).await?;
+    Ok(())
+}
+
+pub async fn delete(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+    let client = shared.begin().await?;
+    let result = delete_in(&client, id, by, now).await;
+    client.end(result).await
+}
+
+async fn delete_in(client: &Object, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+    // The row first: whoever is firing it has finished then, and its records are seen.
+    let Some(row) = client.query_opt("DELETE FROM faena.schedule WHERE id = $1 RETURNING name", &[&id.0]).await? else {
+        return Ok(false);
+    };
+    client.execute("DELETE FROM faena.tick WHERE schedule = $1", &[&id.0]).await?;
+    audit::add(client, &schedules::removed(by, id, row.get(0)), now).await?;
+    Ok(true)
+}
+
+pub async fn trigger(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    let client = shared.begin().await?;
+    let mut put = submit::Put::default();
+    let result = trigger_in(shared, &client, id, by, &mut put, now).await;
+    let job = client.end(result).await?;
+    put.tell(shared);
+    Ok(job)
+}
+
+async fn trigger_in(
+    shared: &Shared,
+    client: &Object,
+    id: ScheduleId,
+    by: &str,
+    put: &mut submit::Put,
+    now: Timestamp,
+) -> Result<Option<JobId>> {
+    let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
+    let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
+    let (job, tick) = timed.trigger(now);
+    let job_id = job.id;
+    put.jobs(client, shared.own_shard(), vec![job], vec![lane], now).await?;
+    put_moved(client, std::slice::from_ref(&timed.schedule)).await?;
+    put_ticks(client, &[tick]).await?;
+    audit::add(client, &schedules::triggered(by, job_id, &timed.schedule), now).await?;
+    Ok(Some(job_id))
+}
+
+/// What others have to be told after a round.
+#[derive(Default)]
+struct Told {
+    put: submit::Put,
+    ended: Vec<JobId>,
+    asked: Vec<JobId>,
+    signals: Vec<Signal>,
+}
+
+pub async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Fired> {
+    let client = shared.begin().await?;
+    let mut told = Told::default();
+    let result = fire_in(shared, &client, limit, &mut told, now).await;
+    let fired = client.end(result).await?;
+    told.put.tell(shared);
+    shared.tell(told.asked.into_iter().map(Signal::Cancel));
+    shared.tell(told.signals);
+    if !told.ended.is_empty() {
+        family::tell_children(shared, &told.ended, now).await?;
+    }
+    Ok(fired)
+}
+
+async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told, now: Timestamp) -> Result<Fired> {
+    let (due, broken) = due(client, limit, now).await?;
+    let mut fired = Fired { schedules: due.len() + broken.len(), ..Fired::default() };
+    let mut lanes: HashMap<ScheduleId, LaneId> = HashMap::new();
+    let mut refused = Refused::new();
+    for schedule in &due {
+        match lane_of(shared, LaneName::of_template(&schedule.spec.job)).await {
+            Ok(lane) => drop(lanes.insert(schedule.id, lane)),
+            Err(error) => drop(refused.insert(schedule.id, schedules::refusal(error)?)),
+        }
+    }
+    let states = read::states_of(client, &schedules::looked_at(&due)).await?;
+    let round = schedules::round(due, &states, &refused, now);
+    for id in round.cancels {
+        match change::cancel_in(client, shared.bulk_shard(), id, CANCEL_REASON, now).await {
+            Ok((CancelOutcome::Cancelled, signals)) => {
+                told.ended.push(id);
+                told.signals.extend(signals);
+            }
+            Ok((CancelOutcome::Asked { .. }, _)) => told.asked.push(id),
+            // It has just ended by itself, or is gone.
+            Err(StoreError::InvalidTransition { .. } | StoreError::NotFound(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if !round.jobs.is_empty() {
+        let lanes = round.makers.iter().map(|id| lanes[id]).collect();
+        told.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
+    }
+    if !round.schedules.is_empty() {
+        put_moved(client, &round.schedules).await?;
+        put_ticks(client, &round.ticks).await?;
+    }
+    for (id, reason) in broken {
+        client
+            .execute(
+                "UPDATE faena.schedule SET active = false, next_at = NULL, finished = $1 WHERE id = $2",
+                &[&storable(&reason), &id.0],
+            )
+            .await?;
+    }
+    let next = client.query_one("SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL", &[]).await?;
+    fired.next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
+    fired.ticks = round.ticks;
+    Ok(fired)
+}
+
+type Broken = Vec<(ScheduleId, String)>;
+
+/// PostgreSQL: what another node is just dealing with is left to it.
+async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
+    let statement = client
+        .prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED"
+        ))
+        .await?;
+    let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
+    Ok(schedules::sorted_out(rows.iter().map(row).collect()))
+}
+
+async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
+    let ids: Vec<Uuid> = ticks.iter().map(|tick| tick.schedule_id.0).collect();
+    let dues: Vec<i64> = ticks.iter().map(|tick| tick.due_at.as_ms()).collect();
+    let manual: Vec<bool> = ticks.iter().map(|tick| tick.outcome == TickOutcome::Triggered).collect();
+    let outcomes: Vec<i16> = ticks.iter().map(|tick| tick.outcome.code()).collect();
+    let reasons: Vec<Option<String>> =
+        ticks.iter().map(|tick| tick.reason.as_deref().map(|text| storable(text).into_owned())).collect();
+    let jobs: Vec<Option<Uuid>> = ticks.iter().map(|tick| tick.job_id.map(|job| job.0)).collect();
+    let ats: Vec<i64> = ticks.iter().map(|tick| tick.at.as_ms()).collect();
+    let through: Vec<Option<i64>> = ticks.iter().map(|tick| tick.through_at.map(Timestamp::as_ms)).collect();
+    let counts: Vec<Option<i64>> =
+        ticks.iter().map(|tick| tick.count.map(|count| i64::try_from(count).unwrap_or(i64::MAX))).collect();
+    let statement = client
+        .prepare_cached(
+            "INSERT INTO faena.tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
+             SELECT * FROM unnest($1::uuid[], $2::int8[], $3::bool[], $4::int2[], $5::text[], $6::uuid[], $7::int8[], $8::int8[],
+                 $9::int8[])
+             ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at WHERE excluded.manual",
+        )
+        .await?;
+    let parameters: [&(dyn ToSql + Sync); 9] =
+        [&ids, &dues, &manual, &outcomes, &reasons, &jobs, &ats, &through, &counts];
+    client.execute(&statement, &parameters).await?;
+    Ok(())
+}
+
+pub async fn get(shared: &Shared, id: ScheduleId) -> Result<Option<Schedule>> {
+    let client = shared.client().await?;
+    let found = get_in(&client, id).await;
+    client.keep(found)
+}
+
+async fn get_in(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
+    let sql = format!("SELECT {COLUMNS} FROM faena.schedule WHERE id = $1");
+    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
+}
+
+pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+    let client = shared.client().await?;
+    let found = list_in(&client, filter, page).await;
+    client.keep(found)
+}
+
+async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+    let q = filter.q.as_deref().map(schedules::like);
+    let which = "($1::bool IS NULL OR active = $1) AND ($2::text IS NULL OR name ILIKE $2 ESCAPE '\\')
+                 AND ($3::text IS NULL OR name = $3)";
+    let wanted: [&(dyn ToSql + Sync); 3] = [&filter.is_active, &q, &filter.name];
+    let total: i64 =
+        client.query_one(&format!("SELECT count(*) FROM faena.schedule WHERE {which}"), &wanted).await?.get(0);
+    let (limit, offset) =
+        (i64::try_from(page.limit).unwrap_or(i64::MAX), i64::try_from(page.offset).unwrap_or(i64::MAX));
+    let sql = format!(
+        "SELECT {COLUMNS} FROM faena.schedule WHERE {which} ORDER BY name COLLATE \"C\", id LIMIT $4 OFFSET $5"
+    );
+    let rows = client.query(&sql, &[wanted[0], wanted[1], wanted[2], &limit, &offset]).await?;
+    let found = rows.iter().map(|found| row(found).schedule()).collect::<Result<_>>()?;
+    Ok((found, u64::try_from(total).unwrap_or(0)))
+}
+
+pub async fn ticks(shared: &Shared, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+    let client = shared.client().await?;
+    let found = ticks_in(&client, id, before, limit).await;
+    client.keep(found)
+}
+
+async fn ticks_in(client: &Object, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+    let before = before.map_or(i64::MAX, Timestamp::as_ms);
+    let rows = client
+        .query(
+            "SELECT due_at, outcome, reason, job, at, through_at, count FROM faena.tick
+             WHERE schedule = $1 AND due_at < $2 ORDER BY due_at DESC, manual DESC LIMIT $3",
+            &[&id.0, &before, &i64::try_from(limit).unwrap_or(i64::MAX)],
+        )
+        .await?;
+    let tick = |row: &Row| TickRow {
+        schedule_id: id,
+        due_at: Timestamp::from_ms(row.get(0)),
+        outcome: TickOutcome::from_code(row.get(1)).unwrap_or(TickOutcome::Missed),
+        reason: row.get(2),
+        job_id: row.get::<_, Option<Uuid>>(3).map(JobId),
+        at: Timestamp::from_ms(row.get(4)),
+        through_at: row.get::<_, Option<i64>>(5).map(Timestamp::from_ms),
+        count: row.get::<_, Option<i64>>(6).map(i64::unsigned_abs),
+    };
+    Ok(rows.iter().map(tick).collect())
+}
+
+pub async fn counts(shared: &Shared) -> Result<ScheduleCounts> {
+    let client = shared.client().await?;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), coalesce(sum(runs), 0)::int8
+             FROM faena.schedule",
+            &[],
+        )
+        .await
+        .map_err(StoreError::from);
+    let row = client.keep(row)?;
+    let number = |column: usize| row.get::<_, i64>(column).unsigned_abs();
+    Ok(ScheduleCounts { active: number(0), inactive: number(1), runs: number(2) })
+}
+
+/// Removes records of due times that no finished job of their age is kept of any more.
+pub async fn prune(client: &Object, before: Timestamp, limit: usize) -> Result<()> {
+    client
+        .execute(
+            "DELETE FROM faena.tick WHERE ctid = ANY(ARRAY(SELECT ctid FROM faena.tick WHERE at < $1 ORDER BY at LIMIT $2))",
+            &[&before.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)],
+        )
+        .await?;
+    Ok(())
+}
+
+fn row(row: &Row) -> ScheduleRow {
+    let at = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
+    let job = |column: usize| row.get::<_, Option<Uuid>>(column).map(JobId);
+    ScheduleRow {
+        id: ScheduleId(row.get(0)),
+        spec: row.get(1),
+        is_active: row.get(2),
+        anchor_at: Timestamp::from_ms(row.get(3)),
+        cursor_at: Timestamp::from_ms(row.get(4)),
+        next_at: at(5),
+        runs: row.get::<_, i64>(6).unsigned_abs(),
+        last_due_at: at(7),
+        last_run_at: at(8),
+        last_job: job(9),
+        waits_for: job(10),
+        finished: row.get(11),
+        created_at: Timestamp::from_ms(row.get(12)),
+        updated_at: Timestamp::from_ms(row.get(13)),
+    }
+}

@@ -1,0 +1,214 @@
+//! Schedules, as far as both engines agree: what a round of firing does to rows, and what goes in and comes out.
+
+use std::collections::HashMap;
+
+use faena_domain::{
+    Fault, JobId, JobLimits, JobState, NewJob, ScheduleId, Timestamp,
+    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow},
+};
+use serde_json::json;
+
+use crate::{AuditEntry, Result, StoreError};
+
+/// What `ScheduleRow` is read from.
+pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, waits_for, \
+     finished, created_at, updated_at";
+
+/// A row of `schedule`, before anybody has understood what people said.
+pub struct ScheduleRow {
+    pub id: ScheduleId,
+    pub spec: String,
+    pub is_active: bool,
+    pub anchor_at: Timestamp,
+    pub cursor_at: Timestamp,
+    pub next_at: Option<Timestamp>,
+    pub runs: u64,
+    pub last_due_at: Option<Timestamp>,
+    pub last_run_at: Option<Timestamp>,
+    pub last_job: Option<JobId>,
+    pub waits_for: Option<JobId>,
+    pub finished: Option<String>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+impl ScheduleRow {
+    pub fn schedule(self) -> Result<Schedule> {
+        let spec = serde_json::from_str(&self.spec).map_err(|error| {
+            StoreError::Broken(format!("what is stored of schedule {} is not readable: {error}", self.id))
+        })?;
+        Ok(Schedule {
+            id: self.id,
+            spec,
+            is_active: self.is_active,
+            anchor_at: self.anchor_at,
+            cursor_at: self.cursor_at,
+            next_at: self.next_at,
+            runs: self.runs,
+            last_due_at: self.last_due_at,
+            last_run_at: self.last_run_at,
+            last_job: self.last_job,
+            waits_for: self.waits_for,
+            finished: self.finished,
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+        })
+    }
+}
+
+/// The readable ones, and the others with what is wrong with them.
+pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, String)>) {
+    let mut good = Vec::with_capacity(rows.len());
+    let mut broken = Vec::new();
+    for row in rows {
+        let id = row.id;
+        match row.schedule() {
+            Ok(schedule) => good.push(schedule),
+            Err(error) => broken.push((id, error.to_string())),
+        }
+    }
+    (good, broken)
+}
+
+pub fn stored_spec(spec: &ScheduleSpec) -> String {
+    serde_json::to_string(spec).expect("a schedule is JSON")
+}
+
+/// A pattern that finds `part` anywhere.
+pub fn like(part: &str) -> String {
+    let escaped = part.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+    format!("%{escaped}%")
+}
+
+/// Schedules whose jobs cannot be stored, with the reason.
+pub type Refused = HashMap<ScheduleId, String>;
+
+/// Why jobs of this kind are not taken; any other error is one of the whole round.
+pub fn refusal(error: StoreError) -> Result<String> {
+    match error {
+        StoreError::Invalid(faults) => Ok(told(&faults)),
+        error => Err(error),
+    }
+}
+
+/// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
+pub struct ScheduleChange {
+    pub edit: Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>,
+    pub limits: JobLimits,
+    /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
+    pub action: &'static str,
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ScheduleFilter {
+    pub is_active: Option<bool>,
+    /// A part of the name, in any case.
+    pub q: Option<String>,
+    /// The whole name.
+    pub name: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SchedulePage {
+    pub offset: usize,
+    pub limit: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ScheduleCounts {
+    pub active: u64,
+    pub inactive: u64,
+    /// How many due times became jobs, of all schedules that there are.
+    pub runs: u64,
+}
+
+/// What a round of firing did.
+#[derive(Clone, Debug, Default)]
+pub struct Fired {
+    /// How many schedules were dealt with. As many as were asked for: there may be more.
+    pub schedules: usize,
+    /// What became of due times.
+    pub ticks: Vec<TickRow>,
+    /// When the next schedule is due, be it due already.
+    pub next_at: Option<Timestamp>,
+}
+
+/// Everything that a round of firing writes.
+#[derive(Default)]
+pub struct Round {
+    pub schedules: Vec<Schedule>,
+    pub jobs: Vec<NewJob>,
+    /// The schedule of each job.
+    pub makers: Vec<ScheduleId>,
+    pub ticks: Vec<TickRow>,
+    pub cancels: Vec<JobId>,
+}
+
+/// Why a job was cancelled that had to make way.
+pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
+
+/// The jobs whose states decide what happens to these schedules.
+pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
+    let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
+    watched.flat_map(|schedule| schedule.last_job.into_iter().chain(schedule.waits_for)).collect()
+}
+
+/// What is to be written about schedules that are due. One that cannot be understood stands still with the reason and is in nobody's way.
+pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refused: &Refused, now: Timestamp) -> Round {
+    let mut round = Round::default();
+    let state = |id: Option<JobId>| id.and_then(|id| states.get(&id).copied());
+    for schedule in schedules {
+        let jobs = LastJobs { last: state(schedule.last_job), waits_for: state(schedule.waits_for) };
+        let stays = schedule.clone();
+        match schedule.timed() {
+            Ok(mut timed) => {
+                let mut decision = decide(&timed, now);
+                if let Some(reason) = refused.get(&timed.schedule.id) {
+                    decision.give_up(timed.schedule.id, reason, now);
+                }
+                let followed = follow(&mut timed, decision, jobs, now);
+                round.makers.extend(followed.jobs.iter().map(|_| timed.schedule.id));
+                round.jobs.extend(followed.jobs);
+                round.ticks.extend(followed.ticks);
+                round.cancels.extend(followed.cancel);
+                round.schedules.push(timed.schedule);
+            }
+            Err(faults) => round.schedules.push(Schedule {
+                next_at: None,
+                is_active: false,
+                finished: Some(format!("it cannot be understood any more: {}", told(&faults))),
+                ..stays
+            }),
+        }
+    }
+    round
+}
+
+fn told(faults: &[Fault]) -> String {
+    let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
+    texts.join("; ")
+}
+
+/// What `change` makes of a schedule.
+pub fn changed(schedule: Schedule, change: &ScheduleChange, now: Timestamp) -> Result<Schedule> {
+    let patch = (change.edit)(&schedule).map_err(StoreError::Invalid)?;
+    let timed = schedule.patched(patch, &change.limits, now).map_err(StoreError::Invalid)?;
+    Ok(timed.schedule)
+}
+
+/// A person's act on a schedule.
+pub fn act(by: &str, action: &str, schedule: &Schedule) -> AuditEntry {
+    entry(by, action, schedule.id, json!({ "name": schedule.spec.name, "isActive": schedule.is_active }))
+}
+
+pub fn triggered(by: &str, job: JobId, schedule: &Schedule) -> AuditEntry {
+    entry(by, "schedule.trigger", schedule.id, json!({ "name": schedule.spec.name, "jobId": job }))
+}
+
+pub fn removed(by: &str, id: ScheduleId, name: &str) -> AuditEntry {
+    entry(by, "schedule.delete", id, json!({ "name": name }))
+}
+
+fn entry(by: &str, action: &str, id: ScheduleId, details: serde_json::Value) -> AuditEntry {
+    AuditEntry { actor: by.into(), action: action.into(), target: id.to_string(), details, count: 1 }
+}

@@ -1,0 +1,269 @@
+//! Schedules: what they are, what is due, what became of due times.
+
+use std::collections::HashMap;
+
+use faena_domain::{
+    JobId, ScheduleId, Timestamp,
+    schedule::{Schedule, TickOutcome, TickRow},
+};
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::{
+    audit, change, read,
+    submit::{lane_of, submit},
+    writer::Tx,
+};
+use crate::{
+    Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, StoreError,
+    lanes::LaneName,
+    schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
+};
+
+pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO schedule (id, name, spec, active, anchor_at, cursor_at, next_at, created_at, updated_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)",
+        )?
+        .execute((
+            schedule.id.0,
+            &schedule.spec.name,
+            schedules::stored_spec(&schedule.spec),
+            schedule.is_active,
+            schedule.anchor_at.as_ms(),
+            schedule.cursor_at.as_ms(),
+            schedule.next_at.map(Timestamp::as_ms),
+            schedule.created_at.as_ms(),
+        ))?;
+    audit::add(tx, &schedules::act(by, "schedule.create", schedule), now)?;
+    tx.signal(Signal::Schedule);
+    Ok(())
+}
+
+pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Timestamp) -> Result<Option<Schedule>> {
+    let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
+    let schedule = schedules::changed(schedule, change, now)?;
+    tx.connection
+        .prepare_cached("UPDATE schedule SET name = ?2, spec = ?3, anchor_at = ?4, updated_at = ?5 WHERE id = ?1")?
+        .execute((
+            schedule.id.0,
+            &schedule.spec.name,
+            schedules::stored_spec(&schedule.spec),
+            schedule.anchor_at.as_ms(),
+            schedule.updated_at.as_ms(),
+        ))?;
+    put_moved(tx, &schedule)?;
+    audit::add(tx, &schedules::act(by, change.action, &schedule), now)?;
+    tx.signal(Signal::Schedule);
+    Ok(Some(schedule))
+}
+
+/// Writes down how far a schedule has come; what people said stays.
+fn put_moved(tx: &Tx, schedule: &Schedule) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "UPDATE schedule SET active = ?2, cursor_at = ?3, next_at = ?4, runs = ?5, last_due_at = ?6, last_run_at = ?7,
+                 last_job = ?8, waits_for = ?9, finished = ?10
+             WHERE id = ?1",
+        )?
+        .execute((
+            schedule.id.0,
+            schedule.is_active,
+            schedule.cursor_at.as_ms(),
+            schedule.next_at.map(Timestamp::as_ms),
+            i64::try_from(schedule.runs).unwrap_or(i64::MAX),
+            schedule.last_due_at.map(Timestamp::as_ms),
+            schedule.last_run_at.map(Timestamp::as_ms),
+            schedule.last_job.map(|job| job.0),
+            schedule.waits_for.map(|job| job.0),
+            &schedule.finished,
+        ))?;
+    Ok(())
+}
+
+pub fn delete(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+    let Some(name) = name_of(tx.connection, id)? else { return Ok(false) };
+    tx.connection.prepare_cached("DELETE FROM tick WHERE schedule = ?")?.execute([id.0])?;
+    tx.connection.prepare_cached("DELETE FROM schedule WHERE id = ?")?.execute([id.0])?;
+    audit::add(tx, &schedules::removed(by, id, &name), now)?;
+    Ok(true)
+}
+
+fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
+    Ok(connection
+        .prepare_cached("SELECT name FROM schedule WHERE id = ?")?
+        .query_row([id.0], |row| row.get(0))
+        .optional()?)
+}
+
+pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
+    let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
+    let (job, tick) = timed.trigger(now);
+    let job_id = job.id;
+    submit(tx, vec![job], now)?;
+    put_moved(tx, &timed.schedule)?;
+    put_tick(tx, &tick)?;
+    audit::add(tx, &schedules::triggered(by, job_id, &timed.schedule), now)?;
+    Ok(Some(job_id))
+}
+
+pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
+    let (due, mut broken) = due(tx.connection, limit, now)?;
+    let count = due.len() + broken.len();
+    let mut refused = Refused::new();
+    for schedule in &due {
+        if let Err(error) = lane_of(tx, LaneName::of_template(&schedule.spec.job)) {
+            refused.insert(schedule.id, schedules::refusal(error)?);
+        }
+    }
+    let mut states = HashMap::new();
+    for id in schedules::looked_at(&due) {
+        if let Some(state) = read::state_of(tx.connection, id)? {
+            states.insert(id, state);
+        }
+    }
+    let round = schedules::round(due, &states, &refused, now);
+    for id in round.cancels {
+        change::cancel(tx, id, CANCEL_REASON, now)?;
+    }
+    submit(tx, round.jobs, now)?;
+    for schedule in &round.schedules {
+        put_moved(tx, schedule)?;
+    }
+    for tick in &round.ticks {
+        put_tick(tx, tick)?;
+    }
+    for (id, reason) in broken.drain(..) {
+        tx.connection
+            .prepare_cached("UPDATE schedule SET active = 0, next_at = NULL, finished = ? WHERE id = ?")?
+            .execute((reason, id.0))?;
+    }
+    let next_at: Option<i64> = tx
+        .connection
+        .prepare_cached("SELECT min(next_at) FROM schedule WHERE next_at IS NOT NULL")?
+        .query_row([], |row| row.get(0))?;
+    Ok(Fired { schedules: count, ticks: round.ticks, next_at: next_at.map(Timestamp::from_ms) })
+}
+
+type Broken = Vec<(ScheduleId, String)>;
+
+fn due(connection: &Connection, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
+    let mut statement = connection
+        .prepare_cached(&format!("SELECT {COLUMNS} FROM schedule WHERE next_at <= ? ORDER BY next_at LIMIT ?"))?;
+    let rows = statement
+        .query_map((now.as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)), row)?
+        .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
+    Ok(schedules::sorted_out(rows))
+}
+
+fn put_tick(tx: &Tx, tick: &TickRow) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "INSERT INTO tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at
+             WHERE excluded.manual",
+        )?
+        .execute((
+            tick.schedule_id.0,
+            tick.due_at.as_ms(),
+            tick.outcome == TickOutcome::Triggered,
+            tick.outcome.code(),
+            &tick.reason,
+            tick.job_id.map(|job| job.0),
+            tick.at.as_ms(),
+            tick.through_at.map(Timestamp::as_ms),
+            tick.count.map(|count| i64::try_from(count).unwrap_or(i64::MAX)),
+        ))?;
+    Ok(())
+}
+
+pub fn get(connection: &Connection, id: ScheduleId) -> Result<Option<Schedule>> {
+    connection
+        .prepare_cached(&format!("SELECT {COLUMNS} FROM schedule WHERE id = ?"))?
+        .query_row([id.0], row)
+        .optional()?
+        .map(ScheduleRow::schedule)
+        .transpose()
+}
+
+pub fn list(connection: &Connection, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+    let wanted = (filter.is_active, filter.q.as_deref().map(schedules::like), filter.name.clone());
+    let which =
+        "(?1 IS NULL OR active = ?1) AND (?2 IS NULL OR name LIKE ?2 ESCAPE '\\') AND (?3 IS NULL OR name = ?3)";
+    let total: i64 = connection
+        .prepare_cached(&format!("SELECT count(*) FROM schedule WHERE {which}"))?
+        .query_row((wanted.0, &wanted.1, &wanted.2), |row| row.get(0))?;
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM schedule WHERE {which} ORDER BY name, id LIMIT ?4 OFFSET ?5"
+    ))?;
+    let (limit, offset) =
+        (i64::try_from(page.limit).unwrap_or(i64::MAX), i64::try_from(page.offset).unwrap_or(i64::MAX));
+    let rows = statement
+        .query_map((wanted.0, &wanted.1, &wanted.2, limit, offset), row)?
+        .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
+    let found = rows.into_iter().map(ScheduleRow::schedule).collect::<Result<_>>()?;
+    Ok((found, u64::try_from(total).unwrap_or(0)))
+}
+
+pub fn ticks(connection: &Connection, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT due_at, outcome, reason, job, at, through_at, count FROM tick
+         WHERE schedule = ?1 AND due_at < ?2 ORDER BY due_at DESC, manual DESC LIMIT ?3",
+    )?;
+    let before = before.map_or(i64::MAX, Timestamp::as_ms);
+    let rows = statement.query_map((id.0, before, i64::try_from(limit).unwrap_or(i64::MAX)), |row| {
+        Ok(TickRow {
+            schedule_id: id,
+            due_at: Timestamp::from_ms(row.get(0)?),
+            outcome: TickOutcome::from_code(row.get(1)?).unwrap_or(TickOutcome::Missed),
+            reason: row.get(2)?,
+            job_id: row.get::<_, Option<uuid::Uuid>>(3)?.map(JobId),
+            at: Timestamp::from_ms(row.get(4)?),
+            through_at: row.get::<_, Option<i64>>(5)?.map(Timestamp::from_ms),
+            count: row.get::<_, Option<i64>>(6)?.map(i64::unsigned_abs),
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+pub fn counts(connection: &Connection) -> Result<ScheduleCounts> {
+    let row: (i64, i64, i64) = connection
+        .prepare_cached(
+            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), total(runs) FROM schedule",
+        )?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, f64>(2)? as i64)))?;
+    Ok(ScheduleCounts { active: row.0.unsigned_abs(), inactive: row.1.unsigned_abs(), runs: row.2.unsigned_abs() })
+}
+
+/// Removes records of due times that no finished job of their age is kept of any more.
+pub fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<()> {
+    tx.connection
+        .prepare_cached(
+            "DELETE FROM tick WHERE (schedule, due_at, manual) IN
+                 (SELECT schedule, due_at, manual FROM tick WHERE at < ? ORDER BY at LIMIT ?)",
+        )?
+        .execute((before.as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)))?;
+    Ok(())
+}
+
+fn row(row: &Row) -> rusqlite::Result<ScheduleRow> {
+    let at = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_ms));
+    let job = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<uuid::Uuid>>(column)?.map(JobId));
+    Ok(ScheduleRow {
+        id: ScheduleId(row.get(0)?),
+        spec: row.get(1)?,
+        is_active: row.get(2)?,
+        anchor_at: Timestamp::from_ms(row.get(3)?),
+        cursor_at: Timestamp::from_ms(row.get(4)?),
+        next_at: at(5)?,
+        runs: row.get::<_, i64>(6)?.unsigned_abs(),
+        last_due_at: at(7)?,
+        last_run_at: at(8)?,
+        last_job: job(9)?,
+        waits_for: job(10)?,
+        finished: row.get(11)?,
+        created_at: Timestamp::from_ms(row.get(12)?),
+        updated_at: Timestamp::from_ms(row.get(13)?),
+    })
+}
