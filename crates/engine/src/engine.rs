@@ -68,6 +68,9 @@ pub struct Engine {
     pub acts: guardian::Acts,
     pub(crate) agenda: guardian::Agenda,
     pub(crate) bulk: Arc<Notify>,
+    /// Something has happened: the outbox is to be emptied, whoever watches is to be told.
+    pub(crate) relay: Arc<Notify>,
+    pub(crate) live: Arc<Notify>,
     /// How many runs end per minute.
     pub throughput: Throughput,
     /// Loops that bring in new work end first, those that report last.
@@ -202,6 +205,8 @@ impl Engine {
             drain,
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
+            relay: Arc::new(Notify::new()),
+            live: Arc::new(Notify::new()),
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
             acts: guardian::Acts::default(),
@@ -420,6 +425,10 @@ impl Engine {
                     Ok(Signal::Rules) => engine.rules_changed().await,
                     Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
                     Ok(Signal::Schedule) => engine.schedules.nudge.notify_one(),
+                    Ok(Signal::Event) => {
+                        engine.relay.notify_one();
+                        engine.live.notify_one();
+                    }
                     Ok(Signal::Cancel(id)) => {
                         engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
                     }

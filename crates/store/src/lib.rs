@@ -11,6 +11,7 @@ mod bulk;
 mod deal;
 pub mod doctor;
 mod error;
+mod events;
 mod fate;
 mod gates;
 mod lanes;
@@ -46,6 +47,7 @@ use faena_domain::{
 };
 
 pub use error::StoreError;
+pub use events::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
 pub use lanes::{Lane, LaneId};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage};
 pub use types::{
@@ -297,6 +299,26 @@ pub trait Store: Send + Sync + 'static {
     async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>>;
 
     async fn schedule_counts(&self) -> Result<ScheduleCounts>;
+
+    /// Makes known who wants which events. From then on, and until nobody wants any, what happens is written down in the transaction in
+    /// which it happens. Nobody wanting any costs nothing.
+    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()>;
+
+    /// Whether somebody wants events, as this process knows.
+    fn events_wanted(&self) -> bool;
+
+    /// Forgets wishes that nobody repeated, and up to `limit` events from before `before` that no sink still waits for. Answers how many.
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
+
+    /// Events that are looked for, in the order in which they were committed. Read again from the place of the last one on, none is
+    /// passed by, whatever is committed how late.
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>>;
+
+    /// The place after everything that has happened so far.
+    async fn event_end(&self) -> Result<EventPlace>;
+
+    /// The place of the first event that is still kept.
+    async fn event_first(&self) -> Result<Option<EventPlace>>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

@@ -34,6 +34,12 @@ pub const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../migrations/004_schedules.sqlite.sql"),
         postgres: include_str!("../migrations/004_schedules.postgres.sql"),
     },
+    Migration {
+        version: 5,
+        name: "events",
+        sqlite: include_str!("../migrations/005_events.sqlite.sql"),
+        postgres: include_str!("../migrations/005_events.postgres.sql"),
+    },
 ];
 
 /// Which migrations are still to run on a schema of version `found`, or why it cannot be used.

@@ -666,6 +666,8 @@ pub enum Signal {
     Webhook,
     /// A schedule is due, or at another time than it was.
     Schedule,
+    /// Something has happened that somebody wants to know.
+    Event,
 }
 
 /// What becomes of a job that leaves somebody's hands or a line.

@@ -3,7 +3,7 @@
 use deadpool_postgres::Object;
 use faena_domain::{AuditRow, JobId, Timestamp};
 
-use super::{Shared, end::storable};
+use super::{Shared, end::storable, events};
 use crate::{AuditEntry, AuditFilter, Result};
 
 pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<()> {
@@ -30,6 +30,9 @@ pub async fn with<T>(
     now: Timestamp,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
+    if let Some(entry) = &entry {
+        events::set_actor(client, &entry.actor).await?;
+    }
     let done = work.await?;
     if let Some(entry) = &entry {
         add(client, entry, now).await?;

@@ -217,6 +217,7 @@ pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result
             claims[at].limited.append(&mut paused);
         }
     }
+    shared.tell_events();
     Ok(claims)
 }
 

@@ -53,6 +53,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     let (works, answers): (Vec<Work>, Vec<_>) = calls.into_iter().map(|call| (call.work, call.answer)).unzip();
     match shared.retrying(|| store(shared, shard, &works)).await {
         Ok((results, finished)) => {
+            shared.tell_events();
             // The ends are committed; should this not come to pass, the children look for themselves later.
             if !finished.is_empty()
                 && let Err(error) = shared.retrying(|| family::tell_children(shared, &finished, now)).await

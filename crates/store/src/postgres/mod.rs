@@ -13,6 +13,7 @@ mod connect;
 pub mod doctor;
 mod due;
 mod end;
+mod events;
 mod family;
 mod free;
 mod leave;
@@ -29,7 +30,13 @@ mod submit;
 mod webhooks;
 mod workers;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
@@ -43,12 +50,12 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Fired,
-    Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch,
-    Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
-    Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter,
-    WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding, admit::Turns,
-    lanes::LaneCache, rules::RuleCache,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, EventPlace,
+    EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page,
+    Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts,
+    ScheduleFilter, SchedulePage, Signal, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit,
+    Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerNews, WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -70,6 +77,8 @@ pub struct Shared {
     options: StoreOptions,
     cursors: Cursors,
     turns: Turns,
+    /// Somebody wants events.
+    events_on: AtomicBool,
     notifier: Notifier,
     /// The counter rows of this process are its own, as far as chance allows: writers do not wait for each other.
     first_shard: i16,
@@ -103,11 +112,13 @@ impl Postgres {
             options,
             cursors: Cursors::default(),
             turns: Turns::default(),
+            events_on: AtomicBool::default(),
             notifier,
             first_shard,
         });
         shared.load_lanes().await?;
         rules::load(&shared).await?;
+        events::look(&shared).await?;
         due::make_partitions(&shared, Timestamp::now()).await?;
         let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
             Box::pin(submit::run(shared, shard, calls))
@@ -184,6 +195,14 @@ impl Shared {
     pub fn tell(&self, signals: impl IntoIterator<Item = Signal>) {
         for signal in signals {
             self.notifier.tell(signal);
+        }
+        self.tell_events();
+    }
+
+    /// Something has happened: whoever brings events somewhere looks.
+    pub fn tell_events(&self) {
+        if self.events_on.load(Ordering::Relaxed) {
+            self.notifier.tell(Signal::Event);
         }
     }
 }
@@ -518,6 +537,30 @@ impl Store for Postgres {
 
     async fn schedule_counts(&self) -> Result<ScheduleCounts> {
         self.shared.retrying(|| schedules::counts(&self.shared)).await
+    }
+
+    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| events::want(&self.shared, &wants, now)).await
+    }
+
+    fn events_wanted(&self) -> bool {
+        self.shared.events_on.load(Ordering::Relaxed)
+    }
+
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| events::settle(&self.shared, before, limit, now)).await
+    }
+
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.shared.retrying(|| events::list(&self.shared, &query, limit)).await
+    }
+
+    async fn event_end(&self) -> Result<EventPlace> {
+        self.shared.retrying(|| events::end(&self.shared)).await
+    }
+
+    async fn event_first(&self) -> Result<Option<EventPlace>> {
+        self.shared.retrying(|| events::first(&self.shared)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

@@ -177,6 +177,7 @@ fn word(signal: Signal) -> String {
         Signal::Rules => "l".into(),
         Signal::Webhook => "h".into(),
         Signal::Schedule => "s".into(),
+        Signal::Event => "e".into(),
     }
 }
 
@@ -190,6 +191,7 @@ fn parse(word: &str) -> Option<Signal> {
         ("l", "") => Some(Signal::Rules),
         ("h", "") => Some(Signal::Webhook),
         ("s", "") => Some(Signal::Schedule),
+        ("e", "") => Some(Signal::Event),
         _ => None,
     }
 }
@@ -209,6 +211,7 @@ mod tests {
             Signal::Rules,
             Signal::Webhook,
             Signal::Schedule,
+            Signal::Event,
         ] {
             assert_eq!(parse(&word(signal)), Some(signal));
         }

@@ -3,7 +3,7 @@
 use faena_domain::{AuditRow, JobId, Timestamp};
 use rusqlite::Connection;
 
-use super::writer::Tx;
+use super::{events, writer::Tx};
 use crate::{AuditEntry, AuditFilter, Result};
 
 pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
@@ -22,10 +22,11 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
 
 /// Does something and writes down who did; what is refused leaves no entry.
 pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
+    let Some(entry) = &entry else { return work(tx) };
+    events::set_actor(tx, &entry.actor)?;
     let done = work(tx)?;
-    if let Some(entry) = &entry {
-        add(tx, entry, now)?;
-    }
+    add(tx, entry, now)?;
+    events::set_actor(tx, events::SYSTEM)?;
     Ok(done)
 }
 

@@ -7,6 +7,7 @@ mod claim;
 pub mod doctor;
 mod due;
 mod end;
+mod events;
 mod free;
 mod leave;
 mod letters;
@@ -22,7 +23,14 @@ mod webhooks;
 mod workers;
 mod writer;
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use faena_domain::{
@@ -36,11 +44,12 @@ use serde_json::json;
 use tokio::sync::broadcast;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, Filter, Fired,
-    Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page, Patience, Poll, QueuePatch,
-    Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
-    Signal, Standing, Store, StoreError, StoreOptions, StoredLimit, Submitted, Swept, WebhookAsk, WebhookFilter,
-    WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, EventPlace,
+    EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page,
+    Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts,
+    ScheduleFilter, SchedulePage, Signal, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit,
+    Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerNews, WorkerStanding,
     admit::Turns,
     audit::{act, drain_action, retried_by},
     lanes::{LaneCache, LaneName},
@@ -63,6 +72,8 @@ pub struct Shared {
     pub lanes: LaneCache,
     pub rules: RuleCache,
     pub turns: Turns,
+    /// Somebody wants events.
+    pub events_on: AtomicBool,
 }
 
 struct Readers {
@@ -103,10 +114,15 @@ impl Sqlite {
             reader.pragma_update(None, "query_only", true)?;
             connections.push(Mutex::new(reader));
         }
-        let shared =
-            Arc::new(Shared { lanes: LaneCache::default(), rules: RuleCache::default(), turns: Turns::default() });
+        let shared = Arc::new(Shared {
+            lanes: LaneCache::default(),
+            rules: RuleCache::default(),
+            turns: Turns::default(),
+            events_on: AtomicBool::default(),
+        });
         shared.lanes.insert(read::lanes(&writer)?);
         shared.rules.set(rules::load(&writer)?);
+        events::switch(&writer, &shared, Timestamp::now())?;
         let (signals, _) = broadcast::channel(4_096);
         let writer = Writer::start(writer, shared.clone(), signals.clone());
         let readers = Arc::new(Readers { connections, next: Default::default() });
@@ -555,6 +571,30 @@ impl Store for Sqlite {
 
     async fn schedule_counts(&self) -> Result<ScheduleCounts> {
         self.read(|connection, _| schedules::counts(connection)).await
+    }
+
+    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| events::want(tx, &wants, now)).await
+    }
+
+    fn events_wanted(&self) -> bool {
+        self.shared.events_on.load(Ordering::Relaxed)
+    }
+
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| events::settle(tx, before, limit, now)).await
+    }
+
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.read(move |connection, _| events::list(connection, &query, limit)).await
+    }
+
+    async fn event_end(&self) -> Result<EventPlace> {
+        self.read(|connection, _| events::end(connection)).await
+    }
+
+    async fn event_first(&self) -> Result<Option<EventPlace>> {
+        self.read(|connection, _| events::first(connection)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

@@ -3,7 +3,12 @@
 //! Each call runs in a savepoint of the shared transaction, so that one that fails takes nothing of the others with it. Answers
 //! and signals leave after the commit.
 
-use std::{cell::RefCell, panic::AssertUnwindSafe, sync::Arc, thread};
+use std::{
+    cell::RefCell,
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::Ordering},
+    thread,
+};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -208,6 +213,9 @@ fn commit_group(
     if outcome.is_ok() {
         for signal in tx.signals.take() {
             let _ = signals.send(signal);
+        }
+        if shared.events_on.load(Ordering::Relaxed) {
+            let _ = signals.send(Signal::Event);
         }
     }
     (answers, outcome)

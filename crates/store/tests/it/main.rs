@@ -11,6 +11,7 @@ mod changes;
 mod claims;
 mod doctor;
 mod ends;
+mod events;
 mod family;
 mod keys;
 mod letters;
@@ -54,6 +55,16 @@ behaviours! {
         a_job_whose_time_has_passed_is_ready,
         an_unknown_job_is_not_there,
         strings_that_look_like_sql_or_keys_are_just_strings;
+    events:
+        a_job_tells_its_whole_story_in_order,
+        a_job_that_fails_and_fails_again_tells_of_each_try,
+        events_name_who_did_it,
+        only_what_is_wanted_is_written_down,
+        a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_again,
+        wishes_outlive_the_server_that_made_them,
+        an_act_that_is_refused_tells_nothing,
+        a_queued_event_waits_once_for_every_sink_that_wants_it,
+        whatever_happens_the_events_of_a_job_end_where_it_stands;
     keys:
         a_repeated_idempotency_key_answers_with_the_first_job,
         an_idempotency_key_for_another_body_is_refused,

@@ -1,0 +1,79 @@
+//! Events, as far as both engines agree: who wants which, and what one is. How they come to be stands in
+//! `docs/decisions/004-events-from-rows.md`: triggers derive them from where rows go, in the transaction that moves them, and exist only
+//! while somebody wants events.
+
+use faena_domain::Timestamp;
+use uuid::Uuid;
+
+/// Somebody wants events of some types.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EventWant {
+    pub name: String,
+    /// `job.*`, `schedule.missed`, `*`.
+    pub types: Vec<String>,
+    pub wish: Wish,
+    /// The wish is forgotten then, unless it is repeated.
+    pub until: Timestamp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish {
+    /// They are kept, for whoever reads them.
+    Kept,
+    /// They wait in the outbox until the sink of this name has confirmed them.
+    Queued(OnBad),
+}
+
+/// What becomes of the later messages of a subject when a sink refuses one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnBad {
+    /// They wait until it has gone through or somebody has resolved it.
+    Park,
+    /// They go on without it.
+    #[default]
+    Skip,
+}
+
+impl Wish {
+    pub fn is_queued(self) -> bool {
+        matches!(self, Wish::Queued(_))
+    }
+
+    pub fn parks(self) -> bool {
+        self == Wish::Queued(OnBad::Park)
+    }
+}
+
+/// Where an event stands among all. Readers go on from there.
+pub type EventPlace = i64;
+
+/// What happened.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoredEvent {
+    pub place: EventPlace,
+    pub id: Uuid,
+    pub kind: String,
+    pub subject: Uuid,
+    pub sequence: i64,
+    pub at: Timestamp,
+    pub correlation_id: String,
+    pub actor: String,
+    pub traceparent: Option<String>,
+    /// JSON.
+    pub data: String,
+}
+
+/// Which events are looked for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum EventQuery {
+    /// What was committed after this place.
+    After(EventPlace),
+    /// What belongs together, the first one first.
+    Correlation(String),
+}
+
+/// What `event` rows are read from.
+pub const COLUMNS: &str = "position, id, type, subject, sequence, at, correlation, actor, traceparent, data";
+
+/// How long is remembered what came in from outside, so that it is dealt with once.
+pub const INBOX_KEPT_MS: i64 = 30 * 24 * 3_600_000;

@@ -1,0 +1,222 @@
+//! Who wants events, and what happened. The triggers of migration 5 write it down.
+
+use std::sync::atomic::Ordering;
+
+use deadpool_postgres::Object;
+use faena_domain::Timestamp;
+use tokio_postgres::Row;
+
+use super::{Shared, end::storable};
+use crate::{
+    EventPlace, EventQuery, EventWant, Result, StoredEvent,
+    events::{COLUMNS, INBOX_KEPT_MS, Wish},
+};
+
+pub async fn want(shared: &Shared, wants: &[EventWant], now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = want_in(&client, wants, now).await;
+    let wanted = client.end(result).await?;
+    shared.events_on.store(wanted, Ordering::Relaxed);
+    Ok(())
+}
+
+async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result<bool> {
+    for want in wants {
+        let row = client
+            .query_one(
+                "INSERT INTO faena.sink AS s (name, queued, park, until) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park,
+                     until = greatest(s.until, excluded.until)
+                 RETURNING id",
+                &[&storable(&want.name), &want.wish.is_queued(), &want.wish.parks(), &want.until.as_ms()],
+            )
+            .await?;
+        let id: i16 = row.get(0);
+        let patterns: Vec<String> = want.types.iter().map(|kind| like(kind)).collect();
+        // Of what is only kept, everybody's types add up: several watch under one name.
+        if let Wish::Queued(_) = want.wish {
+            client
+                .execute("DELETE FROM faena.sink_pattern WHERE sink = $1 AND NOT pattern = ANY($2)", &[&id, &patterns])
+                .await?;
+            client
+                .execute(
+                    "INSERT INTO faena.outbox_lease (sink, partition) SELECT $1, generate_series(0, $2::int4 - 1)
+                     ON CONFLICT DO NOTHING",
+                    &[&id, &i32::from(PARTITIONS)],
+                )
+                .await?;
+        }
+        client
+            .execute(
+                "INSERT INTO faena.sink_pattern (sink, pattern) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING",
+                &[&id, &patterns],
+            )
+            .await?;
+    }
+    switch(client, now).await
+}
+
+/// Sees whether somebody wants events already.
+pub async fn look(shared: &Shared) -> Result<()> {
+    let client = shared.client().await?;
+    let on = client
+        .query_one(
+            "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone')",
+            &[],
+        )
+        .await
+        .map_err(crate::StoreError::from);
+    shared.events_on.store(client.keep(on)?.get(0), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Into how many parts a sink's events are divided, so that several nodes can publish.
+pub const PARTITIONS: i16 = 16;
+
+/// `*` stands for anything, everything else for itself.
+fn like(kind: &str) -> String {
+    storable(kind).replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
+}
+
+/// Events are written down while somebody wants them. PostgreSQL: the triggers are everybody's, so one node at a time decides; who writes
+/// meanwhile is waited for, but not for long (it is tried again).
+async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
+    client.batch_execute("SET LOCAL lock_timeout = '3s'; LOCK TABLE faena.sink IN SHARE ROW EXCLUSIVE MODE").await?;
+    let row = client
+        .query_one(
+            "SELECT EXISTS (SELECT FROM faena.sink WHERE until > $1),
+                    EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone')",
+            &[&now.as_ms()],
+        )
+        .await?;
+    let (wanted, on): (bool, bool) = (row.get(0), row.get(1));
+    if wanted && !on {
+        client.batch_execute("SELECT faena.events_on()").await?;
+    } else if !wanted && on {
+        client.batch_execute("SELECT faena.events_off()").await?;
+    }
+    Ok(wanted)
+}
+
+/// Who does what happens next in this transaction.
+pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
+    let statement = client.prepare_cached("SELECT set_config('faena.actor', $1, true)").await?;
+    client.query(&statement, &[&storable(actor)]).await?;
+    Ok(())
+}
+
+/// Forgets wishes that nobody repeated and events that are older than `before` and wait for nobody. Switches events off when nobody wants any.
+pub async fn settle(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = settle_in(shared, &client, before, limit, now).await;
+    let (removed, wanted) = client.end(result).await?;
+    shared.events_on.store(wanted, Ordering::Relaxed);
+    Ok(removed)
+}
+
+async fn settle_in(
+    shared: &Shared,
+    client: &Object,
+    before: Timestamp,
+    limit: usize,
+    now: Timestamp,
+) -> Result<(usize, bool)> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let over: Vec<i16> = client
+        .query("SELECT id FROM faena.sink WHERE until <= $1", &[&now.as_ms()])
+        .await?
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    // Seldom: the switch takes locks.
+    let wanted = if over.is_empty() {
+        let row = client.query_one("SELECT EXISTS (SELECT FROM faena.sink)", &[]).await?;
+        row.get(0)
+    } else {
+        for table in ["sink_pattern", "outbox_lease", "outbox"] {
+            client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
+        }
+        client.execute("DELETE FROM faena.sink WHERE id = ANY($1)", &[&over]).await?;
+        switch(client, now).await?
+    };
+    if !wanted && !shared.events_on.load(Ordering::Relaxed) {
+        return Ok((0, wanted));
+    }
+    let removed = client
+        .execute(
+            "DELETE FROM faena.event WHERE position = ANY (ARRAY(
+                 SELECT position FROM faena.event e WHERE at < $1
+                     AND NOT EXISTS (SELECT FROM faena.outbox o WHERE o.position = e.position)
+                     AND NOT EXISTS (SELECT FROM faena.outbox_dlq d WHERE d.position = e.position AND d.resolved_at IS NULL)
+                 ORDER BY at LIMIT $2))",
+            &[&before.as_ms(), &limit],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.inbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM faena.inbox WHERE at < $1 ORDER BY at LIMIT $2))",
+            &[&now.plus_ms(-INBOX_KEPT_MS).as_ms(), &limit],
+        )
+        .await?;
+    Ok((usize::try_from(removed).unwrap_or(0), wanted))
+}
+
+pub async fn list(shared: &Shared, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+    let client = shared.client().await?;
+    let found = list_in(&client, query, limit).await;
+    client.keep(found)
+}
+
+async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = match query {
+        EventQuery::After(place) => {
+            // What is settled is asked before, so that what is read afterwards is all of it.
+            let end = settled(client).await?;
+            let statement = client
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM faena.event WHERE position > $1 AND position <= $2 ORDER BY position LIMIT $3"
+                ))
+                .await?;
+            client.query(&statement, &[place, &end, &limit]).await?
+        }
+        EventQuery::Correlation(id) => {
+            let sql = format!("SELECT {COLUMNS} FROM faena.event WHERE correlation = $1 ORDER BY position LIMIT $2");
+            client.query(&sql, &[id, &limit]).await?
+        }
+    };
+    Ok(rows.iter().map(row).collect())
+}
+
+/// Up to here everything has been committed or never will be.
+async fn settled(client: &Object) -> Result<EventPlace> {
+    let statement = client.prepare_cached("SELECT faena.settled_events()").await?;
+    Ok(client.query_one(&statement, &[]).await?.get(0))
+}
+
+pub async fn end(shared: &Shared) -> Result<EventPlace> {
+    let client = shared.client().await?;
+    let end = settled(&client).await;
+    client.keep(end)
+}
+
+pub async fn first(shared: &Shared) -> Result<Option<EventPlace>> {
+    let client = shared.client().await?;
+    let row = client.query_one("SELECT min(position) FROM faena.event", &[]).await.map_err(crate::StoreError::from);
+    Ok(client.keep(row)?.get(0))
+}
+
+pub fn row(row: &Row) -> StoredEvent {
+    StoredEvent {
+        place: row.get(0),
+        id: row.get(1),
+        kind: row.get(2),
+        subject: row.get(3),
+        sequence: row.get(4),
+        at: Timestamp::from_ms(row.get(5)),
+        correlation_id: row.get(6),
+        actor: row.get(7),
+        traceparent: row.get(8),
+        data: row.get(9),
+    }
+}

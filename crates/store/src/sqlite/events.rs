@@ -1,0 +1,150 @@
+//! Who wants events, and what happened. The triggers of `events_on.sql` write it down.
+
+use faena_domain::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::{Shared, writer::Tx};
+use crate::{
+    EventPlace, EventQuery, EventWant, Result, StoredEvent,
+    events::{COLUMNS, Wish},
+};
+
+pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
+    for want in wants {
+        let id: i64 = tx
+            .connection
+            .prepare_cached(
+                "INSERT INTO sink (name, queued, park, until) VALUES (?, ?, ?, ?)
+                 ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park, until = max(until, excluded.until)
+                 RETURNING id",
+            )?
+            .query_row((&want.name, want.wish.is_queued(), want.wish.parks(), want.until.as_ms()), |row| row.get(0))?;
+        // Of what is only kept, everybody's types add up: several watch under one name.
+        if let Wish::Queued(_) = want.wish {
+            tx.connection.prepare_cached("DELETE FROM sink_pattern WHERE sink = ?")?.execute([id])?;
+            for partition in 0..PARTITIONS {
+                tx.connection
+                    .prepare_cached("INSERT OR IGNORE INTO outbox_lease (sink, partition) VALUES (?, ?)")?
+                    .execute((id, partition))?;
+            }
+        }
+        for kind in &want.types {
+            tx.connection
+                .prepare_cached("INSERT OR IGNORE INTO sink_pattern (sink, pattern) VALUES (?, ?)")?
+                .execute((id, glob(kind)))?;
+        }
+    }
+    switch(tx.connection, tx.shared, now)
+}
+
+/// Into how many parts a sink's events are divided, so that several nodes can publish.
+pub const PARTITIONS: i16 = 16;
+
+/// `*` stands for anything, everything else for itself.
+fn glob(kind: &str) -> String {
+    kind.replace('[', "[[]").replace('?', "[?]")
+}
+
+/// Events are written down while somebody wants them.
+pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Result<()> {
+    let wanted = connection.prepare_cached("SELECT 1 FROM sink WHERE until > ? LIMIT 1")?.exists([now.as_ms()])?;
+    let on = connection
+        .prepare_cached("SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND name = 'event_job'")?
+        .exists([])?;
+    if wanted && !on {
+        connection.execute_batch(include_str!("events_on.sql"))?;
+    } else if !wanted && on {
+        connection.execute_batch(include_str!("events_off.sql"))?;
+    }
+    shared.events_on.store(wanted, std::sync::atomic::Ordering::Relaxed);
+    Ok(())
+}
+
+/// Who does what nobody in particular does.
+pub const SYSTEM: &str = "system";
+
+/// Who does what happens next in this transaction. A call that sets it and succeeds sets it back to `SYSTEM`: others share the transaction.
+pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
+    if tx.shared.events_on.load(std::sync::atomic::Ordering::Relaxed) {
+        tx.connection.prepare_cached("UPDATE event_actor SET actor = ?")?.execute([actor])?;
+    }
+    Ok(())
+}
+
+/// Forgets wishes that nobody repeated and events that are older than `before` and wait for nobody. Switches events off when nobody wants any.
+pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let over: Vec<i64> = tx
+        .connection
+        .prepare_cached("SELECT id FROM sink WHERE until <= ?")?
+        .query_map([now.as_ms()], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for sink in over {
+        for sql in [
+            "DELETE FROM sink_pattern WHERE sink = ?",
+            "DELETE FROM outbox_lease WHERE sink = ?",
+            "DELETE FROM outbox WHERE sink = ?",
+            "DELETE FROM sink WHERE id = ?",
+        ] {
+            tx.connection.prepare_cached(sql)?.execute([sink])?;
+        }
+    }
+    switch(tx.connection, tx.shared, now)?;
+    let removed = tx
+        .connection
+        .prepare_cached(
+            "DELETE FROM event WHERE position IN (
+                 SELECT position FROM event e WHERE at < ?1
+                     AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.position = e.position)
+                     AND NOT EXISTS (SELECT 1 FROM outbox_dlq d WHERE d.position = e.position AND d.resolved_at IS NULL)
+                 ORDER BY at LIMIT ?2)",
+        )?
+        .execute((before.as_ms(), limit))?;
+    tx.connection
+        .prepare_cached("DELETE FROM inbox WHERE (consumer, id) IN (SELECT consumer, id FROM inbox WHERE at < ?1 ORDER BY at LIMIT ?2)")?
+        .execute((now.plus_ms(-crate::events::INBOX_KEPT_MS).as_ms(), limit))?;
+    Ok(removed)
+}
+
+pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows: rusqlite::Result<Vec<StoredEvent>> = match query {
+        EventQuery::After(place) => connection
+            .prepare_cached(&format!("SELECT {COLUMNS} FROM event WHERE position > ? ORDER BY position LIMIT ?"))?
+            .query_map((place, limit), row)?
+            .collect(),
+        EventQuery::Correlation(id) => connection
+            .prepare_cached(&format!("SELECT {COLUMNS} FROM event WHERE correlation = ? ORDER BY position LIMIT ?"))?
+            .query_map((id, limit), row)?
+            .collect(),
+    };
+    Ok(rows?)
+}
+
+pub fn end(connection: &Connection) -> Result<EventPlace> {
+    // The counter of positions: what was removed meanwhile counts too.
+    let last: Option<i64> = connection
+        .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'event'")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    Ok(last.unwrap_or(0))
+}
+
+pub fn first(connection: &Connection) -> Result<Option<EventPlace>> {
+    Ok(connection.prepare_cached("SELECT min(position) FROM event")?.query_row([], |row| row.get(0))?)
+}
+
+pub fn row(row: &Row) -> rusqlite::Result<StoredEvent> {
+    Ok(StoredEvent {
+        place: row.get(0)?,
+        id: row.get(1)?,
+        kind: row.get(2)?,
+        subject: row.get(3)?,
+        sequence: row.get(4)?,
+        at: Timestamp::from_ms(row.get(5)?),
+        correlation_id: row.get(6)?,
+        actor: row.get(7)?,
+        traceparent: row.get(8)?,
+        data: row.get(9)?,
+    })
+}

@@ -1,0 +1,17 @@
+DROP TRIGGER event_job;
+DROP TRIGGER event_job_gone;
+DROP TRIGGER event_ready;
+DROP TRIGGER event_waiting;
+DROP TRIGGER event_block;
+DROP TRIGGER event_worker_comes;
+DROP TRIGGER event_running;
+DROP TRIGGER event_done;
+DROP TRIGGER event_ended;
+DROP TRIGGER event_worker;
+DROP TRIGGER event_tick;
+DROP VIEW put_state;
+DROP VIEW put_job_event;
+DROP VIEW put_event;
+DROP TABLE place;
+DROP TABLE event_actor;
+DELETE FROM event_head;

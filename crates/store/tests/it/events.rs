@@ -1,0 +1,222 @@
+//! Events: what happens is told in the transaction in which it happens, in order, to whoever wants it, and to nobody else.
+
+use std::collections::HashMap;
+
+use faena_domain::{JobId, JobState, Timestamp};
+use faena_store::{EventQuery, EventWant, NoteKind, OnBad, StoredEvent, Wish};
+
+use crate::support::{Dice, World, failed};
+
+pub fn want(types: &[&str], wish: Wish) -> EventWant {
+    EventWant {
+        name: "watcher".into(),
+        types: types.iter().map(|kind| (*kind).to_owned()).collect(),
+        wish,
+        until: Timestamp::MAX,
+    }
+}
+
+async fn listen(world: &World, types: &[&str]) {
+    world.store.event_want(vec![want(types, Wish::Kept)], world.at(0)).await.unwrap();
+}
+
+async fn told(world: &World) -> Vec<StoredEvent> {
+    world.store.event_list(EventQuery::After(0), 10_000).await.unwrap()
+}
+
+fn field(event: &StoredEvent, name: &str) -> Option<String> {
+    let data: serde_json::Value = serde_json::from_str(&event.data).unwrap();
+    data.get(name).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+/// `type previous>status` of each event of a job, in order; sequences have no gap.
+async fn story(world: &World, id: JobId) -> Vec<String> {
+    let events: Vec<StoredEvent> = told(world).await.into_iter().filter(|event| event.subject == id.0).collect();
+    for (n, event) in events.iter().enumerate() {
+        assert_eq!(event.sequence, n as i64 + 1);
+        assert_eq!(field(event, "jobId"), Some(id.to_string()));
+    }
+    let line = |event: &StoredEvent| {
+        let (from, to) = (field(event, "previousStatus"), field(event, "status"));
+        format!("{} {}>{}", event.kind, from.unwrap_or_default(), to.unwrap())
+    };
+    events.iter().map(line).collect()
+}
+
+pub async fn a_job_tells_its_whole_story_in_order(world: &World) {
+    listen(world, &["*"]).await;
+    let job = world.running(world.job("mail", 0)).await;
+    world.complete(&job, 500).await;
+    assert_eq!(
+        story(world, job.id).await,
+        [
+            "job.created >PENDING",
+            "job.status.changed PENDING>QUEUED",
+            "job.status.changed QUEUED>ASSIGNED",
+            "job.status.changed ASSIGNED>PROCESSING",
+            "job.completed PROCESSING>COMPLETED",
+        ]
+    );
+}
+
+pub async fn a_job_that_fails_and_fails_again_tells_of_each_try(world: &World) {
+    listen(world, &["job.*"]).await;
+    let id = world.submit(world.job("mail", 0)).await;
+    let job = world.claim_one(1).await;
+    world.begin(&job, 2).await;
+    world.retry_at(&job, 1_000, 300).await;
+    world.promote(1_000).await;
+    let job = world.claim_one(1_001).await;
+    world.end(&job, failed("no such host"), 1_200).await;
+    let story = story(world, id).await;
+    let tail: Vec<&str> = story[3..].iter().map(String::as_str).collect();
+    assert_eq!(
+        tail,
+        [
+            "job.status.changed ASSIGNED>PROCESSING",
+            "job.status.changed PROCESSING>RETRYING",
+            "job.status.changed RETRYING>QUEUED",
+            "job.status.changed QUEUED>ASSIGNED",
+            "job.status.changed ASSIGNED>PROCESSING",
+            "job.failed PROCESSING>FAILED",
+            "job.dead_lettered FAILED>FAILED",
+        ]
+    );
+    let events = told(world).await;
+    let last = events.last().unwrap();
+    assert_eq!((field(last, "error"), field(last, "errorReason")), (Some("no such host".into()), Some("error".into())));
+    assert_eq!(last.correlation_id, id.to_string());
+}
+
+pub async fn events_name_who_did_it(world: &World) {
+    listen(world, &["job.status.changed"]).await;
+    let id = world.submit(world.job("mail", 0)).await;
+    world.store.job_cancel(id, "not needed", Some("key:ops"), world.at(5)).await.unwrap();
+    let other = world.submit(world.job("mail", 10)).await;
+    let events = told(world).await;
+    let actors: Vec<(&str, bool)> =
+        events.iter().map(|event| (event.actor.as_str(), event.subject == other.0)).collect();
+    assert_eq!(actors, [("system", false), ("key:ops", false), ("system", true)]);
+}
+
+pub async fn only_what_is_wanted_is_written_down(world: &World) {
+    let before = world.running(world.job("mail", 0)).await;
+    assert_eq!(told(world).await, [], "nobody wants any");
+    listen(world, &["job.completed"]).await;
+    world.complete(&before, 5).await;
+    let job = world.running(world.job("mail", 10)).await;
+    world.complete(&job, 20).await;
+    let job = world.running(world.job("mail", 30)).await;
+    world.fail(&job, 40).await;
+    let kinds: Vec<(String, i64)> = told(world).await.into_iter().map(|event| (event.kind, event.sequence)).collect();
+    assert_eq!(kinds, [("job.completed".to_owned(), 1), ("job.completed".to_owned(), 1)]);
+}
+
+pub async fn a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_again(world: &World) {
+    let until = world.at(1_000);
+    world.store.event_want(vec![EventWant { until, ..want(&["*"], Wish::Kept) }], world.at(0)).await.unwrap();
+    world.submit(world.job("mail", 0)).await;
+    assert_eq!((told(world).await.len(), world.store.events_wanted()), (2, true));
+    world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
+    assert!(!world.store.events_wanted());
+    world.submit(world.job("mail", 1_001)).await;
+    assert_eq!(told(world).await.len(), 2);
+    world.store.event_want(vec![want(&["*"], Wish::Kept)], world.at(2_000)).await.unwrap();
+    world.submit(world.job("mail", 2_001)).await;
+    assert_eq!(told(world).await.len(), 4, "and again when somebody does");
+}
+
+pub async fn wishes_outlive_the_server_that_made_them(world: &World) {
+    listen(world, &["job.*"]).await;
+    let again = world.reopen(Default::default()).await;
+    assert!(again.store.events_wanted());
+    let id = again.submit(again.job("mail", 0)).await;
+    assert_eq!(story(&again, id).await.len(), 2);
+}
+
+pub async fn an_act_that_is_refused_tells_nothing(world: &World) {
+    listen(world, &["*"]).await;
+    let job = world.running(world.job("mail", 0)).await;
+    world.complete(&job, 5).await;
+    let before = told(world).await.len();
+    world.store.job_cancel(job.id, "too late", Some("me"), world.at(6)).await.unwrap_err();
+    assert_eq!(told(world).await.len(), before);
+    let job = world.submit(world.job("mail", 7)).await;
+    let actors: Vec<String> = told(world).await.into_iter().map(|event| event.actor).collect();
+    assert!(actors[before..].iter().all(|actor| actor == "system"), "{actors:?} {job}");
+}
+
+pub async fn a_queued_event_waits_once_for_every_sink_that_wants_it(world: &World) {
+    let sink = |name: &str, types: &[&str]| EventWant { name: name.into(), ..want(types, Wish::Queued(OnBad::Skip)) };
+    let wants = vec![sink("all", &["*"]), sink("ends", &["job.completed", "job.f*"]), sink("others", &["worker.*"])];
+    world.store.event_want(wants, world.at(0)).await.unwrap();
+    let job = world.running(world.job("mail", 0)).await;
+    world.complete(&job, 5).await;
+    let waiting = world
+        .ledger
+        .rows("SELECT s.name, count(*) FROM outbox o JOIN sink s ON s.id = o.sink GROUP BY s.name ORDER BY s.name")
+        .await;
+    assert_eq!(waiting, [["all", "5"], ["ends", "1"]]);
+}
+
+/// Whatever happens to jobs, the last that was told of each is where it stands, every move that was told is a legal one, and sequences have
+/// no gaps.
+pub async fn whatever_happens_the_events_of_a_job_end_where_it_stands(world: &World) {
+    listen(world, &["*"]).await;
+    let mut dice = Dice(7);
+    let mut ids = Vec::new();
+    let mut held = Vec::new();
+    for n in 0..400 {
+        let ms = n * 10;
+        match dice.below(9) {
+            0 | 1 => ids.push(world.submit(world.job("mail", ms)).await),
+            2 => {
+                let mut child = world.job("mail", ms);
+                child.options.depends_on = dice.pick(&ids).copied().into_iter().collect();
+                ids.push(world.submit(child).await);
+            }
+            3 => held.extend(world.claim(1 + dice.below(3), ms).await),
+            4 | 5 if !held.is_empty() => {
+                let job = held.swap_remove(dice.below(held.len()));
+                match dice.below(5) {
+                    0 => world.fail(&job, ms).await,
+                    1 => world.retry_at(&job, ms + 25, ms).await,
+                    2 => world.hand_back(&job, ms).await,
+                    _ => world.complete(&job, ms).await,
+                }
+            }
+            6 => {
+                if let Some(job) = dice.pick(&held) {
+                    world.note(job, NoteKind::Started, ms).await;
+                }
+            }
+            7 => drop(world.promote(ms).await),
+            _ => {
+                if let Some(id) = dice.pick(&ids) {
+                    let by = Some("somebody");
+                    if dice.chance(50) {
+                        let _ = world.store.job_cancel(*id, "why not", by, world.at(ms)).await;
+                    } else {
+                        let _ = world.store.job_retry(*id, by, world.at(ms)).await;
+                    }
+                }
+            }
+        }
+    }
+    let mut stories: HashMap<uuid::Uuid, Vec<StoredEvent>> = HashMap::new();
+    for event in told(world).await {
+        stories.entry(event.subject).or_default().push(event);
+    }
+    for id in ids {
+        let story = &stories[&id.0];
+        let state = |event: &StoredEvent, name: &str| field(event, name).map(|text| text.parse::<JobState>().unwrap());
+        for (n, event) in story.iter().enumerate() {
+            assert_eq!(event.sequence, n as i64 + 1);
+            let (from, to) = (state(event, "previousStatus"), state(event, "status").unwrap());
+            let again = event.kind == "job.dead_lettered";
+            assert!(again || from.is_none_or(|from| from.can_transition_to(to)), "{from:?} {to:?} {story:#?}");
+            assert_eq!(from, n.checked_sub(1).and_then(|last| state(&story[last], "status")));
+        }
+        assert_eq!(state(story.last().unwrap(), "status"), Some(world.state(id).await), "{story:#?}");
+    }
+}
