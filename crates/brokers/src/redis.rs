@@ -1,0 +1,132 @@
+//! Redis streams: one entry per message, appended by pipelined `XADD`.
+//!
+//! Redis confirms what it has in memory. What survives a crash of it is decided there (`appendonly`, `appendfsync`), not here.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::{AsyncConnectionConfig, Client, Pipeline, RedisError, ServerErrorKind, aio::MultiplexedConnection};
+use tokio::sync::Mutex;
+
+use crate::{BrokerUrl, CONNECT_TIMEOUT, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Message, Published, Sink, Verdict};
+
+#[derive(Clone, Debug)]
+pub struct RedisSinkOptions {
+    pub url: BrokerUrl,
+    /// The key of the stream. Redis makes it with the first entry.
+    pub stream: String,
+    /// Keep about this many entries, the newest.
+    pub max_length: Option<u64>,
+    /// How long one call to `publish` may take, connecting included.
+    pub timeout: Duration,
+    pub window: usize,
+}
+
+impl RedisSinkOptions {
+    pub fn new(url: BrokerUrl, stream: impl Into<String>) -> Self {
+        RedisSinkOptions {
+            url,
+            stream: stream.into(),
+            max_length: None,
+            timeout: DEFAULT_TIMEOUT,
+            window: DEFAULT_WINDOW,
+        }
+    }
+}
+
+pub struct RedisSink {
+    options: RedisSinkOptions,
+    /// Taken out while it is used, and put back only if it is still good.
+    link: Mutex<Option<MultiplexedConnection>>,
+}
+
+impl RedisSink {
+    pub fn new(options: RedisSinkOptions) -> Self {
+        RedisSink { options, link: Mutex::new(None) }
+    }
+
+    async fn send(&self, messages: &[Message], verdicts: &mut [Option<Verdict>]) -> Result<(), String> {
+        let mut place = self.link.lock().await;
+        let mut link = match place.take() {
+            Some(link) => link,
+            None => self.connect().await?,
+        };
+        let window = self.options.window.max(1);
+        for (messages, verdicts) in messages.chunks(window).zip(verdicts.chunks_mut(window)) {
+            let answers: Vec<Result<String, RedisError>> = self
+                .pipeline(messages)
+                .query_async(&mut link)
+                .await
+                .map_err(|error| format!("lost {}: {error}", self.options.url))?;
+            for (answer, verdict) in answers.into_iter().zip(verdicts) {
+                *verdict = Some(match answer {
+                    Ok(_) => Verdict::Confirmed,
+                    Err(error) => Verdict::Refused(self.message_error(error)?),
+                });
+            }
+        }
+        *place = Some(link);
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, String> {
+        let client = Client::open(self.options.url.expose())
+            .map_err(|error| format!("cannot use {}: {error}", self.options.url))?;
+        // The whole call is bounded already; the library's own half second is too short for a pipeline.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(self.options.timeout));
+        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+        connected.map_err(|error| format!("cannot connect to {}: {error}", self.options.url))
+    }
+
+    fn pipeline(&self, messages: &[Message]) -> Pipeline {
+        let mut pipeline = Pipeline::with_capacity(messages.len());
+        for message in messages {
+            let command = pipeline.cmd("XADD").arg(&self.options.stream);
+            if let Some(length) = self.options.max_length {
+                command.arg("MAXLEN").arg("~").arg(length);
+            }
+            command.arg("*").arg("id").arg(&message.id).arg("type").arg(&message.kind).arg("key").arg(&message.key);
+            command.arg("sequence").arg(message.sequence).arg("at").arg(message.at.to_string());
+            command.arg("contentType").arg(message.content_type.as_ref());
+            for (field, value) in [("correlationId", &message.correlation_id), ("traceparent", &message.traceparent)] {
+                if let Some(value) = value {
+                    command.arg(field).arg(value);
+                }
+            }
+            command.arg("body").arg(message.body.as_ref());
+        }
+        pipeline.ignore_errors();
+        pipeline
+    }
+
+    /// Only a plain `ERR` is about the one message; anything else (out of memory, loading, read only, no permission, a key of another type, a disk that fails) meets all.
+    fn message_error(&self, error: RedisError) -> Result<String, String> {
+        match error.kind() {
+            redis::ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(error.to_string()),
+            _ if error.code() == Some("WRONGTYPE") => {
+                Err(format!("the key {:?} is no stream: name another, or delete it", self.options.stream))
+            }
+            _ => Err(format!("{} does not take messages: {error}", self.options.url)),
+        }
+    }
+}
+
+#[async_trait]
+impl Sink for RedisSink {
+    async fn publish(&self, messages: &[Message]) -> Published {
+        let mut verdicts = vec![None; messages.len()];
+        let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &mut verdicts)).await;
+        let down = match sent {
+            Ok(sent) => sent.err(),
+            Err(_) => Some(format!("{} did not answer within {:?}", self.options.url, self.options.timeout)),
+        };
+        Published { verdicts, down: down.map(|reason| self.options.url.clean(reason)) }
+    }
+
+    async fn close(&self) {
+        // Bounded like everything that waits for the lock: whoever has it is.
+        self.link.lock().await.take();
+    }
+}
