@@ -41,11 +41,6 @@ pub struct Published {
 }
 
 impl Published {
-    /// Nothing was published.
-    pub(crate) fn nothing(count: usize, reason: String) -> Self {
-        Published { verdicts: vec![None; count], down: Some(reason) }
-    }
-
     pub fn confirmed(&self) -> usize {
         self.verdicts.iter().filter(|verdict| **verdict == Some(Verdict::Confirmed)).count()
     }
