@@ -68,13 +68,15 @@ impl BrokerUrl {
         url.into()
     }
 
-    /// A text of a library or broker, without the password should it hold it.
+    /// A text of a library or broker, without the password should it hold it. The URL as it is shown may stand in it, and stays.
     pub(crate) fn clean(&self, text: impl fmt::Display) -> String {
-        let mut text = text.to_string();
-        for secret in &self.secrets {
-            text = text.replace(secret.as_str(), HIDDEN);
-        }
-        text
+        let (text, shown) = (text.to_string(), self.to_string());
+        let parts: Vec<String> = text.split(&shown).map(|part| self.without_secrets(part)).collect();
+        parts.join(&shown)
+    }
+
+    fn without_secrets(&self, text: &str) -> String {
+        self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), HIDDEN))
     }
 }
 
@@ -146,6 +148,8 @@ mod tests {
         let url = BrokerUrl::parse("amqp://user:se%2Fcret@host").unwrap();
         assert_eq!(url.clean("no way in with se/cret or se%2Fcret for user"), "no way in with *** or *** for user");
         assert_eq!(BrokerUrl::parse("amqp://user:@host").unwrap().clean("as it is"), "as it is");
+        let url = BrokerUrl::parse("amqp://guest:guest@host").unwrap();
+        assert_eq!(url.clean(format!("lost {url}: guest")), "lost amqp://guest:***@host: ***");
     }
 
     #[test]

@@ -20,7 +20,11 @@ pub struct RedisSinkOptions {
     /// How long one call to `publish` may take, connecting included.
     pub timeout: Duration,
     pub window: usize,
+    /// Larger ones are refused. Must not be above the server's `proto-max-bulk-len`: that closes the connection over what is larger.
+    pub max_body_bytes: usize,
 }
+
+const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 
 impl RedisSinkOptions {
     pub fn new(url: BrokerUrl, stream: impl Into<String>) -> Self {
@@ -30,6 +34,7 @@ impl RedisSinkOptions {
             max_length: None,
             timeout: DEFAULT_TIMEOUT,
             window: DEFAULT_WINDOW,
+            max_body_bytes: MAX_BODY_BYTES,
         }
     }
 }
@@ -52,21 +57,33 @@ impl RedisSink {
             None => self.connect().await?,
         };
         let window = self.options.window.max(1);
-        for (messages, verdicts) in messages.chunks(window).zip(verdicts.chunks_mut(window)) {
-            let answers: Vec<Result<String, RedisError>> = self
-                .pipeline(messages)
-                .query_async(&mut link)
-                .await
-                .map_err(|error| format!("lost {}: {error}", self.options.url))?;
-            for (answer, verdict) in answers.into_iter().zip(verdicts) {
-                *verdict = Some(match answer {
-                    Ok(_) => Verdict::Confirmed,
-                    Err(error) => Verdict::Refused(self.message_error(error)?),
-                });
-            }
+        let fitting: Vec<usize> = (0..messages.len()).filter(|index| verdicts[*index].is_none()).collect();
+        for indexes in fitting.chunks(window) {
+            let pipeline = self.pipeline(indexes.iter().map(|index| &messages[*index]));
+            let answers: Result<Vec<Result<String, RedisError>>, RedisError> = pipeline.query_async(&mut link).await;
+            let answers = answers.map_err(|error| format!("lost {}: {error}", self.options.url))?;
+            self.judge(indexes, answers, verdicts)?;
         }
         *place = Some(link);
         Ok(())
+    }
+
+    /// Takes down every answer, also those behind one that says the server as a whole takes nothing.
+    fn judge(
+        &self,
+        indexes: &[usize],
+        answers: Vec<Result<String, RedisError>>,
+        verdicts: &mut [Option<Verdict>],
+    ) -> Result<(), String> {
+        let mut down = None;
+        for (index, answer) in indexes.iter().zip(answers) {
+            match answer.map_err(|error| self.message_error(error)) {
+                Ok(_) => verdicts[*index] = Some(Verdict::Confirmed),
+                Err(Ok(reason)) => verdicts[*index] = Some(Verdict::Refused(reason)),
+                Err(Err(reason)) => down = down.or(Some(reason)),
+            }
+        }
+        down.map_or(Ok(()), Err)
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection, String> {
@@ -80,7 +97,7 @@ impl RedisSink {
         connected.map_err(|error| format!("cannot connect to {}: {error}", self.options.url))
     }
 
-    fn pipeline(&self, messages: &[Message]) -> Pipeline {
+    fn pipeline<'a>(&self, messages: impl ExactSizeIterator<Item = &'a Message>) -> Pipeline {
         let mut pipeline = Pipeline::with_capacity(messages.len());
         for message in messages {
             let command = pipeline.cmd("XADD").arg(&self.options.stream);
@@ -101,6 +118,11 @@ impl RedisSink {
         pipeline
     }
 
+    fn too_large(&self, message: &Message) -> Option<Verdict> {
+        let (bytes, limit) = (message.body.len(), self.options.max_body_bytes);
+        (bytes > limit).then(|| Verdict::Refused(format!("it has {bytes} bytes, and {limit} are allowed at most")))
+    }
+
     /// Only a plain `ERR` is about the one message; anything else (out of memory, loading, read only, no permission, a key of another type, a disk that fails) meets all.
     fn message_error(&self, error: RedisError) -> Result<String, String> {
         match error.kind() {
@@ -116,7 +138,7 @@ impl RedisSink {
 #[async_trait]
 impl Sink for RedisSink {
     async fn publish(&self, messages: &[Message]) -> Published {
-        let mut verdicts = vec![None; messages.len()];
+        let mut verdicts: Vec<Option<Verdict>> = messages.iter().map(|message| self.too_large(message)).collect();
         let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &mut verdicts)).await;
         let down = match sent {
             Ok(sent) => sent.err(),

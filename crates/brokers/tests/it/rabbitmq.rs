@@ -13,12 +13,17 @@ use futures_util::StreamExt;
 use lapin::{
     Channel, Connection, ConnectionProperties, ExchangeKind,
     message::Delivery,
-    options::{BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions},
+    options::{
+        BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions,
+        QueueDeclareOptions,
+    },
     types::{AMQPValue, FieldTable},
 };
 
 use crate::{
-    messages::{assert_all_arrived, assert_no_duplicates, message, messages, of_kind, of_size, publish_all, refusal, unique},
+    messages::{
+        assert_all_arrived, assert_no_duplicates, message, messages, of_kind, of_size, publish_all, refusal, unique,
+    },
     support::{Broker, Proxy, setting},
 };
 
@@ -59,7 +64,10 @@ impl Observer {
         let durable = QueueDeclareOptions { durable: true, ..Default::default() };
         self.channel.queue_declare(queue.as_str().into(), durable, FieldTable::default()).await.unwrap();
         let (queue_name, exchange) = (queue.as_str().into(), exchange.into());
-        self.channel.queue_bind(queue_name, exchange, pattern.into(), QueueBindOptions::default(), FieldTable::default()).await.unwrap();
+        self.channel
+            .queue_bind(queue_name, exchange, pattern.into(), QueueBindOptions::default(), FieldTable::default())
+            .await
+            .unwrap();
         queue
     }
 
@@ -72,7 +80,8 @@ impl Observer {
     async fn drain(&self, queue: &str) -> Vec<Delivery> {
         let count = self.waiting(queue).await as usize;
         let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
-        let consumer = self.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.unwrap();
+        let consumer =
+            self.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.unwrap();
         consumer.take(count).map(Result::unwrap).collect().await
     }
 
@@ -167,7 +176,12 @@ async fn a_message_that_is_too_large_is_refused_and_the_next_call_delivers_the_o
     let published = sink.publish(&mixed).await;
     assert_eq!(published.down, None, "the broker is well");
     assert_eq!(refusal(&published.verdicts[1]), "it has 200000 bytes, and the broker takes 100000 at most");
-    let again: Vec<_> = mixed.iter().zip(&published.verdicts).filter(|(_, verdict)| verdict.is_none()).map(|(message, _)| message.clone()).collect();
+    let again: Vec<_> = mixed
+        .iter()
+        .zip(&published.verdicts)
+        .filter(|(_, verdict)| verdict.is_none())
+        .map(|(message, _)| message.clone())
+        .collect();
     assert_eq!(sink.publish(&again).await.confirmed(), again.len());
     // The limit is known now: the channel survives.
     let published = sink.publish(&[of_size(3, 200_000), message(4)]).await;
@@ -295,8 +309,9 @@ async fn a_line_that_stalls_is_given_up_after_the_timeout() {
 
 #[tokio::test]
 async fn a_broker_that_blocks_publishers_is_down_after_the_timeout() {
-    let broker = Broker::rabbitmq("disk_free_limit.absolute = 900TB").await;
-    let sink = RabbitMqSink::new(RabbitMqSinkOptions { timeout: Duration::from_secs(2), ..options(&broker.url(), "blocked") });
+    let broker = Broker::rabbitmq("disk_free_limit.absolute = 900000GB").await;
+    let sink =
+        RabbitMqSink::new(RabbitMqSinkOptions { timeout: Duration::from_secs(2), ..options(&broker.url(), "blocked") });
     for _ in 0..2 {
         let started = Instant::now();
         let outcome = sink.publish(&messages(100)).await;
@@ -315,7 +330,11 @@ async fn a_broker_that_is_not_there_is_down() {
 
 fn consumer(url: &str, exchange: &str, queue: &str) -> RabbitMqConsumer {
     let bindings = vec![Binding { exchange: exchange.into(), pattern: "ticket.#".into() }];
-    RabbitMqConsumer::new(RabbitMqConsumerOptions { bindings, prefetch: 10, ..RabbitMqConsumerOptions::new(parsed(url), queue) })
+    RabbitMqConsumer::new(RabbitMqConsumerOptions {
+        bindings,
+        prefetch: 10,
+        ..RabbitMqConsumerOptions::new(parsed(url), queue)
+    })
 }
 
 #[tokio::test]
@@ -325,7 +344,10 @@ async fn what_is_consumed_carries_what_was_sent_and_does_not_come_again_once_ack
     let sink = RabbitMqSink::new(options(&shared(), &exchange));
     // Nothing is there yet; what `next` prepares while it waits is the queue.
     assert!(tokio::time::timeout(Duration::from_secs(2), inbox.next()).await.is_err());
-    assert_eq!(sink.publish(&[of_kind(1, "TicketCreatedEvent"), of_kind(2, "TicketCreatedEvent")]).await.confirmed(), 2);
+    assert_eq!(
+        sink.publish(&[of_kind(1, "TicketCreatedEvent"), of_kind(2, "TicketCreatedEvent")]).await.confirmed(),
+        2
+    );
     let delivery = inbox.next().await.unwrap();
     assert_eq!(delivery.id.as_deref(), Some("id-1"));
     assert_eq!((delivery.kind.as_str(), delivery.subject.as_str()), ("TicketCreatedEvent", "ticket.created"));
@@ -380,12 +402,19 @@ async fn no_more_than_the_prefetch_is_handed_out() {
 async fn a_queue_that_may_not_be_declared_must_be_there_and_is_used_as_it_is() {
     let (exchange, observer) = (unique("owned"), Observer::at(&shared()).await);
     let queue = format!("{exchange}-queue");
-    let never = RabbitMqConsumerOptions { declare: Declare::Never, ..RabbitMqConsumerOptions::new(parsed(&shared()), &queue) };
+    let never =
+        RabbitMqConsumerOptions { declare: Declare::Never, ..RabbitMqConsumerOptions::new(parsed(&shared()), &queue) };
     let mut inbox = RabbitMqConsumer::new(never);
     let error = inbox.next().await.unwrap_err().to_string();
     assert!(error.contains("does not exist and may not be declared"), "{error}");
     observer.queue(&exchange, "#").await;
-    let sent = observer.channel.basic_publish(exchange.into(), "any.key".into(), BasicPublishOptions::default(), b"plain", Default::default());
+    let sent = observer.channel.basic_publish(
+        exchange.into(),
+        "any.key".into(),
+        BasicPublishOptions::default(),
+        b"plain",
+        Default::default(),
+    );
     sent.await.unwrap();
     let delivery = inbox.next().await.unwrap();
     assert_eq!((delivery.id.as_deref(), delivery.kind.as_str(), &delivery.body[..]), (None, "any.key", &b"plain"[..]));
@@ -428,7 +457,11 @@ async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
 }
 
 fn parsed_port(url: &str) -> u16 {
-    url.rsplit(':').next().and_then(|rest| rest.split('/').next()).and_then(|port| port.parse().ok()).expect("a port in the URL")
+    url.rsplit(':')
+        .next()
+        .and_then(|rest| rest.split('/').next())
+        .and_then(|port| port.parse().ok())
+        .expect("a port in the URL")
 }
 
 fn by_way_of(url: &str, port: u16) -> String {

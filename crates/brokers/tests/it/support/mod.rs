@@ -60,7 +60,8 @@ impl Broker {
     async fn begin(kind: Kind, config: &str) -> Broker {
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::write(folder.path().join("broker.conf"), format!("{config}\n")).expect("the configuration");
-        let mut broker = Broker { kind, port: free_port(), inner_ports: [free_port(), free_port()], folder, processes: Vec::new() };
+        let mut broker =
+            Broker { kind, port: free_port(), inner_ports: [free_port(), free_port()], folder, processes: Vec::new() };
         broker.start().await;
         broker
     }
@@ -156,7 +157,8 @@ impl Broker {
     }
 
     fn logged(&self, mut command: Command) -> Command {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.folder.path().join("log")).expect("its log");
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.folder.path().join("log")).expect("its log");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("its log")).stderr(log);
         command
     }

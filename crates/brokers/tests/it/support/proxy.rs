@@ -40,7 +40,11 @@ impl Proxy {
     pub async fn to(port: u16) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let own = listener.local_addr().expect("its address").port();
-        let line = Arc::new(Line { mode: watch::Sender::new(Mode::Open), budget: AtomicI64::new(i64::MAX), fault: watch::Sender::new(Mode::Open) });
+        let line = Arc::new(Line {
+            mode: watch::Sender::new(Mode::Open),
+            budget: AtomicI64::new(i64::MAX),
+            fault: watch::Sender::new(Mode::Open),
+        });
         let shared = line.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -48,7 +52,8 @@ impl Proxy {
                     continue;
                 }
                 if let Ok(broker) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
-                    let ((from_client, to_client), (from_broker, to_broker)) = (client.into_split(), broker.into_split());
+                    let ((from_client, to_client), (from_broker, to_broker)) =
+                        (client.into_split(), broker.into_split());
                     tokio::spawn(shared.clone().carry(from_client, to_broker, true));
                     tokio::spawn(shared.clone().carry(from_broker, to_client, false));
                 }
