@@ -123,14 +123,17 @@ impl RedisSink {
         (bytes > limit).then(|| Verdict::Refused(format!("it has {bytes} bytes, and {limit} are allowed at most")))
     }
 
-    /// Only a plain `ERR` is about the one message; anything else (out of memory, loading, read only, no permission, a key of another type, a disk that fails) meets all.
+    /// A plain `ERR` is about the one message; anything else (out of memory, loading, read only, no permission, a disk that fails) meets all. So do two
+    /// kinds of `ERR`: of a connection that may not talk or is about to be closed, and of a stream that has come to the end of its numbers.
     fn message_error(&self, error: RedisError) -> Result<String, String> {
+        let text = error.to_string();
+        let meets_all = text.contains("Protocol error") || text.contains("exhausted the last possible ID");
         match error.kind() {
-            redis::ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(error.to_string()),
+            redis::ErrorKind::Server(ServerErrorKind::ResponseError) if !meets_all => Ok(text),
             _ if error.code() == Some("WRONGTYPE") => {
                 Err(format!("the key {:?} is no stream: name another, or delete it", self.options.stream))
             }
-            _ => Err(format!("{} does not take messages: {error}", self.options.url)),
+            _ => Err(format!("{} does not take messages: {text}", self.options.url)),
         }
     }
 }

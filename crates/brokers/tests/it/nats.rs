@@ -188,7 +188,7 @@ async fn a_wrong_password_is_told_but_not_shown() {
 }
 
 #[tokio::test]
-async fn a_server_without_jetstream_or_no_server_is_down() {
+async fn a_server_that_is_not_there_is_down() {
     let published = NatsSink::new(options("nats://127.0.0.1:1", "any")).publish(&messages(2)).await;
     assert_eq!(published.verdicts, [None, None]);
     assert!(published.down.unwrap().starts_with("cannot connect to nats://127.0.0.1:1"));

@@ -90,7 +90,7 @@ async fn a_body_that_is_too_large_is_refused_and_the_others_are_confirmed() {
 
 #[tokio::test]
 async fn a_server_that_takes_nothing_is_down_and_no_message_is_to_blame() {
-    let broker = Broker::redis("maxmemory 1mb\nmaxmemory-policy noeviction").await;
+    let broker = Broker::redis("maxmemory 1\nmaxmemory-policy noeviction").await;
     let published = RedisSink::new(options(&broker.url(), "full")).publish(&messages(20)).await;
     assert_eq!(published.confirmed(), 0);
     assert!(published.verdicts.iter().all(Option::is_none));
@@ -124,7 +124,7 @@ async fn a_wrong_password_is_told_but_not_shown() {
         let published = RedisSink::new(options(&url, "auth")).publish(&messages(1)).await;
         assert_eq!(published.verdicts, [None]);
         let reason = published.down.unwrap();
-        assert!(!reason.contains("hush"), "{reason}");
+        assert!(reason.to_lowercase().contains("auth") && !reason.contains("hush"), "{reason}");
     }
 }
 
