@@ -124,6 +124,7 @@ impl fmt::Debug for BrokerUrl {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
 mod tests {
     use super::*;
 

@@ -58,6 +58,7 @@ fn starts_word(letters: &[char], at: usize) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
 mod tests {
     use super::*;
 

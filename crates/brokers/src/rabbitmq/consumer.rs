@@ -9,14 +9,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use lapin::{
-    Acker, Channel, Connection,
+    Acker, Channel,
     options::{
         BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
     },
     types::{AMQPValue, FieldTable},
 };
 
-use super::{ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, connect, prepare_exchange, protocol_error, told};
+use super::{
+    ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, connect, line::Line, prepare_exchange, protocol_error, told,
+};
 use crate::{BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, Down, delivery};
 
 #[derive(Clone, Debug)]
@@ -59,7 +61,7 @@ pub struct RabbitMqConsumer {
 }
 
 struct Link {
-    connection: Connection,
+    line: Line,
     /// Dropping it would close it.
     _channel: Channel,
     deliveries: lapin::Consumer,
@@ -77,8 +79,8 @@ impl RabbitMqConsumer {
     }
 
     async fn connect(&self) -> Result<Link, String> {
-        let connection = connect(&self.options.url, &self.options.name).await?;
-        let channel = connection.create_channel().await.map_err(|error| told(&error))?;
+        let line = connect(&self.options.url, &self.options.name).await?;
+        let channel = line.connection.create_channel().await.map_err(|error| told(&error))?;
         self.prepare_queue(&channel).await?;
         channel
             .basic_qos(self.options.prefetch.max(1), BasicQosOptions::default())
@@ -88,7 +90,7 @@ impl RabbitMqConsumer {
         let deliveries = channel.basic_consume(queue, tag, BasicConsumeOptions::default(), FieldTable::default()).await;
         let deliveries = deliveries
             .map_err(|error| format!("cannot consume from queue {:?}: {}", self.options.queue, told(&error)))?;
-        Ok(Link { connection, _channel: channel, deliveries })
+        Ok(Link { line, _channel: channel, deliveries })
     }
 
     async fn prepare_queue(&self, channel: &Channel) -> Result<(), String> {
@@ -170,7 +172,7 @@ impl Consumer for RabbitMqConsumer {
     async fn close(&mut self) {
         if let Some(link) = self.link.take() {
             // It may be gone already, which is just as well.
-            let _ = tokio::time::timeout(self.options.timeout, link.connection.close(200, "goodbye".into())).await;
+            let _ = tokio::time::timeout(self.options.timeout, link.line.connection.close(200, "goodbye".into())).await;
         }
     }
 }

@@ -4,14 +4,15 @@
 //! broke is dropped with everything on it, and the next call makes another.
 
 mod consumer;
+mod line;
 mod sink;
 mod window;
 
 use lapin::{
-    Connection, ConnectionProperties, ErrorKind, ExchangeKind, options::ExchangeDeclareOptions, types::FieldTable,
-    uri::AMQPUri,
+    ConnectionProperties, ErrorKind, ExchangeKind, options::ExchangeDeclareOptions, types::FieldTable, uri::AMQPUri,
 };
 
+use self::line::Line;
 use crate::{BrokerUrl, CONNECT_TIMEOUT, Declare};
 
 pub(crate) use consumer::Handle;
@@ -26,13 +27,13 @@ const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
 const PRECONDITION_FAILED: u16 = 406;
 
-async fn connect(url: &BrokerUrl, name: &str) -> Result<Connection, String> {
+async fn connect(url: &BrokerUrl, name: &str) -> Result<Line, String> {
     let mut uri: AMQPUri = url.expose().parse().map_err(|error| url.clean(format!("cannot use {url}: {error}")))?;
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     uri.query.connection_timeout.get_or_insert(CONNECT_TIMEOUT.as_millis() as u64);
     let properties = ConnectionProperties::default().with_connection_name(name.to_owned().into());
-    match tokio::time::timeout(CONNECT_TIMEOUT, Connection::connect_uri(uri, properties)).await {
-        Ok(Ok(connection)) => Ok(connection),
+    match tokio::time::timeout(CONNECT_TIMEOUT, Line::open(uri, properties)).await {
+        Ok(Ok(line)) => Ok(line),
         Ok(Err(error)) => match protocol_error(&error) {
             Some((ACCESS_REFUSED, text)) => {
                 Err(url.clean(format!("RabbitMQ at {url} does not let us in, check name and password: {text}")))

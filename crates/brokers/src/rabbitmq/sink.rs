@@ -7,13 +7,15 @@ use std::{
 
 use async_trait::async_trait;
 use lapin::{
-    BasicProperties, Channel, Connection,
+    BasicProperties, Channel,
     options::{BasicPublishOptions, ConfirmSelectOptions},
     types::{AMQPValue, FieldTable, ShortString},
 };
 use tokio::sync::Mutex;
 
-use super::{ACCESS_REFUSED, PRECONDITION_FAILED, connect, prepare_exchange, protocol_error, told, window::Window};
+use super::{
+    ACCESS_REFUSED, PRECONDITION_FAILED, connect, line::Line, prepare_exchange, protocol_error, told, window::Window,
+};
 use crate::{BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, Published, Sink, Verdict, routing_key};
 
 const PERSISTENT: u8 = 2;
@@ -55,7 +57,7 @@ pub struct RabbitMqSink {
 }
 
 struct Link {
-    connection: Connection,
+    line: Line,
     channel: Channel,
 }
 
@@ -77,7 +79,7 @@ impl RabbitMqSink {
     async fn send(&self, messages: &[Message], keys: &[Option<String>], window: &mut Window) -> Result<(), String> {
         let mut place = self.link.lock().await;
         let link = match place.take() {
-            Some(link) if link.connection.status().connected() && link.channel.status().connected() => link,
+            Some(link) if link.line.connection.status().connected() && link.channel.status().connected() => link,
             _ => self.connect().await?,
         };
         for (index, (message, key)) in messages.iter().zip(keys).enumerate() {
@@ -111,16 +113,16 @@ impl RabbitMqSink {
     }
 
     async fn connect(&self) -> Result<Link, String> {
-        let connection = connect(&self.options.url, &self.options.name).await?;
+        let line = connect(&self.options.url, &self.options.name).await?;
         let opening = async {
-            let channel = connection.create_channel().await?;
+            let channel = line.connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(channel)
         };
         let channel =
             opening.await.map_err(|error: lapin::Error| format!("cannot open a channel: {}", told(&error)))?;
         prepare_exchange(&channel, &self.options.exchange, self.options.declare).await?;
-        Ok(Link { connection, channel })
+        Ok(Link { line, channel })
     }
 
     /// A channel that the broker closed because of one kind of message blames those; the others go on over another channel.
@@ -189,7 +191,7 @@ impl Sink for RabbitMqSink {
         let closing = async {
             if let Some(link) = self.link.lock().await.take() {
                 // It may be gone already, which is just as well.
-                let _ = link.connection.close(200, "goodbye".into()).await;
+                let _ = link.line.connection.close(200, "goodbye".into()).await;
             }
         };
         let _ = tokio::time::timeout(self.options.timeout, closing).await;

@@ -467,3 +467,43 @@ fn parsed_port(url: &str) -> u16 {
 fn by_way_of(url: &str, port: u16) -> String {
     url.replace(&format!(":{}", parsed_port(url)), &format!(":{port}"))
 }
+
+#[tokio::test]
+async fn trial_leaks() {
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let url = shared();
+    let proxy = Proxy::to(parsed_port(&url)).await;
+    let exchange = unique("leak");
+    Observer::at(&url).await.queue(&exchange, "job.#").await;
+    let sink = RabbitMqSink::new(RabbitMqSinkOptions {
+        timeout: Duration::from_secs(1),
+        ..options(&by_way_of(&url, proxy.port()), &exchange)
+    });
+    println!("start {} {}", fds(), threads());
+    for _ in 0..3 {
+        sink.publish(&messages(1)).await;
+        println!("healthy {} {}", fds(), threads());
+        proxy.stall_after(20_000);
+        println!("{:?}", sink.publish(&messages(5000)).await.down);
+        println!("stalled {} {}", fds(), threads());
+        for _ in 0..3 {
+            sink.publish(&messages(5)).await;
+            println!("stalled connect {} {}", fds(), threads());
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        println!("later {} {}", fds(), threads());
+        proxy.heal();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        println!("healed {} {}", fds(), threads());
+    }
+    let broker = Broker::rabbitmq("disk_free_limit.absolute = 900000GB").await;
+    let sink =
+        RabbitMqSink::new(RabbitMqSinkOptions { timeout: Duration::from_secs(1), ..options(&broker.url(), "blocked") });
+    for _ in 0..5 {
+        sink.publish(&messages(100)).await;
+        println!("blocked {} {}", fds(), threads());
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    println!("blocked later {} {}", fds(), threads());
+}
