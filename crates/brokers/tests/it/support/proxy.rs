@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{
@@ -34,6 +35,8 @@ struct Line {
     /// How many more bytes go to the broker before `fault` happens.
     budget: AtomicI64,
     fault: watch::Sender<Mode>,
+    /// How many connections there are, counted from either end.
+    ends: watch::Sender<usize>,
 }
 
 impl Proxy {
@@ -44,6 +47,7 @@ impl Proxy {
             mode: watch::Sender::new(Mode::Open),
             budget: AtomicI64::new(i64::MAX),
             fault: watch::Sender::new(Mode::Open),
+            ends: watch::Sender::new(0),
         });
         let shared = line.clone();
         let accepting = tokio::spawn(async move {
@@ -90,6 +94,13 @@ impl Proxy {
         *self.line.mode.borrow() == Mode::Open
     }
 
+    /// Fails if somebody keeps a connection.
+    pub async fn wait_until_unused(&self) {
+        let mut ends = self.line.ends.subscribe();
+        let waited = tokio::time::timeout(Duration::from_secs(10), ends.wait_for(|ends| *ends == 0)).await;
+        assert!(waited.is_ok(), "{} ends of connections are still there", *self.line.ends.borrow());
+    }
+
     /// New connections get through again. Those that were stalled are closed.
     pub fn heal(&self) {
         self.line.budget.store(i64::MAX, Ordering::SeqCst);
@@ -106,7 +117,13 @@ impl Drop for Proxy {
 }
 
 impl Line {
-    async fn carry(self: Arc<Self>, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, to_broker: bool) {
+    async fn carry(self: Arc<Self>, from: OwnedReadHalf, to: OwnedWriteHalf, to_broker: bool) {
+        self.ends.send_modify(|ends| *ends += 1);
+        self.pass_on(from, to, to_broker).await;
+        self.ends.send_modify(|ends| *ends -= 1);
+    }
+
+    async fn pass_on(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, to_broker: bool) {
         let mut mode = self.mode.subscribe();
         let mut buffer = vec![0; 16 * 1024];
         loop {
