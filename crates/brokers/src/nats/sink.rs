@@ -79,14 +79,11 @@ impl NatsSink {
 
     fn subject(&self, message: &Message) -> Result<String, String> {
         let key = routing_key(&message.kind)?;
-        let texts = [
-            Some(&message.id),
-            Some(&message.kind),
-            Some(&message.key),
-            message.correlation_id.as_ref(),
-            message.traceparent.as_ref(),
-        ];
-        if message.id.is_empty() || texts.into_iter().flatten().any(|text| text.contains(['\r', '\n'])) {
+        let optional = [message.correlation_id.as_deref(), message.traceparent.as_deref()];
+        let texts = [&*message.id, &message.kind, &message.key, &message.content_type]
+            .into_iter()
+            .chain(optional.into_iter().flatten());
+        if message.id.is_empty() || texts.into_iter().any(|text| text.contains(['\r', '\n'])) {
             return Err("its id is empty, or a text for a header contains a line break".into());
         }
         Ok(if self.options.prefix.is_empty() { key } else { format!("{}.{key}", self.options.prefix) })

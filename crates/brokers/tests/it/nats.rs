@@ -351,3 +351,18 @@ async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
     assert_eq!(again.id.as_deref(), Some("id-1"));
     again.ack().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_consumer_notices_that_its_line_is_silent() {
+    let (proxy, name) = (Proxy::to(shared_port()).await, unique("silent"));
+    let sink = NatsSink::new(options(&shared(), &name));
+    assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
+    let mut consumer = inbox(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
+    consumer.next().await.unwrap().ack().await.unwrap();
+    proxy.stall();
+    let noticed = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("it is noticed");
+    assert!(noticed.is_err());
+    proxy.heal();
+    assert_eq!(sink.publish(&[message(1)]).await.confirmed(), 1);
+    assert_eq!(consumer.next().await.unwrap().id.as_deref(), Some("id-1"));
+}

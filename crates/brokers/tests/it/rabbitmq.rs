@@ -458,6 +458,21 @@ async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
     again.ack().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_consumer_notices_that_its_line_is_silent() {
+    let proxy = Proxy::to(parsed_port(&shared())).await;
+    let (exchange, queue) = (unique("silent"), unique("inbox"));
+    let mut inbox = consumer(&by_way_of(&shared(), proxy.port()), &exchange, &queue);
+    assert!(tokio::time::timeout(Duration::from_secs(2), inbox.next()).await.is_err(), "nothing has come yet");
+    proxy.stall();
+    let noticed = tokio::time::timeout(Duration::from_secs(40), inbox.next()).await.expect("it is noticed");
+    assert!(noticed.is_err());
+    proxy.heal();
+    let sink = RabbitMqSink::new(options(&shared(), &exchange));
+    assert_eq!(sink.publish(&[of_kind(1, "ticket.created")]).await.confirmed(), 1);
+    assert_eq!(inbox.next().await.unwrap().id.as_deref(), Some("id-1"));
+}
+
 fn parsed_port(url: &str) -> u16 {
     url.rsplit(':')
         .next()

@@ -60,10 +60,17 @@ impl Broker {
     async fn begin(kind: Kind, config: &str) -> Broker {
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::write(folder.path().join("broker.conf"), format!("{config}\n")).expect("the configuration");
-        let mut broker =
-            Broker { kind, port: free_port(), inner_ports: [free_port(), free_port()], folder, processes: Vec::new() };
-        broker.start().await;
-        broker
+        let mut broker = Broker { kind, port: 0, inner_ports: [0, 0], folder, processes: Vec::new() };
+        let mut reason = String::new();
+        // Somebody may take a port between the moment it is found free and the start.
+        for _ in 0..3 {
+            (broker.port, broker.inner_ports) = (free_port(), [free_port(), free_port()]);
+            match broker.try_start().await {
+                Ok(()) => return broker,
+                Err(told) => reason = told,
+            }
+        }
+        panic!("{reason}");
     }
 
     pub fn port(&self) -> u16 {
@@ -86,15 +93,24 @@ impl Broker {
     /// Starts it on the port and data it had before, and waits until it answers.
     pub async fn start(&mut self) {
         assert!(self.processes.is_empty(), "it runs already");
+        self.try_start().await.unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
+    async fn try_start(&mut self) -> Result<(), String> {
         for mut command in self.commands() {
-            self.processes.push(command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}")));
+            self.processes.push(command.spawn().map_err(|error| format!("cannot start {command:?}: {error}"))?);
         }
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.answers().await {
-            let ended = self.processes.last_mut().and_then(|process| process.try_wait().ok().flatten());
-            assert!(ended.is_none() && Instant::now() < deadline, "{:?} did not start: {}", self.kind, self.log());
+            let ended =
+                self.processes.iter_mut().any(|process| process.try_wait().is_ok_and(|status| status.is_some()));
+            if ended || Instant::now() > deadline {
+                self.kill();
+                return Err(format!("{:?} did not start: {}", self.kind, self.log()));
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        Ok(())
     }
 
     /// Ends it as a power cut would: SIGKILL.
