@@ -35,7 +35,8 @@ pub(crate) enum Handle {
 }
 
 impl Delivery {
-    /// It is dealt with and does not come again.
+    /// It is dealt with and does not come again, unless the connection breaks now: RabbitMQ does not confirm acknowledgements. Whoever deals with messages
+    /// must know them again by their id.
     pub async fn ack(self) -> Result<(), Down> {
         match self.handle {
             Handle::RabbitMq(handle) => handle.ack().await,

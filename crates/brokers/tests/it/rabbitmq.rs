@@ -440,9 +440,9 @@ async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
     let mut inbox = consumer(&broker.url_by(proxy.port()), "tickets", "inbox");
     assert!(tokio::time::timeout(Duration::from_secs(5), inbox.next()).await.is_err());
     let sink = RabbitMqSink::new(options(&broker.url(), "tickets"));
-    assert_eq!(sink.publish(&[of_kind(1, "ticket.created"), of_kind(2, "ticket.created")]).await.confirmed(), 2);
+    // One alone: acknowledgements are not confirmed, and one that the cut swallows would bring its message again.
+    assert_eq!(sink.publish(&[of_kind(1, "ticket.created")]).await.confirmed(), 1);
     let held = inbox.next().await.unwrap();
-    inbox.next().await.unwrap().ack().await.unwrap();
     proxy.cut();
     assert!(inbox.next().await.is_err());
     assert!(held.ack().await.is_err());
