@@ -1,0 +1,13 @@
+//! Schedules: when something is due.
+
+mod cron;
+mod except;
+mod timing;
+mod walk;
+mod zone;
+
+#[cfg(test)]
+mod dst_tests;
+
+pub use timing::{Backlog, Beat, DstGap, DstOverlap, Older, Tick, Timing};
+pub use walk::DstNote;
