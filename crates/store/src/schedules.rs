@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use faena_domain::{
     Fault, JobId, JobLimits, JobState, NewJob, ScheduleId, Timestamp,
-    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow},
+    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
 };
 use serde_json::json;
 
@@ -176,7 +176,7 @@ pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refuse
             Err(faults) => round.schedules.push(Schedule {
                 next_at: None,
                 is_active: false,
-                finished: Some(format!("it cannot be understood any more: {}", told(&faults))),
+                finished: Some(not_understood(&faults)),
                 ..stays
             }),
         }
