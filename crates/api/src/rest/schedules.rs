@@ -184,16 +184,21 @@ pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> Answer<ScheduleView
 }
 
 pub async fn enable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
-    Ok(Json(set_active(&api, &id, true).await?))
+    Ok(Json(enabled(&api, &id).await?))
 }
 
 pub async fn disable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
-    Ok(Json(set_active(&api, &id, false).await?))
+    Ok(Json(disabled(&api, &id).await?))
 }
 
-pub async fn set_active(api: &Api, id: &str, is_active: bool) -> Answer<ScheduleView> {
-    let action = if is_active { "schedule.enable" } else { "schedule.disable" };
-    change(api, id, action, move |_| Ok(SchedulePatch { spec: None, is_active: Some(is_active) })).await
+pub async fn enabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+    let patch = SchedulePatch { spec: None, is_active: Some(true) };
+    change(api, id, "schedule.enable", move |_| Ok(patch.clone())).await
+}
+
+pub async fn disabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+    let patch = SchedulePatch { spec: None, is_active: Some(false) };
+    change(api, id, "schedule.disable", move |_| Ok(patch.clone())).await
 }
 
 async fn change(
