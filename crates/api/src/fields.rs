@@ -146,7 +146,9 @@ impl<'a> Fields<'a> {
     pub fn alias(&mut self, alias: &str, name: &str) {
         let Some(raw) = self.fields.remove(alias) else { return };
         match self.fields.get(name) {
-            Some(other) if other.get() != raw.get() => self.fault(alias, format!("differs from {name}; give one of them")),
+            Some(other) if other.get() != raw.get() => {
+                self.fault(alias, format!("differs from {name}; give one of them"))
+            }
             Some(_) => {}
             None => {
                 self.fields.insert(name.to_owned(), raw);

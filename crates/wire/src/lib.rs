@@ -15,8 +15,8 @@ pub mod v1 {
 use std::collections::BTreeMap;
 
 use faena_domain::{
-    AuditRow, BulkId, Fairness, Fault, JobId, JobState, JobView, Pause, Rate, Timestamp, WebhookId, WebhookView,
-    WorkerView, ScheduleId,
+    AuditRow, BulkId, Fairness, Fault, JobId, JobState, JobView, Pause, Rate, ScheduleId, Timestamp, WebhookId,
+    WebhookView, WorkerView,
     schedule::{ScheduleView, ScheduledRun, TickRow},
 };
 use serde::{Deserialize, Serialize};

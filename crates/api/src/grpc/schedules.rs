@@ -189,7 +189,7 @@ fn run(run: schedule::ScheduledRun) -> ScheduledRun {
 fn tick(tick: TickRow) -> ScheduleTick {
     ScheduleTick {
         due_at_ms: tick.due_at.as_ms(),
-        outcome: word(&tick.outcome),
+        outcome: tick.outcome.as_str().into(),
         reason: tick.reason,
         job_id: tick.job_id.map(|id| id.to_string()),
         at_ms: tick.at.as_ms(),

@@ -9,7 +9,9 @@ use axum::{
 use bytes::Bytes;
 use faena_domain::{
     Fault, JobId, JobState, JobView, ScheduleId, Timestamp,
-    schedule::{self, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow, Timed, not_understood},
+    schedule::{
+        self, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow, Timed, not_understood,
+    },
 };
 use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
 use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
@@ -241,11 +243,7 @@ pub async fn run_now(api: &Api, id: &str) -> Answer<JobId> {
     Ok(job)
 }
 
-pub async fn preview(
-    State(api): State<Api>,
-    Segment(id): Segment,
-    RawQuery(query): RawQuery,
-) -> Answer<Json<RunList>> {
+pub async fn preview(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<RunList>> {
     Ok(Json(coming(&api, &id, query.as_deref().unwrap_or("")).await?))
 }
 
@@ -271,11 +269,7 @@ pub async fn coming(api: &Api, id: &str, query: &str) -> Answer<RunList> {
     Ok(RunList { runs, timezone, explanation })
 }
 
-pub async fn ticks(
-    State(api): State<Api>,
-    Segment(id): Segment,
-    RawQuery(query): RawQuery,
-) -> Answer<Json<TickList>> {
+pub async fn ticks(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<TickList>> {
     Ok(Json(TickList { ticks: past(&api, &id, query.as_deref().unwrap_or("")).await? }))
 }
 

@@ -12,7 +12,9 @@ mod zone;
 #[cfg(test)]
 mod dst_tests;
 
-pub use definition::{JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed, not_understood};
+pub use definition::{
+    JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed, not_understood,
+};
 pub use outcome::{Decision, Followed, LastJobs, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
 pub use timing::{Backlog, Beat, DstGap, DstOverlap, Older, Tick, Timing};
 pub use walk::DstNote;
