@@ -273,7 +273,6 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
         with(json!({"intervalMs": 999})),
         with(json!({"intervalMs": "5s"})),
         with(json!({"intervalMs": 5_000, "startAt": "2035-01-02T00:00:00Z", "endAt": "2035-01-01T00:00:00Z"})),
-        with(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})),
         with(json!({"intervalMs": 5_000, "jobPayload": {"a": "{{due.day}}"}})),
         with(json!({"intervalMs": 5_000, "jobPayload": [1]})),
         with(json!({"intervalMs": 5_000, "except": ["2035-13-01", "* * *"]})),
@@ -287,9 +286,83 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
         let answer = app.post(PATH, body.to_string()).await;
         let validated = app.post(&format!("{PATH}/validate"), body.to_string()).await;
         assert_eq!(answer.faults(), validated.faults(), "validate says the same");
-        text.push_str(&format!("{body}\n{}\n\n", answer.faults()));
+        let faults = answer.faults();
+        let (head, details) = faults.split_once('\n').unwrap();
+        assert!(head.starts_with("400 VALIDATION_ERROR: "), "{head}");
+        text.push_str(&format!("{body}\n{details}\n\n"));
     }
-    insta::assert_snapshot!(text, @"");
+    insta::assert_snapshot!(text, @r##"
+    {}
+    name: is required
+    jobName: is required (or jobType)
+    cronExpression: is missing: give cronExpression or intervalMs
+
+    {"jobName":"noop","name":"x"}
+    cronExpression: is missing: give cronExpression or intervalMs
+
+    {"cronExpression":"@daily","intervalMs":5000,"jobName":"noop","name":"x"}
+    cronExpression: stands next to intervalMs: give one of them, not both
+
+    {"cronExpression":"61 2 * * *","jobName":"noop","name":"x"}
+    cronExpression: 61 is not from 0 to 59, in the minute field (number 1 of 5, position 1); allowed there: 0-59, *, lists 1,3, ranges 1-5 and steps */2. It reads: minute 61, hour 2, every day of month, every month, every day of week
+
+    {"cronExpression":"0 0 * *","jobName":"noop","name":"x"}
+    cronExpression: has 4 fields but needs 5: minute, hour, day of month, month, day of week, or 6 with the second first. It reads: minute 0, hour 0, every day of month, every month
+
+    {"cronExpression":"0 0 30 2 *","jobName":"noop","name":"x"}
+    cronExpression: never fires: no date matches it. It reads: At 00:00, on day 30, in February
+
+    {"cronExpression":5,"jobName":"noop","name":"x"}
+    cronExpression: must be a string
+
+    {"cronExpression":"@daily","jobName":"noop","name":"x","timezone":"Europe/Madird"}
+    timezone: there is no time zone "Europe/Madird"; did you mean Europe/Madrid?
+
+    {"intervalMs":999,"jobName":"noop","name":"x"}
+    intervalMs: must be from 1000 (1 s) to 315360000000 (10 years), is 999
+
+    {"intervalMs":"5s","jobName":"noop","name":"x"}
+    intervalMs: must be a whole number, not negative
+
+    {"endAt":"2035-01-01T00:00:00Z","intervalMs":5000,"jobName":"noop","name":"x","startAt":"2035-01-02T00:00:00Z"}
+    endAt: must be later than startAt, <time>, but is <time>
+
+    {"intervalMs":5000,"jobName":"noop","jobPayload":{"a":"{{due.day}}"},"name":"x"}
+    jobPayload: {{due.day}} is not known; there are {{due}} and {{previous}}, each also with .local .date .time .ms .unix, and {{schedule.id}} {{schedule.name}} {{timezone}} {{run}}
+
+    {"intervalMs":5000,"jobName":"noop","jobPayload":[1],"name":"x"}
+    jobPayload: must be a JSON object
+
+    {"except":["2035-13-01","* * *"],"intervalMs":5000,"jobName":"noop","name":"x"}
+    except[0]: "2035-13-01" is neither a day (2026-12-25), nor days (2026-12-24/2026-12-26), nor times (2026-12-24T18:00/2026-12-26T08:00), nor a cron expression of 5 fields (* 22-23 * * *)
+    except[1]: has 3 fields but needs 5: minute, hour, day of month, month, day of week. It reads: every minute, every hour, every day of month
+
+    {"intervalMs":5000,"jobName":"noop","name":"x","webhookUrl":"http://127.0.0.1/"}
+    webhookUrl: 127.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+
+    {"catchUpLimit":0,"cron":"@daily","dstGap":"both","dstOverlap":"next","intervalMs":5000,"isActive":"yes","jitterMs":99999999999,"jobName":"noop","jobPriority":"URGENT","maxRetries":99,"maxRuns":0,"misfire":"never","misfireGraceMs":0,"name":"x","overlap":true,"timeoutMs":0}
+    dstGap: must be next or skip
+    dstOverlap: must be first or both
+    jobPriority: must be LOW, NORMAL, HIGH or CRITICAL
+    misfire: must be run_once, skip or catch_up
+    overlap: must be allow, skip, queue_one or cancel_previous
+    isActive: must be true or false
+    cron: is not a known field
+    misfireGraceMs: must be from 1000 to 86400000, is 0
+    catchUpLimit: must be from 1 to 10000, is 0
+    jitterMs: must be from 0 to 86400000, is 99999999999
+    maxRuns: must be from 1 to 9223372036854775807, is 0
+    maxRetries: must be from 0 to 10, is 99
+    timeoutMs: must be from 1 to 2592000000, is 0
+
+    {"intervalMs":5000,"jobName":"","name":"x"}
+    jobName: is required (or jobType)
+
+    {"intervalMs":5000,"jobType":7,"name":"x"}
+    jobType: must be a string
+    "##);
+    let over = app.post(PATH, with(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})).to_string()).await;
+    assert!(over.faults().contains("\nendAt: never fires: the first due time, "), "{}", over.text);
     assert_eq!(app.get(PATH).await.json()["total"], 0);
 }
 
@@ -433,7 +506,27 @@ async fn the_next_runs_are_shown_with_a_note_where_daylight_saving_bites() {
     let app = App::start().await;
     let id = create(&app, &quiet()).await;
     let preview = app.get(&format!("{PATH}/{id}/preview?count=3")).await;
-    insta::assert_snapshot!(serde_json::to_string_pretty(&preview.json()).unwrap(), @"");
+    insta::assert_snapshot!(serde_json::to_string_pretty(&preview.json()).unwrap(), @r##"
+    {
+      "explanation": "At 02:30 (Europe/Madrid)",
+      "runs": [
+        {
+          "at": "2035-03-24T01:30:00.000Z",
+          "local": "2035-03-24T02:30:00+01:00"
+        },
+        {
+          "at": "2035-03-25T01:00:00.000Z",
+          "local": "2035-03-25T03:00:00+02:00",
+          "note": "02:30 does not exist on this day; runs at 03:00"
+        },
+        {
+          "at": "2035-03-26T00:30:00.000Z",
+          "local": "2035-03-26T02:30:00+02:00"
+        }
+      ],
+      "timezone": "Europe/Madrid"
+    }
+    "##);
     assert_eq!(app.get(&format!("{PATH}/{id}/next-runs?count=3")).await.json(), preview.json());
     assert_eq!(app.get(&format!("{PATH}/{id}/preview")).await.json()["runs"].as_array().unwrap().len(), 10);
     patch(&app, &id, json!({"dstGap": "skip"})).await;
@@ -468,7 +561,16 @@ async fn schedules_are_counted() {
     create(&app, &json!({"name": "off", "intervalMs": 5_000, "jobName": "noop", "isActive": false})).await;
     app.post(&format!("{PATH}/{id}/trigger"), "").await;
     let text = app.get("/metrics").await.text;
-    let lines: Vec<&str> =
+    let mut lines: Vec<&str> =
         text.lines().filter(|line| line.starts_with("faena_schedule") && !line.starts_with('#')).collect();
-    insta::assert_snapshot!(lines.join("\n"), @"");
+    lines.sort_unstable();
+    insta::assert_snapshot!(lines.join("\n"), @r##"
+    faena_schedule_late_seconds 0.0
+    faena_schedule_ticks_total{outcome="fired"} 0
+    faena_schedule_ticks_total{outcome="missed"} 0
+    faena_schedule_ticks_total{outcome="skipped"} 0
+    faena_schedule_ticks_total{outcome="triggered"} 1
+    faena_schedules{state="active"} 1
+    faena_schedules{state="inactive"} 1
+    "##);
 }
