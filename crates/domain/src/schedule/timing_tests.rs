@@ -228,7 +228,7 @@ fn a_timing_is_written_in_camel_case_and_read_with_its_defaults() {
 fn timings() -> impl Strategy<Value = Timing> {
     let crons = [
         "* * * * *",
-        "*/10 * * * * *",
+        "*/30 * 2 * * *",
         "30 2 * * *",
         "*/15 1-3 * * *",
         "0 0 * * *",
@@ -264,6 +264,8 @@ fn timings() -> impl Strategy<Value = Timing> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
     #[test]
     fn ticks_follow_each_other_and_the_backlog_is_all_of_them(
         timing in timings(), begin in 0i64..31_536_000_000, span in 0i64..200_000_000, keep in 0usize..40,
