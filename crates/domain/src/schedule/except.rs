@@ -8,7 +8,10 @@ use jiff::{
     tz::{Offset, TimeZone},
 };
 
-use super::cron::{Cron, DAY_SECONDS, Precision};
+use super::{
+    cron::{Cron, DAY_SECONDS},
+    fields::Precision,
+};
 
 pub(super) const MOST_EXCEPTIONS: usize = 100;
 
@@ -23,14 +26,14 @@ enum Window {
     /// Local seconds from (inclusive) and to (exclusive).
     Span { from: i64, to: i64 },
     /// Every whole minute that matches.
-    Minutes(Cron),
+    Minutes(Box<Cron>),
 }
 
 impl Except {
     pub(super) fn parse(text: &str) -> Result<Except, String> {
         let trimmed = text.trim();
         let window = if trimmed.contains(char::is_whitespace) {
-            Window::Minutes(Cron::parse(trimmed, Precision::Minutes)?)
+            Window::Minutes(Box::new(Cron::parse(trimmed, Precision::Minutes)?))
         } else {
             span(trimmed)?
         };

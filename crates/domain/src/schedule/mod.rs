@@ -1,7 +1,10 @@
 //! Schedules: when something is due.
 
+#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where"))]
+
 mod cron;
 mod except;
+mod fields;
 mod timing;
 mod walk;
 mod zone;

@@ -7,8 +7,9 @@ use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cron::{Cron, Precision},
+    cron::Cron,
     except::{Except, MOST_EXCEPTIONS},
+    fields::Precision,
     walk::{DstNote, Walk},
     zone,
 };
@@ -110,7 +111,7 @@ impl Timing {
     fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<Fault>) -> Option<Rhythm> {
         let fault = match (&self.cron_expression, self.interval_ms) {
             (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
-                Ok(cron) => return Some(Rhythm::Cron(cron)),
+                Ok(cron) => return Some(Rhythm::Cron(Box::new(cron))),
                 Err(what) => Fault::new("cronExpression", what),
             },
             (None, Some(ms)) if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms) => {
@@ -160,7 +161,7 @@ pub struct Beat {
 
 #[derive(Clone, Debug)]
 enum Rhythm {
-    Cron(Cron),
+    Cron(Box<Cron>),
     Every { first: Timestamp, every_ms: i64 },
 }
 
