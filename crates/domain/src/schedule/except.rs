@@ -10,7 +10,7 @@ use jiff::{
 
 use super::{
     cron::{Cron, DAY_SECONDS},
-    fields::Precision,
+    fields::{MOST_BYTES, Precision},
 };
 
 pub(super) const MOST_EXCEPTIONS: usize = 100;
@@ -31,6 +31,9 @@ enum Window {
 
 impl Except {
     pub(super) fn parse(text: &str) -> Result<Except, String> {
+        if text.len() > MOST_BYTES {
+            return Err(format!("is longer than {MOST_BYTES} characters"));
+        }
         let trimmed = text.trim();
         let window = if trimmed.contains(char::is_whitespace) {
             Window::Minutes(Box::new(Cron::parse(trimmed, Precision::Minutes)?))

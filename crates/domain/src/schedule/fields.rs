@@ -58,6 +58,9 @@ const NICKNAMES: [(&str, &str); 7] = [
     ("@hourly", "0 * * * *"),
 ];
 
+/// What was written comes back in the refusal, so it must not be long.
+pub(super) const MOST_BYTES: usize = 300;
+
 /// How fine an expression may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precision {
@@ -69,6 +72,9 @@ pub(super) enum Precision {
 
 /// The fields of an expression in plain numbers, or what is wrong, and where, for people.
 pub(super) fn plain(text: &str, precision: Precision) -> Result<String, String> {
+    if text.len() > MOST_BYTES {
+        return Err(format!("is longer than {MOST_BYTES} characters"));
+    }
     let name = text.trim();
     if precision == Precision::Seconds && name.starts_with('@') {
         let known = NICKNAMES.iter().find(|(nickname, _)| nickname.eq_ignore_ascii_case(name));

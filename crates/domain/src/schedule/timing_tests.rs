@@ -95,6 +95,17 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
             vec![("except", "must have at most 100 entries, has 101")],
         ),
         (
+            with(cron(&"1,".repeat(200)), |t| {
+                t.timezone = "x".repeat(400);
+                t.except = vec!["x".repeat(400)];
+            }),
+            vec![
+                ("cronExpression", "is longer than 300 characters"),
+                ("timezone", "is longer than 300 characters"),
+                ("except[0]", "is longer than 300 characters"),
+            ],
+        ),
+        (
             with(cron("* * * *"), |t| {
                 t.timezone = "Mars".into();
                 t.except = vec!["2026-12-25".into(), "2026-12-24".into(), "2026-12-25/2026-12-24".into()];
