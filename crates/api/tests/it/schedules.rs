@@ -1,6 +1,10 @@
 //! Schedules as people make them, look at them and change them.
 
 use axum::http::StatusCode;
+use faena_domain::{
+    JobLimits, Timestamp,
+    schedule::{Schedule, ScheduleSpec},
+};
 use serde_json::{Value, json};
 
 use crate::app::{Answer, App, redacted};
@@ -552,6 +556,31 @@ async fn a_schedule_is_tried_out_without_storing_it() {
     assert_eq!(valid["nextRuns"].as_array().unwrap().len(), 10);
     assert_eq!(valid["nextRuns"][0], json!({"at": "2035-03-24T01:30:00.000Z", "local": "2035-03-24T02:30:00+01:00"}));
     assert_eq!(app.get(PATH).await.json()["total"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_whose_zone_is_gone_is_shown_with_the_reason_and_can_be_mended() {
+    let app = App::start().await;
+    let now = Timestamp::now();
+    let mut spec = ScheduleSpec { name: "old".into(), ..ScheduleSpec::default() };
+    spec.job.kind = "noop".into();
+    spec.timing.interval_ms = Some(3_600_000);
+    let mut schedule = Schedule::new(spec, true, &JobLimits::default(), now).ok().unwrap().schedule;
+    schedule.spec.timing.timezone = "Mars/Olympus".into();
+    let id = schedule.id.to_string();
+    app.engine.store.schedule_create(schedule, "test", now).await.unwrap();
+
+    let why = "it cannot be understood any more: timezone there is no time zone \"Mars/Olympus\"";
+    let shown = app.get(&format!("{PATH}/{id}")).await.json();
+    assert!(shown["explanation"].as_str().unwrap().starts_with(why), "{shown:#}");
+    assert_eq!(app.get(PATH).await.json()["total"], 1);
+    let preview = app.get(&format!("{PATH}/{id}/preview")).await.json();
+    assert!(preview["explanation"].as_str().unwrap().starts_with(why), "{preview:#}");
+    assert_eq!(preview["runs"], json!([]));
+    assert_eq!(app.post(&format!("{PATH}/{id}/trigger"), "").await.status, StatusCode::BAD_REQUEST);
+
+    let mended = patch(&app, &id, json!({"timezone": "UTC", "isActive": true})).await.json();
+    assert!(mended["nextRunAt"].is_string(), "{mended:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
