@@ -34,8 +34,9 @@ pub fn read_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, rule: &Addr
     fields.alias("cronExpr", "cronExpression");
     fields.alias("enabled", "isActive");
     let default = ScheduleSpec::default();
+    let faults = fields.faults.len();
     fields.change("name", "a string", &mut spec.name, default.name);
-    if spec.name.is_empty() && fields.faults.is_empty() {
+    if spec.name.is_empty() && fields.faults.len() == faults {
         fields.fault("name", "is required");
     }
     fields.change("description", "a string", &mut spec.description, None);
