@@ -91,9 +91,12 @@ pub fn refusal(error: StoreError) -> Result<String> {
     }
 }
 
+/// What becomes of what stands there.
+type Edit = dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync;
+
 /// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
 pub struct ScheduleChange {
-    pub edit: Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>,
+    pub edit: Box<Edit>,
     pub limits: JobLimits,
     /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
     pub action: &'static str,
