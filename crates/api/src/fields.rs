@@ -129,6 +129,37 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Puts the field into its place: a value as it was written, `null` as the default. One that is not there changes nothing.
+    pub fn change<T: DeserializeOwned>(&mut self, name: &str, wanted: &str, place: &mut T, default: T) {
+        if !self.is_present(name) {
+            return;
+        }
+        let broken = self.faults.len();
+        match self.take(name, wanted) {
+            Some(value) => *place = value,
+            None if self.faults.len() == broken => *place = default,
+            None => {}
+        }
+    }
+
+    /// Another name of a field. Both are allowed if they say the same.
+    pub fn alias(&mut self, alias: &str, name: &str) {
+        let Some(raw) = self.fields.remove(alias) else { return };
+        match self.fields.get(name) {
+            Some(other) if other.get() != raw.get() => {
+                self.fault(alias, format!("differs from {name}; give one of them"))
+            }
+            Some(_) => {}
+            None => {
+                self.fields.insert(name.to_owned(), raw);
+            }
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
     pub fn text(&mut self, name: &str) -> Option<String> {
         self.take(name, "a string")
     }

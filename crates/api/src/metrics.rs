@@ -2,14 +2,14 @@
 //!
 //! Nothing is kept between two scrapes: a worker that is gone is gone from the figures too.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use axum::{
     extract::State,
     http::header,
     response::{IntoResponse, Response},
 };
-use faena_domain::Timestamp;
+use faena_domain::{Timestamp, schedule::TickOutcome};
 use faena_engine::{breaker::BreakerState, guardian::Check};
 use faena_store::{Counts, Tally};
 use prometheus_client::{
@@ -32,6 +32,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<Response, ApiError> {
     workers(&api, &mut registry);
     jobs(&api, &mut registry).await?;
     webhooks(&api, &mut registry).await?;
+    schedules(&api, &mut registry).await?;
     let mut text = String::new();
     encode(&mut text, &registry).expect("a String takes everything");
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -89,6 +90,25 @@ async fn webhooks(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     ] {
         registry.register(name, help, ConstCounter::new(counter.load(Ordering::Relaxed)));
     }
+    Ok(())
+}
+
+async fn schedules(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
+    let counts = api.engine.store.schedule_counts().await?;
+    let states = Gauges::default();
+    for (state, count) in [("active", counts.active), ("inactive", counts.inactive)] {
+        states.get_or_create(&vec![("state", state.to_owned())]).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    registry.register("faena_schedules", "Schedules, by whether they fire", states);
+    let ticks = Family::<Labels, Counter>::default();
+    for outcome in TickOutcome::ALL {
+        let label = vec![("outcome", outcome.as_str().to_owned())];
+        ticks.get_or_create(&label).inc_by(api.engine.schedules.count(outcome));
+    }
+    registry.register("faena_schedule_ticks", "What became of due times that this node dealt with", ticks);
+    let late = Gauge::<f64, AtomicU64>::default();
+    late.set(api.engine.schedules.late_ms() as f64 / 1_000.0);
+    registry.register("faena_schedule_late_seconds", "By how much the latest due time of this node was met late", late);
     Ok(())
 }
 

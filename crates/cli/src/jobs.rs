@@ -163,6 +163,8 @@ pub fn describe(job: &JobView) -> String {
     put("payload", Some(shorten(job.payload.get())));
     put("tries", Some(format!("{} of {}", job.retry_count + 1, job.max_retries + 1)));
     put("created", time(Some(job.created_at)));
+    put("schedule", job.schedule_id.clone());
+    put("due", time(job.schedule_due));
     put("scheduled", time(job.scheduled_at));
     put("started", time(job.started_at));
     put("completed", time(job.completed_at));

@@ -7,6 +7,8 @@ mod jobs;
 mod letters;
 mod limits;
 mod queues;
+mod schedule_flags;
+mod schedules;
 mod watch;
 mod webhooks;
 mod worker;
@@ -26,6 +28,11 @@ pub enum Command {
     Jobs {
         #[command(subcommand)]
         command: jobs::Command,
+    },
+    /// Make jobs by the clock: schedules, when they are due, what became of it
+    Schedules {
+        #[command(subcommand)]
+        command: schedules::Command,
     },
     /// Look at workers and drain them
     Workers {
@@ -74,6 +81,7 @@ pub async fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Enqueue(arguments) => enqueue::run(arguments).await,
         Command::Jobs { command } => jobs::run(command).await,
+        Command::Schedules { command } => schedules::run(command).await,
         Command::Workers { command } => workers::run(command).await,
         Command::Webhooks { command } => webhooks::run(command).await,
         Command::Queues { command } => queues::run(command).await,

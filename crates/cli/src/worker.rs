@@ -69,6 +69,9 @@ async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobE
         inner.env("FAENA_RUN", job.run().to_string());
         inner.env("FAENA_RETRY_COUNT", job.retry_count().to_string());
         inner.env("FAENA_CORRELATION_ID", job.correlation_id());
+        if let (Some(id), Some(due)) = (job.schedule_id(), job.schedule_due()) {
+            inner.env("FAENA_SCHEDULE_ID", id).env("FAENA_SCHEDULE_DUE", due.to_string());
+        }
     });
     wrap.wrap(ProcessGroup::leader());
     let child = wrap.spawn().map_err(|error| JobError::fail(format!("cannot start {program}: {error}")))?;

@@ -77,6 +77,17 @@ pub enum RetryOn {
     Patterns(Vec<String>),
 }
 
+impl RetryOn {
+    /// As people write it: `"all"`, `"transient"` or the patterns.
+    pub fn shown(&self) -> serde_json::Value {
+        match self {
+            RetryOn::All => "all".into(),
+            RetryOn::Transient => "transient".into(),
+            RetryOn::Patterns(patterns) => patterns.clone().into(),
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RetryPolicy {

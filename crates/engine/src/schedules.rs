@@ -42,6 +42,11 @@ impl Schedules {
         self.late_ms.load(Ordering::Relaxed)
     }
 
+    /// A person has made a job of a schedule.
+    pub fn triggered(&self) {
+        self.counts[TickOutcome::Triggered as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     fn add(&self, tick: &TickRow) {
         self.counts[tick.outcome as usize].fetch_add(tick.count.unwrap_or(1), Ordering::Relaxed);
         if tick.outcome == TickOutcome::Fired {

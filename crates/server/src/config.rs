@@ -17,7 +17,15 @@ use ipnet::IpNet;
 use keys::{KEYS, Key, Kind};
 
 /// Names that begin like a key's but belong to somebody else: the command line, and what `shell.run` hands to its programs.
-const FOREIGN: [&str; 5] = ["FAENA_URL", "FAENA_CONFIG", "FAENA_JOB_ID", "FAENA_RUN", "FAENA_CORRELATION_ID"];
+const FOREIGN: [&str; 7] = [
+    "FAENA_URL",
+    "FAENA_CONFIG",
+    "FAENA_JOB_ID",
+    "FAENA_RUN",
+    "FAENA_CORRELATION_ID",
+    "FAENA_SCHEDULE_ID",
+    "FAENA_SCHEDULE_DUE",
+];
 
 #[derive(Clone, Debug, PartialEq)]
 struct Setting {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Attempt, ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, RetryOn, Run, Step, Timestamp,
+    Attempt, ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, Run, Step, Timestamp,
 };
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -157,11 +157,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         max_delay: retry.max_delay_ms,
         retry_delays: retry.retry_delays_ms.clone(),
         jitter: retry.jitter,
-        retry_on: match &retry.retry_on {
-            RetryOn::All => "all".into(),
-            RetryOn::Transient => "transient".into(),
-            RetryOn::Patterns(patterns) => patterns.clone().into(),
-        },
+        retry_on: retry.retry_on.shown(),
         timeout_ms: options.timeout_ms,
         created_at,
         updated_at: created_at,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use faena_domain::{
     Fault, JobId, JobLimits, JobState, NewJob, ScheduleId, Timestamp,
-    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow},
+    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
 };
 use serde_json::json;
 
@@ -91,9 +91,12 @@ pub fn refusal(error: StoreError) -> Result<String> {
     }
 }
 
+/// What becomes of what stands there.
+type Edit = dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync;
+
 /// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
 pub struct ScheduleChange {
-    pub edit: Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>,
+    pub edit: Box<Edit>,
     pub limits: JobLimits,
     /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
     pub action: &'static str,
@@ -176,7 +179,7 @@ pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refuse
             Err(faults) => round.schedules.push(Schedule {
                 next_at: None,
                 is_active: false,
-                finished: Some(format!("it cannot be understood any more: {}", told(&faults))),
+                finished: Some(not_understood(&faults)),
                 ..stays
             }),
         }

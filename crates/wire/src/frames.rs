@@ -136,6 +136,11 @@ pub struct JobFrame<'a> {
     pub correlation_id: Cow<'a, str>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<Cow<'a, str>>,
+    /// The schedule that made it, and for which due time.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub schedule_id: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_due: Option<Timestamp>,
     /// When it is told to stop.
     pub deadline: Timestamp,
     /// Steps that an earlier run has finished, with their results.

@@ -15,8 +15,9 @@ pub mod v1 {
 use std::collections::BTreeMap;
 
 use faena_domain::{
-    AuditRow, BulkId, Fairness, Fault, JobId, JobState, JobView, Pause, Rate, Timestamp, WebhookId, WebhookView,
-    WorkerView,
+    AuditRow, BulkId, Fairness, Fault, JobId, JobState, JobView, Pause, Rate, ScheduleId, Timestamp, WebhookId,
+    WebhookView, WorkerView,
+    schedule::{ScheduleView, ScheduledRun, TickRow},
 };
 use serde::{Deserialize, Serialize};
 
@@ -263,6 +264,57 @@ pub struct WebhookList {
     /// Give this as `cursor` to go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<WebhookId>,
+}
+
+/// The answer to `POST /api/v1/schedules`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CreatedSchedule {
+    pub id: ScheduleId,
+    pub name: String,
+    /// `None`: it is not active.
+    pub next_run_at: Option<Timestamp>,
+}
+
+/// The answer to `GET /api/v1/schedules`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ScheduleList {
+    pub schedules: Vec<ScheduleView>,
+    pub total: u64,
+    pub page: u64,
+    pub limit: u64,
+}
+
+/// The answer to `GET /api/v1/schedules/:id/preview`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunList {
+    pub runs: Vec<ScheduledRun>,
+    pub timezone: String,
+    /// When it is due, in words.
+    pub explanation: String,
+}
+
+/// The answer to `POST /api/v1/schedules/validate`, when there is nothing wrong.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ValidSchedule {
+    pub valid: bool,
+    pub explanation: String,
+    pub timezone: String,
+    pub next_runs: Vec<ScheduledRun>,
+}
+
+/// The answer to `GET /api/v1/schedules/:id/ticks`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TickList {
+    pub ticks: Vec<TickRow>,
+}
+
+/// The answer to `POST /api/v1/schedules/:id/trigger`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Triggered {
+    pub job_id: JobId,
 }
 
 /// The answer to `POST /api/v1/workers/register`.

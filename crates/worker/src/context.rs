@@ -42,6 +42,8 @@ struct Parts {
     max_retries: u32,
     correlation_id: String,
     traceparent: Option<String>,
+    schedule_id: Option<String>,
+    schedule_due: Option<Timestamp>,
     deadline: Timestamp,
     /// Those of earlier runs, and those that this run has finished.
     steps: Mutex<Vec<(String, Box<RawValue>)>>,
@@ -101,6 +103,8 @@ impl Context {
             max_retries: job.max_retries,
             correlation_id: job.correlation_id.into_owned(),
             traceparent: job.traceparent.map(|trace| trace.into_owned()),
+            schedule_id: job.schedule_id.map(|id| id.into_owned()),
+            schedule_due: job.schedule_due,
             deadline: job.deadline,
             steps: Mutex::new(steps),
             total_steps: AtomicU32::new(0),
@@ -179,6 +183,16 @@ impl Context {
 
     pub fn traceparent(&self) -> Option<&str> {
         self.0.traceparent.as_deref()
+    }
+
+    /// The schedule that made this job.
+    pub fn schedule_id(&self) -> Option<&str> {
+        self.0.schedule_id.as_deref()
+    }
+
+    /// For which due time of that schedule. It is the same in every run, however late.
+    pub fn schedule_due(&self) -> Option<Timestamp> {
+        self.0.schedule_due
     }
 
     /// When it is told to stop, by the server's clock.

@@ -129,6 +129,8 @@ impl TestJob {
             max_retries: 3,
             correlation_id: Cow::Owned(id.to_string()),
             traceparent: None,
+            schedule_id: None,
+            schedule_due: None,
             deadline: Timestamp::now().plus_ms(hour_ms),
             steps: self.finished.iter().map(|(name, result)| StepFrame { name: Cow::Borrowed(name), result }).collect(),
         }

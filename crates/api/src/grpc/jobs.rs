@@ -162,13 +162,7 @@ fn json(spec: JobSpec) -> String {
     put("maxDelay", spec.max_delay_ms.map(Into::into));
     put("retryDelays", (!spec.retry_delays_ms.is_empty()).then(|| spec.retry_delays_ms.into()));
     put("jitter", spec.jitter.map(Into::into));
-    put(
-        "retryOn",
-        match spec.retry_on.as_slice() {
-            [one] if one == "all" || one == "transient" => Some(one.clone().into()),
-            _ => list(spec.retry_on),
-        },
-    );
+    put("retryOn", retry_on(spec.retry_on));
     put("timeoutMs", spec.timeout_ms.map(Into::into));
     put("scheduledAt", time(spec.scheduled_at_ms));
     put("expiresAt", time(spec.expires_at_ms));
@@ -195,7 +189,16 @@ fn json(spec: JobSpec) -> String {
     text
 }
 
-fn message(job: JobView) -> Job {
+/// One of the names, or patterns.
+pub fn retry_on(said: Vec<String>) -> Option<Value> {
+    match said.as_slice() {
+        [] => None,
+        [one] if one == "all" || one == "transient" => Some(one.clone().into()),
+        _ => Some(said.into()),
+    }
+}
+
+pub fn message(job: JobView) -> Job {
     Job {
         id: job.id.to_string(),
         name: job.name,
@@ -239,5 +242,7 @@ fn message(job: JobView) -> Job {
             })
             .collect(),
         tags: job.tags,
+        schedule_id: job.schedule_id,
+        schedule_due_ms: job.schedule_due.map(Timestamp::as_ms),
     }
 }

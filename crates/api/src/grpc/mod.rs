@@ -1,10 +1,14 @@
 //! gRPC, on the same port: the same meaning as REST and the WebSocket, in other words.
 
 mod jobs;
+mod schedules;
 mod workers;
 
 use axum::Router;
-use faena_wire::v1::{DESCRIPTOR, job_service_server::JobServiceServer, worker_service_server::WorkerServiceServer};
+use faena_wire::v1::{
+    DESCRIPTOR, job_service_server::JobServiceServer, schedule_service_server::ScheduleServiceServer,
+    worker_service_server::WorkerServiceServer,
+};
 use tonic::{Code, Status, metadata::MetadataValue};
 
 use crate::{Api, ApiError};
@@ -16,12 +20,14 @@ pub fn routes(api: &Api) -> Router<Api> {
     let batch = api.batch_bytes.max(HARD_LIMIT);
     let jobs = JobServiceServer::new(jobs::Jobs(api.clone())).max_decoding_message_size(batch);
     let workers = WorkerServiceServer::new(workers::Workers(api.clone())).max_decoding_message_size(HARD_LIMIT);
+    let schedules = ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(HARD_LIMIT);
     let (health, serving) = tonic_health::server::health_reporter();
     let reporter = health.clone();
     // Nothing in it waits: the map behind it is free.
     tokio::spawn(async move {
         reporter.set_serving::<JobServiceServer<jobs::Jobs>>().await;
         reporter.set_serving::<WorkerServiceServer<workers::Workers>>().await;
+        reporter.set_serving::<ScheduleServiceServer<schedules::Schedules>>().await;
     });
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -33,6 +39,7 @@ pub fn routes(api: &Api) -> Router<Api> {
     Router::new()
         .route_service("/faena.v1.JobService/{call}", jobs)
         .route_service("/faena.v1.WorkerService/{call}", workers)
+        .route_service("/faena.v1.ScheduleService/{call}", schedules)
         .route_service("/grpc.health.v1.Health/{call}", serving)
         .route_service("/grpc.reflection.v1.ServerReflection/{call}", v1)
         .route_service("/grpc.reflection.v1alpha.ServerReflection/{call}", v1alpha)

@@ -226,6 +226,8 @@ fn told(order: Order) -> Told {
                 max_retries: job.options.retry.max_retries,
                 correlation_id: delivery.held.correlation_id(),
                 traceparent: job.options.traceparent.clone(),
+                schedule_id: job.options.schedule_id.clone(),
+                schedule_due_ms: job.options.schedule_due.map(Timestamp::as_ms),
                 deadline_ms: delivery.deadline.as_ms(),
                 steps: delivery
                     .steps

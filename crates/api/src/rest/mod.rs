@@ -8,5 +8,7 @@ pub mod letters;
 pub mod list;
 pub mod patch;
 pub mod queues;
+mod schedule_fields;
+pub mod schedules;
 mod submit;
 pub mod webhooks;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{Fault, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn};
+use faena_domain::{Fault, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn, RetryPolicy};
 use faena_engine::address::AddressRule;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -45,25 +45,9 @@ pub fn read_job(
     job.correlation_id = fields.text("correlationId");
     job.reference = fields.text("ref");
     let options = &mut job.options;
-    let retry = &mut options.retry;
-    if let Some(number) = fields.number("maxRetries") {
-        retry.max_retries = u32::try_from(number).unwrap_or(u32::MAX);
-    }
-    if let Some(ms) = fields.number("retryDelay") {
-        retry.retry_delay_ms = ms;
-    }
-    if let Some(factor) = fields.take("backoffMultiplier", "a number") {
-        retry.backoff_multiplier = factor;
-    }
-    if let Some(ms) = fields.number("maxDelay") {
-        retry.max_delay_ms = ms;
-    }
-    retry.retry_delays_ms = fields.list("retryDelays", "a list of milliseconds");
+    read_retry(&mut fields, &mut options.retry);
     if let Some(jitter) = fields.take::<Jitter>("jitter", "true, false or a number from 0 to 1") {
-        retry.jitter = jitter.part();
-    }
-    if let Some(on) = fields.take::<RetryWhen>("retryOn", "\"all\", \"transient\" or a list of patterns") {
-        retry.retry_on = on.into();
+        options.retry.jitter = jitter.part();
     }
     options.timeout_ms = fields.number("timeoutMs");
     options.scheduled_at = fields.time("scheduledAt");
@@ -82,11 +66,7 @@ pub fn read_job(
             Err(_) => job.depends_on_refs.push(parent),
         }
     }
-    if let Some(url) = job.options.webhook_url.as_deref().filter(|url| url.starts_with("http"))
-        && let Err(message) = check_webhook(url, rule)
-    {
-        fields.fault("webhookUrl", message);
-    }
+    check_webhook(&mut fields, job.options.webhook_url.as_deref(), rule);
     let prefix = fields.prefix().to_owned();
     let own = fields.finish();
     // A field that could not be read is named once, not again for its default's sake.
@@ -101,10 +81,30 @@ pub fn read_job(
     job
 }
 
+/// How often a job is tried again, and when. `null` is the default.
+pub fn read_retry(fields: &mut Fields<'_>, retry: &mut RetryPolicy) {
+    let default = RetryPolicy::default();
+    let number = "a whole number, not negative";
+    let mut retries = u64::from(retry.max_retries);
+    fields.change("maxRetries", number, &mut retries, u64::from(default.max_retries));
+    retry.max_retries = u32::try_from(retries).unwrap_or(u32::MAX);
+    fields.change("retryDelay", number, &mut retry.retry_delay_ms, default.retry_delay_ms);
+    fields.change("backoffMultiplier", "a number", &mut retry.backoff_multiplier, default.backoff_multiplier);
+    fields.change("maxDelay", number, &mut retry.max_delay_ms, default.max_delay_ms);
+    fields.change("retryDelays", "a list of milliseconds", &mut retry.retry_delays_ms, Vec::new());
+    if fields.is_present("retryOn") {
+        let when = fields.take::<RetryWhen>("retryOn", "\"all\", \"transient\" or a list of patterns");
+        retry.retry_on = when.map_or(default.retry_on, Into::into);
+    }
+}
+
 /// What can be said of an address before anything is sent to it; the rest is seen when it is connected to.
-fn check_webhook(url: &str, rule: &AddressRule) -> Result<(), String> {
-    let url: url::Url = url.parse().map_err(|error| format!("is not a URL: {error}"))?;
-    rule.check_url(&url)
+pub fn check_webhook(fields: &mut Fields<'_>, url: Option<&str>, rule: &AddressRule) {
+    let Some(url) = url.filter(|url| url.starts_with("http")) else { return };
+    let checked = url.parse::<url::Url>().map_err(|error| format!("is not a URL: {error}"));
+    if let Err(message) = checked.and_then(|url| rule.check_url(&url)) {
+        fields.fault("webhookUrl", message);
+    }
 }
 
 /// Several jobs, which may refer to each other by `ref`.

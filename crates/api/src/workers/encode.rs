@@ -45,6 +45,12 @@ pub fn job(json: &mut String, delivery: &Delivery) {
     if let Some(traceparent) = &job.options.traceparent {
         text(json, "traceparent", traceparent);
     }
+    if let Some(schedule) = &job.options.schedule_id {
+        text(json, "scheduleId", schedule);
+    }
+    if let Some(due) = job.options.schedule_due {
+        let _ = write!(json, ",\"scheduleDue\":\"{due}\"");
+    }
     let _ = write!(json, ",\"deadline\":\"{deadline}\",\"steps\":[");
     for (index, step) in steps.iter().enumerate() {
         json.push_str(if index > 0 { ",{\"name\":" } else { "{\"name\":" });

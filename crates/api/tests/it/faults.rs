@@ -31,8 +31,8 @@ async fn every_field_of_the_wrong_type_is_named() {
     backoffMultiplier: must be a number
     maxDelay: must be a whole number, not negative
     retryDelays: must be a list of milliseconds
-    jitter: must be true, false or a number from 0 to 1
     retryOn: must be "all", "transient" or a list of patterns
+    jitter: must be true, false or a number from 0 to 1
     timeoutMs: must be a whole number, not negative
     scheduledAt: must be a time like 2026-11-15T20:00:00Z
     expiresAt: must be a time like 2026-11-15T20:00:00Z

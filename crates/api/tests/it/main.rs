@@ -13,6 +13,8 @@ mod faults;
 mod frame;
 mod letters;
 mod list;
+mod schedules;
+mod schedules_grpc;
 mod webhooks;
 
 mod queues;

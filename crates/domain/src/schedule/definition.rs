@@ -189,6 +189,7 @@ pub struct SchedulePatch {
 
 impl Schedule {
     /// A new one, which counts from `now`.
+    #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
     pub fn new(spec: ScheduleSpec, is_active: bool, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
         let beat = spec.check(limits, now)?;
         let schedule = Schedule {
@@ -242,6 +243,71 @@ impl Schedule {
         timed.schedule.updated_at = now;
         Ok(timed)
     }
+
+    /// As it is shown. A stored timing that is not understood any more (a zone that is gone) is shown with the reason.
+    pub fn view(&self) -> ScheduleView {
+        let Schedule { spec, .. } = self;
+        let (options, timing) = (&spec.job.options, &spec.timing);
+        let (explanation, dst_gap, dst_overlap) = match timing.compile(self.anchor_at) {
+            Ok(beat) => (beat.explain(), beat.dst_gap(), beat.dst_overlap()),
+            Err(faults) => (
+                not_understood(&faults),
+                timing.dst_gap.unwrap_or(DstGap::Next),
+                timing.dst_overlap.unwrap_or(DstOverlap::First),
+            ),
+        };
+        ScheduleView {
+            id: self.id,
+            name: spec.name.clone(),
+            description: spec.description.clone(),
+            cron_expression: timing.cron_expression.clone(),
+            interval_ms: timing.interval_ms,
+            timezone: timing.timezone.clone(),
+            explanation,
+            dst_gap,
+            dst_overlap,
+            start_at: timing.start_at,
+            end_at: timing.end_at,
+            except: timing.except.clone(),
+            job_name: options.name.clone().unwrap_or_else(|| spec.job.kind.clone()),
+            job_type: spec.job.kind.clone(),
+            job_payload: raw(&spec.job.payload),
+            job_priority: spec.job.priority,
+            queue: spec.job.queue.clone(),
+            max_retries: options.retry.max_retries,
+            retry_delay: options.retry.retry_delay_ms,
+            backoff_multiplier: options.retry.backoff_multiplier,
+            max_delay: options.retry.max_delay_ms,
+            retry_delays: options.retry.retry_delays_ms.clone(),
+            retry_on: options.retry.retry_on.shown(),
+            timeout_ms: options.timeout_ms,
+            webhook_url: options.webhook_url.clone(),
+            concurrency_key: options.concurrency_key.clone(),
+            tags: options.tags.clone(),
+            misfire: spec.misfire,
+            misfire_grace_ms: spec.misfire_grace_ms,
+            catch_up_limit: spec.catch_up_limit,
+            overlap: spec.overlap,
+            jitter_ms: spec.jitter_ms,
+            max_runs: spec.max_runs,
+            is_active: self.is_active,
+            next_run_at: self.next_at,
+            last_run_at: self.last_run_at,
+            last_due_at: self.last_due_at,
+            last_job_id: self.last_job,
+            run_count: self.runs,
+            finished: self.finished.clone(),
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+            jobs: Vec::new(),
+        }
+    }
+}
+
+/// What is said of a schedule whose stored timing does not hold any more.
+pub fn not_understood(faults: &[Fault]) -> String {
+    let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
+    format!("it cannot be understood any more: {}", texts.join("; "))
 }
 
 impl Timed {
@@ -275,52 +341,6 @@ impl Timed {
             (None, None) => "intervalMs",
         }
     }
-
-    pub fn view(&self) -> ScheduleView {
-        let Schedule { spec, .. } = &self.schedule;
-        let options = &spec.job.options;
-        ScheduleView {
-            id: self.schedule.id,
-            name: spec.name.clone(),
-            description: spec.description.clone(),
-            cron_expression: spec.timing.cron_expression.clone(),
-            interval_ms: spec.timing.interval_ms,
-            timezone: spec.timing.timezone.clone(),
-            explanation: self.beat.explain(),
-            dst_gap: self.beat.dst_gap(),
-            dst_overlap: self.beat.dst_overlap(),
-            start_at: spec.timing.start_at,
-            end_at: spec.timing.end_at,
-            except: spec.timing.except.clone(),
-            job_name: options.name.clone().unwrap_or_else(|| spec.job.kind.clone()),
-            job_type: spec.job.kind.clone(),
-            job_payload: raw(&spec.job.payload),
-            job_priority: spec.job.priority,
-            queue: spec.job.queue.clone(),
-            max_retries: options.retry.max_retries,
-            retry_delay: options.retry.retry_delay_ms,
-            timeout_ms: options.timeout_ms,
-            webhook_url: options.webhook_url.clone(),
-            concurrency_key: options.concurrency_key.clone(),
-            tags: options.tags.clone(),
-            misfire: spec.misfire,
-            misfire_grace_ms: spec.misfire_grace_ms,
-            catch_up_limit: spec.catch_up_limit,
-            overlap: spec.overlap,
-            jitter_ms: spec.jitter_ms,
-            max_runs: spec.max_runs,
-            is_active: self.schedule.is_active,
-            next_run_at: self.schedule.next_at,
-            last_run_at: self.schedule.last_run_at,
-            last_due_at: self.schedule.last_due_at,
-            last_job_id: self.schedule.last_job,
-            run_count: self.schedule.runs,
-            finished: self.schedule.finished.clone(),
-            created_at: self.schedule.created_at,
-            updated_at: self.schedule.updated_at,
-            jobs: Vec::new(),
-        }
-    }
 }
 
 fn raw(json: &str) -> Box<RawValue> {
@@ -351,6 +371,11 @@ pub struct ScheduleView {
     pub queue: String,
     pub max_retries: u32,
     pub retry_delay: u64,
+    pub backoff_multiplier: f64,
+    pub max_delay: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retry_delays: Vec<u64>,
+    pub retry_on: serde_json::Value,
     pub timeout_ms: Option<u64>,
     pub webhook_url: Option<String>,
     pub concurrency_key: Option<String>,

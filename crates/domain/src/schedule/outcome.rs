@@ -24,6 +24,15 @@ impl TickOutcome {
     pub const ALL: [TickOutcome; 4] =
         [TickOutcome::Fired, TickOutcome::Missed, TickOutcome::Skipped, TickOutcome::Triggered];
 
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TickOutcome::Fired => "fired",
+            TickOutcome::Missed => "missed",
+            TickOutcome::Skipped => "skipped",
+            TickOutcome::Triggered => "triggered",
+        }
+    }
+
     /// The number by which it is stored.
     pub fn code(self) -> i16 {
         self as i16

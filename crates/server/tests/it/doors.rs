@@ -441,6 +441,22 @@ async fn a_worker_is_told_where_a_job_comes_from<H: Hand>(engine: Engine) {
     assert_eq!(stage.faena.job_is(&job.id, "COMPLETED").await["correlationId"], "order-4711");
 }
 
+async fn a_worker_is_told_which_schedule_made_a_job<H: Hand>(engine: Engine) {
+    let stage = Stage::open(engine, &QUICK).await;
+    let mut hand = H::connect(&stage.faena, who("ada", &["mail"])).await;
+    let (_, schedule) = stage
+        .faena
+        .post("/api/v1/schedules", json!({"name": "nightly", "intervalMs": 86_400_000, "jobName": "mail"}))
+        .await;
+    let id = schedule["id"].as_str().unwrap();
+    let (_, answer) = stage.faena.post(&format!("/api/v1/schedules/{id}/trigger"), json!({})).await;
+    let job = hand.next_job().await;
+    let stored = stage.faena.job(answer["jobId"].as_str().unwrap()).await;
+    let due = stored["scheduleDue"].as_str().unwrap().to_owned();
+    assert_eq!((job.id.as_str(), job.schedule.clone()), (stored["id"].as_str().unwrap(), Some((id.to_owned(), due))));
+    hand.complete(&job, json!(null)).await.unwrap();
+}
+
 async fn a_worker_gets_as_many_jobs_at_once_as_it_said<H: Hand>(engine: Engine) {
     let stage = Stage::open(engine, &QUICK).await;
     let mut hand = H::connect(&stage.faena, crate::hands::Who { concurrency: 3, ..who("ada", &["mail"]) }).await;
@@ -488,6 +504,7 @@ macro_rules! stories {
 
 stories! {
     a_job_is_handed_over_done_and_its_result_stored
+    a_worker_is_told_which_schedule_made_a_job
     a_failed_job_is_tried_again_and_one_that_is_not_retryable_is_not
     a_worker_that_says_when_to_come_again_is_heeded
     the_job_of_a_worker_that_dies_is_done_by_another

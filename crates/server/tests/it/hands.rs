@@ -39,6 +39,8 @@ pub struct Job {
     pub retry_count: u64,
     pub correlation_id: String,
     pub traceparent: Option<String>,
+    /// The schedule that made it, and for which due time.
+    pub schedule: Option<(String, String)>,
     /// What earlier runs have finished. The SDK does not show them: it uses them.
     pub steps: Vec<(String, Value)>,
 }
@@ -55,6 +57,7 @@ impl Job {
             retry_count: job["retryCount"].as_u64().unwrap(),
             correlation_id: text("correlationId"),
             traceparent: job["traceparent"].as_str().map(str::to_owned),
+            schedule: job["scheduleId"].as_str().map(|id| (id.to_owned(), text("scheduleDue"))),
             steps: job["steps"]
                 .as_array()
                 .unwrap()

@@ -21,6 +21,7 @@ mod outage;
 mod pools;
 mod postgres;
 mod readme;
+mod schedules;
 mod start;
 mod stop;
 mod webhooks;

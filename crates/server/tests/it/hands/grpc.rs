@@ -122,6 +122,8 @@ fn frame(message: ServerMessage) -> Value {
                 "id": job.id, "name": job.name, "type": job.r#type, "queue": job.queue,
                 "payload": json(&job.payload_json), "run": job.run, "retryCount": job.retry_count,
                 "maxRetries": job.max_retries, "correlationId": job.correlation_id, "traceparent": job.traceparent,
+                "scheduleId": job.schedule_id,
+                "scheduleDue": job.schedule_due_ms.map(|ms| faena_domain::Timestamp::from_ms(ms).to_string()),
                 "deadlineMs": job.deadline_ms, "steps": steps,
             }})
         }

@@ -53,6 +53,7 @@ async fn handler(desk: Desk, context: Context, payload: Value) -> Result<Value, 
         retry_count: context.retry_count().into(),
         correlation_id: context.correlation_id().into(),
         traceparent: context.traceparent().map(str::to_owned),
+        schedule: context.schedule_id().map(|id| (id.to_owned(), context.schedule_due().unwrap().to_string())),
         steps: Vec::new(),
     };
     let key = (job.id.clone(), job.run);

@@ -1,0 +1,289 @@
+//! `/schedules`: what becomes a job by itself, when, and what became of it.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{RawQuery, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+};
+use bytes::Bytes;
+use faena_domain::{
+    Fault, JobId, JobState, JobView, ScheduleId, Timestamp,
+    schedule::{
+        self, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow, Timed, not_understood,
+    },
+};
+use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
+use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
+
+use super::{
+    jobs::{Answer, Segment, read_body},
+    list::form_pairs,
+    schedule_fields::read_schedule,
+};
+use crate::{Api, ApiError, fields::body_object, frame::actor};
+
+pub async fn create(
+    State(api): State<Api>,
+    body: Body,
+) -> Answer<(StatusCode, [(header::HeaderName, String); 1], Json<CreatedSchedule>)> {
+    let body = read_body(&api, body).await?;
+    let schedule = create_from(&api, &body).await?;
+    let location = [(header::LOCATION, format!("/api/v1/schedules/{}", schedule.id))];
+    let created = CreatedSchedule { id: schedule.id, name: schedule.spec.name, next_run_at: schedule.next_at };
+    Ok((StatusCode::CREATED, location, Json(created)))
+}
+
+pub async fn create_from(api: &Api, body: &Bytes) -> Answer<Schedule> {
+    let now = Timestamp::now();
+    let Timed { schedule, .. } = read_new(api, body, now)?;
+    api.engine.store.schedule_create(schedule.clone(), &actor(), now).await?;
+    Ok(schedule)
+}
+
+/// The schedule that a body asks for, stored nowhere.
+fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> Answer<Timed> {
+    let fields = body_object(body, api.body_bytes)?;
+    let asked = read_schedule(fields, ScheduleSpec::default(), &api.engine.webhooks.rule);
+    match Schedule::new(asked.spec.clone(), asked.is_active.unwrap_or(true), &api.limits, now) {
+        Ok(timed) if asked.faults.is_empty() => Ok(timed),
+        Ok(_) => Err(ApiError::invalid(asked.faults)),
+        Err(checked) => Err(ApiError::invalid(asked.faults_with(checked))),
+    }
+}
+
+pub async fn validate(State(api): State<Api>, body: Body) -> Answer<Json<ValidSchedule>> {
+    let body = read_body(&api, body).await?;
+    Ok(Json(validate_from(&api, &body)?))
+}
+
+pub fn validate_from(api: &Api, body: &Bytes) -> Answer<ValidSchedule> {
+    let now = Timestamp::now();
+    let timed = read_new(api, body, now)?;
+    Ok(ValidSchedule {
+        valid: true,
+        explanation: timed.beat.explain(),
+        next_runs: schedule::preview(&timed, now, 10),
+        timezone: timed.schedule.spec.timing.timezone,
+    })
+}
+
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<ScheduleList>)> {
+    let found = find(&api, query.as_deref().unwrap_or("")).await?;
+    let mut headers = HeaderMap::new();
+    for (name, number) in [
+        ("x-total-count", found.total),
+        ("x-page", found.page),
+        ("x-limit", found.limit),
+        ("x-total-pages", found.total.div_ceil(found.limit)),
+    ] {
+        headers.insert(name, HeaderValue::from(number));
+    }
+    Ok((headers, Json(found)))
+}
+
+/// The schedules that a query asks for, by name.
+pub async fn find(api: &Api, query: &str) -> Answer<ScheduleList> {
+    let mut filter = ScheduleFilter::default();
+    let (mut page, mut limit) = (1, 20);
+    read_query(query, |name, value| {
+        match name {
+            "page" => page = number(&value, 1_000_000)?,
+            "limit" => limit = number(&value, 100)?,
+            "isActive" | "enabled" => {
+                let wanted = value.parse().map_err(|_| "must be true or false")?;
+                if filter.is_active.is_some_and(|known| known != wanted) {
+                    return Err("differs from its other name; give one of them".into());
+                }
+                filter.is_active = Some(wanted);
+            }
+            "name" => filter.name = Some(value),
+            "q" if value.trim().is_empty() => return Err("must not be empty".into()),
+            "q" => filter.q = Some(value.trim().to_owned()),
+            _ => return Err("is not a known parameter".into()),
+        }
+        Ok(())
+    })?;
+    let offset = (page - 1).saturating_mul(limit);
+    let (found, total) = api.engine.store.schedule_list(filter, SchedulePage { offset, limit }).await?;
+    let schedules = found.iter().map(Schedule::view).collect();
+    Ok(ScheduleList { schedules, total, page: page as u64, limit: limit as u64 })
+}
+
+/// Hands each parameter to `set`, which says what is wrong with it.
+fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), String>) -> Answer<()> {
+    let mut faults = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for (name, value) in form_pairs(query) {
+        let read = match value {
+            _ if !seen.insert(name.clone()) => Err("is given twice".into()),
+            value if value.contains(char::is_control) => Err("must not contain control characters".into()),
+            value => set(&name, value),
+        };
+        faults.extend(read.err().map(|message| Fault::new(name, message)));
+    }
+    if faults.is_empty() { Ok(()) } else { Err(ApiError::invalid(faults)) }
+}
+
+fn number(value: &str, max: usize) -> Result<usize, String> {
+    let number = value.parse().ok().filter(|n| (1..=max).contains(n));
+    number.ok_or_else(|| format!("must be a number from 1 to {max}"))
+}
+
+/// How many of its latest jobs a schedule is shown with.
+const LATEST_JOBS: usize = 10;
+
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+    Ok(Json(shown(&api, &id).await?))
+}
+
+/// A schedule whole, with its latest jobs.
+pub async fn shown(api: &Api, id: &str) -> Answer<ScheduleView> {
+    let schedule = stored(api, id).await?;
+    Ok(ScheduleView { jobs: latest_jobs(api, schedule.id).await?, ..schedule.view() })
+}
+
+async fn latest_jobs(api: &Api, id: ScheduleId) -> Answer<Vec<JobView>> {
+    let filter = Filter { schedule_id: Some(id.to_string()), ..Filter::default() };
+    let found = api.engine.store.job_list(&filter, Page::After { id: None, limit: LATEST_JOBS }).await?;
+    Ok(found.jobs.into_iter().map(|job| api.shown(job)).collect())
+}
+
+async fn stored(api: &Api, text: &str) -> Answer<Schedule> {
+    let id = parse_id(text)?;
+    api.engine.store.schedule_get(id).await?.ok_or_else(|| unknown(text))
+}
+
+fn parse_id(text: &str) -> Answer<ScheduleId> {
+    text.parse().map_err(|_| unknown(text))
+}
+
+fn unknown(id: &str) -> ApiError {
+    ApiError::not_found(format!("there is no schedule {id}"))
+}
+
+pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<ScheduleView>> {
+    let body = read_body(&api, body).await?;
+    Ok(Json(patch_from(&api, &id, body).await?))
+}
+
+pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> Answer<ScheduleView> {
+    if body_object(&body, api.body_bytes)?.is_empty() {
+        return Err(ApiError::invalid(vec![Fault::new("body", "names nothing to change")]));
+    }
+    let (rule, limits, most) = (api.engine.webhooks.rule.clone(), api.limits.clone(), api.body_bytes);
+    // What stands there is read under its lock, so that two changes at once do not undo each other.
+    let edit = move |schedule: &Schedule| {
+        let fields = body_object(&body, most).map_err(|error| error.details)?;
+        let asked = read_schedule(fields, schedule.spec.clone(), &rule);
+        if !asked.faults.is_empty() {
+            let checked = asked.spec.check(&limits, schedule.anchor_at).err().unwrap_or_default();
+            return Err(asked.faults_with(checked));
+        }
+        Ok(SchedulePatch { spec: Some(asked.spec), is_active: asked.is_active })
+    };
+    change(api, id, "schedule.edit", edit).await
+}
+
+pub async fn enable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+    Ok(Json(enabled(&api, &id).await?))
+}
+
+pub async fn disable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+    Ok(Json(disabled(&api, &id).await?))
+}
+
+pub async fn enabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+    let patch = SchedulePatch { spec: None, is_active: Some(true) };
+    change(api, id, "schedule.enable", move |_| Ok(patch.clone())).await
+}
+
+pub async fn disabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+    let patch = SchedulePatch { spec: None, is_active: Some(false) };
+    change(api, id, "schedule.disable", move |_| Ok(patch.clone())).await
+}
+
+async fn change(
+    api: &Api,
+    id: &str,
+    action: &'static str,
+    edit: impl Fn(&Schedule) -> Result<SchedulePatch, Vec<Fault>> + Send + Sync + 'static,
+) -> Answer<ScheduleView> {
+    let change = ScheduleChange { edit: Box::new(edit), limits: api.limits.clone(), action };
+    let changed = api.engine.store.schedule_patch(parse_id(id)?, change, &actor(), Timestamp::now()).await?;
+    Ok(changed.ok_or_else(|| unknown(id))?.view())
+}
+
+pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {
+    remove(&api, &id).await?;
+    Ok(Json(Success { success: true }))
+}
+
+pub async fn remove(api: &Api, id: &str) -> Answer<()> {
+    match api.engine.store.schedule_delete(parse_id(id)?, &actor(), Timestamp::now()).await? {
+        true => Ok(()),
+        false => Err(unknown(id)),
+    }
+}
+
+pub async fn trigger(
+    State(api): State<Api>,
+    Segment(id): Segment,
+) -> Answer<(StatusCode, [(header::HeaderName, String); 1], Json<Triggered>)> {
+    let job_id = run_now(&api, &id).await?;
+    let location = [(header::LOCATION, format!("/api/v1/jobs/{job_id}"))];
+    Ok((StatusCode::CREATED, location, Json(Triggered { job_id })))
+}
+
+pub async fn run_now(api: &Api, id: &str) -> Answer<JobId> {
+    let now = Timestamp::now();
+    let job = api.engine.store.schedule_trigger(parse_id(id)?, &actor(), now).await?.ok_or_else(|| unknown(id))?;
+    api.engine.schedules.triggered();
+    api.engine.bus.changed(job, JobState::Queued, None, now);
+    Ok(job)
+}
+
+pub async fn preview(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<RunList>> {
+    Ok(Json(coming(&api, &id, query.as_deref().unwrap_or("")).await?))
+}
+
+/// The next runs, as if it were active.
+pub async fn coming(api: &Api, id: &str, query: &str) -> Answer<RunList> {
+    let mut count = 10;
+    read_query(query, |name, value| {
+        match name {
+            "count" => count = number(&value, 1_000)?,
+            _ => return Err("is not a known parameter".into()),
+        }
+        Ok(())
+    })?;
+    let schedule = stored(api, id).await?;
+    let timezone = schedule.spec.timing.timezone.clone();
+    let (runs, explanation): (Vec<ScheduledRun>, String) = match schedule.timed() {
+        Ok(timed) => {
+            let after = timed.schedule.cursor_at.max(Timestamp::now());
+            (schedule::preview(&timed, after, count), timed.beat.explain())
+        }
+        Err(faults) => (Vec::new(), not_understood(&faults)),
+    };
+    Ok(RunList { runs, timezone, explanation })
+}
+
+pub async fn ticks(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<TickList>> {
+    Ok(Json(TickList { ticks: past(&api, &id, query.as_deref().unwrap_or("")).await? }))
+}
+
+/// What became of its due times, the latest first.
+pub async fn past(api: &Api, id: &str, query: &str) -> Answer<Vec<TickRow>> {
+    let (mut before, mut limit) = (None, 20);
+    read_query(query, |name, value| {
+        match name {
+            "before" => before = Some(Timestamp::parse(&value).ok_or("must be a time like 2026-11-15T20:00:00Z")?),
+            "limit" => limit = number(&value, 100)?,
+            _ => return Err("is not a known parameter".into()),
+        }
+        Ok(())
+    })?;
+    let schedule = stored(api, id).await?;
+    Ok(api.engine.store.schedule_ticks(schedule.id, before, limit).await?)
+}
