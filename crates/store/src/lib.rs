@@ -17,6 +17,7 @@ mod gates;
 mod lanes;
 mod lists;
 mod migrate;
+mod outbox;
 mod plan;
 mod postgres;
 mod progress;
@@ -46,9 +47,15 @@ use faena_domain::{
     schedule::{Schedule, TickRow},
 };
 
+use uuid::Uuid;
+
 pub use error::StoreError;
 pub use events::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
 pub use lanes::{Lane, LaneId};
+pub use outbox::{
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,
+    Republish, SinkView,
+};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage};
 pub use types::{
     AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
@@ -319,6 +326,64 @@ pub trait Store: Send + Sync + 'static {
 
     /// The place of the first event that is still kept.
     async fn event_first(&self) -> Result<Option<EventPlace>>;
+
+    /// Takes or keeps this node's share of a sink's parts (as many as there are parts per node that asks), and reads what is due of them. No
+    /// part is two nodes' at once. A sink that nobody wants any more: nothing.
+    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken>;
+
+    /// Writes down what a sink said: confirmed messages leave the outbox, refused ones are due again or become dead letters, in one
+    /// transaction. A result of a part that has another holder by now counts if it is a confirmation.
+    async fn outbox_settle(
+        &self,
+        sink: &str,
+        held: Vec<Partition>,
+        results: Vec<OutboxResult>,
+        now: Timestamp,
+    ) -> Result<()>;
+
+    /// Writes down since when and why a sink as a whole is unusable, or that it works again (`None`). Costs no message an attempt.
+    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()>;
+
+    /// Gives this node's parts back, of all sinks: it stops.
+    async fn outbox_leave(&self, node: NodeId) -> Result<()>;
+
+    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>>;
+
+    /// Dead letters that match, the latest first, from below `after` on.
+    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>>;
+
+    /// Puts dead letters that match and are unresolved back into the outbox, in order, under their own ids, `per_second` of them at most
+    /// (`None`: at once), and marks them resolved. With its entry in the audit log. Answers how many.
+    async fn outbox_replay(
+        &self,
+        filter: DeadFilter,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<usize>;
+
+    /// Marks dead letters that match as dealt with by other means; what is parked behind them goes on. With its entry in the audit log.
+    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize>;
+
+    /// Publishes events again that were sent: puts those that are still kept and do not wait already back into the outbox, in order, under
+    /// their own ids. With its entry in the audit log. `None`: there is no such sink.
+    async fn outbox_republish(
+        &self,
+        what: Republish,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<usize>>;
+
+    /// Stores the jobs that come of a message from outside, once per consumer and message id, in one transaction with that knowledge.
+    /// `None`: the message was dealt with before.
+    async fn inbox_submit(
+        &self,
+        consumer: &str,
+        message: &str,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
+    ) -> Result<Option<Vec<Submitted>>>;
 
     /// Which lanes have ready jobs, which of this node's jobs shall be cancelled, when the next waiting job is due,
     /// whether a node has died.

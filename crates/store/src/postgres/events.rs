@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::{Shared, end::storable};
 use crate::{
-    EventPlace, EventQuery, EventWant, Result, StoredEvent,
+    EventPlace, EventQuery, EventWant, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, INBOX_KEPT_MS, Wish},
 };
 
@@ -69,9 +69,6 @@ pub async fn look(shared: &Shared) -> Result<()> {
     shared.events_on.store(client.keep(on)?.get(0), Ordering::Relaxed);
     Ok(())
 }
-
-/// Into how many parts a sink's events are divided, so that several nodes can publish.
-pub const PARTITIONS: i16 = 16;
 
 /// `*` stands for anything, everything else for itself.
 fn like(kind: &str) -> String {

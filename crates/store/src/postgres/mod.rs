@@ -48,14 +48,16 @@ use faena_domain::{
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, EventPlace,
-    EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page,
-    Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts,
-    ScheduleFilter, SchedulePage, Signal, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit,
-    Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerNews, WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
+    Due, EventPlace, EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats,
+    NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch, Recovered,
+    Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
+    Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted, Swept,
+    WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -561,6 +563,70 @@ impl Store for Postgres {
 
     async fn event_first(&self) -> Result<Option<EventPlace>> {
         self.shared.retrying(|| events::first(&self.shared)).await
+    }
+
+    async fn outbox_take(&self, _ask: OutboxAsk, _now: Timestamp) -> Result<OutboxTaken> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_settle(
+        &self,
+        _sink: &str,
+        _held: Vec<Partition>,
+        _results: Vec<OutboxResult>,
+        _now: Timestamp,
+    ) -> Result<()> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_down(&self, _sink: &str, _reason: Option<String>, _now: Timestamp) -> Result<()> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_leave(&self, _node: NodeId) -> Result<()> {
+        Ok(())
+    }
+
+    async fn outbox_sinks(&self, _now: Timestamp) -> Result<Vec<SinkView>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_dead(&self, _filter: DeadFilter, _after: Option<Uuid>, _limit: usize) -> Result<Vec<DeadEvent>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_replay(
+        &self,
+        _filter: DeadFilter,
+        _per_second: Option<u32>,
+        _by: &str,
+        _now: Timestamp,
+    ) -> Result<usize> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_resolve(&self, _filter: DeadFilter, _notes: &str, _by: &str, _now: Timestamp) -> Result<usize> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_republish(
+        &self,
+        _what: Republish,
+        _per_second: Option<u32>,
+        _by: &str,
+        _now: Timestamp,
+    ) -> Result<Option<usize>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn inbox_submit(
+        &self,
+        _consumer: &str,
+        _message: &str,
+        _jobs: Vec<NewJob>,
+        _now: Timestamp,
+    ) -> Result<Option<Vec<Submitted>>> {
+        Err(StoreError::Broken("not yet".into()))
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{Shared, writer::Tx};
 use crate::{
-    EventPlace, EventQuery, EventWant, Result, StoredEvent,
+    EventPlace, EventQuery, EventWant, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, Wish},
 };
 
@@ -36,9 +36,6 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
     }
     switch(tx.connection, tx.shared, now)
 }
-
-/// Into how many parts a sink's events are divided, so that several nodes can publish.
-pub const PARTITIONS: i16 = 16;
 
 /// `*` stands for anything, everything else for itself.
 fn glob(kind: &str) -> String {

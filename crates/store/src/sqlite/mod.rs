@@ -42,14 +42,16 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 use tokio::sync::broadcast;
+use uuid::Uuid;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, Due, EventPlace,
-    EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats, NewBulk, NodeInfo, Page,
-    Patience, Poll, QueuePatch, Recovered, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts,
-    ScheduleFilter, SchedulePage, Signal, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit,
-    Submitted, Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
+    Due, EventPlace, EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats,
+    NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch, Recovered,
+    Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
+    Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted, Swept,
+    WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    WorkerStanding,
     admit::Turns,
     audit::{act, drain_action, retried_by},
     lanes::{LaneCache, LaneName},
@@ -595,6 +597,70 @@ impl Store for Sqlite {
 
     async fn event_first(&self) -> Result<Option<EventPlace>> {
         self.read(|connection, _| events::first(connection)).await
+    }
+
+    async fn outbox_take(&self, _ask: OutboxAsk, _now: Timestamp) -> Result<OutboxTaken> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_settle(
+        &self,
+        _sink: &str,
+        _held: Vec<Partition>,
+        _results: Vec<OutboxResult>,
+        _now: Timestamp,
+    ) -> Result<()> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_down(&self, _sink: &str, _reason: Option<String>, _now: Timestamp) -> Result<()> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_leave(&self, _node: NodeId) -> Result<()> {
+        Ok(())
+    }
+
+    async fn outbox_sinks(&self, _now: Timestamp) -> Result<Vec<SinkView>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_dead(&self, _filter: DeadFilter, _after: Option<Uuid>, _limit: usize) -> Result<Vec<DeadEvent>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_replay(
+        &self,
+        _filter: DeadFilter,
+        _per_second: Option<u32>,
+        _by: &str,
+        _now: Timestamp,
+    ) -> Result<usize> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_resolve(&self, _filter: DeadFilter, _notes: &str, _by: &str, _now: Timestamp) -> Result<usize> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn outbox_republish(
+        &self,
+        _what: Republish,
+        _per_second: Option<u32>,
+        _by: &str,
+        _now: Timestamp,
+    ) -> Result<Option<usize>> {
+        Err(StoreError::Broken("not yet".into()))
+    }
+
+    async fn inbox_submit(
+        &self,
+        _consumer: &str,
+        _message: &str,
+        _jobs: Vec<NewJob>,
+        _now: Timestamp,
+    ) -> Result<Option<Vec<Submitted>>> {
+        Err(StoreError::Broken("not yet".into()))
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {
