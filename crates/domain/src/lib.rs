@@ -28,6 +28,7 @@ pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
+pub use schedule::{Backlog, Beat, DstGap, DstNote, DstOverlap, Older, Tick, Timing};
 pub use time::{Timestamp, parse_duration};
 pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
 pub use why::{Reason, Why};

@@ -6,7 +6,13 @@ mod except;
 mod outcome;
 mod template;
 mod timing;
+mod walk;
+mod zone;
+
+#[cfg(test)]
+mod dst_tests;
 
 pub use definition::{JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed};
 pub use outcome::{Decision, Followed, LastJobs, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
-pub use timing::{Backlog, Beat, DstGap, DstNote, DstOverlap, Older, Tick, Timing};
+pub use timing::{Backlog, Beat, DstGap, DstOverlap, Older, Tick, Timing};
+pub use walk::DstNote;

@@ -1,24 +1,69 @@
-//! Stand-in until the real one is merged.
-use crate::{Fault, Timestamp};
+//! When a schedule is due: by a cron expression in a time zone, or every so many milliseconds.
+//!
+//! All times follow from what is written in the schedule, never from when it last ran: a tick is the same on every node, after
+//! every restart and however the clock was moved.
+
+use std::collections::VecDeque;
+
+use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
+
+use super::{
+    cron::{Cron, Precision},
+    except::{Except, MOST_EXCEPTIONS},
+    walk::{DstNote, Walk},
+    zone,
+};
+use crate::{Fault, Timestamp};
+
+const LEAST_INTERVAL_MS: u64 = 1_000;
+const MOST_INTERVAL_MS: u64 = 3_650 * 86_400_000;
+/// How many blacked-out due times are passed over in the search for one that is not.
+const MOST_PASSED_OVER: usize = 200_000;
+const MOST_COUNTED: usize = 100_000;
+
+/// When a schedule is due. What people wrote, checked by `compile`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Timing {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
+    /// Not given: `next`, or `skip` if the expression matches every hour of the day.
     pub dst_gap: Option<DstGap>,
+    /// Not given: `first`, or `both` if the expression matches every hour of the day.
     pub dst_overlap: Option<DstOverlap>,
+    /// Nothing is due before it. Intervals count from it.
     pub start_at: Option<Timestamp>,
+    /// Nothing is due after it.
     pub end_at: Option<Timestamp>,
+    /// Days, spans and cron expressions, in local time, in which nothing fires.
     pub except: Vec<String>,
 }
+
+/// What becomes of local times that the clocks skip.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DstGap {
+    /// They are due, once for all of them, when the clocks go on.
+    Next,
+    Skip,
+}
+
+/// What becomes of local times that come twice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DstOverlap {
+    First,
+    Both,
+}
+
 impl Default for Timing {
     fn default() -> Self {
         Timing {
             cron_expression: None,
             interval_ms: None,
-            timezone: "UTC".into(),
+            timezone: "UTC".to_owned(),
             dst_gap: None,
             dst_overlap: None,
             start_at: None,
@@ -27,78 +72,334 @@ impl Default for Timing {
         }
     }
 }
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DstGap {
-    Next,
-    Skip,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DstOverlap {
-    First,
-    Both,
-}
-#[derive(Clone, PartialEq, Debug)]
-pub struct DstNote;
-impl std::fmt::Display for DstNote {
-    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Ok(())
+
+impl Timing {
+    /// `anchor`: when the schedule was made; intervals without `startAt` count from it.
+    pub fn compile(&self, anchor: Timestamp) -> Result<Beat, Vec<Fault>> {
+        let mut faults = Vec::new();
+        let rhythm = self.rhythm(anchor, &mut faults);
+        let zone = zone::find(&self.timezone).map_err(|what| faults.push(Fault::new("timezone", what))).ok();
+        if let (Some(start), Some(end)) = (self.start_at, self.end_at)
+            && end <= start
+        {
+            faults.push(Fault::new("endAt", format!("must be later than startAt, {start}, but is {end}")));
+        }
+        let except = self.exceptions(&mut faults);
+        let (Some(rhythm), Some(zone), true) = (rhythm, zone, faults.is_empty()) else { return Err(faults) };
+        let by_elapsed_time = match &rhythm {
+            Rhythm::Cron(cron) => cron.every_hour(),
+            Rhythm::Every { .. } => true,
+        };
+        let (gap, overlap) = match by_elapsed_time {
+            true => (DstGap::Skip, DstOverlap::Both),
+            false => (DstGap::Next, DstOverlap::First),
+        };
+        let beat = Beat {
+            rhythm,
+            zone,
+            dst_gap: self.dst_gap.unwrap_or(gap),
+            dst_overlap: self.dst_overlap.unwrap_or(overlap),
+            start: self.start_at,
+            end: self.end_at,
+            except,
+        };
+        match beat.never_fires(anchor) {
+            Some(fault) => Err(vec![fault]),
+            None => Ok(beat),
+        }
+    }
+
+    fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<Fault>) -> Option<Rhythm> {
+        let fault = match (&self.cron_expression, self.interval_ms) {
+            (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
+                Ok(cron) => return Some(Rhythm::Cron(cron)),
+                Err(what) => Fault::new("cronExpression", what),
+            },
+            (None, Some(ms)) if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms) => {
+                let range = format!("must be from {LEAST_INTERVAL_MS} (1 s) to {MOST_INTERVAL_MS} (10 years), is {ms}");
+                Fault::new("intervalMs", range)
+            }
+            (None, Some(ms)) => {
+                let every_ms = i64::try_from(ms).unwrap_or(i64::MAX);
+                let first = self.start_at.unwrap_or_else(|| anchor.plus_ms(every_ms));
+                return Some(Rhythm::Every { first, every_ms });
+            }
+            (None, None) => Fault::new("cronExpression", "is missing: give cronExpression or intervalMs"),
+            (Some(_), Some(_)) => Fault::new("cronExpression", "stands next to intervalMs: give one of them, not both"),
+        };
+        faults.push(fault);
+        None
+    }
+
+    fn exceptions(&self, faults: &mut Vec<Fault>) -> Vec<Except> {
+        if self.except.len() > MOST_EXCEPTIONS {
+            let count = self.except.len();
+            faults.push(Fault::new("except", format!("must have at most {MOST_EXCEPTIONS} entries, has {count}")));
+            return Vec::new();
+        }
+        let mut except = Vec::with_capacity(self.except.len());
+        for (nth, text) in self.except.iter().enumerate() {
+            match Except::parse(text) {
+                Ok(entry) => except.push(entry),
+                Err(what) => faults.push(Fault::new(format!("except[{nth}]"), what)),
+            }
+        }
+        except
     }
 }
-#[derive(Clone, PartialEq, Debug)]
+
+/// A compiled timing.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    rhythm: Rhythm,
+    zone: TimeZone,
+    dst_gap: DstGap,
+    dst_overlap: DstOverlap,
+    start: Option<Timestamp>,
+    end: Option<Timestamp>,
+    except: Vec<Except>,
+}
+
+#[derive(Clone, Debug)]
+enum Rhythm {
+    Cron(Cron),
+    Every { first: Timestamp, every_ms: i64 },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tick {
     pub due: Timestamp,
     pub note: Option<DstNote>,
+    /// The entry of `except` for which it does not fire.
     pub excepted: Option<String>,
 }
+
+/// What fell due in a span of time.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Backlog {
+    /// The latest ones, in order.
+    pub latest: Vec<Tick>,
+    /// What lies before those.
+    pub older: Option<Older>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Older {
     pub first: Timestamp,
     pub last: Timestamp,
+    /// `None`: more than 100 000, not counted.
     pub count: Option<u64>,
 }
-pub struct Backlog {
-    pub latest: Vec<Tick>,
-    pub older: Option<Older>,
-}
-pub struct Beat {
-    interval_ms: i64,
-    anchor: i64,
-}
-impl Timing {
-    pub fn compile(&self, anchor: Timestamp) -> Result<Beat, Vec<Fault>> {
-        Ok(Beat {
-            interval_ms: self.interval_ms.unwrap_or(60_000) as i64,
-            anchor: self.start_at.unwrap_or(anchor).as_ms(),
+
+impl Beat {
+    /// The first due time after `after` (exclusive), within start and end, blackout or not.
+    pub fn next_raw(&self, after: Timestamp) -> Option<Tick> {
+        self.dues(after).next().map(|(due, note)| self.tick(due, note))
+    }
+
+    /// The first due time after `after` at which something fires: not blacked out. `None` too when 200 000 blacked-out due times
+    /// were passed over in vain.
+    pub fn next(&self, after: Timestamp) -> Option<Tick> {
+        let mut dues = self.dues(after);
+        for _ in 0..MOST_PASSED_OVER {
+            let (due, note) = dues.next()?;
+            let (second, local) = self.second_and_local(due);
+            match self.except.iter().find(|except| except.covers(local)) {
+                None => return Some(Tick { due, note, excepted: None }),
+                Some(except) => dues.skip_to(except.covered_until(local, &self.zone, second)),
+            }
+        }
+        None
+    }
+
+    /// The due times in (`after`, `upto`]: the latest `keep` of them, blackouts marked, and a summary of what lies before those.
+    /// Looks back from `upto` over growing spans, because an outage of two weeks holds a million seconds, of which few matter.
+    pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
+        let upto = self.end.map_or(upto, |end| upto.min(end));
+        if let Rhythm::Every { first, every_ms } = self.rhythm {
+            return self.interval_backlog(first, every_ms, (after, upto), keep);
+        }
+        let mut span_ms: i64 = 60_000;
+        let mut latest = loop {
+            let from = upto.plus_ms(span_ms.saturating_neg()).max(after);
+            let latest = self.latest(from, upto, keep.saturating_add(1));
+            if latest.len() > keep || from == after {
+                break latest;
+            }
+            span_ms = span_ms.saturating_mul(4);
+        };
+        let older = if latest.len() > keep { latest.pop_front() } else { None };
+        Backlog {
+            latest: latest.into_iter().map(|(due, note)| self.tick(due, note)).collect(),
+            older: older.and_then(|(last, _)| self.older(after, last)),
+        }
+    }
+
+    fn latest(&self, after: Timestamp, upto: Timestamp, keep: usize) -> VecDeque<(Timestamp, Option<DstNote>)> {
+        let mut latest = VecDeque::new();
+        for due in self.dues(after).take_while(|(due, _)| *due <= upto) {
+            if latest.len() == keep {
+                latest.pop_front();
+            }
+            latest.push_back(due);
+        }
+        latest
+    }
+
+    fn older(&self, after: Timestamp, last: Timestamp) -> Option<Older> {
+        let (first, _) = self.dues(after).next()?;
+        let counted = self.dues(after).take_while(|(due, _)| *due <= last).take(MOST_COUNTED + 1).count();
+        let count = (counted <= MOST_COUNTED).then(|| u64::try_from(counted).unwrap_or_default());
+        Some(Older { first, last, count })
+    }
+
+    fn interval_backlog(
+        &self,
+        first: Timestamp,
+        every_ms: i64,
+        (after, upto): (Timestamp, Timestamp),
+        keep: usize,
+    ) -> Backlog {
+        let Some(begin) = next_of_interval(first, every_ms, after).filter(|due| *due <= upto) else {
+            return Backlog::default();
+        };
+        let count = upto.ms_since(begin) / every_ms + 1;
+        let kept = count.min(i64::try_from(keep).unwrap_or(i64::MAX));
+        let nth = |n: i64| begin.plus_ms(n * every_ms);
+        let last = nth(count - kept - 1);
+        Backlog {
+            latest: (count - kept..count).map(|n| self.tick(nth(n), None)).collect(),
+            older: (count > kept).then(|| Older { first: begin, last, count: u64::try_from(count - kept).ok() }),
+        }
+    }
+
+    pub fn dst_gap(&self) -> DstGap {
+        self.dst_gap
+    }
+
+    pub fn dst_overlap(&self) -> DstOverlap {
+        self.dst_overlap
+    }
+
+    /// In words: `At 02:30, on Monday (Europe/Madrid)`.
+    pub fn explain(&self) -> String {
+        let zone = self.zone.iana_name().unwrap_or("UTC");
+        match &self.rhythm {
+            Rhythm::Cron(cron) => format!("{} ({zone})", cron.describe()),
+            Rhythm::Every { first, every_ms } => {
+                format!("every {} from {} ({zone})", interval_words(*every_ms), self.local(*first))
+            }
+        }
+    }
+
+    /// RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.
+    pub fn local(&self, at: Timestamp) -> String {
+        let Ok(instant) = jiff::Timestamp::from_millisecond(at.as_ms()) else { return at.to_string() };
+        let fraction = if at.as_ms() % 1_000 == 0 { "" } else { "%.3f" };
+        instant.to_zoned(self.zone.clone()).strftime(&format!("%FT%T{fraction}%:z")).to_string()
+    }
+
+    fn tick(&self, due: Timestamp, note: Option<DstNote>) -> Tick {
+        let excepted = if self.except.is_empty() {
+            None
+        } else {
+            let (_, local) = self.second_and_local(due);
+            self.except.iter().find(|except| except.covers(local)).map(|except| except.text.clone())
+        };
+        Tick { due, note, excepted }
+    }
+
+    fn second_and_local(&self, due: Timestamp) -> (i64, i64) {
+        let second = due.as_ms().div_euclid(1_000);
+        (second, second + zone::offset_at(&self.zone, second))
+    }
+
+    fn dues(&self, after: Timestamp) -> Dues<'_> {
+        let pace = match &self.rhythm {
+            Rhythm::Cron(cron) => {
+                let start = self.start.map_or(i64::MIN, |start| start.as_ms().saturating_add(999).div_euclid(1_000));
+                let from = (after.as_ms().div_euclid(1_000) + 1).max(start);
+                Pace::Cron(Walk::new(cron, &self.zone, self.dst_gap, self.dst_overlap, from))
+            }
+            Rhythm::Every { first, every_ms } => Pace::Every { first: *first, every_ms: *every_ms, after },
+        };
+        Dues { pace, end: self.end.unwrap_or(Timestamp::MAX) }
+    }
+
+    /// Why it never fires.
+    fn never_fires(&self, anchor: Timestamp) -> Option<Fault> {
+        let after = self.start.map_or(anchor, |start| start.plus_ms(-1).max(anchor));
+        if self.next(after).is_some() {
+            return None;
+        }
+        if let Some(tick) = self.next_raw(after) {
+            let first = self.local(tick.due);
+            return Some(Fault::new("except", format!("never fires: every due time from {first} on is blacked out")));
+        }
+        let endless = Beat { end: None, ..self.clone() };
+        Some(match (endless.next_raw(after), &self.rhythm) {
+            (Some(tick), _) => {
+                let first = self.local(tick.due);
+                Fault::new("endAt", format!("never fires: the first due time, {first}, is after the end"))
+            }
+            (None, Rhythm::Cron(cron)) => {
+                Fault::new("cronExpression", format!("never fires: no date matches it. It reads: {}", cron.describe()))
+            }
+            (None, Rhythm::Every { .. }) => Fault::new("intervalMs", "never fires: the first due time is too far away"),
         })
     }
 }
-impl Beat {
-    pub fn next(&self, after: Timestamp) -> Option<Tick> {
-        let k = (after.as_ms() - self.anchor).div_euclid(self.interval_ms) + 1;
-        Some(Tick { due: Timestamp::from_ms(self.anchor + k * self.interval_ms), note: None, excepted: None })
-    }
-    pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
-        let mut latest = Vec::new();
-        let mut last = after;
-        while let Some(tick) = self.next(last).filter(|tick| tick.due <= upto) {
-            last = tick.due;
-            latest.push(tick);
+
+/// The due times one after the other.
+struct Dues<'a> {
+    pace: Pace<'a>,
+    end: Timestamp,
+}
+
+enum Pace<'a> {
+    Cron(Walk<'a>),
+    Every { first: Timestamp, every_ms: i64, after: Timestamp },
+}
+
+impl Dues<'_> {
+    fn skip_to(&mut self, second: i64) {
+        match &mut self.pace {
+            Pace::Cron(walk) => walk.skip_to(second),
+            Pace::Every { after, .. } => *after = Timestamp::from_ms(second * 1_000 - 1).max(*after),
         }
-        let drop = latest.len().saturating_sub(keep);
-        latest.drain(..drop);
-        Backlog { latest, older: None }
     }
-    pub fn dst_gap(&self) -> DstGap {
-        DstGap::Next
+}
+
+impl Iterator for Dues<'_> {
+    type Item = (Timestamp, Option<DstNote>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (due, note) = match &mut self.pace {
+            Pace::Cron(walk) => walk.next().map(|(second, note)| (Timestamp::from_ms(second * 1_000), note))?,
+            Pace::Every { first, every_ms, after } => {
+                let due = next_of_interval(*first, *every_ms, *after)?;
+                *after = due;
+                (due, None)
+            }
+        };
+        (due <= self.end).then_some((due, note))
     }
-    pub fn dst_overlap(&self) -> DstOverlap {
-        DstOverlap::First
+}
+
+fn next_of_interval(first: Timestamp, every_ms: i64, after: Timestamp) -> Option<Timestamp> {
+    if after < first {
+        return (first <= Timestamp::MAX).then_some(first);
     }
-    pub fn explain(&self) -> String {
-        String::new()
-    }
-    pub fn local(&self, at: Timestamp) -> String {
-        at.to_string()
+    let passed = after.ms_since(first) / every_ms + 1;
+    let due = first.plus_ms(passed.saturating_mul(every_ms));
+    (due <= Timestamp::MAX).then_some(due)
+}
+
+fn interval_words(ms: i64) -> String {
+    let units = [(86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"), (1, "millisecond")];
+    let (size, name) = units.into_iter().find(|(size, _)| ms % size == 0).unwrap_or((1, "millisecond"));
+    match ms / size {
+        1 => name.to_owned(),
+        count => format!("{count} {name}s"),
     }
 }

@@ -1,0 +1,130 @@
+//! Goes through the times at which a cron expression is due in a zone.
+//!
+//! Time is cut into segments with one offset each. Inside a segment wall-clock time runs evenly and the expression decides alone.
+//! At a segment's start the clocks were moved: forwards (a gap: some local times do not exist) or backwards (an overlap: some
+//! come twice), and the choices of the schedule decide.
+
+use std::fmt;
+
+use jiff::{
+    Timestamp as Instant,
+    civil::DateTime,
+    tz::{Offset, TimeZone},
+};
+
+use super::{
+    cron::Cron,
+    timing::{DstGap, DstOverlap},
+    zone::{FIRST_SECOND, LAST_SECOND, Segment},
+};
+
+/// No offset from UTC is larger (jiff).
+const LARGEST_OFFSET: i64 = 26 * 3_600;
+
+/// What daylight saving did to a due time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DstNote {
+    /// The clocks skipped the local time `from`; it is due when they go on, at `to`.
+    Moved {
+        from: String,
+        to: String,
+    },
+    /// This local time comes twice, and this is the first time.
+    First,
+    Second,
+}
+
+impl fmt::Display for DstNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DstNote::Moved { from, to } if from.len() > 8 => write!(f, "{from} does not exist; runs at {to}"),
+            DstNote::Moved { from, to } => write!(f, "{from} does not exist on this day; runs at {to}"),
+            DstNote::First => f.write_str("this local time comes twice on this day; this is the first"),
+            DstNote::Second => f.write_str("this local time comes twice on this day; this is the second"),
+        }
+    }
+}
+
+pub(super) struct Walk<'a> {
+    cron: &'a Cron,
+    zone: &'a TimeZone,
+    gap: DstGap,
+    overlap: DstOverlap,
+    /// The first second not yet looked at.
+    from: i64,
+    segment: Segment,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(cron: &'a Cron, zone: &'a TimeZone, gap: DstGap, overlap: DstOverlap, from: i64) -> Walk<'a> {
+        let from = from.clamp(FIRST_SECOND, LAST_SECOND + 1);
+        Walk { cron, zone, gap, overlap, from, segment: Segment::at(zone, from) }
+    }
+
+    /// Leaves out all that is due before `second`.
+    pub(super) fn skip_to(&mut self, second: i64) {
+        self.from = self.from.max(second);
+    }
+
+    /// The local time that the clocks skipped at the start of the segment, if it is due there.
+    fn moved(&self) -> Option<DstNote> {
+        let Segment { start, offset, before, .. } = self.segment;
+        if self.gap == DstGap::Skip || self.from != start || before >= offset {
+            return None;
+        }
+        let skipped = self.cron.next(start + before).filter(|local| *local < start + offset)?;
+        let (from, to) = (local_time(skipped), local_time(start + offset));
+        let text = |at: DateTime| {
+            let time = if at.second() == 0 { "%H:%M" } else { "%H:%M:%S" };
+            let day = if from.date() == to.date() { "" } else { "%F " };
+            at.strftime(&format!("{day}{time}")).to_string()
+        };
+        Some(DstNote::Moved { from: text(from), to: text(to) })
+    }
+
+    fn repeated(&self, local: i64) -> Option<DstNote> {
+        let Segment { start, end, before, after, .. } = self.segment;
+        if local < start + before {
+            Some(DstNote::Second)
+        } else if local >= end + after {
+            Some(DstNote::First)
+        } else {
+            None
+        }
+    }
+}
+
+impl Iterator for Walk<'_> {
+    /// The second that is due.
+    type Item = (i64, Option<DstNote>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.from <= LAST_SECOND {
+            if self.from >= self.segment.end {
+                self.segment = Segment::at(self.zone, self.from);
+            }
+            let Segment { start, end, offset, before, after } = self.segment;
+            if let Some(note) = self.moved() {
+                self.from = start + 1;
+                return Some((start, Some(note)));
+            }
+            let mut local = self.from + offset;
+            if self.overlap == DstOverlap::First {
+                local = local.max(start + before.max(offset));
+            }
+            let due = self.cron.next(local)?;
+            if due < end + offset {
+                self.from = due - offset + 1;
+                return Some((due - offset, self.repeated(due)));
+            }
+            // Nothing matches until `due`, so whatever the clocks do in between is passed over, unless they go back at the end
+            // of this segment to times before `local`.
+            self.from = if after < offset { end } else { end.max(due - LARGEST_OFFSET) };
+        }
+        None
+    }
+}
+
+fn local_time(second: i64) -> DateTime {
+    Offset::UTC.to_datetime(Instant::from_second(second).unwrap_or(Instant::UNIX_EPOCH))
+}

@@ -1,0 +1,154 @@
+//! Time zones: finding them by name, and the stretches of time in which the clocks run evenly.
+
+use jiff::{
+    Timestamp as Instant,
+    tz::{TimeZone, db},
+};
+
+use crate::Timestamp;
+
+/// The times that are looked at, in seconds: the years 1 to 9999.
+pub(super) const FIRST_SECOND: i64 = -62_135_596_800;
+pub(super) const LAST_SECOND: i64 = Timestamp::MAX.as_ms() / 1_000;
+
+/// Seconds from `start` (inclusive) to `end` (exclusive) with one offset from UTC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Segment {
+    pub(super) start: i64,
+    pub(super) end: i64,
+    pub(super) offset: i64,
+    /// The offsets before `start` and from `end` on.
+    pub(super) before: i64,
+    pub(super) after: i64,
+}
+
+impl Segment {
+    pub(super) fn at(zone: &TimeZone, second: i64) -> Segment {
+        let offset = offset_at(zone, second);
+        // A change may be one of name only: it ends nothing.
+        let start = zone
+            .preceding(instant(second + 1))
+            .map(|change| (change.timestamp().as_second(), i64::from(change.offset().seconds())))
+            .map(|(at, offset)| (at, offset, offset_at(zone, at - 1)))
+            .find(|(_, offset, before)| offset != before);
+        let end = zone
+            .following(instant(second))
+            .map(|change| (change.timestamp().as_second(), i64::from(change.offset().seconds())))
+            .find(|(_, after)| *after != offset);
+        Segment {
+            start: start.map_or(FIRST_SECOND, |(at, ..)| at),
+            end: end.map_or(LAST_SECOND + 1, |(at, _)| at),
+            offset,
+            before: start.map_or(offset, |(.., before)| before),
+            after: end.map_or(offset, |(_, after)| after),
+        }
+    }
+}
+
+pub(super) fn offset_at(zone: &TimeZone, second: i64) -> i64 {
+    zone.to_offset(instant(second)).seconds().into()
+}
+
+pub(super) fn instant(second: i64) -> Instant {
+    Instant::from_second(second.clamp(FIRST_SECOND, LAST_SECOND)).unwrap_or(Instant::UNIX_EPOCH)
+}
+
+/// `Err`: that there is no such zone, and which one may be meant.
+pub(super) fn find(name: &str) -> Result<TimeZone, String> {
+    // jiff does not mind the case, but other readers of the stored name do.
+    let found = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name) && !zone.is_unknown());
+    found.ok_or_else(|| match similar(name) {
+        Some(similar) => format!("there is no time zone {name:?}; did you mean {similar}?"),
+        None => format!("there is no time zone {name:?}; give an IANA name like Europe/Madrid or UTC"),
+    })
+}
+
+fn similar(name: &str) -> Option<String> {
+    let wanted = name.trim().to_lowercase().replace(' ', "_");
+    if wanted.len() < 3 || wanted.len() > 64 {
+        return None;
+    }
+    let mut known: Vec<String> = db().available().map(|name| name.as_str().to_owned()).collect();
+    known.sort();
+    let closeness = |known: &str| {
+        let whole = known.to_lowercase();
+        let city = whole.rsplit('/').next().unwrap_or(&whole);
+        if whole == wanted {
+            return Some(0);
+        }
+        if city == wanted {
+            return Some(1);
+        }
+        if whole.starts_with(&wanted) || city.starts_with(&wanted) {
+            return Some(4);
+        }
+        let slips = slips(&whole, &wanted).min(slips(city, &wanted));
+        (slips <= 2).then_some(1 + slips)
+    };
+    let close = known.into_iter().filter_map(|name| closeness(&name).map(|rank| (rank, name)));
+    close.min().map(|(_, name)| name)
+}
+
+/// How many letters must be put in, left out or changed to get from one word to the other.
+fn slips(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, same) in other.iter().map(|c| *c == letter).enumerate() {
+            let changed = diagonal + usize::from(!same);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_zone_is_refused_with_the_one_that_may_be_meant() {
+        for (name, meant) in [
+            ("europe/madrid", "Europe/Madrid"),
+            ("Madrid", "Europe/Madrid"),
+            ("New York", "America/New_York"),
+            ("Europe/Madird", "Europe/Madrid"),
+            ("Kathmand", "Asia/Kathmandu"),
+            ("America/Argentina/Buenos", "America/Argentina/Buenos_Aires"),
+        ] {
+            let expected = format!("there is no time zone {name:?}; did you mean {meant}?");
+            assert_eq!(find(name).unwrap_err(), expected);
+        }
+        for name in ["", "Atlantis/Poseidonis", "+02:00", "Etc/Unknown"] {
+            let expected = format!("there is no time zone {name:?}; give an IANA name like Europe/Madrid or UTC");
+            assert_eq!(find(name).unwrap_err(), expected);
+        }
+        assert!(find("UTC").is_ok());
+        assert!(find("America/Argentina/Buenos_Aires").is_ok());
+    }
+
+    /// The walk relies on it: what one change of the clocks does is over before the next one comes.
+    #[test]
+    fn since_1970_no_zone_changes_its_clocks_again_within_what_a_change_moved() {
+        let close: Vec<String> = db()
+            .available()
+            .filter_map(|name| TimeZone::get(name.as_str()).ok().map(|zone| (name.to_string(), zone)))
+            .flat_map(|(name, zone)| {
+                let mut second = 0;
+                let mut close = Vec::new();
+                while second < 2_240_000_000 {
+                    let segment = Segment::at(&zone, second);
+                    let moved = (segment.offset - segment.before).abs().max((segment.after - segment.offset).abs());
+                    if segment.end - segment.start < moved {
+                        close.push(format!("{name}: {segment:?}"));
+                    }
+                    second = segment.end;
+                }
+                close
+            })
+            .collect();
+        assert_eq!(close, Vec::<String>::new());
+    }
+}
