@@ -11,6 +11,8 @@ mod zone;
 
 #[cfg(test)]
 mod dst_tests;
+#[cfg(test)]
+mod timing_tests;
 
 pub use definition::{JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed};
 pub use outcome::{Decision, Followed, LastJobs, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};

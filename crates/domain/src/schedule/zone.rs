@@ -79,11 +79,11 @@ fn similar(name: &str) -> Option<String> {
         if city == wanted {
             return Some(1);
         }
-        if whole.starts_with(&wanted) || city.starts_with(&wanted) {
-            return Some(4);
+        if wanted.contains('/') && whole.starts_with(&wanted) || wanted.len() > 3 && city.starts_with(&wanted) {
+            return Some(2);
         }
         let slips = slips(&whole, &wanted).min(slips(city, &wanted));
-        (slips <= 2).then_some(1 + slips)
+        (slips <= 2.min(wanted.len() / 4)).then_some(2 + slips)
     };
     let close = known.into_iter().filter_map(|name| closeness(&name).map(|rank| (rank, name)));
     close.min().map(|(_, name)| name)
