@@ -70,6 +70,15 @@ pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, St
     (good, broken)
 }
 
+/// The readable ones of a list; the others are told to the operator, and stand in nobody's way.
+pub fn readable(rows: Vec<ScheduleRow>) -> Vec<Schedule> {
+    let (good, broken) = sorted_out(rows);
+    for (_, reason) in broken {
+        tracing::warn!("{reason}; `faena doctor` tells of it");
+    }
+    good
+}
+
 pub fn stored_spec(spec: &ScheduleSpec) -> String {
     serde_json::to_string(spec).expect("a schedule is JSON")
 }
@@ -125,7 +134,7 @@ pub struct ScheduleCounts {
 /// What a round of firing did.
 #[derive(Clone, Debug, Default)]
 pub struct Fired {
-    /// How many schedules were dealt with. As many as were asked for: there may be more.
+    /// How many schedules were dealt with. None, although one is due: another node is dealing with it.
     pub schedules: usize,
     /// What became of due times.
     pub ticks: Vec<TickRow>,
@@ -147,18 +156,29 @@ pub struct Round {
 /// Why a job was cancelled that had to make way.
 pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
 
+/// After so many jobs and records a round leaves the rest to the next one: a thousand schedules with a long backlog each would be a
+/// transaction without end.
+const ROUND_ROWS: usize = 20_000;
+
 /// The jobs whose states decide what happens to these schedules.
 pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
     let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
     watched.flat_map(|schedule| schedule.last_job.into_iter().chain(schedule.waits_for)).collect()
 }
 
-/// What is to be written about schedules that are due. One that cannot be understood stands still with the reason and is in nobody's way.
+pub fn last_jobs(schedule: &Schedule, states: &HashMap<JobId, JobState>) -> LastJobs {
+    let state = |id: Option<JobId>| id.and_then(|id| states.get(&id).copied());
+    LastJobs { last: state(schedule.last_job), waits_for: state(schedule.waits_for) }
+}
+
+/// What is to be written about schedules that are due, as many of them as one round takes. One that cannot be understood stands still with the reason and is in nobody's way.
 pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refused: &Refused, now: Timestamp) -> Round {
     let mut round = Round::default();
-    let state = |id: Option<JobId>| id.and_then(|id| states.get(&id).copied());
     for schedule in schedules {
-        let jobs = LastJobs { last: state(schedule.last_job), waits_for: state(schedule.waits_for) };
+        if round.jobs.len() + round.ticks.len() >= ROUND_ROWS {
+            break;
+        }
+        let jobs = last_jobs(&schedule, states);
         let stays = schedule.clone();
         match schedule.timed() {
             Ok(mut timed) => {
