@@ -145,7 +145,9 @@ impl JobTemplate {
         };
         let faults = job.check(limits).into_iter().map(named);
         let faults = faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message)));
-        faults.chain(self.of_one_job().map(|path| Fault::new(path, "belongs to one job, not to every job of a schedule"))).collect()
+        faults
+            .chain(self.of_one_job().map(|path| Fault::new(path, "belongs to one job, not to every job of a schedule")))
+            .collect()
     }
 
     /// What cannot be the same for many jobs: the second would be refused, or be over before it begins.

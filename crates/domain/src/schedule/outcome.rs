@@ -184,7 +184,9 @@ impl Records {
         let first = older.map(|older| older.first).or(shared.first().map(|tick| tick.due));
         let last = shared.last().map(|tick| tick.due).or(older.map(|older| older.last));
         if let (Some(first), Some(last)) = (first, last) {
-            let text = ticks.last().map_or_else(|| reason(&Tick { due: last, note: None, excepted: None }), |tick| reason(tick));
+            let text = ticks
+                .last()
+                .map_or_else(|| reason(&Tick { due: last, note: None, excepted: None }), |tick| reason(tick));
             let before = older.map_or(Some(0), |older| older.count);
             let count = before.map(|before| before + shared.len() as u64);
             rows.push(TickRow { through_at: Some(last), count, ..row(first, text) });
@@ -230,7 +232,9 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
         let skipped = match overlap {
             Overlap::Allow => None,
             Overlap::Skip => going.last.map(|job| format!("job {job} of an earlier due time is still going")),
-            Overlap::QueueOne => going.last.filter(|_| going.before.is_some()).map(|job| format!("job {job} waits already")),
+            Overlap::QueueOne => {
+                going.last.filter(|_| going.before.is_some()).map(|job| format!("job {job} waits already"))
+            }
             Overlap::CancelPrevious => {
                 let later = last_due.filter(|last| *last > due);
                 later.map(|later| format!("the job of {later}, due by now too, takes its place"))
