@@ -646,7 +646,7 @@ async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
         finds(world, &["file-open-to-all"]).await;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        world.ledger.run("DELETE FROM faena_schema WHERE version = 3").await;
+        world.ledger.run("DELETE FROM faena_schema WHERE version = 4").await;
         finds(world, &["schema-old"]).await;
         world.ledger.run("UPDATE faena_schema SET version = 99 WHERE version = 2").await;
         let newer = doctor::inspect(&world.url, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
