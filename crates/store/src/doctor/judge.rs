@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
 use faena_domain::schedule::{Beat, ScheduleSpec};
+use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
 use super::{Cell, EXAMPLES, Finding, code_of};
