@@ -83,9 +83,9 @@ pub fn stored_spec(spec: &ScheduleSpec) -> String {
     serde_json::to_string(spec).expect("a schedule is JSON")
 }
 
-/// A pattern that finds `part` anywhere.
+/// A pattern that finds `part` anywhere. No name has a zero in it, at which SQLite would stop reading and PostgreSQL refuses to begin.
 pub fn like(part: &str) -> String {
-    let escaped = part.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+    let escaped = part.replace('\0', "\u{fffd}").replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
     format!("%{escaped}%")
 }
 
@@ -111,7 +111,7 @@ pub struct ScheduleChange {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ScheduleFilter {
     pub is_active: Option<bool>,
-    /// A part of the name, in any case.
+    /// A part of the name, in any case (SQLite: as far as letters are ASCII).
     pub q: Option<String>,
     /// The whole name.
     pub name: Option<String>,

@@ -215,7 +215,7 @@ impl Simulation {
             }
         }
         let counts = store.counts().await.unwrap();
-        let all: i64 = [faena_store::Tally::Pending, faena_store::Tally::Ready, faena_store::Tally::Cancelled]
+        let all: i64 = [faena_store::Tally::Pending, faena_store::Tally::Queued, faena_store::Tally::Cancelled]
             .into_iter()
             .map(|tally| counts.total(tally))
             .sum();

@@ -308,7 +308,7 @@ pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) 
 }
 
 async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
-    let q = filter.q.as_deref().map(|part| schedules::like(&storable(part)));
+    let q = filter.q.as_deref().map(schedules::like);
     let name = filter.name.as_deref().map(storable);
     let which = "($1::bool IS NULL OR active = $1) AND ($2::text IS NULL OR name ILIKE $2 ESCAPE '\\')
                  AND ($3::text IS NULL OR name = $3)";
