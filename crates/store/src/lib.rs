@@ -32,6 +32,7 @@ pub mod plan_probe {
     pub use crate::postgres::{
         claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS},
         limited::{HELD, KEYS, LINE_HEADS, LINES, TAKE},
+        schedules::{NEXT_AT, due_sql as due_schedules},
     };
     pub use crate::sqlite::limited::OPEN_LINES;
 }

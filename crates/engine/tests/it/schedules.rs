@@ -116,7 +116,7 @@ impl Simulation {
 
     /// All who are awake ask at the same moment. `victim` dies while it does.
     async fn step(&mut self, victim: Option<usize>) {
-        self.now = self.now.plus_ms(self.random.random_range(1..40 * MINUTE));
+        self.now = self.now.plus_ms(self.random.random_range(1..90 * MINUTE));
         for node in &mut self.nodes {
             if self.random.random_range(0..100) < 5 {
                 node.sleeps_until = self.now.plus_ms(self.random.random_range(0..5 * HOUR));
@@ -143,8 +143,10 @@ impl Simulation {
             if self.random.random_range(0..2) == 0 {
                 cut_connections(&place).await;
             }
-            self.stores[victim] = opened_beside(&place).await;
+            let dead = std::mem::replace(&mut self.stores[victim], opened_beside(&place).await);
             self.nodes[victim].engine = engine(self.stores[victim].clone(), self.now).await;
+            // As the system does with the connections of a process that is gone.
+            tokio::spawn(async move { dead.close().await });
             self.place = Some(place);
         } else {
             let store = self.stores.remove(0);
@@ -239,7 +241,7 @@ async fn simulate(seed: u64, opened: (Arc<dyn Store>, Place)) {
     let mut simulation = Simulation::new(seed, opened, start).await;
     let mut kills = 0;
     while simulation.now < end.plus_ms(-HOUR) {
-        let dies = kills < KILLS && simulation.random.random_range(0..100) < 20;
+        let dies = kills < KILLS && simulation.random.random_range(0..100) < 35;
         let victim = dies.then(|| simulation.random.random_range(0..3));
         kills += usize::from(dies);
         simulation.step(victim).await;

@@ -246,20 +246,22 @@ async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told
             )
             .await?;
     }
-    let next = client.query_one("SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL", &[]).await?;
+    let next = client.query_one(NEXT_AT, &[]).await?;
     let next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
     Ok(Fired { schedules: count, ticks: round.ticks, next_at })
 }
 
 type Broken = Vec<(ScheduleId, String)>;
 
-/// PostgreSQL: what another node is just dealing with is left to it.
+/// Those that are due, the longest due first. PostgreSQL: what another node is just dealing with is left to it.
+pub fn due_sql() -> String {
+    format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
+}
+
+pub const NEXT_AT: &str = "SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL";
+
 async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
-    let statement = client
-        .prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-        ))
-        .await?;
+    let statement = client.prepare_cached(&due_sql()).await?;
     let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
     Ok(schedules::sorted_out(rows.iter().map(row).collect()))
 }
