@@ -48,7 +48,7 @@ use faena_domain::{
 
 pub use error::StoreError;
 pub use lanes::{Lane, LaneId};
-pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage};
+pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage};
 pub use types::{
     AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
     Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,

@@ -100,9 +100,12 @@ pub fn refusal(error: StoreError) -> Result<String> {
     }
 }
 
+/// What a schedule that stands there shall become, or why it cannot.
+pub type ScheduleEdit = Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>;
+
 /// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
 pub struct ScheduleChange {
-    pub edit: Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>,
+    pub edit: ScheduleEdit,
     pub limits: JobLimits,
     /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
     pub action: &'static str,

@@ -205,6 +205,7 @@ pub struct SchedulePatch {
 
 impl Schedule {
     /// A new one, which counts from `now`.
+    #[expect(clippy::new_ret_no_self, reason = "whoever makes one wants to know when it is due")]
     pub fn new(spec: ScheduleSpec, is_active: bool, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
         let beat = spec.check(limits, now)?;
         let schedule = Schedule {

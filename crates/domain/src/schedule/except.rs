@@ -8,7 +8,10 @@ use jiff::{
     tz::{Offset, TimeZone},
 };
 
-use super::cron::{Cron, DAY_SECONDS, Precision};
+use super::{
+    cron::{Cron, DAY_SECONDS},
+    fields::{MOST_BYTES, Precision},
+};
 
 pub(super) const MOST_EXCEPTIONS: usize = 100;
 
@@ -23,14 +26,17 @@ enum Window {
     /// Local seconds from (inclusive) and to (exclusive).
     Span { from: i64, to: i64 },
     /// Every whole minute that matches.
-    Minutes(Cron),
+    Minutes(Box<Cron>),
 }
 
 impl Except {
     pub(super) fn parse(text: &str) -> Result<Except, String> {
+        if text.len() > MOST_BYTES {
+            return Err(format!("is longer than {MOST_BYTES} characters"));
+        }
         let trimmed = text.trim();
         let window = if trimmed.contains(char::is_whitespace) {
-            Window::Minutes(Cron::parse(trimmed, Precision::Minutes)?)
+            Window::Minutes(Box::new(Cron::parse(trimmed, Precision::Minutes)?))
         } else {
             span(trimmed)?
         };

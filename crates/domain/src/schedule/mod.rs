@@ -1,10 +1,13 @@
 //! What a schedule is: when it is due, what becomes of each due time, and the job that comes of it.
 
+#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where"))]
+
 mod cron;
 mod definition;
 mod except;
 mod outcome;
 mod template;
+mod fields;
 mod timing;
 mod walk;
 mod zone;

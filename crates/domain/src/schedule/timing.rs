@@ -3,14 +3,13 @@
 //! All times follow from what is written in the schedule, never from when it last ran: a tick is the same on every node, after
 //! every restart and however the clock was moved.
 
-use std::collections::VecDeque;
-
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cron::{Cron, Precision},
+    cron::Cron,
     except::{Except, MOST_EXCEPTIONS},
+    fields::Precision,
     walk::{DstNote, Walk},
     zone,
 };
@@ -112,7 +111,7 @@ impl Timing {
     fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<Fault>) -> Option<Rhythm> {
         let fault = match (&self.cron_expression, self.interval_ms) {
             (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
-                Ok(cron) => return Some(Rhythm::Cron(cron)),
+                Ok(cron) => return Some(Rhythm::Cron(Box::new(cron))),
                 Err(what) => Fault::new("cronExpression", what),
             },
             (None, Some(ms)) if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms) => {
@@ -162,7 +161,7 @@ pub struct Beat {
 
 #[derive(Clone, Debug)]
 enum Rhythm {
-    Cron(Cron),
+    Cron(Box<Cron>),
     Every { first: Timestamp, every_ms: i64 },
 }
 
@@ -213,37 +212,28 @@ impl Beat {
     }
 
     /// The due times in (`after`, `upto`]: the latest `keep` of them, blackouts marked, and a summary of what lies before those.
-    /// Looks back from `upto` over growing spans, because an outage of two weeks holds a million seconds, of which few matter.
+    ///
+    /// An outage of two weeks holds a million seconds, of which few matter: where the latest ones begin is found by halving, and
+    /// no step looks at more than `keep` + 1 due times.
     pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
-        let upto = self.end.map_or(upto, |end| upto.min(end));
+        let upto = upto.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
         if let Rhythm::Every { first, every_ms } = self.rhythm {
             return self.interval_backlog(first, every_ms, (after, upto), keep);
         }
-        let mut span_ms: i64 = 60_000;
-        let mut latest = loop {
-            let from = upto.plus_ms(span_ms.saturating_neg()).max(after);
-            let latest = self.latest(from, upto, keep.saturating_add(1));
-            if latest.len() > keep || from == after {
-                break latest;
-            }
-            span_ms = span_ms.saturating_mul(4);
-        };
-        let older = if latest.len() > keep { latest.pop_front() } else { None };
-        Backlog {
-            latest: latest.into_iter().map(|(due, note)| self.tick(due, note)).collect(),
-            older: older.and_then(|(last, _)| self.older(after, last)),
+        let dues = |from: Timestamp| self.dues(from).take_while(|(due, _)| *due <= upto);
+        let ticks = |from: Timestamp| dues(from).map(|(due, note)| self.tick(due, note));
+        let more_than_kept = |from: Timestamp| dues(from).nth(keep).is_some();
+        if !more_than_kept(after) {
+            return Backlog { latest: ticks(after).collect(), older: None };
         }
-    }
-
-    fn latest(&self, after: Timestamp, upto: Timestamp, keep: usize) -> VecDeque<(Timestamp, Option<DstNote>)> {
-        let mut latest = VecDeque::new();
-        for due in self.dues(after).take_while(|(due, _)| *due <= upto) {
-            if latest.len() == keep {
-                latest.pop_front();
-            }
-            latest.push_back(due);
+        let (mut begin, mut beyond) = (after, upto);
+        while beyond.ms_since(begin) > 1 {
+            let middle = begin.plus_ms(beyond.ms_since(begin) / 2);
+            if more_than_kept(middle) { begin = middle } else { beyond = middle }
         }
-        latest
+        let mut latest = ticks(begin);
+        let older = latest.next().and_then(|tick| self.older(after, tick.due));
+        Backlog { latest: latest.collect(), older }
     }
 
     fn older(&self, after: Timestamp, last: Timestamp) -> Option<Older> {

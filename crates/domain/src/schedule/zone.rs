@@ -5,6 +5,7 @@ use jiff::{
     tz::{TimeZone, db},
 };
 
+use super::fields::MOST_BYTES;
 use crate::Timestamp;
 
 /// The times that are looked at, in seconds: the years 1 to 9999.
@@ -55,6 +56,9 @@ pub(super) fn instant(second: i64) -> Instant {
 
 /// `Err`: that there is no such zone, and which one may be meant.
 pub(super) fn find(name: &str) -> Result<TimeZone, String> {
+    if name.len() > MOST_BYTES {
+        return Err(format!("is longer than {MOST_BYTES} characters"));
+    }
     // jiff does not mind the case, but other readers of the stored name do.
     let found = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name) && !zone.is_unknown());
     found.ok_or_else(|| match similar(name) {
