@@ -144,7 +144,23 @@ impl JobTemplate {
             Fault::new(path, fault.message)
         };
         let faults = job.check(limits).into_iter().map(named);
-        faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message))).collect()
+        let faults = faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message)));
+        faults
+            .chain(self.of_one_job().map(|path| Fault::new(path, "belongs to one job, not to every job of a schedule")))
+            .collect()
+    }
+
+    /// What cannot be the same for many jobs: the second would be refused, or be over before it begins.
+    fn of_one_job(&self) -> impl Iterator<Item = &'static str> {
+        let JobOptions { idempotency_key, unique_key, scheduled_at, expires_at, depends_on, .. } = &self.options;
+        let said = [
+            ("idempotencyKey", idempotency_key.is_some()),
+            ("uniqueKey", unique_key.is_some()),
+            ("scheduledAt", scheduled_at.is_some()),
+            ("expiresAt", expires_at.is_some()),
+            ("dependsOn", !depends_on.is_empty()),
+        ];
+        said.into_iter().filter(|(_, is_said)| *is_said).map(|(path, _)| path)
     }
 }
 
@@ -314,8 +330,8 @@ impl Timed {
     /// Fires from now on. What was due while it was off is not made up for, and no due time is dealt with twice.
     fn enable(&mut self, now: Timestamp) -> Result<(), Vec<Fault>> {
         let schedule = &mut self.schedule;
-        if let Some(max) = schedule.spec.max_runs.filter(|max| schedule.runs >= *max) {
-            let message = format!("it has run {} times; to enable it again allow more than that", max);
+        if schedule.spec.max_runs.is_some_and(|max| schedule.runs >= max) {
+            let message = format!("it has run {} times; to go on it has to be allowed more than that", schedule.runs);
             return Err(vec![Fault::new("maxRuns", message)]);
         }
         schedule.cursor_at = schedule.cursor_at.max(now);

@@ -13,7 +13,11 @@ mod walk;
 mod zone;
 
 #[cfg(test)]
+mod definition_tests;
+#[cfg(test)]
 mod dst_tests;
+#[cfg(test)]
+mod outcome_tests;
 #[cfg(test)]
 mod timing_tests;
 

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Misfire, Overlap, Schedule, Tick, Timed, template};
+use super::{Backlog, Misfire, Older, Overlap, Schedule, Tick, Timed, template};
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -122,32 +122,18 @@ impl Decision {
 /// How many due times that nothing comes of get a record of their own in one decision; those before them share one.
 const OWN_RECORDS: usize = 100;
 
+/// How far back a decision looks for due times outside a blackout.
+const MOST_LOOKED_AT: usize = 100_000;
+
 /// What is to be done about everything that has become due by `now`.
 pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
-    let Schedule { id, spec, cursor_at, .. } = &timed.schedule;
+    let Schedule { spec, cursor_at, .. } = &timed.schedule;
     let wanted = match spec.misfire {
         Misfire::CatchUp => spec.catch_up_limit as usize,
         Misfire::RunOnce | Misfire::Skip => 1,
     };
-    let backlog = timed.beat.backlog(*cursor_at, now, wanted + OWN_RECORDS);
-    let row = |tick: &Tick, outcome, reason: String| TickRow {
-        schedule_id: *id,
-        due_at: tick.due,
-        outcome,
-        reason: Some(reason),
-        job_id: None,
-        at: now,
-        through_at: None,
-        count: Some(1),
-    };
-    let mut others = Vec::new();
-    let mut due: Vec<&Tick> = Vec::new();
-    for tick in &backlog.latest {
-        match &tick.excepted {
-            Some(entry) => others.push(row(tick, TickOutcome::Skipped, format!("in a blackout: {entry}"))),
-            None => due.push(tick),
-        }
-    }
+    let backlog = backlog(timed, wanted, now);
+    let (excepted, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.excepted.is_some());
     let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
     let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
     let outage = backlog.older.is_some() || due.first().is_some_and(|first| is_late(first));
@@ -156,26 +142,66 @@ pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
         (true, Misfire::CatchUp | Misfire::RunOnce) => wanted,
         (true, Misfire::Skip) => usize::from(due.last().is_some_and(|last| !is_late(last))),
     };
-    let missed = due.len().saturating_sub(kept);
-    for tick in &due[..missed] {
-        others.push(row(tick, TickOutcome::Missed, missed_reason(spec.misfire).into()));
-    }
-    if let Some(older) = &backlog.older {
-        others.push(TickRow {
-            schedule_id: *id,
-            due_at: older.first,
-            outcome: TickOutcome::Missed,
-            reason: Some(missed_reason(spec.misfire).into()),
-            job_id: None,
-            at: now,
-            through_at: Some(older.last),
-            count: older.count,
-        });
-    }
+    let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
+    let records = Records { schedule_id: timed.schedule.id, now };
+    let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.excepted.as_deref().unwrap_or_default());
+    let mut others = records.of(&excepted, None, TickOutcome::Skipped, in_blackout);
+    let reason = missed_reason(spec.misfire);
+    others.extend(records.of(missed, backlog.older.as_ref(), TickOutcome::Missed, |_| reason.into()));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
     let next_at = timed.beat.next(cursor_at).map(|tick| tick.due);
-    let fires = due[missed..].iter().take(timed.runs_left()).map(|tick| tick.due).collect();
-    Decision { fires, others, cursor_at, next_at }
+    Decision { fires: kept.iter().map(|tick| tick.due).collect(), others, cursor_at, next_at }
+}
+
+/// What has become due, and enough of it outside a blackout if there is: an outage may end in a long one.
+fn backlog(timed: &Timed, wanted: usize, now: Timestamp) -> Backlog {
+    let cursor_at = timed.schedule.cursor_at;
+    let backlog = timed.beat.backlog(cursor_at, now, wanted + OWN_RECORDS);
+    let fit = backlog.latest.iter().filter(|tick| tick.excepted.is_none()).count();
+    if backlog.older.is_none() || fit >= wanted {
+        return backlog;
+    }
+    timed.beat.backlog(cursor_at, now, MOST_LOOKED_AT)
+}
+
+struct Records {
+    schedule_id: ScheduleId,
+    now: Timestamp,
+}
+
+impl Records {
+    /// Of each of the latest of `ticks` its own, and one for all that lie before those, `older` among them.
+    fn of(
+        &self,
+        ticks: &[&Tick],
+        older: Option<&Older>,
+        outcome: TickOutcome,
+        reason: impl Fn(&Tick) -> String,
+    ) -> Vec<TickRow> {
+        let (shared, own) = ticks.split_at(ticks.len().saturating_sub(OWN_RECORDS));
+        let row = |due_at, reason| TickRow {
+            schedule_id: self.schedule_id,
+            due_at,
+            outcome,
+            reason: Some(reason),
+            job_id: None,
+            at: self.now,
+            through_at: None,
+            count: Some(1),
+        };
+        let mut rows: Vec<TickRow> = own.iter().map(|tick| row(tick.due, reason(tick))).collect();
+        let first = older.map(|older| older.first).or(shared.first().map(|tick| tick.due));
+        let last = shared.last().map(|tick| tick.due).or(older.map(|older| older.last));
+        if let (Some(first), Some(last)) = (first, last) {
+            let text = ticks
+                .last()
+                .map_or_else(|| reason(&Tick { due: last, note: None, excepted: None }), |tick| reason(tick));
+            let before = older.map_or(Some(0), |older| older.count);
+            let count = before.map(|before| before + shared.len() as u64);
+            rows.push(TickRow { through_at: Some(last), count, ..row(first, text) });
+        }
+        rows
+    }
 }
 
 fn missed_reason(misfire: Misfire) -> &'static str {
@@ -206,16 +232,18 @@ pub struct Followed {
 pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timestamp) -> Followed {
     let mut followed = Followed { ticks: decision.others, ..Followed::default() };
     let overlap = timed.schedule.spec.overlap;
-    let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
-    let mut going = is_going(jobs.last);
-    let mut queued = going && is_going(jobs.waits_for);
+    let mut going = Going::of(&timed.schedule, jobs);
     let last_due = decision.fires.last().copied();
     for due in decision.fires {
-        let behind = timed.schedule.last_job.filter(|_| going);
+        if timed.runs_left() == 0 {
+            break;
+        }
         let skipped = match overlap {
             Overlap::Allow => None,
-            Overlap::Skip => behind.map(|job| format!("job {job} of an earlier due time is still going")),
-            Overlap::QueueOne => behind.filter(|_| queued).map(|job| format!("job {job} waits already")),
+            Overlap::Skip => going.last.map(|job| format!("job {job} of an earlier due time is still going")),
+            Overlap::QueueOne => {
+                going.last.filter(|_| going.before.is_some()).map(|job| format!("job {job} waits already"))
+            }
             Overlap::CancelPrevious => {
                 let later = last_due.filter(|last| *last > due);
                 later.map(|later| format!("the job of {later}, due by now too, takes its place"))
@@ -233,11 +261,19 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
         };
         if row.reason.is_none() {
             let mut job = timed.job(due, now);
-            let waits_for = behind.filter(|_| matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious));
-            if let Some(before) = waits_for {
-                job.options.depends_on = vec![before];
+            let parents = match overlap {
+                Overlap::Allow | Overlap::Skip => Vec::new(),
+                Overlap::QueueOne => going.last.into_iter().collect(),
+                Overlap::CancelPrevious => {
+                    followed.cancel = going.last;
+                    going.last.into_iter().chain(going.before).collect()
+                }
+            };
+            // One that only waited is over as soon as it is cancelled; what it waited for is not.
+            let waits_for = parents.last().copied();
+            if waits_for.is_some() {
+                job.options.depends_on = parents;
                 job.options.on_parent_failure = OnParentFailure::Run;
-                followed.cancel = Some(before).filter(|_| overlap == Overlap::CancelPrevious);
             }
             row.outcome = TickOutcome::Fired;
             row.job_id = Some(job.id);
@@ -246,7 +282,7 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
             timed.schedule.last_run_at = Some(now);
             timed.schedule.last_job = Some(job.id);
             timed.schedule.waits_for = waits_for;
-            (going, queued) = (true, waits_for.is_some());
+            going = Going { last: Some(job.id), before: waits_for };
             followed.jobs.push(job);
         }
         followed.ticks.push(row);
@@ -255,6 +291,22 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
     timed.schedule.next_at = decision.next_at;
     timed.finish_if_over();
     followed
+}
+
+/// The job that a schedule made last and the one that this waits for, as far as they are not over.
+struct Going {
+    last: Option<JobId>,
+    before: Option<JobId>,
+}
+
+impl Going {
+    fn of(schedule: &Schedule, jobs: LastJobs) -> Going {
+        let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
+        let last = schedule.last_job.filter(|_| is_going(jobs.last));
+        let before = schedule.waits_for.filter(|_| is_going(jobs.waits_for));
+        // What waited may be over before what it waited for: somebody cancelled it.
+        if last.is_some() { Going { last, before } } else { Going { last: before, before: None } }
+    }
 }
 
 impl Timed {
@@ -277,13 +329,16 @@ impl Timed {
         }
     }
 
-    /// A run at the wish of a person. It counts as the last job, so that the next due time does not overlap with it unseen.
-    pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
+    /// A run at the wish of a person. It counts as the last job, so that the next due time does not overlap with it unseen, unless the
+    /// last one is still going: then that one must not be lost sight of.
+    pub fn trigger(&mut self, jobs: LastJobs, now: Timestamp) -> (NewJob, TickRow) {
         let mut job = self.job(now, now);
         job.options.scheduled_at = None;
         self.schedule.last_run_at = Some(now);
-        self.schedule.last_job = Some(job.id);
-        self.schedule.waits_for = None;
+        if Going::of(&self.schedule, jobs).last.is_none() {
+            self.schedule.last_job = Some(job.id);
+            self.schedule.waits_for = None;
+        }
         let row = TickRow {
             schedule_id: self.schedule.id,
             due_at: now,

@@ -161,15 +161,25 @@ async fn trigger_in(
     now: Timestamp,
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    let states = read::states_of(client, &schedules::looked_at(std::slice::from_ref(&schedule))).await?;
+    let jobs = schedules::last_jobs(&schedule, &states);
+    let at = free_moment(client, id, now).await?;
     let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
     let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
-    let (job, tick) = timed.trigger(now);
+    let (job, tick) = timed.trigger(jobs, at);
     let job_id = job.id;
     put.jobs(client, shared.own_shard(), vec![job], vec![lane], now).await?;
     put_moved(client, std::slice::from_ref(&timed.schedule)).await?;
     put_ticks(client, &[tick]).await?;
     audit::add(client, &schedules::triggered(by, job_id, &timed.schedule), now).await?;
     Ok(Some(job_id))
+}
+
+/// Two runs that people want in the same millisecond have a record each.
+async fn free_moment(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+    let sql = "SELECT max(due_at) FROM faena.tick WHERE schedule = $1 AND due_at >= $2 AND manual";
+    let taken: Option<i64> = client.query_one(sql, &[&id.0, &now.as_ms()]).await?.get(0);
+    Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
 }
 
 /// What others have to be told after a round.
@@ -197,7 +207,6 @@ pub async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Fired
 
 async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told, now: Timestamp) -> Result<Fired> {
     let (due, broken) = due(client, limit, now).await?;
-    let mut fired = Fired { schedules: due.len() + broken.len(), ..Fired::default() };
     let mut lanes: HashMap<ScheduleId, LaneId> = HashMap::new();
     let mut refused = Refused::new();
     for schedule in &due {
@@ -208,6 +217,7 @@ async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told
     }
     let states = read::states_of(client, &schedules::looked_at(&due)).await?;
     let round = schedules::round(due, &states, &refused, now);
+    let count = round.schedules.len() + broken.len();
     for id in round.cancels {
         match change::cancel_in(client, shared.bulk_shard(), id, CANCEL_REASON, now).await {
             Ok((CancelOutcome::Cancelled, signals)) => {
@@ -236,21 +246,22 @@ async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told
             )
             .await?;
     }
-    let next = client.query_one("SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL", &[]).await?;
-    fired.next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
-    fired.ticks = round.ticks;
-    Ok(fired)
+    let next = client.query_one(NEXT_AT, &[]).await?;
+    let next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
+    Ok(Fired { schedules: count, ticks: round.ticks, next_at })
 }
 
 type Broken = Vec<(ScheduleId, String)>;
 
-/// PostgreSQL: what another node is just dealing with is left to it.
+/// Those that are due, the longest due first. PostgreSQL: what another node is just dealing with is left to it.
+pub fn due_sql() -> String {
+    format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
+}
+
+pub const NEXT_AT: &str = "SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL";
+
 async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
-    let statement = client
-        .prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-        ))
-        .await?;
+    let statement = client.prepare_cached(&due_sql()).await?;
     let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
     Ok(schedules::sorted_out(rows.iter().map(row).collect()))
 }
@@ -272,7 +283,7 @@ async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
             "INSERT INTO faena.tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
              SELECT * FROM unnest($1::uuid[], $2::int8[], $3::bool[], $4::int2[], $5::text[], $6::uuid[], $7::int8[], $8::int8[],
                  $9::int8[])
-             ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at WHERE excluded.manual",
+             ON CONFLICT DO NOTHING",
         )
         .await?;
     let parameters: [&(dyn ToSql + Sync); 9] =
@@ -300,9 +311,10 @@ pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) 
 
 async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
     let q = filter.q.as_deref().map(schedules::like);
+    let name = filter.name.as_deref().map(storable);
     let which = "($1::bool IS NULL OR active = $1) AND ($2::text IS NULL OR name ILIKE $2 ESCAPE '\\')
                  AND ($3::text IS NULL OR name = $3)";
-    let wanted: [&(dyn ToSql + Sync); 3] = [&filter.is_active, &q, &filter.name];
+    let wanted: [&(dyn ToSql + Sync); 3] = [&filter.is_active, &q, &name];
     let total: i64 =
         client.query_one(&format!("SELECT count(*) FROM faena.schedule WHERE {which}"), &wanted).await?.get(0);
     let (limit, offset) =
@@ -311,8 +323,7 @@ async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -
         "SELECT {COLUMNS} FROM faena.schedule WHERE {which} ORDER BY name COLLATE \"C\", id LIMIT $4 OFFSET $5"
     );
     let rows = client.query(&sql, &[wanted[0], wanted[1], wanted[2], &limit, &offset]).await?;
-    let found = rows.iter().map(|found| row(found).schedule()).collect::<Result<_>>()?;
-    Ok((found, u64::try_from(total).unwrap_or(0)))
+    Ok((schedules::readable(rows.iter().map(row).collect()), u64::try_from(total).unwrap_or(0)))
 }
 
 pub async fn ticks(shared: &Shared, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {

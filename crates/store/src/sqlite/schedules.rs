@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    JobId, ScheduleId, Timestamp,
+    JobId, JobState, ScheduleId, Timestamp,
     schedule::{Schedule, TickOutcome, TickRow},
 };
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -98,8 +98,10 @@ fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
 
 pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
+    let jobs = schedules::last_jobs(&schedule, &states(tx.connection, std::slice::from_ref(&schedule))?);
+    let at = free_moment(tx.connection, id, now)?;
     let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
-    let (job, tick) = timed.trigger(now);
+    let (job, tick) = timed.trigger(jobs, at);
     let job_id = job.id;
     submit(tx, vec![job], now)?;
     put_moved(tx, &timed.schedule)?;
@@ -108,22 +110,35 @@ pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Opti
     Ok(Some(job_id))
 }
 
+/// Two runs that people want in the same millisecond have a record each.
+fn free_moment(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+    let taken: Option<i64> = connection
+        .prepare_cached("SELECT max(due_at) FROM tick WHERE schedule = ? AND due_at >= ? AND manual")?
+        .query_row((id.0, now.as_ms()), |row| row.get(0))?;
+    Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
+}
+
+fn states(connection: &Connection, schedules: &[Schedule]) -> Result<HashMap<JobId, JobState>> {
+    let mut states = HashMap::new();
+    for id in schedules::looked_at(schedules) {
+        if let Some(state) = read::state_of(connection, id)? {
+            states.insert(id, state);
+        }
+    }
+    Ok(states)
+}
+
 pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
-    let (due, mut broken) = due(tx.connection, limit, now)?;
-    let count = due.len() + broken.len();
+    let (due, broken) = due(tx.connection, limit, now)?;
     let mut refused = Refused::new();
     for schedule in &due {
         if let Err(error) = lane_of(tx, LaneName::of_template(&schedule.spec.job)) {
             refused.insert(schedule.id, schedules::refusal(error)?);
         }
     }
-    let mut states = HashMap::new();
-    for id in schedules::looked_at(&due) {
-        if let Some(state) = read::state_of(tx.connection, id)? {
-            states.insert(id, state);
-        }
-    }
+    let states = states(tx.connection, &due)?;
     let round = schedules::round(due, &states, &refused, now);
+    let count = round.schedules.len() + broken.len();
     for id in round.cancels {
         change::cancel(tx, id, CANCEL_REASON, now)?;
     }
@@ -134,7 +149,7 @@ pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
     for tick in &round.ticks {
         put_tick(tx, tick)?;
     }
-    for (id, reason) in broken.drain(..) {
+    for (id, reason) in broken {
         tx.connection
             .prepare_cached("UPDATE schedule SET active = 0, next_at = NULL, finished = ? WHERE id = ?")?
             .execute((reason, id.0))?;
@@ -161,8 +176,7 @@ fn put_tick(tx: &Tx, tick: &TickRow) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at
-             WHERE excluded.manual",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         )?
         .execute((
             tick.schedule_id.0,
@@ -202,8 +216,7 @@ pub fn list(connection: &Connection, filter: &ScheduleFilter, page: SchedulePage
     let rows = statement
         .query_map((wanted.0, &wanted.1, &wanted.2, limit, offset), row)?
         .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
-    let found = rows.into_iter().map(ScheduleRow::schedule).collect::<Result<_>>()?;
-    Ok((found, u64::try_from(total).unwrap_or(0)))
+    Ok((schedules::readable(rows), u64::try_from(total).unwrap_or(0)))
 }
 
 pub fn ticks(connection: &Connection, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
