@@ -19,7 +19,7 @@ const LEAST_INTERVAL_MS: u64 = 1_000;
 const MOST_INTERVAL_MS: u64 = 3_650 * 86_400_000;
 /// How many blacked-out due times are passed over in the search for one that is not.
 const MOST_PASSED_OVER: usize = 200_000;
-const MOST_COUNTED: usize = 100_000;
+const MOST_COUNTED: usize = 5_000;
 
 /// When a schedule is due. What people wrote, checked by `compile`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -186,7 +186,7 @@ pub struct Backlog {
 pub struct Older {
     pub first: Timestamp,
     pub last: Timestamp,
-    /// `None`: more than 100 000, not counted.
+    /// `None`: more than 5 000, not counted.
     pub count: Option<u64>,
 }
 
