@@ -204,9 +204,9 @@ pub struct SchedulePatch {
 }
 
 impl Schedule {
-    /// A new one, which counts from `now`.
+    /// A new one, which counts and fires from `now` on.
     #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
-    pub fn new(spec: ScheduleSpec, is_active: bool, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
+    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
         let beat = spec.check(limits, now)?;
         let schedule = Schedule {
             id: ScheduleId::new(),
@@ -225,9 +225,7 @@ impl Schedule {
             updated_at: now,
         };
         let mut timed = Timed { schedule, beat };
-        if is_active {
-            timed.enable(now)?;
-        }
+        timed.enable(now)?;
         Ok(timed)
     }
 
@@ -344,7 +342,8 @@ impl Timed {
         Ok(())
     }
 
-    fn disable(&mut self) {
+    /// Fires no more by itself.
+    pub fn disable(&mut self) {
         self.schedule.is_active = false;
         self.schedule.next_at = None;
     }

@@ -16,7 +16,7 @@ fn spec(interval_ms: u64) -> ScheduleSpec {
 }
 
 fn made(spec: ScheduleSpec) -> Schedule {
-    Schedule::new(spec, true, &JobLimits::default(), at(0)).expect("a schedule").schedule
+    Schedule::new(spec, &JobLimits::default(), at(0)).expect("a schedule").schedule
 }
 
 fn patched(schedule: &Schedule, patch: SchedulePatch, now: Timestamp) -> Result<Schedule, Vec<Fault>> {

@@ -23,7 +23,7 @@ fn spec(interval_ms: i64) -> ScheduleSpec {
 }
 
 fn made(spec: ScheduleSpec) -> Timed {
-    Schedule::new(spec, true, &JobLimits::default(), start()).expect("a schedule")
+    Schedule::new(spec, &JobLimits::default(), start()).expect("a schedule")
 }
 
 fn states(last: Option<JobState>, waits_for: Option<JobState>) -> LastJobs {

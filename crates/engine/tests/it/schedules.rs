@@ -97,7 +97,7 @@ impl Simulation {
         }
         let mut schedules = Vec::new();
         for case in cases() {
-            let schedule = Schedule::new(case.spec, true, &JobLimits::default(), now).unwrap().schedule;
+            let schedule = Schedule::new(case.spec, &JobLimits::default(), now).unwrap().schedule;
             stores[0].schedule_create(schedule.clone(), "test", now).await.unwrap();
             schedules.push(schedule);
         }

@@ -67,7 +67,7 @@ async fn fill(store: &Arc<dyn Store>, cron: Option<&str>) -> Result<Timestamp> {
         ..ScheduleSpec::default()
     };
     let made = stream::iter(0..SCHEDULES).map(|_| {
-        let timed = Schedule::new(spec.clone(), true, &JobLimits::default(), now);
+        let timed = Schedule::new(spec.clone(), &JobLimits::default(), now);
         async move {
             let timed = timed.map_err(|faults| anyhow::anyhow!("{faults:?}"))?;
             store.schedule_create(timed.schedule, "bench", now).await?;

@@ -22,7 +22,7 @@ pub fn every(interval_ms: i64, name: &str) -> ScheduleSpec {
 }
 
 pub async fn make(world: &World, spec: ScheduleSpec) -> ScheduleId {
-    let schedule = Schedule::new(spec, true, &JobLimits::default(), world.start).unwrap().schedule;
+    let schedule = Schedule::new(spec, &JobLimits::default(), world.start).unwrap().schedule;
     let id = schedule.id;
     world.store.schedule_create(schedule, "ana", world.start).await.unwrap();
     id
@@ -63,7 +63,7 @@ async fn names(world: &World, filter: ScheduleFilter) -> Vec<String> {
 
 pub async fn a_schedule_is_kept_as_it_was_said(world: &World) {
     let spec = ScheduleSpec { description: Some("ñ \"x\"".into()), max_runs: Some(7), ..every(MINUTE, "nightly") };
-    let schedule = Schedule::new(spec, true, &JobLimits::default(), world.start).unwrap().schedule;
+    let schedule = Schedule::new(spec, &JobLimits::default(), world.start).unwrap().schedule;
     let mut signals = world.store.signals();
     world.store.schedule_create(schedule.clone(), "ana", world.start).await.unwrap();
     assert_eq!(get(world, schedule.id).await, schedule);
