@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Fault, JobId, JobLimits, JobState, NewJob, ScheduleId, Timestamp,
-    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
+    Fault, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
+    schedule::{JobStates, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
 };
 use serde_json::json;
 
 use crate::{AuditEntry, Result, StoreError};
 
 /// What `ScheduleRow` is read from.
-pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, waits_for, \
+pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, recent, queued, \
      finished, created_at, updated_at";
 
 /// A row of `schedule`, before anybody has understood what people said.
@@ -26,7 +26,8 @@ pub struct ScheduleRow {
     pub last_due_at: Option<Timestamp>,
     pub last_run_at: Option<Timestamp>,
     pub last_job: Option<JobId>,
-    pub waits_for: Option<JobId>,
+    pub recent: String,
+    pub queued: Option<JobId>,
     pub finished: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -48,7 +49,8 @@ impl ScheduleRow {
             last_due_at: self.last_due_at,
             last_run_at: self.last_run_at,
             last_job: self.last_job,
-            waits_for: self.waits_for,
+            recent: serde_json::from_str(&self.recent).unwrap_or_default(),
+            queued: self.queued,
             finished: self.finished,
             created_at: self.created_at,
             updated_at: self.updated_at,
@@ -166,22 +168,20 @@ const ROUND_ROWS: usize = 20_000;
 /// The jobs whose states decide what happens to these schedules.
 pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
     let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
-    watched.flat_map(|schedule| schedule.last_job.into_iter().chain(schedule.waits_for)).collect()
+    watched.flat_map(|schedule| schedule.recent.iter().copied()).collect()
 }
 
-pub fn last_jobs(schedule: &Schedule, states: &HashMap<JobId, JobState>) -> LastJobs {
-    let state = |id: Option<JobId>| id.and_then(|id| states.get(&id).copied());
-    LastJobs { last: state(schedule.last_job), waits_for: state(schedule.waits_for) }
+pub fn stored_recent(schedule: &Schedule) -> String {
+    serde_json::to_string(&schedule.recent).expect("ids are JSON")
 }
 
 /// What is to be written about schedules that are due, as many of them as one round takes. One that cannot be understood stands still with the reason and is in nobody's way.
-pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refused: &Refused, now: Timestamp) -> Round {
+pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, now: Timestamp) -> Round {
     let mut round = Round::default();
     for schedule in schedules {
         if round.jobs.len() + round.ticks.len() >= ROUND_ROWS {
             break;
         }
-        let jobs = last_jobs(&schedule, states);
         let stays = schedule.clone();
         match schedule.timed() {
             Ok(mut timed) => {
@@ -189,11 +189,11 @@ pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refuse
                 if let Some(reason) = refused.get(&timed.schedule.id) {
                     decision.give_up(timed.schedule.id, reason, now);
                 }
-                let followed = follow(&mut timed, decision, jobs, now);
+                let followed = follow(&mut timed, decision, states, now);
                 round.makers.extend(followed.jobs.iter().map(|_| timed.schedule.id));
                 round.jobs.extend(followed.jobs);
                 round.ticks.extend(followed.ticks);
-                round.cancels.extend(followed.cancel);
+                round.cancels.extend(followed.cancels);
                 round.schedules.push(timed.schedule);
             }
             Err(faults) => round.schedules.push(Schedule {

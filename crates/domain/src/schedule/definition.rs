@@ -182,8 +182,10 @@ pub struct Schedule {
     pub last_due_at: Option<Timestamp>,
     pub last_run_at: Option<Timestamp>,
     pub last_job: Option<JobId>,
-    /// The job that the last one waits for, if it does.
-    pub waits_for: Option<JobId>,
+    /// Jobs that it made and that are not known to be over, the latest last.
+    pub recent: Vec<JobId>,
+    /// The job that waits for those that are going.
+    pub queued: Option<JobId>,
     /// Why it will not fire any more by itself.
     pub finished: Option<String>,
     pub created_at: Timestamp,
@@ -219,7 +221,8 @@ impl Schedule {
             last_due_at: None,
             last_run_at: None,
             last_job: None,
-            waits_for: None,
+            recent: Vec::new(),
+            queued: None,
             finished: None,
             created_at: now,
             updated_at: now,
@@ -252,6 +255,8 @@ impl Schedule {
             Some(false) => timed.disable(),
             Some(true) if !was_active || re_timed => timed.enable(now)?,
             None if was_active && re_timed => timed.enable(now)?,
+            // Why it was over may not hold any more; who wants it to go on enables it.
+            None if re_timed => timed.schedule.finished = None,
             _ => {}
         }
         timed.schedule.updated_at = now;

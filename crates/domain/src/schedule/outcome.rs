@@ -3,9 +3,11 @@
 //! Everything is derived from the schedule's own row (its cursor) and the time. The same row and the same time give the same
 //! decision, so it does not matter who makes it, or how often it is made before it is committed.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Backlog, Misfire, Older, Overlap, Schedule, Tick, Timed, template};
+use super::{Backlog, Beat, DstGap, DstNote, Misfire, Older, Overlap, Schedule, Tick, Timed, Timing, template};
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,18 +79,37 @@ pub struct ScheduledRun {
 /// The next `count` runs after `after`.
 pub fn preview(timed: &Timed, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
     let count = count.min(timed.runs_left());
+    let moved = with_moved(timed);
     let mut last = after;
-    let ticks = std::iter::from_fn(|| {
+    let runs = std::iter::from_fn(|| {
         let tick = timed.beat.next(last)?;
+        let left_out = moved.as_ref().and_then(|moved| moved.next(last)).filter(|other| other.due < tick.due);
+        let note = tick.note.map(|note| note.to_string());
+        let left_out = left_out.and_then(|other| match other.note {
+            Some(DstNote::Moved { from, .. }) => {
+                let day = timed.beat.local(other.due);
+                Some(format!(
+                    "before it, {from} does not exist on {} and is left out",
+                    day.get(..10).unwrap_or_default()
+                ))
+            }
+            _ => None,
+        });
         last = tick.due;
-        Some(tick)
+        let notes: Vec<String> = left_out.into_iter().chain(note).collect();
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
+        Some(ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note })
     });
-    ticks.take(count).map(|tick| run_of(timed, &tick)).collect()
+    runs.take(count).collect()
 }
 
-fn run_of(timed: &Timed, tick: &Tick) -> ScheduledRun {
-    let note = tick.note.as_ref().map(ToString::to_string);
-    ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note }
+/// The same timing with local times that do not exist moved instead of left out, to see which those are.
+fn with_moved(timed: &Timed) -> Option<Beat> {
+    let timing = &timed.schedule.spec.timing;
+    if timing.cron_expression.is_none() || timing.dst_gap != Some(DstGap::Skip) {
+        return None;
+    }
+    Timing { dst_gap: Some(DstGap::Next), ..timing.clone() }.compile(timed.schedule.anchor_at).ok()
 }
 
 /// How far a due schedule has come, before anybody has looked at its last job.
@@ -212,38 +233,40 @@ fn missed_reason(misfire: Misfire) -> &'static str {
     }
 }
 
-/// The states of the jobs that a schedule made last. `None`: there is no such job any more.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct LastJobs {
-    pub last: Option<JobState>,
-    pub waits_for: Option<JobState>,
-}
-
 /// What comes of a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Followed {
     pub jobs: Vec<NewJob>,
     pub ticks: Vec<TickRow>,
-    /// A job that was still going and has to make way.
-    pub cancel: Option<JobId>,
+    /// Jobs that were still going and have to make way.
+    pub cancels: Vec<JobId>,
 }
 
+/// The states of jobs. One that is not in here is not known any more.
+pub type JobStates = HashMap<JobId, JobState>;
+
+/// How many of its jobs a schedule keeps in mind.
+const RECENT: usize = 50;
+
 /// Turns a decision into jobs, by what the jobs before them are doing, and moves the schedule on.
-pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timestamp) -> Followed {
+pub fn follow(timed: &mut Timed, decision: Decision, states: &JobStates, now: Timestamp) -> Followed {
     let mut followed = Followed { ticks: decision.others, ..Followed::default() };
     let overlap = timed.schedule.spec.overlap;
-    let mut going = Going::of(&timed.schedule, jobs);
+    let mut waiting = None;
+    if overlap != Overlap::Allow {
+        timed.schedule.recent.retain(|job| states.get(job).is_some_and(|state| !state.is_terminal()));
+        waiting = timed.schedule.queued.filter(|job| states.get(job) == Some(&JobState::Pending));
+    }
     let last_due = decision.fires.last().copied();
     for due in decision.fires {
         if timed.runs_left() == 0 {
             break;
         }
+        let going = &timed.schedule.recent;
         let skipped = match overlap {
             Overlap::Allow => None,
-            Overlap::Skip => going.last.map(|job| format!("job {job} of an earlier due time is still going")),
-            Overlap::QueueOne => {
-                going.last.filter(|_| going.before.is_some()).map(|job| format!("job {job} waits already"))
-            }
+            Overlap::Skip => going.last().map(|job| format!("job {job} of an earlier due time is not over yet")),
+            Overlap::QueueOne => waiting.map(|job| format!("job {job} waits already")),
             Overlap::CancelPrevious => {
                 let later = last_due.filter(|last| *last > due);
                 later.map(|later| format!("the job of {later}, due by now too, takes its place"))
@@ -261,28 +284,20 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
         };
         if row.reason.is_none() {
             let mut job = timed.job(due, now);
-            let parents = match overlap {
-                Overlap::Allow | Overlap::Skip => Vec::new(),
-                Overlap::QueueOne => going.last.into_iter().collect(),
-                Overlap::CancelPrevious => {
-                    followed.cancel = going.last;
-                    going.last.into_iter().chain(going.before).collect()
-                }
-            };
-            // One that only waited is over as soon as it is cancelled; what it waited for is not.
-            let waits_for = parents.last().copied();
-            if waits_for.is_some() {
-                job.options.depends_on = parents;
+            if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !timed.schedule.recent.is_empty() {
+                job.options.depends_on.clone_from(&timed.schedule.recent);
                 job.options.on_parent_failure = OnParentFailure::Run;
+                waiting = Some(job.id);
+            }
+            if overlap == Overlap::CancelPrevious {
+                followed.cancels.clone_from(&timed.schedule.recent);
             }
             row.outcome = TickOutcome::Fired;
             row.job_id = Some(job.id);
             timed.schedule.runs += 1;
             timed.schedule.last_due_at = Some(due);
-            timed.schedule.last_run_at = Some(now);
-            timed.schedule.last_job = Some(job.id);
-            timed.schedule.waits_for = waits_for;
-            going = Going { last: Some(job.id), before: waits_for };
+            timed.schedule.queued = waiting;
+            timed.schedule.made(job.id, now);
             followed.jobs.push(job);
         }
         followed.ticks.push(row);
@@ -293,19 +308,14 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
     followed
 }
 
-/// The job that a schedule made last and the one that this waits for, as far as they are not over.
-struct Going {
-    last: Option<JobId>,
-    before: Option<JobId>,
-}
-
-impl Going {
-    fn of(schedule: &Schedule, jobs: LastJobs) -> Going {
-        let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
-        let last = schedule.last_job.filter(|_| is_going(jobs.last));
-        let before = schedule.waits_for.filter(|_| is_going(jobs.waits_for));
-        // What waited may be over before what it waited for: somebody cancelled it.
-        if last.is_some() { Going { last, before } } else { Going { last: before, before: None } }
+impl Schedule {
+    /// Keeps in mind that it made this job.
+    fn made(&mut self, job: JobId, now: Timestamp) {
+        self.last_run_at = Some(now);
+        self.last_job = Some(job);
+        self.recent.push(job);
+        let surplus = self.recent.len().saturating_sub(RECENT);
+        self.recent.drain(..surplus);
     }
 }
 
@@ -329,16 +339,11 @@ impl Timed {
         }
     }
 
-    /// A run at the wish of a person. It counts as the last job, so that the next due time does not overlap with it unseen, unless the
-    /// last one is still going: then that one must not be lost sight of.
-    pub fn trigger(&mut self, jobs: LastJobs, now: Timestamp) -> (NewJob, TickRow) {
+    /// A run at the wish of a person. The next due time sees it as it sees the others.
+    pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
         let mut job = self.job(now, now);
         job.options.scheduled_at = None;
-        self.schedule.last_run_at = Some(now);
-        if Going::of(&self.schedule, jobs).last.is_none() {
-            self.schedule.last_job = Some(job.id);
-            self.schedule.waits_for = None;
-        }
+        self.schedule.made(job.id, now);
         let row = TickRow {
             schedule_id: self.schedule.id,
             due_at: now,

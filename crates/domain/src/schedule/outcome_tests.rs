@@ -26,14 +26,14 @@ fn made(spec: ScheduleSpec) -> Timed {
     Schedule::new(spec, &JobLimits::default(), start()).expect("a schedule")
 }
 
-fn states(last: Option<JobState>, waits_for: Option<JobState>) -> LastJobs {
-    LastJobs { last, waits_for }
+fn states<const N: usize>(known: [(JobId, Option<JobState>); N]) -> JobStates {
+    known.into_iter().filter_map(|(id, state)| Some((id, state?))).collect()
 }
 
 /// One round without a look at any job.
 fn fire(timed: &mut Timed, now: Timestamp) -> Followed {
     let decision = decide(timed, now);
-    follow(timed, decision, LastJobs::default(), now)
+    follow(timed, decision, &JobStates::new(), now)
 }
 
 fn dues(followed: &Followed) -> Vec<i64> {
@@ -183,45 +183,38 @@ fn every_state() -> Vec<Option<JobState>> {
 }
 
 #[test]
-fn overlap_goes_by_what_the_last_job_and_the_one_before_it_are_doing() {
-    let (last_id, before_id) = (JobId::at(at(1)), JobId::at(at(2)));
+fn overlap_goes_by_what_the_jobs_before_are_doing() {
+    let (first, second) = (JobId::at(at(1)), JobId::at(at(2)));
     for overlap in [Overlap::Allow, Overlap::Skip, Overlap::QueueOne, Overlap::CancelPrevious] {
-        for last in every_state() {
-            for before in every_state() {
-                let case = format!("{overlap:?}, last job {last:?}, it waits for {before:?}");
+        for one in every_state() {
+            for other in every_state() {
+                let case = format!("{overlap:?}, one job {one:?}, the one that waited for it {other:?}");
                 let mut timed = made(ScheduleSpec { overlap, ..spec(MINUTE) });
-                timed.schedule.last_job = Some(last_id);
-                timed.schedule.waits_for = Some(before_id);
+                timed.schedule.recent = vec![first, second];
+                timed.schedule.queued = Some(second);
                 let decision = decide(&timed, at(MINUTE));
-                let followed = follow(&mut timed, decision, states(last, before), at(MINUTE));
+                let followed = follow(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
 
                 let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
-                let going: Vec<JobId> = [(last_id, last), (before_id, before)]
-                    .into_iter()
-                    .filter(|(_, s)| is_going(*s))
-                    .map(|(id, _)| id)
-                    .collect();
+                let both = [(first, one), (second, other)].into_iter();
+                let going: Vec<JobId> = both.filter(|(_, state)| is_going(*state)).map(|(id, _)| id).collect();
                 let skipped = match overlap {
                     Overlap::Allow | Overlap::CancelPrevious => false,
                     Overlap::Skip => !going.is_empty(),
-                    Overlap::QueueOne => going.len() == 2,
+                    Overlap::QueueOne => other == Some(JobState::Pending),
                 };
                 assert_eq!(followed.jobs.is_empty(), skipped, "{case}");
                 assert_eq!(followed.ticks.len(), 1, "{case}");
                 assert_eq!(followed.ticks[0].reason.is_some(), skipped, "{case}");
-                let parents = match overlap {
-                    Overlap::QueueOne | Overlap::CancelPrevious if !skipped => going.clone(),
-                    _ => Vec::new(),
-                };
+                let waits = matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !skipped;
+                let parents = if waits { going.clone() } else { Vec::new() };
                 let job = followed.jobs.first();
                 assert_eq!(job.map_or(Vec::new(), |job| job.options.depends_on.clone()), parents, "{case}");
-                let cancelled = going.first().copied().filter(|_| overlap == Overlap::CancelPrevious);
-                assert_eq!(followed.cancel, cancelled, "{case}");
-                if let Some(job) = job {
-                    assert_eq!(timed.schedule.last_job, Some(job.id), "{case}");
-                    assert_eq!(timed.schedule.waits_for, parents.last().copied(), "{case}");
-                } else {
-                    assert_eq!(timed.schedule.last_job, Some(last_id), "{case}");
+                let cancelled = if overlap == Overlap::CancelPrevious { going.clone() } else { Vec::new() };
+                assert_eq!(followed.cancels, cancelled, "{case}");
+                if overlap != Overlap::Allow {
+                    let expected: Vec<JobId> = going.into_iter().chain(job.map(|job| job.id)).collect();
+                    assert_eq!(timed.schedule.recent, expected, "{case}");
                 }
             }
         }
@@ -244,16 +237,49 @@ fn of_due_times_met_together_each_overlap_makes_what_it_says() {
 }
 
 #[test]
-fn a_trigger_does_not_hide_the_job_that_is_going() {
-    let mut timed = made(ScheduleSpec { overlap: Overlap::Skip, ..spec(MINUTE) });
+fn a_triggered_job_counts_beside_the_one_that_is_going() {
+    let mut timed = made(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
     let going = fire(&mut timed, at(MINUTE)).jobs[0].id;
-    let (by_hand, tick) = timed.trigger(states(Some(JobState::Processing), None), at(MINUTE + 5));
+    let (by_hand, tick) = timed.trigger(at(MINUTE + 5));
     assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(by_hand.id)));
-    assert_eq!(timed.schedule.last_job, Some(going));
-
-    let (by_hand, _) = timed.trigger(states(Some(JobState::Completed), None), at(MINUTE + 6));
-    assert_eq!(timed.schedule.last_job, Some(by_hand.id));
     assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "what is due stays due");
+
+    let running = Some(JobState::Processing);
+    let decision = decide(&timed, at(2 * MINUTE));
+    let followed = follow(&mut timed, decision, &states([(going, running), (by_hand.id, running)]), at(2 * MINUTE));
+    assert_eq!(followed.cancels, [going, by_hand.id]);
+    assert_eq!(followed.jobs[0].options.depends_on, [going, by_hand.id]);
+}
+
+#[test]
+fn of_many_jobs_only_the_latest_are_kept_in_mind() {
+    let mut timed = made(spec(MINUTE));
+    for n in 0..200 {
+        timed.trigger(at(n));
+    }
+    assert_eq!(timed.schedule.recent.len(), 50);
+    assert_eq!(timed.schedule.recent.last().copied(), timed.schedule.last_job);
+}
+
+#[test]
+fn a_preview_says_what_daylight_saving_leaves_out() {
+    let mut spec = spec(MINUTE);
+    spec.timing = Timing {
+        cron_expression: Some("30 2 * * *".into()),
+        timezone: "Europe/Madrid".into(),
+        dst_gap: Some(crate::schedule::DstGap::Skip),
+        ..Timing::default()
+    };
+    let runs = preview(&made(spec), Timestamp::parse("2027-03-27T00:00:00Z").expect("a time"), 3);
+    let shown: Vec<(&str, Option<&str>)> = runs.iter().map(|run| (run.local.as_str(), run.note.as_deref())).collect();
+    assert_eq!(
+        shown,
+        [
+            ("2027-03-27T02:30:00+01:00", None),
+            ("2027-03-29T02:30:00+02:00", Some("before it, 02:30 does not exist on 2027-03-28 and is left out")),
+            ("2027-03-30T02:30:00+02:00", None),
+        ]
+    );
 }
 
 #[test]

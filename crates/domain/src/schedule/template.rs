@@ -28,19 +28,24 @@ enum Value {
     Nothing,
 }
 
-/// Names that look like ours and are none.
+/// How many placeholders a payload may have: each may become longer than it is.
+const MOST: usize = 100;
+
+/// Names that look like ours and are none, and too many of them.
 pub fn check(payload: &str) -> impl Iterator<Item = String> {
+    let count = placeholders(payload).filter(|found| is_known(found.name)).count();
+    let many = (count > MOST).then(|| format!("must have at most {MOST} placeholders, has {count}"));
     let unknown = placeholders(payload).filter(|found| {
         let head = found.name.split('.').next().unwrap_or_default();
         let ours = TIMES.contains(&head) || OTHERS.iter().any(|known| known.split('.').next() == Some(head));
         ours && !is_known(found.name)
     });
     let names: Vec<String> = unknown.map(|found| found.name.to_owned()).collect();
-    names.into_iter().map(|name| {
+    many.into_iter().chain(names.into_iter().map(|name| {
         format!(
             "{{{{{name}}}}} is not known; there are {{{{due}}}} and {{{{previous}}}}, each also with .local .date .time .ms .unix, and {{{{schedule.id}}}} {{{{schedule.name}}}} {{{{timezone}}}} {{{{run}}}}"
         )
-    })
+    }))
 }
 
 fn is_known(name: &str) -> bool {
@@ -167,6 +172,12 @@ mod tests {
             assert_eq!(rendered(payload), expected);
             serde_json::from_str::<serde_json::Value>(&rendered(payload)).expect("still JSON");
         }
+    }
+
+    #[test]
+    fn a_payload_cannot_grow_without_bound() {
+        let many = |count: usize| format!(r#"{{"a":"{}"}}"#, "{{schedule.name}}".repeat(count));
+        assert_eq!((check(&many(100)).count(), check(&many(101)).count()), (0, 1));
     }
 
     #[test]

@@ -124,7 +124,10 @@ impl Timing {
                 return Some(Rhythm::Every { first, every_ms });
             }
             (None, None) => Fault::new("cronExpression", "is missing: give cronExpression or intervalMs"),
-            (Some(_), Some(_)) => Fault::new("cronExpression", "stands next to intervalMs: give one of them, not both"),
+            (Some(_), Some(_)) => Fault::new(
+                "cronExpression",
+                "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
+            ),
         };
         faults.push(fault);
         None
@@ -274,12 +277,15 @@ impl Beat {
     /// In words: `At 02:30, on Monday (Europe/Madrid)`.
     pub fn explain(&self) -> String {
         let zone = self.zone.iana_name().unwrap_or("UTC");
-        match &self.rhythm {
-            Rhythm::Cron(cron) => format!("{} ({zone})", cron.describe()),
+        let when = match &self.rhythm {
+            Rhythm::Cron(cron) => cron.describe(),
             Rhythm::Every { first, every_ms } => {
-                format!("every {} from {} ({zone})", interval_words(*every_ms), self.local(*first))
+                format!("every {} from {}", interval_words(*every_ms), self.local(*first))
             }
-        }
+        };
+        let dark: Vec<&str> = self.except.iter().map(|except| except.text.as_str()).collect();
+        let except = if dark.is_empty() { String::new() } else { format!(", except in {}", dark.join(", ")) };
+        format!("{when}{except} ({zone})")
     }
 
     /// RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.

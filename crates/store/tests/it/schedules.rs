@@ -291,7 +291,8 @@ pub async fn a_schedule_is_edited_switched_off_and_on(world: &World) {
         SchedulePatch { spec: Some(spec), is_active: None }
     });
     let edited = world.store.schedule_patch(id, renamed, "ana", world.at(MINUTE + 1)).await.unwrap().unwrap();
-    assert_eq!((edited.spec.name.as_str(), edited.next_at), ("new", Some(world.at(MINUTE))));
+    assert_eq!((edited.spec.name.as_str(), edited.next_at), ("new", Some(world.at(2 * MINUTE))));
+    assert_eq!(edited.runs, 1, "what was due by then was due by what was said before");
     assert_eq!(get(world, id).await, edited);
 
     world.store.schedule_patch(id, switched(false), "ana", world.at(MINUTE + 2)).await.unwrap();
