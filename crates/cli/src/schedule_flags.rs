@@ -52,6 +52,9 @@ pub struct Flags {
     /// After an outage: run_once, skip or catch_up [default: run_once]
     #[arg(long)]
     misfire: Option<String>,
+    /// How late the oldest due time may be met before it counts as an outage [default: 1m]
+    #[arg(long, value_name = "DURATION")]
+    misfire_grace: Option<String>,
     /// How many due times catch_up makes up for at most [default: 100]
     #[arg(long, value_name = "N")]
     catch_up_limit: Option<u32>,
@@ -149,6 +152,7 @@ impl Flags {
         put("catchUpLimit", self.catch_up_limit.map(Value::from));
         put("intervalMs", milliseconds("--every", self.every.as_deref())?);
         put("timeoutMs", milliseconds("--timeout", self.timeout.as_deref())?);
+        put("misfireGraceMs", milliseconds("--misfire-grace", self.misfire_grace.as_deref())?);
         put("jitterMs", milliseconds("--jitter", self.jitter.as_deref())?);
         put("maxRuns", number("--max-runs", self.max_runs.as_deref())?);
         put("tags", list(&self.tags));
@@ -184,7 +188,7 @@ fn milliseconds(flag: &str, text: Option<&str>) -> Result<Option<Value>, Problem
     if text == "none" {
         return Ok(Some(Value::Null));
     }
-    let wrong = || Problem::Usage(format!("{flag} {text} is no duration; write 500ms, 90s, 15m or 6h"));
+    let wrong = || Problem::Usage(format!("{flag} {text} is no duration; write 90s, 15m, 6h or 1d"));
     let ms = u64::try_from(parse_duration(text).ok_or_else(wrong)?.as_millis()).map_err(|_| wrong())?;
     Ok(Some(json!(ms)))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use faena_domain::{
     Timestamp,
-    schedule::{ScheduleView, ScheduledRun, TickRow},
+    schedule::{Misfire, ScheduleView, ScheduledRun, TickRow},
 };
 use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
 use reqwest::Method;
@@ -30,7 +30,9 @@ pub enum Command {
     /// Show one: when it is due, in words; the next runs; what became of the last due times
     Show(One),
     /// Change one; what is not said stays
-    #[command(after_help = "Example:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none")]
+    #[command(
+        after_help = "`none` takes away what may be absent: the description, start, end, except, tags, webhook, key, timeout, jitter, max-runs.\n\nExample:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none"
+    )]
     Edit(Edit),
     /// Let it fire from now on; what was due while it was off is not made up for
     Enable(One),
@@ -280,10 +282,10 @@ async fn show(one: One) -> Result<(), Problem> {
 }
 
 fn describe(schedule: &ScheduleView, coming: &[ScheduledRun], past: &[TickRow]) -> String {
-    let mut lines = vec![format!("schedule      {}", schedule.id)];
+    let mut lines = vec![format!("schedule       {}", schedule.id)];
     let mut line = |name: &str, value: String| {
         if !value.is_empty() {
-            lines.push(format!("{name:<14}{value}"));
+            lines.push(format!("{name:<15}{value}"));
         }
     };
     line("name", schedule.name.clone());
@@ -297,9 +299,19 @@ fn describe(schedule: &ScheduleView, coming: &[ScheduledRun], past: &[TickRow]) 
     let name = if schedule.job_name == schedule.job_type { String::new() } else { format!(" ({})", schedule.job_name) };
     line("job", format!("{}{name}, queue {}, {}", schedule.job_type, schedule.queue, schedule.job_priority));
     line("payload", shorten(schedule.job_payload.get(), 200));
+    let timeout = schedule.timeout_ms.map(|ms| format!(", timeout {ms} ms")).unwrap_or_default();
+    line("retries", format!("{}, the first after {} ms{timeout}", schedule.max_retries, schedule.retry_delay));
+    line("key", schedule.concurrency_key.clone().unwrap_or_default());
     line("webhook", schedule.webhook_url.clone().unwrap_or_default());
     line("tags", schedule.tags.join(", "));
-    line("misfire", format!("{}; grace {} ms", word(&schedule.misfire), schedule.misfire_grace_ms));
+    let limit = match schedule.misfire {
+        Misfire::CatchUp => format!(" up to {}", schedule.catch_up_limit),
+        Misfire::RunOnce | Misfire::Skip => String::new(),
+    };
+    line("misfire", format!("{}{limit}; grace {} ms", word(&schedule.misfire), schedule.misfire_grace_ms));
+    if schedule.cron_expression.is_some() {
+        line("clock changes", format!("gap {}, overlap {}", word(&schedule.dst_gap), word(&schedule.dst_overlap)));
+    }
     line("overlap", word(&schedule.overlap));
     line("jitter", if schedule.jitter_ms > 0 { format!("up to {} ms", schedule.jitter_ms) } else { String::new() });
     let most = schedule.max_runs.map(|most| format!(" of {most}")).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId};
+use faena_domain::{JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WorkerId};
 use faena_store::{CancelOutcome, NodeInfo, RunEnd, Signal, Store, StoreError, Submitted};
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
@@ -430,7 +430,9 @@ impl Engine {
                         engine.live.notify_one();
                     }
                     Ok(Signal::Cancel(id)) => {
-                        engine.ask_to_stop(id, "cancelled by request", Timestamp::now());
+                        if engine.hands.find(id).is_some() {
+                            tokio::spawn(stop_here(engine.clone(), id));
+                        }
                     }
                     // Too many to follow: every lane may have work.
                     Err(RecvError::Lagged(_)) => {
@@ -537,6 +539,18 @@ async fn tell_the_world(engine: &Engine, now: Timestamp) -> Result<Round, StoreE
         return Ok(Round::done(engine.webhooks.settle(&*engine.store, now).await?));
     }
     engine.webhooks.run_once(&*engine.store, engine.node_id(), now).await
+}
+
+/// Stops a job that somebody wants stopped who is not at this node, and says why.
+async fn stop_here(engine: Arc<Engine>, id: JobId) {
+    let reason = match engine.store.job_get(id).await {
+        Ok(Some(job)) => {
+            let asked = job.execution_log.iter().rev().find(|entry| entry.event == LogEvent::CancelRequested);
+            asked.map(|entry| entry.details.clone())
+        }
+        _ => None,
+    };
+    engine.ask_to_stop(id, reason.as_deref().unwrap_or("cancelled by request"), Timestamp::now());
 }
 
 async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {

@@ -71,7 +71,8 @@ pub async fn run_once(
         tracing::warn!(missed, "due times of schedules were missed; GET /api/v1/schedules/:id/ticks says why");
     }
     // What is due and was not given to us is with another node, which may yet fail.
-    let with_others = fired.schedules == 0 && fired.next_at.is_some_and(|at| at <= now);
+    let is_due = fired.next_at.is_some_and(|at| at <= now);
+    let with_others = fired.schedules == 0 && is_due;
     let next_at = if with_others { Some(now.plus_ms(WITH_OTHERS_MS)) } else { fired.next_at };
-    Ok(Round { handled: fired.schedules, more: fired.schedules == BATCH, next_at })
+    Ok(Round { handled: fired.schedules, more: fired.schedules > 0 && is_due, next_at })
 }

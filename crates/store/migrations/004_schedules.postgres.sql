@@ -12,7 +12,8 @@ CREATE TABLE faena.schedule (
     last_due_at bigint,
     last_run_at bigint,
     last_job    uuid,
-    waits_for   uuid,
+    recent      text NOT NULL DEFAULT '[]',
+    queued      uuid,
     finished    text,
     created_at  bigint NOT NULL,
     updated_at  bigint NOT NULL

@@ -1,7 +1,8 @@
 -- Schedules and what became of their due times.
 
 -- spec: JSON, what people said. anchor_at: what intervals are counted from. cursor_at: every due time up to here has been dealt with.
--- next_at: the next due time; absent when it is not active. last_job, waits_for: the job that it made last, and the one that this waits for.
+-- next_at: the next due time; absent when it is not active. last_job: the job that it made last.
+-- recent: JSON, jobs that it made and that are not known to be over. queued: the job that waits for those.
 -- finished: why it will not fire any more by itself.
 CREATE TABLE schedule (
     id          BLOB PRIMARY KEY,
@@ -15,7 +16,8 @@ CREATE TABLE schedule (
     last_due_at INTEGER,
     last_run_at INTEGER,
     last_job    BLOB,
-    waits_for   BLOB,
+    recent      TEXT NOT NULL DEFAULT '[]',
+    queued      BLOB,
     finished    TEXT,
     created_at  INTEGER NOT NULL,
     updated_at  INTEGER NOT NULL

@@ -34,6 +34,7 @@ pub mod plan_probe {
     pub use crate::postgres::{
         claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS},
         limited::{HELD, KEYS, LINE_HEADS, LINES, TAKE},
+        schedules::{NEXT_AT, due_sql as due_schedules},
     };
     pub use crate::sqlite::limited::OPEN_LINES;
 }
@@ -56,7 +57,7 @@ pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,
     Republish, SinkView,
 };
-pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage};
+pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage};
 pub use types::{
     AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
     Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Fault, JobId, JobLimits, JobState, NewJob, ScheduleId, Timestamp,
-    schedule::{LastJobs, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
+    Fault, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
+    schedule::{JobStates, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
 };
 use serde_json::json;
 
 use crate::{AuditEntry, Result, StoreError};
 
 /// What `ScheduleRow` is read from.
-pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, waits_for, \
+pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, recent, queued, \
      finished, created_at, updated_at";
 
 /// A row of `schedule`, before anybody has understood what people said.
@@ -26,7 +26,8 @@ pub struct ScheduleRow {
     pub last_due_at: Option<Timestamp>,
     pub last_run_at: Option<Timestamp>,
     pub last_job: Option<JobId>,
-    pub waits_for: Option<JobId>,
+    pub recent: String,
+    pub queued: Option<JobId>,
     pub finished: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -48,7 +49,8 @@ impl ScheduleRow {
             last_due_at: self.last_due_at,
             last_run_at: self.last_run_at,
             last_job: self.last_job,
-            waits_for: self.waits_for,
+            recent: serde_json::from_str(&self.recent).unwrap_or_default(),
+            queued: self.queued,
             finished: self.finished,
             created_at: self.created_at,
             updated_at: self.updated_at,
@@ -70,13 +72,22 @@ pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, St
     (good, broken)
 }
 
+/// The readable ones of a list; the others are told to the operator, and stand in nobody's way.
+pub fn readable(rows: Vec<ScheduleRow>) -> Vec<Schedule> {
+    let (good, broken) = sorted_out(rows);
+    for (_, reason) in broken {
+        tracing::warn!("{reason}; `faena doctor` tells of it");
+    }
+    good
+}
+
 pub fn stored_spec(spec: &ScheduleSpec) -> String {
     serde_json::to_string(spec).expect("a schedule is JSON")
 }
 
-/// A pattern that finds `part` anywhere.
+/// A pattern that finds `part` anywhere. No name has a zero in it, at which SQLite would stop reading and PostgreSQL refuses to begin.
 pub fn like(part: &str) -> String {
-    let escaped = part.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+    let escaped = part.replace('\0', "\u{fffd}").replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
     format!("%{escaped}%")
 }
 
@@ -91,12 +102,12 @@ pub fn refusal(error: StoreError) -> Result<String> {
     }
 }
 
-/// What becomes of what stands there.
-type Edit = dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync;
+/// What a schedule that stands there shall become, or why it cannot.
+pub type ScheduleEdit = Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>;
 
 /// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
 pub struct ScheduleChange {
-    pub edit: Box<Edit>,
+    pub edit: ScheduleEdit,
     pub limits: JobLimits,
     /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
     pub action: &'static str,
@@ -105,7 +116,7 @@ pub struct ScheduleChange {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ScheduleFilter {
     pub is_active: Option<bool>,
-    /// A part of the name, in any case.
+    /// A part of the name, in any case (SQLite: as far as letters are ASCII).
     pub q: Option<String>,
     /// The whole name.
     pub name: Option<String>,
@@ -128,7 +139,7 @@ pub struct ScheduleCounts {
 /// What a round of firing did.
 #[derive(Clone, Debug, Default)]
 pub struct Fired {
-    /// How many schedules were dealt with. As many as were asked for: there may be more.
+    /// How many schedules were dealt with. None, although one is due: another node is dealing with it.
     pub schedules: usize,
     /// What became of due times.
     pub ticks: Vec<TickRow>,
@@ -150,18 +161,27 @@ pub struct Round {
 /// Why a job was cancelled that had to make way.
 pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
 
+/// After so many jobs and records a round leaves the rest to the next one: a thousand schedules with a long backlog each would be a
+/// transaction without end.
+const ROUND_ROWS: usize = 20_000;
+
 /// The jobs whose states decide what happens to these schedules.
 pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
     let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
-    watched.flat_map(|schedule| schedule.last_job.into_iter().chain(schedule.waits_for)).collect()
+    watched.flat_map(|schedule| schedule.recent.iter().copied()).collect()
 }
 
-/// What is to be written about schedules that are due. One that cannot be understood stands still with the reason and is in nobody's way.
-pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refused: &Refused, now: Timestamp) -> Round {
+pub fn stored_recent(schedule: &Schedule) -> String {
+    serde_json::to_string(&schedule.recent).expect("ids are JSON")
+}
+
+/// What is to be written about schedules that are due, as many of them as one round takes. One that cannot be understood stands still with the reason and is in nobody's way.
+pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, now: Timestamp) -> Round {
     let mut round = Round::default();
-    let state = |id: Option<JobId>| id.and_then(|id| states.get(&id).copied());
     for schedule in schedules {
-        let jobs = LastJobs { last: state(schedule.last_job), waits_for: state(schedule.waits_for) };
+        if round.jobs.len() + round.ticks.len() >= ROUND_ROWS {
+            break;
+        }
         let stays = schedule.clone();
         match schedule.timed() {
             Ok(mut timed) => {
@@ -169,11 +189,11 @@ pub fn round(schedules: Vec<Schedule>, states: &HashMap<JobId, JobState>, refuse
                 if let Some(reason) = refused.get(&timed.schedule.id) {
                     decision.give_up(timed.schedule.id, reason, now);
                 }
-                let followed = follow(&mut timed, decision, jobs, now);
+                let followed = follow(&mut timed, decision, states, now);
                 round.makers.extend(followed.jobs.iter().map(|_| timed.schedule.id));
                 round.jobs.extend(followed.jobs);
                 round.ticks.extend(followed.ticks);
-                round.cancels.extend(followed.cancel);
+                round.cancels.extend(followed.cancels);
                 round.schedules.push(timed.schedule);
             }
             Err(faults) => round.schedules.push(Schedule {

@@ -45,8 +45,13 @@ pub async fn create_from(api: &Api, body: &Bytes) -> Answer<Schedule> {
 fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> Answer<Timed> {
     let fields = body_object(body, api.body_bytes)?;
     let asked = read_schedule(fields, ScheduleSpec::default(), &api.engine.webhooks.rule);
-    match Schedule::new(asked.spec.clone(), asked.is_active.unwrap_or(true), &api.limits, now) {
-        Ok(timed) if asked.faults.is_empty() => Ok(timed),
+    match Schedule::new(asked.spec.clone(), &api.limits, now) {
+        Ok(mut timed) if asked.faults.is_empty() => {
+            if asked.is_active == Some(false) {
+                timed.disable();
+            }
+            Ok(timed)
+        }
         Ok(_) => Err(ApiError::invalid(asked.faults)),
         Err(checked) => Err(ApiError::invalid(asked.faults_with(checked))),
     }

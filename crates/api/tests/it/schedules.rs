@@ -564,7 +564,7 @@ async fn a_schedule_whose_zone_is_gone_is_shown_with_the_reason_and_can_be_mende
     let mut spec = ScheduleSpec { name: "old".into(), ..ScheduleSpec::default() };
     spec.job.kind = "noop".into();
     spec.timing.interval_ms = Some(3_600_000);
-    let mut schedule = Schedule::new(spec, true, &JobLimits::default(), now).ok().unwrap().schedule;
+    let mut schedule = Schedule::new(spec, &JobLimits::default(), now).ok().unwrap().schedule;
     schedule.spec.timing.timezone = "Mars/Olympus".into();
     let id = schedule.id.to_string();
     app.engine.store.schedule_create(schedule, "test", now).await.unwrap();

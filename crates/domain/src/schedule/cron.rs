@@ -76,8 +76,24 @@ impl Cron {
 
     /// In words: `At 02:30, on Monday`.
     pub(super) fn describe(&self) -> String {
-        let described = CronParser::new().parse(&self.plain).map(|cron| cron.describe());
-        described.map_or_else(|_| self.plain.clone(), |words| words.trim_end_matches('.').to_owned())
+        let fields: Vec<&str> = self.plain.split_ascii_whitespace().collect();
+        let plain = if let [.., minute, hour, day, month, weekday] = fields[..] {
+            let seconds = if fields.len() > 5 { Some(spelled_out(fields[0], self.seconds, 60)) } else { None };
+            let rest = [
+                spelled_out(minute, self.minutes, 60),
+                spelled_out(hour, self.hours, 24),
+                day.to_owned(),
+                spelled_out(month, self.months, 13),
+                weekday.to_owned(),
+            ];
+            seconds.into_iter().chain(rest).collect::<Vec<String>>().join(" ")
+        } else {
+            self.plain.clone()
+        };
+        let described = CronParser::new().parse(&plain).map(|cron| cron.describe());
+        let words = described.map_or_else(|_| self.plain.clone(), |words| words.trim_end_matches('.').to_owned());
+        // The library's words for `LW` are those for `L`.
+        if self.plain.contains("LW") { words.replace("the last day of", "the last working day of") } else { words }
     }
 
     fn day_matches(&self, day: Date) -> bool {
@@ -132,6 +148,17 @@ fn bit_from(mask: u64, from: i64) -> Option<i64> {
 
 fn date(at: i64) -> Option<Date> {
     Some(Offset::UTC.to_datetime(Instant::from_second(at).ok()?).date())
+}
+
+/// A field with steps, as the list of what it matches: "every 40 minutes" would be wrong of minutes 0 and 40. Steps that come out even stay.
+fn spelled_out(field: &str, values: u64, end: usize) -> String {
+    let step = field.strip_prefix("*/").and_then(|step| step.parse::<usize>().ok());
+    let even = step.is_some_and(|step| step > 0 && end.is_multiple_of(step));
+    if !field.contains('/') || even {
+        return field.to_owned();
+    }
+    let numbers: Vec<String> = (0..end).filter(|n| values >> n & 1 == 1).map(|n| n.to_string()).collect();
+    numbers.join(",")
 }
 
 #[cfg(test)]

@@ -144,7 +144,23 @@ impl JobTemplate {
             Fault::new(path, fault.message)
         };
         let faults = job.check(limits).into_iter().map(named);
-        faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message))).collect()
+        let faults = faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message)));
+        faults
+            .chain(self.of_one_job().map(|path| Fault::new(path, "belongs to one job, not to every job of a schedule")))
+            .collect()
+    }
+
+    /// What cannot be the same for many jobs: the second would be refused, or be over before it begins.
+    fn of_one_job(&self) -> impl Iterator<Item = &'static str> {
+        let JobOptions { idempotency_key, unique_key, scheduled_at, expires_at, depends_on, .. } = &self.options;
+        let said = [
+            ("idempotencyKey", idempotency_key.is_some()),
+            ("uniqueKey", unique_key.is_some()),
+            ("scheduledAt", scheduled_at.is_some()),
+            ("expiresAt", expires_at.is_some()),
+            ("dependsOn", !depends_on.is_empty()),
+        ];
+        said.into_iter().filter(|(_, is_said)| *is_said).map(|(path, _)| path)
     }
 }
 
@@ -166,8 +182,10 @@ pub struct Schedule {
     pub last_due_at: Option<Timestamp>,
     pub last_run_at: Option<Timestamp>,
     pub last_job: Option<JobId>,
-    /// The job that the last one waits for, if it does.
-    pub waits_for: Option<JobId>,
+    /// Jobs that it made and that are not known to be over, the latest last.
+    pub recent: Vec<JobId>,
+    /// The job that waits for those that are going.
+    pub queued: Option<JobId>,
     /// Why it will not fire any more by itself.
     pub finished: Option<String>,
     pub created_at: Timestamp,
@@ -188,9 +206,9 @@ pub struct SchedulePatch {
 }
 
 impl Schedule {
-    /// A new one, which counts from `now`.
+    /// A new one, which counts and fires from `now` on.
     #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
-    pub fn new(spec: ScheduleSpec, is_active: bool, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
+    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
         let beat = spec.check(limits, now)?;
         let schedule = Schedule {
             id: ScheduleId::new(),
@@ -203,15 +221,14 @@ impl Schedule {
             last_due_at: None,
             last_run_at: None,
             last_job: None,
-            waits_for: None,
+            recent: Vec::new(),
+            queued: None,
             finished: None,
             created_at: now,
             updated_at: now,
         };
         let mut timed = Timed { schedule, beat };
-        if is_active {
-            timed.enable(now)?;
-        }
+        timed.enable(now)?;
         Ok(timed)
     }
 
@@ -238,6 +255,8 @@ impl Schedule {
             Some(false) => timed.disable(),
             Some(true) if !was_active || re_timed => timed.enable(now)?,
             None if was_active && re_timed => timed.enable(now)?,
+            // Why it was over may not hold any more; who wants it to go on enables it.
+            None if re_timed => timed.schedule.finished = None,
             _ => {}
         }
         timed.schedule.updated_at = now;
@@ -314,8 +333,8 @@ impl Timed {
     /// Fires from now on. What was due while it was off is not made up for, and no due time is dealt with twice.
     fn enable(&mut self, now: Timestamp) -> Result<(), Vec<Fault>> {
         let schedule = &mut self.schedule;
-        if let Some(max) = schedule.spec.max_runs.filter(|max| schedule.runs >= *max) {
-            let message = format!("it has run {} times; to enable it again allow more than that", max);
+        if schedule.spec.max_runs.is_some_and(|max| schedule.runs >= max) {
+            let message = format!("it has run {} times; to go on it has to be allowed more than that", schedule.runs);
             return Err(vec![Fault::new("maxRuns", message)]);
         }
         schedule.cursor_at = schedule.cursor_at.max(now);
@@ -328,7 +347,8 @@ impl Timed {
         Ok(())
     }
 
-    fn disable(&mut self) {
+    /// Fires no more by itself.
+    pub fn disable(&mut self) {
         self.schedule.is_active = false;
         self.schedule.next_at = None;
     }

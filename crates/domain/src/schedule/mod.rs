@@ -13,13 +13,17 @@ mod walk;
 mod zone;
 
 #[cfg(test)]
+mod definition_tests;
+#[cfg(test)]
 mod dst_tests;
+#[cfg(test)]
+mod outcome_tests;
 #[cfg(test)]
 mod timing_tests;
 
 pub use definition::{
     JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed, not_understood,
 };
-pub use outcome::{Decision, Followed, LastJobs, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
+pub use outcome::{Decision, Followed, JobStates, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
 pub use timing::{Backlog, Beat, DstGap, DstOverlap, Older, Tick, Timing};
 pub use walk::DstNote;

@@ -3,9 +3,11 @@
 //! Everything is derived from the schedule's own row (its cursor) and the time. The same row and the same time give the same
 //! decision, so it does not matter who makes it, or how often it is made before it is committed.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Misfire, Overlap, Schedule, Tick, Timed, template};
+use super::{Backlog, Beat, DstGap, DstNote, Misfire, Older, Overlap, Schedule, Tick, Timed, Timing, template};
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,18 +79,37 @@ pub struct ScheduledRun {
 /// The next `count` runs after `after`.
 pub fn preview(timed: &Timed, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
     let count = count.min(timed.runs_left());
+    let moved = with_moved(timed);
     let mut last = after;
-    let ticks = std::iter::from_fn(|| {
+    let runs = std::iter::from_fn(|| {
         let tick = timed.beat.next(last)?;
+        let left_out = moved.as_ref().and_then(|moved| moved.next(last)).filter(|other| other.due < tick.due);
+        let note = tick.note.map(|note| note.to_string());
+        let left_out = left_out.and_then(|other| match other.note {
+            Some(DstNote::Moved { from, .. }) => {
+                let day = timed.beat.local(other.due);
+                Some(format!(
+                    "before it, {from} does not exist on {} and is left out",
+                    day.get(..10).unwrap_or_default()
+                ))
+            }
+            _ => None,
+        });
         last = tick.due;
-        Some(tick)
+        let notes: Vec<String> = left_out.into_iter().chain(note).collect();
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
+        Some(ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note })
     });
-    ticks.take(count).map(|tick| run_of(timed, &tick)).collect()
+    runs.take(count).collect()
 }
 
-fn run_of(timed: &Timed, tick: &Tick) -> ScheduledRun {
-    let note = tick.note.as_ref().map(ToString::to_string);
-    ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note }
+/// The same timing with local times that do not exist moved instead of left out, to see which those are.
+fn with_moved(timed: &Timed) -> Option<Beat> {
+    let timing = &timed.schedule.spec.timing;
+    if timing.cron_expression.is_none() || timing.dst_gap != Some(DstGap::Skip) {
+        return None;
+    }
+    Timing { dst_gap: Some(DstGap::Next), ..timing.clone() }.compile(timed.schedule.anchor_at).ok()
 }
 
 /// How far a due schedule has come, before anybody has looked at its last job.
@@ -122,32 +143,18 @@ impl Decision {
 /// How many due times that nothing comes of get a record of their own in one decision; those before them share one.
 const OWN_RECORDS: usize = 100;
 
+/// How far back a decision looks for due times outside a blackout.
+const MOST_LOOKED_AT: usize = 100_000;
+
 /// What is to be done about everything that has become due by `now`.
 pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
-    let Schedule { id, spec, cursor_at, .. } = &timed.schedule;
+    let Schedule { spec, cursor_at, .. } = &timed.schedule;
     let wanted = match spec.misfire {
         Misfire::CatchUp => spec.catch_up_limit as usize,
         Misfire::RunOnce | Misfire::Skip => 1,
     };
-    let backlog = timed.beat.backlog(*cursor_at, now, wanted + OWN_RECORDS);
-    let row = |tick: &Tick, outcome, reason: String| TickRow {
-        schedule_id: *id,
-        due_at: tick.due,
-        outcome,
-        reason: Some(reason),
-        job_id: None,
-        at: now,
-        through_at: None,
-        count: Some(1),
-    };
-    let mut others = Vec::new();
-    let mut due: Vec<&Tick> = Vec::new();
-    for tick in &backlog.latest {
-        match &tick.excepted {
-            Some(entry) => others.push(row(tick, TickOutcome::Skipped, format!("in a blackout: {entry}"))),
-            None => due.push(tick),
-        }
-    }
+    let backlog = backlog(timed, wanted, now);
+    let (excepted, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.excepted.is_some());
     let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
     let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
     let outage = backlog.older.is_some() || due.first().is_some_and(|first| is_late(first));
@@ -156,26 +163,66 @@ pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
         (true, Misfire::CatchUp | Misfire::RunOnce) => wanted,
         (true, Misfire::Skip) => usize::from(due.last().is_some_and(|last| !is_late(last))),
     };
-    let missed = due.len().saturating_sub(kept);
-    for tick in &due[..missed] {
-        others.push(row(tick, TickOutcome::Missed, missed_reason(spec.misfire).into()));
-    }
-    if let Some(older) = &backlog.older {
-        others.push(TickRow {
-            schedule_id: *id,
-            due_at: older.first,
-            outcome: TickOutcome::Missed,
-            reason: Some(missed_reason(spec.misfire).into()),
-            job_id: None,
-            at: now,
-            through_at: Some(older.last),
-            count: older.count,
-        });
-    }
+    let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
+    let records = Records { schedule_id: timed.schedule.id, now };
+    let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.excepted.as_deref().unwrap_or_default());
+    let mut others = records.of(&excepted, None, TickOutcome::Skipped, in_blackout);
+    let reason = missed_reason(spec.misfire);
+    others.extend(records.of(missed, backlog.older.as_ref(), TickOutcome::Missed, |_| reason.into()));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
     let next_at = timed.beat.next(cursor_at).map(|tick| tick.due);
-    let fires = due[missed..].iter().take(timed.runs_left()).map(|tick| tick.due).collect();
-    Decision { fires, others, cursor_at, next_at }
+    Decision { fires: kept.iter().map(|tick| tick.due).collect(), others, cursor_at, next_at }
+}
+
+/// What has become due, and enough of it outside a blackout if there is: an outage may end in a long one.
+fn backlog(timed: &Timed, wanted: usize, now: Timestamp) -> Backlog {
+    let cursor_at = timed.schedule.cursor_at;
+    let backlog = timed.beat.backlog(cursor_at, now, wanted + OWN_RECORDS);
+    let fit = backlog.latest.iter().filter(|tick| tick.excepted.is_none()).count();
+    if backlog.older.is_none() || fit >= wanted {
+        return backlog;
+    }
+    timed.beat.backlog(cursor_at, now, MOST_LOOKED_AT)
+}
+
+struct Records {
+    schedule_id: ScheduleId,
+    now: Timestamp,
+}
+
+impl Records {
+    /// Of each of the latest of `ticks` its own, and one for all that lie before those, `older` among them.
+    fn of(
+        &self,
+        ticks: &[&Tick],
+        older: Option<&Older>,
+        outcome: TickOutcome,
+        reason: impl Fn(&Tick) -> String,
+    ) -> Vec<TickRow> {
+        let (shared, own) = ticks.split_at(ticks.len().saturating_sub(OWN_RECORDS));
+        let row = |due_at, reason| TickRow {
+            schedule_id: self.schedule_id,
+            due_at,
+            outcome,
+            reason: Some(reason),
+            job_id: None,
+            at: self.now,
+            through_at: None,
+            count: Some(1),
+        };
+        let mut rows: Vec<TickRow> = own.iter().map(|tick| row(tick.due, reason(tick))).collect();
+        let first = older.map(|older| older.first).or(shared.first().map(|tick| tick.due));
+        let last = shared.last().map(|tick| tick.due).or(older.map(|older| older.last));
+        if let (Some(first), Some(last)) = (first, last) {
+            let text = ticks
+                .last()
+                .map_or_else(|| reason(&Tick { due: last, note: None, excepted: None }), |tick| reason(tick));
+            let before = older.map_or(Some(0), |older| older.count);
+            let count = before.map(|before| before + shared.len() as u64);
+            rows.push(TickRow { through_at: Some(last), count, ..row(first, text) });
+        }
+        rows
+    }
 }
 
 fn missed_reason(misfire: Misfire) -> &'static str {
@@ -186,36 +233,40 @@ fn missed_reason(misfire: Misfire) -> &'static str {
     }
 }
 
-/// The states of the jobs that a schedule made last. `None`: there is no such job any more.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct LastJobs {
-    pub last: Option<JobState>,
-    pub waits_for: Option<JobState>,
-}
-
 /// What comes of a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Followed {
     pub jobs: Vec<NewJob>,
     pub ticks: Vec<TickRow>,
-    /// A job that was still going and has to make way.
-    pub cancel: Option<JobId>,
+    /// Jobs that were still going and have to make way.
+    pub cancels: Vec<JobId>,
 }
 
+/// The states of jobs. One that is not in here is not known any more.
+pub type JobStates = HashMap<JobId, JobState>;
+
+/// How many of its jobs a schedule keeps in mind.
+const RECENT: usize = 50;
+
 /// Turns a decision into jobs, by what the jobs before them are doing, and moves the schedule on.
-pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timestamp) -> Followed {
+pub fn follow(timed: &mut Timed, decision: Decision, states: &JobStates, now: Timestamp) -> Followed {
     let mut followed = Followed { ticks: decision.others, ..Followed::default() };
     let overlap = timed.schedule.spec.overlap;
-    let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
-    let mut going = is_going(jobs.last);
-    let mut queued = going && is_going(jobs.waits_for);
+    let mut waiting = None;
+    if overlap != Overlap::Allow {
+        timed.schedule.recent.retain(|job| states.get(job).is_some_and(|state| !state.is_terminal()));
+        waiting = timed.schedule.queued.filter(|job| states.get(job) == Some(&JobState::Pending));
+    }
     let last_due = decision.fires.last().copied();
     for due in decision.fires {
-        let behind = timed.schedule.last_job.filter(|_| going);
+        if timed.runs_left() == 0 {
+            break;
+        }
+        let going = &timed.schedule.recent;
         let skipped = match overlap {
             Overlap::Allow => None,
-            Overlap::Skip => behind.map(|job| format!("job {job} of an earlier due time is still going")),
-            Overlap::QueueOne => behind.filter(|_| queued).map(|job| format!("job {job} waits already")),
+            Overlap::Skip => going.last().map(|job| format!("job {job} of an earlier due time is not over yet")),
+            Overlap::QueueOne => waiting.map(|job| format!("job {job} waits already")),
             Overlap::CancelPrevious => {
                 let later = last_due.filter(|last| *last > due);
                 later.map(|later| format!("the job of {later}, due by now too, takes its place"))
@@ -233,20 +284,20 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
         };
         if row.reason.is_none() {
             let mut job = timed.job(due, now);
-            let waits_for = behind.filter(|_| matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious));
-            if let Some(before) = waits_for {
-                job.options.depends_on = vec![before];
+            if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !timed.schedule.recent.is_empty() {
+                job.options.depends_on.clone_from(&timed.schedule.recent);
                 job.options.on_parent_failure = OnParentFailure::Run;
-                followed.cancel = Some(before).filter(|_| overlap == Overlap::CancelPrevious);
+                waiting = Some(job.id);
+            }
+            if overlap == Overlap::CancelPrevious {
+                followed.cancels.clone_from(&timed.schedule.recent);
             }
             row.outcome = TickOutcome::Fired;
             row.job_id = Some(job.id);
             timed.schedule.runs += 1;
             timed.schedule.last_due_at = Some(due);
-            timed.schedule.last_run_at = Some(now);
-            timed.schedule.last_job = Some(job.id);
-            timed.schedule.waits_for = waits_for;
-            (going, queued) = (true, waits_for.is_some());
+            timed.schedule.queued = waiting;
+            timed.schedule.made(job.id, now);
             followed.jobs.push(job);
         }
         followed.ticks.push(row);
@@ -255,6 +306,17 @@ pub fn follow(timed: &mut Timed, decision: Decision, jobs: LastJobs, now: Timest
     timed.schedule.next_at = decision.next_at;
     timed.finish_if_over();
     followed
+}
+
+impl Schedule {
+    /// Keeps in mind that it made this job.
+    fn made(&mut self, job: JobId, now: Timestamp) {
+        self.last_run_at = Some(now);
+        self.last_job = Some(job);
+        self.recent.push(job);
+        let surplus = self.recent.len().saturating_sub(RECENT);
+        self.recent.drain(..surplus);
+    }
 }
 
 impl Timed {
@@ -277,13 +339,11 @@ impl Timed {
         }
     }
 
-    /// A run at the wish of a person. It counts as the last job, so that the next due time does not overlap with it unseen.
+    /// A run at the wish of a person. The next due time sees it as it sees the others.
     pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
         let mut job = self.job(now, now);
         job.options.scheduled_at = None;
-        self.schedule.last_run_at = Some(now);
-        self.schedule.last_job = Some(job.id);
-        self.schedule.waits_for = None;
+        self.schedule.made(job.id, now);
         let row = TickRow {
             schedule_id: self.schedule.id,
             due_at: now,

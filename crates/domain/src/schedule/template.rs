@@ -28,19 +28,24 @@ enum Value {
     Nothing,
 }
 
-/// Names that look like ours and are none.
+/// How many placeholders a payload may have: each may become longer than it is.
+const MOST: usize = 100;
+
+/// Names that look like ours and are none, and too many of them.
 pub fn check(payload: &str) -> impl Iterator<Item = String> {
+    let count = placeholders(payload).filter(|found| is_known(found.name)).count();
+    let many = (count > MOST).then(|| format!("must have at most {MOST} placeholders, has {count}"));
     let unknown = placeholders(payload).filter(|found| {
         let head = found.name.split('.').next().unwrap_or_default();
         let ours = TIMES.contains(&head) || OTHERS.iter().any(|known| known.split('.').next() == Some(head));
         ours && !is_known(found.name)
     });
     let names: Vec<String> = unknown.map(|found| found.name.to_owned()).collect();
-    names.into_iter().map(|name| {
+    many.into_iter().chain(names.into_iter().map(|name| {
         format!(
             "{{{{{name}}}}} is not known; there are {{{{due}}}} and {{{{previous}}}}, each also with .local .date .time .ms .unix, and {{{{schedule.id}}}} {{{{schedule.name}}}} {{{{timezone}}}} {{{{run}}}}"
         )
-    })
+    }))
 }
 
 fn is_known(name: &str) -> bool {
@@ -54,10 +59,7 @@ pub fn render(payload: &str, values: &Values<'_>) -> String {
     let mut copied = 0;
     for found in placeholders(payload) {
         let Some(value) = value(found.name, values) else { continue };
-        let alone = payload[..found.start].ends_with('"') && payload[found.end..].starts_with('"') && {
-            // The quote before it may belong to the text: `"\"{{due.ms}}"`.
-            !payload[..found.start].ends_with("\\\"")
-        };
+        let alone = stands_alone(&payload[..found.start], &payload[found.end..]);
         let (start, end) = if alone { (found.start - 1, found.end + 1) } else { (found.start, found.end) };
         text.push_str(&payload[copied..start]);
         match (value, alone) {
@@ -73,6 +75,14 @@ pub fn render(payload: &str, values: &Values<'_>) -> String {
     }
     text.push_str(&payload[copied..]);
     text
+}
+
+/// Whether the text consists of nothing else. The quote before it may belong to the text: `"\"{{due.ms}}"`. The name of a member has to
+/// stay a text.
+fn stands_alone(before: &str, after: &str) -> bool {
+    let opens = before.ends_with('"') && !before.ends_with("\\\"");
+    let is_name = |rest: &str| rest.trim_start().starts_with(':');
+    opens && after.strip_prefix('"').is_some_and(|rest| !is_name(rest))
 }
 
 fn value(name: &str, values: &Values<'_>) -> Option<Value> {
@@ -110,11 +120,12 @@ struct Placeholder<'a> {
 fn placeholders(payload: &str) -> impl Iterator<Item = Placeholder<'_>> {
     let mut from = 0;
     std::iter::from_fn(move || {
-        let start = from + payload[from..].find("{{")?;
-        let length = payload[start..].find("}}")?;
-        let end = start + length + 2;
-        from = end;
-        Some(Placeholder { start, end, name: payload[start + 2..start + length].trim() })
+        let opening = from + payload[from..].find("{{")?;
+        let closing = opening + 2 + payload[opening + 2..].find("}}")?;
+        // Braces that nobody closed may stand before it: `"{{ and {{due}}"`.
+        let start = opening + payload[opening..closing].rfind("{{")?;
+        from = closing + 2;
+        Some(Placeholder { start, end: closing + 2, name: payload[start + 2..closing].trim() })
     })
 }
 
@@ -153,10 +164,20 @@ mod tests {
             (r#"{"p":"{{previous}}","t":"since {{previous}}"}"#, r#"{"p":null,"t":"since "}"#),
             (r#"{"mail":"Dear {{customer}}, {{due"}"#, r#"{"mail":"Dear {{customer}}, {{due"}"#),
             (r#"{"a":{"b":{}}}"#, r#"{"a":{"b":{}}}"#),
+            (r#"{"{{due.unix}}":1,"{{previous}}" : 2}"#, r#"{"1782864000":1,"" : 2}"#),
+            (r#"{"a":"{{ and ","b":"{{run}}"}"#, r#"{"a":"{{ and ","b":7}"#),
+            (r#"{"a":"\"{{run}}","b":"\\","c":"{{run}}"}"#, r#"{"a":"\"7","b":"\\","c":7}"#),
+            (r#"{"a":"{{}}{{{run}}}"}"#, r#"{"a":"{{}}{7}"}"#),
         ] {
             assert_eq!(rendered(payload), expected);
             serde_json::from_str::<serde_json::Value>(&rendered(payload)).expect("still JSON");
         }
+    }
+
+    #[test]
+    fn a_payload_cannot_grow_without_bound() {
+        let many = |count: usize| format!(r#"{{"a":"{}"}}"#, "{{schedule.name}}".repeat(count));
+        assert_eq!((check(&many(100)).count(), check(&many(101)).count()), (0, 1));
     }
 
     #[test]

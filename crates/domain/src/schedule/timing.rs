@@ -19,7 +19,7 @@ const LEAST_INTERVAL_MS: u64 = 1_000;
 const MOST_INTERVAL_MS: u64 = 3_650 * 86_400_000;
 /// How many blacked-out due times are passed over in the search for one that is not.
 const MOST_PASSED_OVER: usize = 200_000;
-const MOST_COUNTED: usize = 100_000;
+const MOST_COUNTED: usize = 5_000;
 
 /// When a schedule is due. What people wrote, checked by `compile`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -124,7 +124,10 @@ impl Timing {
                 return Some(Rhythm::Every { first, every_ms });
             }
             (None, None) => Fault::new("cronExpression", "is missing: give cronExpression or intervalMs"),
-            (Some(_), Some(_)) => Fault::new("cronExpression", "stands next to intervalMs: give one of them, not both"),
+            (Some(_), Some(_)) => Fault::new(
+                "cronExpression",
+                "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
+            ),
         };
         faults.push(fault);
         None
@@ -186,7 +189,7 @@ pub struct Backlog {
 pub struct Older {
     pub first: Timestamp,
     pub last: Timestamp,
-    /// `None`: more than 100 000, not counted.
+    /// `None`: more than 5 000, not counted.
     pub count: Option<u64>,
 }
 
@@ -274,12 +277,15 @@ impl Beat {
     /// In words: `At 02:30, on Monday (Europe/Madrid)`.
     pub fn explain(&self) -> String {
         let zone = self.zone.iana_name().unwrap_or("UTC");
-        match &self.rhythm {
-            Rhythm::Cron(cron) => format!("{} ({zone})", cron.describe()),
+        let when = match &self.rhythm {
+            Rhythm::Cron(cron) => cron.describe(),
             Rhythm::Every { first, every_ms } => {
-                format!("every {} from {} ({zone})", interval_words(*every_ms), self.local(*first))
+                format!("every {} from {}", interval_words(*every_ms), self.local(*first))
             }
-        }
+        };
+        let dark: Vec<&str> = self.except.iter().map(|except| except.text.as_str()).collect();
+        let except = if dark.is_empty() { String::new() } else { format!(", except in {}", dark.join(", ")) };
+        format!("{when}{except} ({zone})")
     }
 
     /// RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.

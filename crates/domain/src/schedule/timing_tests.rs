@@ -41,7 +41,10 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
         (Timing::default(), vec![("cronExpression", "is missing: give cronExpression or intervalMs")]),
         (
             with(cron("* * * * *"), |t| t.interval_ms = Some(5_000)),
-            vec![("cronExpression", "stands next to intervalMs: give one of them, not both")],
+            vec![(
+                "cronExpression",
+                "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
+            )],
         ),
         (every(999), vec![("intervalMs", "must be from 1000 (1 s) to 315360000000 (10 years), is 999")]),
         (
@@ -221,6 +224,14 @@ fn a_timing_is_explained_in_words() {
     let explain = |timing: Timing| beat(&madrid(timing)).explain();
     assert_eq!(explain(cron("30 2 * * MON")), "At 02:30, on Monday (Europe/Madrid)");
     assert_eq!(explain(cron("@hourly")), "At minute 0 past every hour (Europe/Madrid)");
+    assert_eq!(explain(cron("*/40 * * * *")), "At minute 0 and 40 past every hour (Europe/Madrid)");
+    assert_eq!(explain(cron("0 0 1 JAN-MAR/2 *")), "At 00:00, on day 1, in January and March (Europe/Madrid)");
+    assert_eq!(
+        explain(cron("0 0 LW 1 *")),
+        "At 00:00, on the last working day of the month, in January (Europe/Madrid)"
+    );
+    let dark = Timing { except: vec!["2026-12-25".into()], ..cron("30 2 * * *") };
+    assert_eq!(explain(dark), "At 02:30, except in 2026-12-25 (Europe/Madrid)");
     assert_eq!(explain(every(90_000)), "every 90 seconds from 2026-01-01T01:01:30+01:00 (Europe/Madrid)");
     assert_eq!(explain(every(3_600_000)), "every hour from 2026-01-01T02:00:00+01:00 (Europe/Madrid)");
 }

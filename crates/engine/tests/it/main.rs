@@ -7,6 +7,7 @@ mod driver;
 mod http;
 mod limits;
 mod runs;
+mod schedules;
 mod shell;
 mod simulation;
 mod stop;

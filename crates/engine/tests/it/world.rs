@@ -51,6 +51,20 @@ pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
     (open(&format!("{base}/{name}")).await, Place::Database(name))
 }
 
+/// Another server's way to the same PostgreSQL database.
+pub async fn opened_beside(place: &Place) -> Arc<dyn Store> {
+    let Place::Database(name) = place else { panic!("a file is opened by one at a time") };
+    let server = postgres_server();
+    let (base, _) = server.rsplit_once('/').unwrap();
+    open(&format!("{base}/{name}")).await
+}
+
+/// Ends every connection to the database, whatever it is doing.
+pub async fn cut_connections(place: &Place) {
+    let Place::Database(name) = place else { panic!("a file has no connections") };
+    run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
+}
+
 async fn open(url: &str) -> Arc<dyn Store> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     faena_store::open(url, StoreOptions::default()).await.unwrap()

@@ -11,6 +11,7 @@ mod limit_postgres;
 mod limit_sqlite;
 mod limits;
 mod report;
+mod schedules;
 mod scratch;
 mod submit;
 mod workers;
@@ -53,6 +54,9 @@ pub struct Arguments {
     /// Instead: the drain with limits set, beside the drain without
     #[arg(long)]
     limits: bool,
+    /// Instead: 100 000 schedules that are due in the same moment, beside a bulk submit of as many jobs
+    #[arg(long)]
+    schedules: bool,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
     /// Also write the figures to this file, as JSON
@@ -81,6 +85,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             workers::workers(scratch, &mut report).await
         } else if arguments.limits {
             limits::limits(scratch, arguments.jobs, &mut report).await
+        } else if arguments.schedules {
+            schedules::schedules(scratch, &mut report).await
         } else if arguments.history {
             history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
         } else {

@@ -159,6 +159,22 @@ const CODES: &[Code] = &[
     error("bulk-stuck", "bulk actions are not over and have no time to go on", "{id}", FIX)
         .fixed("bulk actions given a time"),
     warning("bulk-overdue", "bulk actions should have gone on long ago", "{id} ({x:s} ago)", SERVE),
+    error("schedule-stuck", "schedules are active and have no next time", "{words} ({id})", FIX)
+        .fixed("schedules given their next time, or ended"),
+    warning("schedule-overdue", "schedules are due and nobody fires them", "{words} ({id}, {x:s} ago)", SERVE),
+    error(
+        "schedule-unreadable",
+        "schedules cannot be understood, and do not fire",
+        "{words} ({id})",
+        "delete it (`faena schedules delete`) and make it anew",
+    ),
+    warning(
+        "tick-without-job",
+        "due times became jobs that are not there, and nobody deleted jobs",
+        "{id} of {words}",
+        "if `retention` is shorter than an hour this is as it should be; else look at the rows",
+    ),
+    error("due-twice", "due times of schedules have more than one job", "{id} ({words})", BY_HAND),
     error("schema-old", "", "", "run `faena migrate`, or start a server of this version"),
     // Set-up: PostgreSQL.
     error("postgres-old", "", "", "move to PostgreSQL 13 or newer"),
@@ -262,6 +278,13 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
             judge::history,
         ),
         walk("workers", "SELECT id, state, key FROM worker", judge::worker),
+        query("schedules", SCHEDULES),
+        walk("timings of schedules", "SELECT id, anchor_at, spec, name FROM schedule", judge::schedule),
+        walk(
+            "jobs of schedules",
+            "SELECT l.value, j.id, j.options FROM label l CROSS JOIN job j WHERE l.kind = 1 AND j.id = l.id ORDER BY l.value",
+            judge::due,
+        ),
     ]);
     steps
 }
@@ -391,6 +414,17 @@ const DELIVERIES: &str = "
     SELECT 'bulk-stuck', id, '', NULL, NULL, NULL FROM bulk WHERE due_at IS NULL AND finished_at IS NULL
     UNION ALL
     SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000";
+
+/// A job that somebody deleted is missing with good reason.
+const SCHEDULES: &str = "
+    SELECT 'schedule-stuck' AS code, id, name AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM schedule WHERE active AND next_at IS NULL
+    UNION ALL
+    SELECT 'schedule-overdue', id, name, {now} - next_at, NULL, NULL FROM schedule WHERE next_at < {now} - 300000
+    UNION ALL
+    SELECT 'tick-without-job', t.job, s.name, NULL, NULL, NULL FROM tick t JOIN schedule s ON s.id = t.schedule
+    WHERE t.job IS NOT NULL AND t.at > {now} - 3600000 AND NOT EXISTS (SELECT 1 FROM job j WHERE j.id = t.job)
+      AND NOT EXISTS (SELECT 1 FROM audit a WHERE a.action LIKE '%delete%' AND a.at >= t.at)";
 
 const RUNS: &str = "
     SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, coalesce(m.run, 0) AS x, s.last AS y, CAST(NULL AS bigint) AS z

@@ -3,7 +3,7 @@
 
 use faena_domain::Timestamp;
 
-use super::{Cell, Dialect};
+use super::{Cell, Dialect, judge::beat};
 use crate::{assemble::parse_options, plan::key_number};
 
 /// What a repair is made of.
@@ -89,6 +89,10 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "bulk-stuck" => {
             Fix::Sql(&[Counted("UPDATE bulk SET due_at = {now} WHERE due_at IS NULL AND finished_at IS NULL")])
         }
+        "schedule-stuck" => Fix::Rows {
+            select: "SELECT id, anchor_at, spec, cursor_at FROM schedule WHERE active AND next_at IS NULL",
+            make: next_time,
+        },
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
     }
@@ -199,6 +203,18 @@ fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     };
     let id = (dialect.literal)(row[1].id());
     vec![format!("INSERT INTO hold (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
+}
+
+/// It goes on after what has been dealt with, like one that nobody was there for. One that cannot be understood, or that nothing is left
+/// of, is over.
+fn next_time(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+    let id = (dialect.literal)(row[0].id());
+    let next = beat(row[1].number(), row[2].text()).and_then(|beat| beat.next(Timestamp::from_ms(row[3].number())));
+    let change = match next {
+        Some(tick) => format!("next_at = {}", tick.due.as_ms()),
+        None => "active = FALSE, finished = 'faena doctor found nothing that it would be due at'".into(),
+    };
+    vec![format!("UPDATE schedule SET {change} WHERE id = {id} AND active AND next_at IS NULL")]
 }
 
 fn options_of(row: &[Cell]) -> Option<&str> {

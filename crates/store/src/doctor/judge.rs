@@ -1,8 +1,9 @@
 //! Judges what the walk reads, row by row, and keeps only what is at fault.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::{LogEntry, LogEvent, WorkerState};
+use faena_domain::schedule::{Beat, ScheduleSpec};
+use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
 use super::{Cell, EXAMPLES, Finding, code_of};
@@ -19,6 +20,8 @@ pub(crate) struct Judge {
     order: Vec<&'static str>,
     /// The last state in each worker's history.
     histories: HashMap<Uuid, i64>,
+    /// The schedule whose jobs are being read, and the due times that they were made for.
+    dues: (String, HashSet<Timestamp>),
 }
 
 #[derive(Default)]
@@ -74,6 +77,31 @@ pub(super) fn jobs(judge: &mut Judge, row: &[Cell]) {
 pub(super) fn options(judge: &mut Judge, row: &[Cell]) {
     if parse_options(Some(row[1].text())).is_err() {
         judge.add("job-unreadable", row[0].id(), "");
+    }
+}
+
+/// `id, anchor_at, spec, name`.
+pub(super) fn schedule(judge: &mut Judge, row: &[Cell]) {
+    if beat(row[1].number(), row[2].text()).is_none() {
+        judge.add("schedule-unreadable", row[0].id(), row[3].text());
+    }
+}
+
+/// When a stored schedule is due, if that can be understood.
+pub(crate) fn beat(anchor_at: i64, spec: &str) -> Option<Beat> {
+    let spec: ScheduleSpec = serde_json::from_str(spec).ok()?;
+    spec.timing.compile(Timestamp::from_ms(anchor_at)).ok()
+}
+
+/// `schedule, id, options`, the jobs of each schedule together. A run that a person wanted has no time that it waits for.
+pub(super) fn due(judge: &mut Judge, row: &[Cell]) {
+    let Ok(options) = parse_options(Some(row[2].text())) else { return };
+    let Some(due) = options.schedule_due.filter(|_| options.scheduled_at.is_some()) else { return };
+    if judge.dues.0 != row[0].text() {
+        judge.dues = (row[0].text().to_owned(), HashSet::new());
+    }
+    if !judge.dues.1.insert(due) {
+        judge.add("due-twice", row[1].id(), &format!("schedule {}, due {due}", row[0].text()));
     }
 }
 

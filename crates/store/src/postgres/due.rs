@@ -282,8 +282,9 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
             .await;
         if let Err(error) = made {
             client.batch_execute("RESET lock_timeout").await?;
-            if error.code() == Some(&SqlState::DUPLICATE_TABLE) || error.code() == Some(&SqlState::UNIQUE_VIOLATION) {
-                // Another node was faster.
+            let others = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::T_R_DEADLOCK_DETECTED];
+            if others.iter().any(|code| error.code() == Some(code)) {
+                // Another node was faster, or is just at it; the next round looks again.
                 continue;
             }
             tracing::warn!(partition = name, error = %crate::error::chain(&error), "a partition could not be made; finished jobs of that day go to the default partition");

@@ -24,7 +24,7 @@ mod note;
 mod notify;
 mod read;
 mod rules;
-mod schedules;
+pub mod schedules;
 mod standing;
 mod submit;
 mod webhooks;

@@ -59,20 +59,29 @@ pub async fn patch(
     now: Timestamp,
 ) -> Result<Option<Schedule>> {
     let client = shared.begin().await?;
-    let result = patch_in(&client, id, change, by, now).await;
+    let mut told = Told::default();
+    let result = patch_in(shared, &client, id, change, by, &mut told, now).await;
     let schedule = client.end(result).await?;
+    told.tell(shared, now).await?;
     shared.tell([Signal::Schedule]);
     Ok(schedule)
 }
 
 async fn patch_in(
+    shared: &Shared,
     client: &Object,
     id: ScheduleId,
     change: &ScheduleChange,
     by: &str,
+    told: &mut Told,
     now: Timestamp,
 ) -> Result<Option<Schedule>> {
-    let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    let Some(mut schedule) = locked(client, id).await? else { return Ok(None) };
+    if schedule.is_active {
+        // What is due by now is due by what was said before.
+        let (mut settled, _) = deal_with(shared, client, vec![schedule], told, now).await?;
+        schedule = settled.swap_remove(0);
+    }
     let schedule = schedules::changed(schedule, change, now)?;
     client
         .execute(
@@ -108,21 +117,22 @@ async fn put_moved(client: &Object, moved: &[Schedule]) -> Result<()> {
     let dues = column(|schedule| schedule.last_due_at);
     let ran = column(|schedule| schedule.last_run_at);
     let jobs: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.last_job.map(|job| job.0)).collect();
-    let waits: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.waits_for.map(|job| job.0)).collect();
+    let recent: Vec<String> = moved.iter().map(schedules::stored_recent).collect();
+    let queued: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.queued.map(|job| job.0)).collect();
     let finished: Vec<Option<String>> = moved.iter().map(|schedule| schedule.finished.clone()).collect();
     let statement = client
         .prepare_cached(
             "UPDATE faena.schedule s SET active = m.active, cursor_at = m.cursor_at, next_at = m.next_at, runs = m.runs,
-                 last_due_at = m.last_due_at, last_run_at = m.last_run_at, last_job = m.last_job, waits_for = m.waits_for,
+                 last_due_at = m.last_due_at, last_run_at = m.last_run_at, last_job = m.last_job, recent = m.recent, queued = m.queued,
                  finished = m.finished
-             FROM unnest($1::uuid[], $2::bool[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::uuid[], $9::uuid[],
-                     $10::text[])
-                 AS m(id, active, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, waits_for, finished)
+             FROM unnest($1::uuid[], $2::bool[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::uuid[], $9::text[], $10::uuid[],
+                     $11::text[])
+                 AS m(id, active, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, recent, queued, finished)
              WHERE s.id = m.id",
         )
         .await?;
-    let parameters: [&(dyn ToSql + Sync); 10] =
-        [&ids, &active, &cursors, &nexts, &runs, &dues, &ran, &jobs, &waits, &finished];
+    let parameters: [&(dyn ToSql + Sync); 11] =
+        [&ids, &active, &cursors, &nexts, &runs, &dues, &ran, &jobs, &recent, &queued, &finished];
     client.execute(&statement, &parameters).await?;
     Ok(())
 }
@@ -161,15 +171,23 @@ async fn trigger_in(
     now: Timestamp,
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    let at = free_moment(client, id, now).await?;
     let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
     let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
-    let (job, tick) = timed.trigger(now);
+    let (job, tick) = timed.trigger(at);
     let job_id = job.id;
     put.jobs(client, shared.own_shard(), vec![job], vec![lane], now).await?;
     put_moved(client, std::slice::from_ref(&timed.schedule)).await?;
     put_ticks(client, &[tick]).await?;
     audit::add(client, &schedules::triggered(by, job_id, &timed.schedule), now).await?;
     Ok(Some(job_id))
+}
+
+/// Two runs that people want in the same millisecond have a record each.
+async fn free_moment(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+    let sql = "SELECT max(due_at) FROM faena.tick WHERE schedule = $1 AND due_at >= $2 AND manual";
+    let taken: Option<i64> = client.query_one(sql, &[&id.0, &now.as_ms()]).await?.get(0);
+    Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
 }
 
 /// What others have to be told after a round.
@@ -181,23 +199,53 @@ struct Told {
     signals: Vec<Signal>,
 }
 
+impl Told {
+    /// To be called after the commit.
+    async fn tell(self, shared: &Shared, now: Timestamp) -> Result<()> {
+        self.put.tell(shared);
+        shared.tell(self.asked.into_iter().map(Signal::Cancel));
+        shared.tell(self.signals);
+        if !self.ended.is_empty() {
+            family::tell_children(shared, &self.ended, now).await?;
+        }
+        Ok(())
+    }
+}
+
 pub async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Fired> {
     let client = shared.begin().await?;
     let mut told = Told::default();
     let result = fire_in(shared, &client, limit, &mut told, now).await;
     let fired = client.end(result).await?;
-    told.put.tell(shared);
-    shared.tell(told.asked.into_iter().map(Signal::Cancel));
-    shared.tell(told.signals);
-    if !told.ended.is_empty() {
-        family::tell_children(shared, &told.ended, now).await?;
-    }
+    told.tell(shared, now).await?;
     Ok(fired)
 }
 
 async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told, now: Timestamp) -> Result<Fired> {
     let (due, broken) = due(client, limit, now).await?;
-    let mut fired = Fired { schedules: due.len() + broken.len(), ..Fired::default() };
+    let (moved, ticks) = deal_with(shared, client, due, told, now).await?;
+    let count = moved.len() + broken.len();
+    for (id, reason) in broken {
+        client
+            .execute(
+                "UPDATE faena.schedule SET active = false, next_at = NULL, finished = $1 WHERE id = $2",
+                &[&storable(&reason), &id.0],
+            )
+            .await?;
+    }
+    let next = client.query_one(NEXT_AT, &[]).await?;
+    let next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
+    Ok(Fired { schedules: count, ticks, next_at })
+}
+
+/// Jobs, records and the schedules' own rows, of as many of these as one round takes.
+async fn deal_with(
+    shared: &Shared,
+    client: &Object,
+    due: Vec<Schedule>,
+    told: &mut Told,
+    now: Timestamp,
+) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut lanes: HashMap<ScheduleId, LaneId> = HashMap::new();
     let mut refused = Refused::new();
     for schedule in &due {
@@ -228,29 +276,20 @@ async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told
         put_moved(client, &round.schedules).await?;
         put_ticks(client, &round.ticks).await?;
     }
-    for (id, reason) in broken {
-        client
-            .execute(
-                "UPDATE faena.schedule SET active = false, next_at = NULL, finished = $1 WHERE id = $2",
-                &[&storable(&reason), &id.0],
-            )
-            .await?;
-    }
-    let next = client.query_one("SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL", &[]).await?;
-    fired.next_at = next.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
-    fired.ticks = round.ticks;
-    Ok(fired)
+    Ok((round.schedules, round.ticks))
 }
 
 type Broken = Vec<(ScheduleId, String)>;
 
-/// PostgreSQL: what another node is just dealing with is left to it.
+/// Those that are due, the longest due first. PostgreSQL: what another node is just dealing with is left to it.
+pub fn due_sql() -> String {
+    format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
+}
+
+pub const NEXT_AT: &str = "SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL";
+
 async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
-    let statement = client
-        .prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-        ))
-        .await?;
+    let statement = client.prepare_cached(&due_sql()).await?;
     let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
     Ok(schedules::sorted_out(rows.iter().map(row).collect()))
 }
@@ -272,7 +311,7 @@ async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
             "INSERT INTO faena.tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
              SELECT * FROM unnest($1::uuid[], $2::int8[], $3::bool[], $4::int2[], $5::text[], $6::uuid[], $7::int8[], $8::int8[],
                  $9::int8[])
-             ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at WHERE excluded.manual",
+             ON CONFLICT DO NOTHING",
         )
         .await?;
     let parameters: [&(dyn ToSql + Sync); 9] =
@@ -300,9 +339,10 @@ pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) 
 
 async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
     let q = filter.q.as_deref().map(schedules::like);
+    let name = filter.name.as_deref().map(storable);
     let which = "($1::bool IS NULL OR active = $1) AND ($2::text IS NULL OR name ILIKE $2 ESCAPE '\\')
                  AND ($3::text IS NULL OR name = $3)";
-    let wanted: [&(dyn ToSql + Sync); 3] = [&filter.is_active, &q, &filter.name];
+    let wanted: [&(dyn ToSql + Sync); 3] = [&filter.is_active, &q, &name];
     let total: i64 =
         client.query_one(&format!("SELECT count(*) FROM faena.schedule WHERE {which}"), &wanted).await?.get(0);
     let (limit, offset) =
@@ -311,8 +351,7 @@ async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -
         "SELECT {COLUMNS} FROM faena.schedule WHERE {which} ORDER BY name COLLATE \"C\", id LIMIT $4 OFFSET $5"
     );
     let rows = client.query(&sql, &[wanted[0], wanted[1], wanted[2], &limit, &offset]).await?;
-    let found = rows.iter().map(|found| row(found).schedule()).collect::<Result<_>>()?;
-    Ok((found, u64::try_from(total).unwrap_or(0)))
+    Ok((schedules::readable(rows.iter().map(row).collect()), u64::try_from(total).unwrap_or(0)))
 }
 
 pub async fn ticks(shared: &Shared, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
@@ -383,9 +422,10 @@ fn row(row: &Row) -> ScheduleRow {
         last_due_at: at(7),
         last_run_at: at(8),
         last_job: job(9),
-        waits_for: job(10),
-        finished: row.get(11),
-        created_at: Timestamp::from_ms(row.get(12)),
-        updated_at: Timestamp::from_ms(row.get(13)),
+        recent: row.get(10),
+        queued: job(11),
+        finished: row.get(12),
+        created_at: Timestamp::from_ms(row.get(13)),
+        updated_at: Timestamp::from_ms(row.get(14)),
     }
 }

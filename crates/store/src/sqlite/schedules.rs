@@ -1,10 +1,8 @@
 //! Schedules: what they are, what is due, what became of due times.
 
-use std::collections::HashMap;
-
 use faena_domain::{
     JobId, ScheduleId, Timestamp,
-    schedule::{Schedule, TickOutcome, TickRow},
+    schedule::{JobStates, Schedule, TickOutcome, TickRow},
 };
 use rusqlite::{Connection, OptionalExtension, Row};
 
@@ -41,7 +39,12 @@ pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<
 }
 
 pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Timestamp) -> Result<Option<Schedule>> {
-    let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
+    let Some(mut schedule) = get(tx.connection, id)? else { return Ok(None) };
+    if schedule.is_active {
+        // What is due by now is due by what was said before.
+        let (mut settled, _) = deal_with(tx, vec![schedule], now)?;
+        schedule = settled.swap_remove(0);
+    }
     let schedule = schedules::changed(schedule, change, now)?;
     tx.connection
         .prepare_cached("UPDATE schedule SET name = ?2, spec = ?3, anchor_at = ?4, updated_at = ?5 WHERE id = ?1")?
@@ -63,7 +66,7 @@ fn put_moved(tx: &Tx, schedule: &Schedule) -> Result<()> {
     tx.connection
         .prepare_cached(
             "UPDATE schedule SET active = ?2, cursor_at = ?3, next_at = ?4, runs = ?5, last_due_at = ?6, last_run_at = ?7,
-                 last_job = ?8, waits_for = ?9, finished = ?10
+                 last_job = ?8, recent = ?9, queued = ?10, finished = ?11
              WHERE id = ?1",
         )?
         .execute((
@@ -75,7 +78,8 @@ fn put_moved(tx: &Tx, schedule: &Schedule) -> Result<()> {
             schedule.last_due_at.map(Timestamp::as_ms),
             schedule.last_run_at.map(Timestamp::as_ms),
             schedule.last_job.map(|job| job.0),
-            schedule.waits_for.map(|job| job.0),
+            schedules::stored_recent(schedule),
+            schedule.queued.map(|job| job.0),
             &schedule.finished,
         ))?;
     Ok(())
@@ -98,8 +102,9 @@ fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
 
 pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
+    let at = free_moment(tx.connection, id, now)?;
     let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
-    let (job, tick) = timed.trigger(now);
+    let (job, tick) = timed.trigger(at);
     let job_id = job.id;
     submit(tx, vec![job], now)?;
     put_moved(tx, &timed.schedule)?;
@@ -108,21 +113,49 @@ pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Opti
     Ok(Some(job_id))
 }
 
+/// Two runs that people want in the same millisecond have a record each.
+fn free_moment(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+    let taken: Option<i64> = connection
+        .prepare_cached("SELECT max(due_at) FROM tick WHERE schedule = ? AND due_at >= ? AND manual")?
+        .query_row((id.0, now.as_ms()), |row| row.get(0))?;
+    Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
+}
+
+fn states(connection: &Connection, schedules: &[Schedule]) -> Result<JobStates> {
+    let mut states = JobStates::new();
+    for id in schedules::looked_at(schedules) {
+        if let Some(state) = read::state_of(connection, id)? {
+            states.insert(id, state);
+        }
+    }
+    Ok(states)
+}
+
 pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
-    let (due, mut broken) = due(tx.connection, limit, now)?;
-    let count = due.len() + broken.len();
+    let (due, broken) = due(tx.connection, limit, now)?;
+    let (moved, ticks) = deal_with(tx, due, now)?;
+    let count = moved.len() + broken.len();
+    for (id, reason) in broken {
+        tx.connection
+            .prepare_cached("UPDATE schedule SET active = 0, next_at = NULL, finished = ? WHERE id = ?")?
+            .execute((reason, id.0))?;
+    }
+    let next_at: Option<i64> = tx
+        .connection
+        .prepare_cached("SELECT min(next_at) FROM schedule WHERE next_at IS NOT NULL")?
+        .query_row([], |row| row.get(0))?;
+    Ok(Fired { schedules: count, ticks, next_at: next_at.map(Timestamp::from_ms) })
+}
+
+/// Jobs, records and the schedules' own rows, of as many of these as one round takes.
+fn deal_with(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut refused = Refused::new();
     for schedule in &due {
         if let Err(error) = lane_of(tx, LaneName::of_template(&schedule.spec.job)) {
             refused.insert(schedule.id, schedules::refusal(error)?);
         }
     }
-    let mut states = HashMap::new();
-    for id in schedules::looked_at(&due) {
-        if let Some(state) = read::state_of(tx.connection, id)? {
-            states.insert(id, state);
-        }
-    }
+    let states = states(tx.connection, &due)?;
     let round = schedules::round(due, &states, &refused, now);
     for id in round.cancels {
         change::cancel(tx, id, CANCEL_REASON, now)?;
@@ -134,16 +167,7 @@ pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
     for tick in &round.ticks {
         put_tick(tx, tick)?;
     }
-    for (id, reason) in broken.drain(..) {
-        tx.connection
-            .prepare_cached("UPDATE schedule SET active = 0, next_at = NULL, finished = ? WHERE id = ?")?
-            .execute((reason, id.0))?;
-    }
-    let next_at: Option<i64> = tx
-        .connection
-        .prepare_cached("SELECT min(next_at) FROM schedule WHERE next_at IS NOT NULL")?
-        .query_row([], |row| row.get(0))?;
-    Ok(Fired { schedules: count, ticks: round.ticks, next_at: next_at.map(Timestamp::from_ms) })
+    Ok((round.schedules, round.ticks))
 }
 
 type Broken = Vec<(ScheduleId, String)>;
@@ -161,8 +185,7 @@ fn put_tick(tx: &Tx, tick: &TickRow) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO tick (schedule, due_at, manual, outcome, reason, job, at, through_at, count)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (schedule, due_at, manual) DO UPDATE SET job = excluded.job, at = excluded.at
-             WHERE excluded.manual",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         )?
         .execute((
             tick.schedule_id.0,
@@ -202,8 +225,7 @@ pub fn list(connection: &Connection, filter: &ScheduleFilter, page: SchedulePage
     let rows = statement
         .query_map((wanted.0, &wanted.1, &wanted.2, limit, offset), row)?
         .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
-    let found = rows.into_iter().map(ScheduleRow::schedule).collect::<Result<_>>()?;
-    Ok((found, u64::try_from(total).unwrap_or(0)))
+    Ok((schedules::readable(rows), u64::try_from(total).unwrap_or(0)))
 }
 
 pub fn ticks(connection: &Connection, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
@@ -261,9 +283,10 @@ fn row(row: &Row) -> rusqlite::Result<ScheduleRow> {
         last_due_at: at(7)?,
         last_run_at: at(8)?,
         last_job: job(9)?,
-        waits_for: job(10)?,
-        finished: row.get(11)?,
-        created_at: Timestamp::from_ms(row.get(12)?),
-        updated_at: Timestamp::from_ms(row.get(13)?),
+        recent: row.get(10)?,
+        queued: job(11)?,
+        finished: row.get(12)?,
+        created_at: Timestamp::from_ms(row.get(13)?),
+        updated_at: Timestamp::from_ms(row.get(14)?),
     })
 }

@@ -8,7 +8,7 @@ use faena_store::{
     doctor::{self, Inspection, Severity},
 };
 
-use crate::support::*;
+use crate::{schedules, support::*};
 
 /// The jobs of a database with something of everything.
 struct Cast {
@@ -646,7 +646,7 @@ async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
         finds(world, &["file-open-to-all"]).await;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        world.ledger.run("DELETE FROM faena_schema WHERE version = 3").await;
+        world.ledger.run("DELETE FROM faena_schema WHERE version = 4").await;
         finds(world, &["schema-old"]).await;
         world.ledger.run("UPDATE faena_schema SET version = 99 WHERE version = 2").await;
         let newer = doctor::inspect(&world.url, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
@@ -689,4 +689,67 @@ pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     let found = finds(world, &["block-without-owner"]).await.findings.remove(0);
     assert!(found.text.contains("(1 jobs)"), "{}", found.text);
     heals(world, &[], &["block-without-owner"]).await;
+}
+
+pub async fn a_schedule_without_a_time_gets_it(world: &World) {
+    let spec = schedules::every(3_600_000, "hourly");
+    let id = schedules::make(world, spec.clone()).await;
+    let mut ended = spec;
+    ended.timing.end_at = Some(world.at(7_200_000));
+    let over = schedules::make(world, ended).await;
+    world.store.schedule_fire(10, world.at(0)).await.unwrap();
+    let damage = [
+        "UPDATE schedule SET next_at = NULL".to_owned(),
+        format!(
+            "UPDATE schedule SET cursor_at = {} WHERE id = {}",
+            world.at(7_200_000).as_ms(),
+            literal(world, over.0)
+        ),
+    ];
+    heals(world, &damage, &["schedule-stuck"]).await;
+    let world = world.reopen(StoreOptions::default()).await;
+    let get = async |id| world.store.schedule_get(id).await.unwrap().unwrap();
+    assert_eq!(get(id).await.next_at, Some(world.at(3_600_000)));
+    let over = get(over).await;
+    assert!(!over.is_active && over.finished.is_some());
+    world.store.close().await;
+}
+
+pub async fn schedules_that_nobody_fires_or_understands_are_told(world: &World) {
+    let id = literal(world, schedules::make(world, schedules::every(3_600_000, "hourly")).await.0);
+    let next = world.at(3_600_000).as_ms();
+    is_told(
+        world,
+        &format!("UPDATE schedule SET next_at = {} WHERE id = {id}", world.at(-400_000).as_ms()),
+        &format!("UPDATE schedule SET next_at = {next} WHERE id = {id}"),
+        &["schedule-overdue"],
+    )
+    .await;
+    is_told(
+        world,
+        "UPDATE schedule SET spec = replace(spec, '\"UTC\"', '\"Nowhere\"')",
+        "UPDATE schedule SET spec = replace(spec, '\"Nowhere\"', '\"UTC\"')",
+        &["schedule-unreadable"],
+    )
+    .await;
+}
+
+pub async fn due_times_without_or_with_two_jobs_are_told(world: &World) {
+    let id = schedules::make(world, schedules::every(3_600_000, "hourly")).await;
+    world.store.schedule_trigger(id, "ana", world.start).await.unwrap();
+    world.store.schedule_trigger(id, "ana", world.start).await.unwrap();
+    world.store.schedule_fire(10, world.at(3_600_000)).await.unwrap();
+    finds(world, &[]).await;
+    let fired = world.ledger.rows("SELECT options FROM job WHERE options LIKE '%scheduledAt%'").await;
+    assert_eq!(fired.len(), 1);
+    let (triggered, options) = ("options NOT LIKE '%scheduledAt%'", fired[0][0].replace('\'', "''"));
+    let before = world.ledger.rows(&format!("SELECT options FROM job WHERE {triggered}")).await[0][0].clone();
+    let mark = before.replace('\'', "''");
+    world.ledger.run(&format!("UPDATE job SET options = '{options}' WHERE options = '{mark}'")).await;
+    finds(world, &["due-twice"]).await;
+    let unmark = format!("UPDATE job SET options = '{mark}' WHERE options = '{options}'");
+    world.ledger.run(&unmark).await;
+    world.ledger.run("UPDATE tick SET job = schedule WHERE manual").await;
+    finds(world, &["tick-without-job"]).await;
+    world.ledger.run("UPDATE tick SET job = NULL").await;
 }

@@ -20,6 +20,7 @@ mod lists;
 mod model;
 mod nodes;
 mod only;
+mod schedules;
 mod submits;
 mod support;
 mod times;
@@ -289,6 +290,27 @@ behaviours! {
         a_deleted_job_takes_its_settled_webhooks_along,
         a_webhook_still_to_be_delivered_survives_its_job,
         a_pruned_job_takes_its_settled_webhooks_along;
+    schedules:
+        a_schedule_is_kept_as_it_was_said,
+        a_due_time_becomes_a_job_once,
+        a_job_with_jitter_waits_its_while,
+        many_that_fire_at_once_fire_each_due_time_once,
+        a_round_is_bounded_and_the_longest_due_goes_first,
+        one_round_takes_only_so_many_jobs_of_long_backlogs,
+        a_schedule_that_cannot_be_read_stands_aside_with_the_reason,
+        a_job_that_cannot_be_stored_is_missed_and_others_fire,
+        skip_waits_for_the_job_that_is_going,
+        queue_one_lets_one_job_wait_for_the_one_that_is_going,
+        cancel_previous_begins_when_the_one_before_has_stopped,
+        a_run_by_hand_leaves_due_times_alone,
+        a_schedule_is_edited_switched_off_and_on,
+        a_deleted_schedule_does_not_fire_and_its_jobs_stay,
+        every_act_on_a_schedule_is_written_down,
+        old_records_of_due_times_are_forgotten,
+        records_are_listed_in_pages,
+        schedules_are_found_by_name_and_state_whatever_it_looks_like,
+        after_two_weeks_each_policy_does_what_it_says_and_there_is_no_flood,
+        ten_thousand_schedules_fire_in_ten_rounds;
     doctor:
         a_sound_database_with_something_of_everything_has_no_finding,
         a_busy_healthy_server_has_no_finding,
@@ -323,7 +345,10 @@ behaviours! {
         a_log_that_is_damaged_or_has_gaps_is_told,
         a_finding_names_twenty_and_counts_the_rest,
         a_repair_is_written_in_the_audit_log,
-        a_claim_of_an_unknown_node_is_found;
+        a_claim_of_an_unknown_node_is_found,
+        a_schedule_without_a_time_gets_it,
+        schedules_that_nobody_fires_or_understands_are_told,
+        due_times_without_or_with_two_jobs_are_told;
     limits:
         limits_are_never_exceeded_whoever_claims_and_however_jobs_end,
         a_slot_comes_back_after_every_way_to_end,

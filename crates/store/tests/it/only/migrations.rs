@@ -104,13 +104,12 @@ async fn rows(ledger: &Ledger) -> Vec<(&'static str, Vec<Vec<String>>)> {
 }
 
 async fn goes_forward(url: &str, ledger: Ledger) {
-    fill(&ledger).await;
     let before = rows(&ledger).await;
 
     let world = World::open(url.to_owned(), ledger.clone(), StoreOptions::default()).await;
 
     assert_eq!(rows(&ledger).await, before);
-    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 3);
+    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 4);
     ledger.prove().await;
     use JobState::*;
     let states = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(id);
@@ -128,29 +127,66 @@ async fn goes_forward(url: &str, ledger: Ledger) {
     world.store.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_of_schema_1_goes_forward() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("faena.db");
-    let ledger = Ledger::Sqlite(path.clone());
-    ledger
-        .run("CREATE TABLE faena_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
-        .await;
-    ledger.run(include_str!("../../../migrations/001_jobs.sqlite.sql")).await;
-    ledger.run("INSERT INTO faena_schema VALUES (1, 'jobs', 1)").await;
-    goes_forward(&format!("sqlite:{}", path.display()), ledger).await;
+/// Every schema that was released, with what makes it of the one before.
+const RELEASED: [(&str, &str, &str); 4] = [
+    (
+        "jobs",
+        include_str!("../../../migrations/001_jobs.sqlite.sql"),
+        include_str!("../../../migrations/001_jobs.postgres.sql"),
+    ),
+    (
+        "workers",
+        include_str!("../../../migrations/002_workers.sqlite.sql"),
+        include_str!("../../../migrations/002_workers.postgres.sql"),
+    ),
+    (
+        "limits",
+        include_str!("../../../migrations/003_limits.sqlite.sql"),
+        include_str!("../../../migrations/003_limits.postgres.sql"),
+    ),
+    (
+        "schedules",
+        include_str!("../../../migrations/004_schedules.sqlite.sql"),
+        include_str!("../../../migrations/004_schedules.postgres.sql"),
+    ),
+];
+
+/// A database of this version, with jobs that were made under schema 1.
+async fn make(ledger: &Ledger, version: usize) {
+    for (n, (name, sqlite, postgres)) in RELEASED[..version].iter().enumerate() {
+        ledger.run(if matches!(ledger, Ledger::Sqlite(_)) { sqlite } else { postgres }).await;
+        ledger.run(&format!("INSERT INTO faena_schema VALUES ({}, '{name}', 1)", n + 1)).await;
+        if n == 0 {
+            fill(ledger).await;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_of_schema_1_goes_forward() {
-    on_empty_postgres(async |url: &str, ledger: &Ledger| {
-        ledger.run("CREATE SCHEMA faena").await;
+async fn a_file_of_every_released_schema_goes_forward() {
+    for version in 1..=RELEASED.len() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("faena.db");
+        let ledger = Ledger::Sqlite(path.clone());
         ledger
-            .run("CREATE TABLE faena_schema (version int PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL)")
+            .run("CREATE TABLE faena_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
             .await;
-        ledger.run(include_str!("../../../migrations/001_jobs.postgres.sql")).await;
-        ledger.run("INSERT INTO faena_schema VALUES (1, 'jobs', 1)").await;
-        goes_forward(url, ledger.clone()).await;
-    })
-    .await;
+        make(&ledger, version).await;
+        goes_forward(&format!("sqlite:{}", path.display()), ledger).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_database_of_every_released_schema_goes_forward() {
+    for version in 1..=RELEASED.len() {
+        on_empty_postgres(async |url: &str, ledger: &Ledger| {
+            ledger.run("CREATE SCHEMA faena").await;
+            ledger
+                .run("CREATE TABLE faena_schema (version int PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL)")
+                .await;
+            make(ledger, version).await;
+            goes_forward(url, ledger.clone()).await;
+        })
+        .await;
+    }
 }

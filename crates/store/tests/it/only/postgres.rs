@@ -6,7 +6,7 @@ use faena_domain::{JobState, NodeId, Scope, Timestamp};
 use faena_store::{ClaimAsk, NodeInfo, Owner, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
 use futures_util::future::join_all;
 
-use crate::support::*;
+use crate::{schedules, support::*};
 
 const DAY_MS: i64 = 24 * 3_600_000;
 
@@ -212,7 +212,7 @@ async fn stores_that_open_at_once_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
         let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
-        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 3, "each migration once");
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 4, "each migration once");
         for store in stores {
             store.ping().await.unwrap();
             store.close().await;
@@ -575,6 +575,81 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
         let most = world.ledger.number("SELECT max(locks) FROM seen").await;
         assert!((1..=250).contains(&most), "{most} locks at once");
         assert_eq!(world.ledger.number("SELECT count(*) FROM hold").await, 0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_dies_while_it_fires_has_done_nothing() {
+    on_postgres(async |world: &World| {
+        let id = schedules::make(world, schedules::every(60_000, "minutely")).await;
+        let due = world.at(60_000);
+        // Jobs and the schedule's row are written before the records: the server dies between them.
+        let (holder, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        holder.batch_execute("BEGIN; LOCK TABLE faena.tick IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let stuck = tokio::spawn({
+            let store = world.store.clone();
+            async move { store.schedule_fire(10, due).await }
+        });
+        let blocked = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while world.ledger.number(&format!("SELECT count(*) {blocked}")).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(world.store.schedule_fire(10, due).await.unwrap().schedules, 0, "it is left to whoever is at it");
+        world.ledger.rows(&format!("SELECT pg_terminate_backend(pid) {blocked}")).await;
+        let error = stuck.await.unwrap().unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+        holder.batch_execute("ROLLBACK").await.unwrap();
+
+        assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, 0);
+        assert_eq!(world.ledger.number("SELECT count(*) FROM tick").await, 0);
+        assert_eq!(world.store.schedule_get(id).await.unwrap().unwrap().next_at, Some(due));
+        // The dead session tells its client before it lets go of its locks.
+        let fired = loop {
+            let fired = world.store.schedule_fire(10, due).await.unwrap();
+            if fired.schedules > 0 {
+                break fired;
+            }
+        };
+        assert_eq!((fired.schedules, fired.ticks[0].due_at), (1, due), "the next who asks does it");
+        assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn due_schedules_are_found_by_index_among_a_hundred_thousand() {
+    on_postgres(async |world: &World| {
+        let client = world.ledger.client().await;
+        schedules::make(world, schedules::every(60_000, "minutely")).await;
+        let plans = async |when: &str| {
+            for (sql, arguments) in
+                [(plan_probe::due_schedules(), "(9999999999999, 1000)"), (plan_probe::NEXT_AT.into(), "")]
+            {
+                client.batch_execute(&format!("BEGIN; PREPARE probe AS {sql}")).await.unwrap();
+                for mode in ["force_custom_plan", "force_generic_plan"] {
+                    client.batch_execute(&format!("SET LOCAL plan_cache_mode = {mode}")).await.unwrap();
+                    let rows = client.query(&format!("EXPLAIN EXECUTE probe {arguments}"), &[]).await.unwrap();
+                    let plan = rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n");
+                    assert!(plan.contains("schedule_next on schedule"), "{when}:\n{plan}");
+                    assert!(!plan.contains("Sort") && !plan.contains("Seq Scan"), "{when}:\n{plan}");
+                }
+                client.batch_execute("ROLLBACK; DEALLOCATE probe").await.unwrap();
+            }
+        };
+        world
+            .ledger
+            .run(
+                "ALTER TABLE schedule SET (autovacuum_enabled = off);
+                 INSERT INTO schedule (id, name, spec, active, anchor_at, cursor_at, next_at, created_at, updated_at)
+                 SELECT gen_random_uuid(), name, spec, active, anchor_at, cursor_at, next_at + n, created_at, updated_at
+                 FROM schedule, generate_series(1, 100000) n",
+            )
+            .await;
+        plans("without ANALYZE").await;
+        client.batch_execute("ANALYZE schedule").await.unwrap();
+        plans("after ANALYZE").await;
     })
     .await;
 }

@@ -1,0 +1,326 @@
+//! What becomes of due times, by tables.
+
+use super::*;
+use crate::{JobId, JobLimits, JobState, Timestamp};
+
+const SECOND: i64 = 1_000;
+const MINUTE: i64 = 60 * SECOND;
+const HOUR: i64 = 60 * MINUTE;
+const WEEK: i64 = 7 * 24 * HOUR;
+
+fn start() -> Timestamp {
+    Timestamp::parse("2026-06-01T00:00:00Z").expect("a time")
+}
+
+fn at(ms: i64) -> Timestamp {
+    start().plus_ms(ms)
+}
+
+fn spec(interval_ms: i64) -> ScheduleSpec {
+    let timing = Timing { interval_ms: Some(interval_ms.unsigned_abs()), ..Timing::default() };
+    let job = JobTemplate { kind: "tick".into(), ..JobTemplate::default() };
+    ScheduleSpec { name: "every now and then".into(), timing, job, ..ScheduleSpec::default() }
+}
+
+fn made(spec: ScheduleSpec) -> Timed {
+    Schedule::new(spec, &JobLimits::default(), start()).expect("a schedule")
+}
+
+fn states<const N: usize>(known: [(JobId, Option<JobState>); N]) -> JobStates {
+    known.into_iter().filter_map(|(id, state)| Some((id, state?))).collect()
+}
+
+/// One round without a look at any job.
+fn fire(timed: &mut Timed, now: Timestamp) -> Followed {
+    let decision = decide(timed, now);
+    follow(timed, decision, &JobStates::new(), now)
+}
+
+fn dues(followed: &Followed) -> Vec<i64> {
+    followed.jobs.iter().map(|job| job.options.schedule_due.expect("a due time").ms_since(start())).collect()
+}
+
+fn outcomes(followed: &Followed, outcome: TickOutcome) -> u64 {
+    followed.ticks.iter().filter(|tick| tick.outcome == outcome).map(|tick| tick.count.expect("counted")).sum()
+}
+
+#[test]
+fn an_outage_of_two_weeks_makes_what_its_policy_says_and_no_flood() {
+    let outage = 2 * WEEK;
+    for every in [SECOND, MINUTE, HOUR] {
+        let due = (outage / every).unsigned_abs();
+        for (misfire, limit, fired) in [
+            (Misfire::RunOnce, 100, 1),
+            // The latest is due this very moment, which is not late.
+            (Misfire::Skip, 100, 1),
+            (Misfire::CatchUp, 1, 1),
+            (Misfire::CatchUp, 100, 100),
+            (Misfire::CatchUp, 10_000, due.min(10_000)),
+        ] {
+            let case = format!("{misfire:?} {limit} every {every} ms");
+            let mut timed = made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
+            let followed = fire(&mut timed, at(outage));
+
+            let latest: Vec<i64> = (0..fired.cast_signed()).rev().map(|n| outage - n * every).collect();
+            assert_eq!(dues(&followed), latest, "{case}");
+            assert_eq!(outcomes(&followed, TickOutcome::Fired), fired, "{case}");
+            assert_eq!(outcomes(&followed, TickOutcome::Missed), due - fired, "{case}: every due time is told of");
+            assert!(followed.ticks.len() as u64 <= fired + 101, "{case}: {} records", followed.ticks.len());
+            assert_eq!(timed.schedule.cursor_at, at(outage), "{case}");
+            assert_eq!(timed.schedule.next_at, Some(at(outage + every)), "{case}");
+        }
+    }
+}
+
+#[test]
+fn after_an_outage_skip_makes_a_job_only_of_what_is_not_late() {
+    let hourly = || made(ScheduleSpec { misfire: Misfire::Skip, ..spec(HOUR) });
+    for (late, fired) in [(0, 1), (MINUTE, 1), (MINUTE + 1, 0)] {
+        let followed = fire(&mut hourly(), at(10 * HOUR + late));
+        assert_eq!(followed.jobs.len(), fired, "{late} ms late");
+        assert_eq!(outcomes(&followed, TickOutcome::Missed), 10 - fired as u64);
+    }
+}
+
+#[test]
+fn what_is_late_within_the_grace_is_no_outage() {
+    for misfire in [Misfire::RunOnce, Misfire::Skip, Misfire::CatchUp] {
+        let every_second = |limit| made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(SECOND) });
+        let within = fire(&mut every_second(1), at(61 * SECOND));
+        assert_eq!(within.jobs.len(), 61, "{misfire:?}");
+        assert_eq!(within.ticks.len(), 61);
+
+        let beyond = fire(&mut every_second(1), at(61 * SECOND + 1));
+        assert_eq!(beyond.jobs.len(), 1, "{misfire:?}");
+    }
+}
+
+#[test]
+fn the_same_row_at_an_earlier_time_does_nothing_and_at_a_later_time_loses_nothing() {
+    let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
+    let mut seen = Vec::new();
+    for now in [0, 59, 60, 30, 61, 60, 0, 200, 120, 180, 230, 241, 100, 1_000] {
+        seen.extend(dues(&fire(&mut timed, at(now * SECOND))));
+    }
+    let expected: Vec<i64> = (1..=16).map(|n| n * MINUTE).collect();
+    assert_eq!(seen, expected);
+    assert_eq!(timed.schedule.runs, 16);
+}
+
+#[test]
+fn a_decision_is_the_same_whoever_makes_it() {
+    let timed = made(ScheduleSpec { jitter_ms: 10_000, ..spec(MINUTE) });
+    assert_eq!(decide(&timed, at(3 * HOUR)), decide(&timed, at(3 * HOUR)));
+}
+
+#[test]
+fn max_runs_is_an_end() {
+    let mut timed = made(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
+    assert_eq!(fire(&mut timed, at(2 * MINUTE)).jobs.len(), 2);
+    let last = fire(&mut timed, at(5 * MINUTE));
+    assert_eq!(dues(&last), [3 * MINUTE]);
+    assert_eq!((timed.schedule.is_active, timed.schedule.next_at), (false, None));
+    assert_eq!(timed.schedule.finished.as_deref(), Some("it has run 3 of 3 times"));
+}
+
+#[test]
+fn max_runs_counts_jobs_and_not_due_times_that_were_skipped() {
+    let overlapping = |overlap| ScheduleSpec { max_runs: Some(2), misfire: Misfire::CatchUp, overlap, ..spec(MINUTE) };
+    let mut timed = made(overlapping(Overlap::Skip));
+    let followed = fire(&mut timed, at(4 * MINUTE));
+    assert_eq!(dues(&followed), [MINUTE]);
+    assert_eq!(outcomes(&followed, TickOutcome::Skipped), 3, "each due time has its record");
+    assert!(timed.schedule.is_active, "one run is left");
+
+    let mut timed = made(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
+    assert_eq!(dues(&fire(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest takes the place of the others");
+    assert!(!timed.schedule.is_active);
+}
+
+#[test]
+fn an_end_is_an_end() {
+    let mut spec = ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) };
+    spec.timing.end_at = Some(at(3 * MINUTE));
+    let mut timed = made(spec);
+    assert_eq!(dues(&fire(&mut timed, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
+    assert!(!timed.schedule.is_active && timed.schedule.finished.is_some());
+    let nothing = fire(&mut timed, at(20 * MINUTE));
+    assert!(nothing.jobs.is_empty() && nothing.ticks.is_empty());
+}
+
+#[test]
+fn due_times_in_a_blackout_are_told_of() {
+    let mut spec = spec(HOUR);
+    spec.timing.except = vec!["2026-06-01".into()];
+    let mut timed = made(spec);
+    assert_eq!(timed.schedule.next_at, Some(at(24 * HOUR)), "nothing is due in the blackout");
+    let followed = fire(&mut timed, at(24 * HOUR));
+    assert_eq!(dues(&followed), [24 * HOUR]);
+    assert_eq!(outcomes(&followed, TickOutcome::Skipped), 23);
+    assert!(followed.ticks[0].reason.as_deref().is_some_and(|reason| reason == "in a blackout: 2026-06-01"));
+}
+
+#[test]
+fn an_outage_that_ends_in_a_long_blackout_is_made_up_for() {
+    for (misfire, fired) in [(Misfire::RunOnce, 1), (Misfire::Skip, 0), (Misfire::CatchUp, 50)] {
+        let mut spec = ScheduleSpec { misfire, catch_up_limit: 50, ..spec(MINUTE) };
+        spec.timing.except = vec!["2026-06-02".into()];
+        let mut timed = made(spec);
+        // The day before was not watched, and the day of the blackout is nearly over: 1 380 due times that do not count.
+        let followed = fire(&mut timed, at(47 * HOUR));
+        let latest: Vec<i64> = (1..=fired).rev().map(|n| 24 * HOUR - n * MINUTE).collect();
+        assert_eq!(dues(&followed), latest, "{misfire:?}");
+        assert_eq!(outcomes(&followed, TickOutcome::Skipped), 23 * 60 + 1, "{misfire:?}");
+        assert_eq!(outcomes(&followed, TickOutcome::Missed), (24 * 60 - 1 - fired).unsigned_abs(), "{misfire:?}");
+        assert!(followed.ticks.len() <= 50 + 101 + 101, "{} records", followed.ticks.len());
+        assert_eq!(timed.schedule.next_at, Some(at(48 * HOUR)));
+    }
+}
+
+/// One of each state, and none.
+fn every_state() -> Vec<Option<JobState>> {
+    std::iter::once(None).chain(JobState::ALL.into_iter().map(Some)).collect()
+}
+
+#[test]
+fn overlap_goes_by_what_the_jobs_before_are_doing() {
+    let (first, second) = (JobId::at(at(1)), JobId::at(at(2)));
+    for overlap in [Overlap::Allow, Overlap::Skip, Overlap::QueueOne, Overlap::CancelPrevious] {
+        for one in every_state() {
+            for other in every_state() {
+                let case = format!("{overlap:?}, one job {one:?}, the one that waited for it {other:?}");
+                let mut timed = made(ScheduleSpec { overlap, ..spec(MINUTE) });
+                timed.schedule.recent = vec![first, second];
+                timed.schedule.queued = Some(second);
+                let decision = decide(&timed, at(MINUTE));
+                let followed = follow(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
+
+                let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
+                let both = [(first, one), (second, other)].into_iter();
+                let going: Vec<JobId> = both.filter(|(_, state)| is_going(*state)).map(|(id, _)| id).collect();
+                let skipped = match overlap {
+                    Overlap::Allow | Overlap::CancelPrevious => false,
+                    Overlap::Skip => !going.is_empty(),
+                    Overlap::QueueOne => other == Some(JobState::Pending),
+                };
+                assert_eq!(followed.jobs.is_empty(), skipped, "{case}");
+                assert_eq!(followed.ticks.len(), 1, "{case}");
+                assert_eq!(followed.ticks[0].reason.is_some(), skipped, "{case}");
+                let waits = matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !skipped;
+                let parents = if waits { going.clone() } else { Vec::new() };
+                let job = followed.jobs.first();
+                assert_eq!(job.map_or(Vec::new(), |job| job.options.depends_on.clone()), parents, "{case}");
+                let cancelled = if overlap == Overlap::CancelPrevious { going.clone() } else { Vec::new() };
+                assert_eq!(followed.cancels, cancelled, "{case}");
+                if overlap != Overlap::Allow {
+                    let expected: Vec<JobId> = going.into_iter().chain(job.map(|job| job.id)).collect();
+                    assert_eq!(timed.schedule.recent, expected, "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn of_due_times_met_together_each_overlap_makes_what_it_says() {
+    for (overlap, expected) in [
+        (Overlap::Allow, vec![MINUTE, 2 * MINUTE, 3 * MINUTE]),
+        (Overlap::Skip, vec![MINUTE]),
+        (Overlap::QueueOne, vec![MINUTE, 2 * MINUTE]),
+        (Overlap::CancelPrevious, vec![3 * MINUTE]),
+    ] {
+        let mut timed = made(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        let followed = fire(&mut timed, at(3 * MINUTE));
+        assert_eq!(dues(&followed), expected, "{overlap:?}");
+        assert_eq!(followed.ticks.len(), 3, "{overlap:?}");
+    }
+}
+
+#[test]
+fn a_triggered_job_counts_beside_the_one_that_is_going() {
+    let mut timed = made(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
+    let going = fire(&mut timed, at(MINUTE)).jobs[0].id;
+    let (by_hand, tick) = timed.trigger(at(MINUTE + 5));
+    assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(by_hand.id)));
+    assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "what is due stays due");
+
+    let running = Some(JobState::Processing);
+    let decision = decide(&timed, at(2 * MINUTE));
+    let followed = follow(&mut timed, decision, &states([(going, running), (by_hand.id, running)]), at(2 * MINUTE));
+    assert_eq!(followed.cancels, [going, by_hand.id]);
+    assert_eq!(followed.jobs[0].options.depends_on, [going, by_hand.id]);
+}
+
+#[test]
+fn of_many_jobs_only_the_latest_are_kept_in_mind() {
+    let mut timed = made(spec(MINUTE));
+    for n in 0..200 {
+        timed.trigger(at(n));
+    }
+    assert_eq!(timed.schedule.recent.len(), 50);
+    assert_eq!(timed.schedule.recent.last().copied(), timed.schedule.last_job);
+}
+
+#[test]
+fn a_preview_says_what_daylight_saving_leaves_out() {
+    let mut spec = spec(MINUTE);
+    spec.timing = Timing {
+        cron_expression: Some("30 2 * * *".into()),
+        timezone: "Europe/Madrid".into(),
+        dst_gap: Some(crate::schedule::DstGap::Skip),
+        ..Timing::default()
+    };
+    let runs = preview(&made(spec), Timestamp::parse("2027-03-27T00:00:00Z").expect("a time"), 3);
+    let shown: Vec<(&str, Option<&str>)> = runs.iter().map(|run| (run.local.as_str(), run.note.as_deref())).collect();
+    assert_eq!(
+        shown,
+        [
+            ("2027-03-27T02:30:00+01:00", None),
+            ("2027-03-29T02:30:00+02:00", Some("before it, 02:30 does not exist on 2027-03-28 and is left out")),
+            ("2027-03-30T02:30:00+02:00", None),
+        ]
+    );
+}
+
+#[test]
+fn jitter_is_always_the_same_for_a_due_time_and_within_its_bound() {
+    let times = |id: crate::ScheduleId, jitter_ms: u64| -> Vec<i64> {
+        let mut timed = made(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        timed.schedule.id = id;
+        let followed = fire(&mut timed, at(100 * MINUTE));
+        let shift = |job: &crate::NewJob| {
+            let options = &job.options;
+            options.scheduled_at.expect("a time").ms_since(options.schedule_due.expect("a due time"))
+        };
+        followed.jobs.iter().map(shift).collect()
+    };
+    let (one, other) = (crate::ScheduleId::new(), crate::ScheduleId::new());
+    assert_eq!(times(one, 0), vec![0; 100]);
+    let spread = times(one, 10_000);
+    assert_eq!(spread, times(one, 10_000));
+    assert_ne!(spread, times(other, 10_000));
+    assert!(spread.iter().all(|ms| (0..=10_000).contains(ms)));
+    assert!(spread.iter().any(|ms| *ms < 2_500) && spread.iter().any(|ms| *ms > 7_500), "it is spread: {spread:?}");
+}
+
+#[test]
+fn a_job_has_the_fields_of_its_template_and_knows_its_due_time() {
+    let mut spec = spec(MINUTE);
+    spec.job = JobTemplate {
+        kind: "report".into(),
+        queue: "slow".into(),
+        priority: crate::Priority::High,
+        payload: r#"{"n":"{{run}}","before":"{{previous.unix}}"}"#.into(),
+        options: crate::JobOptions { webhook_url: Some("https://x.example/".into()), ..Default::default() },
+    };
+    let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
+    let jobs = fire(&mut timed, at(2 * MINUTE)).jobs;
+    let before = at(MINUTE).as_ms() / 1_000;
+    assert_eq!(jobs[0].payload, r#"{"n":1,"before":null}"#);
+    assert_eq!(jobs[1].payload, format!(r#"{{"n":2,"before":{before}}}"#));
+    assert_eq!((jobs[1].kind.as_str(), jobs[1].queue.as_str()), ("report", "slow"));
+    assert_eq!(jobs[1].priority, crate::Priority::High);
+    assert_eq!(jobs[1].options.webhook_url.as_deref(), Some("https://x.example/"));
+    assert_eq!(jobs[1].options.schedule_id, Some(timed.schedule.id.to_string()));
+    assert_eq!(jobs[1].options.schedule_due, Some(at(2 * MINUTE)));
+}

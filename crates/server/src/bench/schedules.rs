@@ -1,0 +1,79 @@
+//! A hundred thousand schedules that are due in the same moment, beside a plain bulk submit of as many jobs.
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::Result;
+use faena_domain::{
+    JobLimits, Timestamp,
+    schedule::{JobTemplate, Schedule, ScheduleSpec, Timing},
+};
+use faena_store::Store;
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::{
+    limit_sqlite::{PAYLOAD, rate},
+    report::Report,
+    scratch::Scratch,
+    submit,
+};
+
+const SCHEDULES: usize = 100_000;
+/// As many as the scheduler of a server takes at once.
+const BATCH: usize = 1_000;
+const GOAL_SECONDS: f64 = 10.0;
+
+pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
+    let engine = scratch.engine();
+    eprintln!("{engine}: bulk submit of {SCHEDULES} jobs");
+    let bulk = submit::bulk(&scratch.fresh().await?, SCHEDULES).await?;
+    report.plain(engine, "bulk submit, 2 x 1000", bulk, "jobs/s");
+
+    for (words, cron) in [("cron in a zone", Some("* * * * *")), ("intervals", None)] {
+        eprintln!("{engine}: {SCHEDULES} schedules, {words}");
+        let store = submit::open(&scratch.fresh().await?).await?;
+        let started = Instant::now();
+        let due = fill(&store, cron).await?;
+        report.plain(engine, &format!("schedules made, {words}"), rate(SCHEDULES, started), "schedules/s");
+        let started = Instant::now();
+        let mut fired = 0;
+        loop {
+            let round = store.schedule_fire(BATCH, due).await?;
+            fired += round.ticks.iter().filter(|tick| tick.job_id.is_some()).count();
+            if round.next_at.is_none_or(|at| at > due) {
+                break;
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        anyhow::ensure!(fired == SCHEDULES, "{fired} of {SCHEDULES} schedules fired");
+        report.at_most(engine, &format!("{SCHEDULES} due at once, fired in, {words}"), seconds, "s", GOAL_SECONDS);
+        report.against(engine, &format!("fired, {words}"), rate(SCHEDULES, started), "jobs/s", bulk, None);
+        store.close().await;
+    }
+    Ok(())
+}
+
+/// Makes them, all due at the time that it answers.
+async fn fill(store: &Arc<dyn Store>, cron: Option<&str>) -> Result<Timestamp> {
+    let now = Timestamp::now();
+    let spec = ScheduleSpec {
+        name: "bench".into(),
+        timing: Timing {
+            cron_expression: cron.map(str::to_owned),
+            interval_ms: cron.is_none().then_some(60_000),
+            timezone: "Europe/Madrid".into(),
+            ..Timing::default()
+        },
+        job: JobTemplate { kind: "noop".into(), payload: PAYLOAD.into(), ..JobTemplate::default() },
+        ..ScheduleSpec::default()
+    };
+    let made = stream::iter(0..SCHEDULES).map(|_| {
+        let timed = Schedule::new(spec.clone(), &JobLimits::default(), now);
+        async move {
+            let timed = timed.map_err(|faults| anyhow::anyhow!("{faults:?}"))?;
+            store.schedule_create(timed.schedule, "bench", now).await?;
+            anyhow::Ok(())
+        }
+    });
+    made.buffer_unordered(256).try_collect::<()>().await?;
+    Ok(now.plus_ms(60_000))
+}
