@@ -65,7 +65,11 @@ behaviours! {
         wishes_outlive_the_server_that_made_them,
         an_act_that_is_refused_tells_nothing,
         a_queued_event_waits_once_for_every_sink_that_wants_it,
-        whatever_happens_the_events_of_a_job_end_where_it_stands;
+        whatever_happens_the_events_of_a_job_end_where_it_stands,
+        a_job_from_before_that_is_changed_is_not_told_as_new,
+        a_hand_out_tells_which_try_it_is,
+        what_is_gone_leaves_no_counter_behind,
+        what_nobody_wants_any_more_is_still_pruned;
     outbox:
         what_happened_waits_for_its_sink_in_order_until_it_is_confirmed,
         as_much_is_taken_as_was_asked_for,
@@ -328,6 +332,7 @@ behaviours! {
         a_hand_out_of_nobody_is_taken_back,
         what_a_dead_server_held_is_taken_back,
         a_worker_that_nobody_watches_gets_a_deadline,
+        what_waits_in_the_outbox_for_nothing_is_removed,
         a_mark_of_running_without_a_hand_out_is_removed,
         a_job_that_waits_for_nobody_goes_on,
         a_job_that_would_look_for_its_parents_too_late_looks_now,
