@@ -119,7 +119,7 @@ pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
     sink(world, "s", &["job.*"], OnBad::Skip).await;
     send_all(world, 300).await;
     for n in 0..5 {
-        let id = world.submit(faena_domain::NewJob { ..one.clone() }).await;
+        let id = world.submit(one.clone()).await;
         world.cancel(id, 400 + n).await;
         world.store.job_delete(id, None, world.at(400 + n)).await.unwrap();
     }

@@ -119,12 +119,12 @@ async fn switching_events_on_and_off_under_load_costs_no_job() {
             times
         };
         let jobs = async {
-            join_all([work(world, 1, 25), work(&other, 2, 25), work(world, 3, 25)]).await;
+            join_all([work(world, 1, 10), work(&other, 2, 10), work(world, 3, 10)]).await;
             over.store(true, Ordering::Relaxed);
         };
         let ((), times) = tokio::join!(jobs, switch);
         assert!(times > 0, "it was switched");
-        assert_eq!(world.list(Default::default()).await.len(), 150);
+        assert_eq!(world.list(Default::default()).await.len(), 60);
         other.store.close().await;
     })
     .await;
