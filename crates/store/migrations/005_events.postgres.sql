@@ -51,6 +51,7 @@ CREATE TABLE faena.outbox (
     PRIMARY KEY (sink, partition, position)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX outbox_late ON faena.outbox (sink, subject, position) WHERE due_at > 0;
+CREATE INDEX outbox_due ON faena.outbox (sink, due_at) WHERE due_at > 0;
 CREATE INDEX outbox_position ON faena.outbox (position);
 
 CREATE TABLE faena.outbox_lease (
@@ -60,6 +61,13 @@ CREATE TABLE faena.outbox_lease (
     epoch     bigint NOT NULL DEFAULT 0,
     until     bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (sink, partition)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE faena.outbox_node (
+    sink  smallint NOT NULL,
+    node  uuid NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (sink, node)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
 CREATE TABLE faena.outbox_dlq (
@@ -94,8 +102,9 @@ CREATE INDEX inbox_at ON faena.inbox (at);
 
 -- Positions are given out before the commit, so a reader who goes by what it sees alone would pass by what is committed late. Who is about
 -- to take positions says so before, by a lock that tells above which one (0x6661 in the upper 16 bits), until the end of the
--- transaction. Every position up to the lowest of these, and up to the last one given out before looking, is settled.
-CREATE FUNCTION faena.announce_events() RETURNS void LANGUAGE plpgsql AS $$
+-- transaction. Every position up to the lowest of these, and up to the last one given out before looking, is settled. As the owner: who may
+-- write events need not be allowed to look at their counter.
+CREATE FUNCTION faena.announce_events() RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
     transaction text := pg_current_xact_id()::text;
 BEGIN
@@ -105,7 +114,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION faena.settled_events() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION faena.settled_events() RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
     given bigint;
     low bigint;
@@ -156,12 +165,15 @@ DECLARE
     whoever text := coalesce(nullif(current_setting('faena.actor', true), ''), 'system');
     clock bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     told record;
+    fresh uuid[];
 BEGIN
-    INSERT INTO faena.event_head (subject) SELECT s FROM unnest(ids) AS s ORDER BY s ON CONFLICT DO NOTHING;
+    WITH made AS (
+        INSERT INTO faena.event_head (subject) SELECT s FROM unnest(ids) AS s ORDER BY s ON CONFLICT DO NOTHING RETURNING subject)
+    SELECT array_agg(subject) INTO fresh FROM made;
     PERFORM FROM faena.event_head WHERE subject = ANY(ids) ORDER BY subject FOR UPDATE;
     WITH moved AS MATERIALIZED (
         SELECT g.id, g.state, coalesce(g.at, clock) AS at, g.run, g.retry_count, g.error, g.reason, g.started_at, g.n, h.state AS was,
-               h.state IS NULL AND h.sequence = 0 AND j.xmin = pg_current_xact_id()::xid AS is_new,
+               coalesce(g.id = ANY(fresh), false) AND j.xmin = pg_current_xact_id()::xid AS is_new,
                h.state IN (1, 2, 3) AND g.state IN (5, 6, 7, 8) AND g.started_at IS NOT NULL AS has_run,
                coalesce(j.correlation, g.id::text) AS correlation, j.options::json AS options, l.type AS kind, l.queue,
                CASE WHEN g.reason IN ('orphaned', 'timeout', 'expired', 'no_handler') THEN 'system:guardian'
@@ -264,9 +276,16 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION faena.event_job_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION faena.event_subject_gone() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM faena.event_head WHERE subject IN (SELECT id FROM removed);
+    RETURN NULL;
+END $$;
+
+-- A job whose row was changed is not new: its head says so before it moves.
+CREATE FUNCTION faena.event_job_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO faena.event_head (subject) SELECT id FROM changed ORDER BY id ON CONFLICT DO NOTHING;
     RETURN NULL;
 END $$;
 
@@ -315,8 +334,12 @@ BEGIN
         FOR EACH STATEMENT EXECUTE FUNCTION faena.event_worker();
     CREATE TRIGGER event_worker_comes AFTER UPDATE OF state ON faena.worker FOR EACH ROW
         WHEN (OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL) EXECUTE FUNCTION faena.event_worker_comes();
-    CREATE TRIGGER event_job_gone AFTER DELETE ON faena.job REFERENCING OLD TABLE AS removed
-        FOR EACH STATEMENT EXECUTE FUNCTION faena.event_job_gone();
+    CREATE TRIGGER event_job_changed AFTER UPDATE ON faena.job REFERENCING NEW TABLE AS changed
+        FOR EACH STATEMENT EXECUTE FUNCTION faena.event_job_changed();
+    FOREACH name IN ARRAY ARRAY['job', 'worker', 'schedule'] LOOP
+        EXECUTE format('CREATE TRIGGER event_%1$s_gone AFTER DELETE ON faena.%1$s REFERENCING OLD TABLE AS removed
+                        FOR EACH STATEMENT EXECUTE FUNCTION faena.event_subject_gone()', name);
+    END LOOP;
 END $$;
 
 CREATE FUNCTION faena.events_off() RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
@@ -328,6 +351,9 @@ BEGIN
     END LOOP;
     DROP TRIGGER IF EXISTS event_worker ON faena.worker_change;
     DROP TRIGGER IF EXISTS event_worker_comes ON faena.worker;
-    DROP TRIGGER IF EXISTS event_job_gone ON faena.job;
+    DROP TRIGGER IF EXISTS event_job_changed ON faena.job;
+    FOREACH name IN ARRAY ARRAY['job', 'worker', 'schedule'] LOOP
+        EXECUTE format('DROP TRIGGER IF EXISTS event_%1$s_gone ON faena.%1$s', name);
+    END LOOP;
     DELETE FROM faena.event_head;
 END $$;

@@ -13,6 +13,7 @@ mod faults;
 mod frame;
 mod letters;
 mod list;
+mod outbox;
 mod schedules;
 mod schedules_grpc;
 mod webhooks;

@@ -93,6 +93,16 @@ pub(crate) fn fix_of(code: &str) -> Fix {
             select: "SELECT id, anchor_at, spec, cursor_at FROM schedule WHERE active AND next_at IS NULL",
             make: next_time,
         },
+        "outbox-without-event" => Fix::Sql(&[Counted(
+            "DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = outbox.position)",
+        )]),
+        "outbox-unknown-sink" => {
+            Fix::Sql(&[Counted("DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox.sink)")])
+        }
+        "lease-unknown-sink" => Fix::Sql(&[
+            Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_lease.sink)"),
+            Also("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_node.sink)"),
+        ]),
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
     }

@@ -21,6 +21,7 @@ pub async fn want(shared: &Shared, wants: &[EventWant], now: Timestamp) -> Resul
 }
 
 async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result<bool> {
+    alone(client).await?;
     for want in wants {
         let row = client
             .query_one(
@@ -71,14 +72,35 @@ pub async fn look(shared: &Shared) -> Result<()> {
 }
 
 /// `*` stands for anything, everything else for itself.
-fn like(kind: &str) -> String {
+pub fn like(kind: &str) -> String {
     storable(kind).replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
 }
 
-/// Events are written down while somebody wants them. PostgreSQL: the triggers are everybody's, so one node at a time decides; who writes
-/// meanwhile is waited for, but not for long (it is tried again).
+/// The type as it was asked for.
+pub fn unlike(pattern: &str) -> String {
+    let mut kind = String::with_capacity(pattern.len());
+    let mut signs = pattern.chars();
+    while let Some(sign) = signs.next() {
+        match sign {
+            '%' => kind.push('*'),
+            '\\' => kind.extend(signs.next()),
+            other => kind.push(other),
+        }
+    }
+    kind
+}
+
+/// One node at a time changes who wants events, and decides. PostgreSQL: not by a lock of the table, which whoever settles what was sent
+/// writes to as well: each would have what the other waits for.
+async fn alone(client: &Object) -> Result<()> {
+    Ok(client
+        .batch_execute("SET LOCAL lock_timeout = '500ms'; SELECT pg_advisory_xact_lock(x'73696e6b73'::bigint)")
+        .await?)
+}
+
+/// Events are written down while somebody wants them. PostgreSQL: the triggers are everybody's. Who writes meanwhile is waited for, but for
+/// less than the server takes to look for deadlocks: who stands in the way of others is this one, which is tried again, and never a job.
 async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
-    client.batch_execute("SET LOCAL lock_timeout = '3s'; LOCK TABLE faena.sink IN SHARE ROW EXCLUSIVE MODE").await?;
     let row = client
         .query_one(
             "SELECT EXISTS (SELECT FROM faena.sink WHERE until > $1),
@@ -105,40 +127,29 @@ pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
 /// Forgets wishes that nobody repeated and events that are older than `before` and wait for nobody. Switches events off when nobody wants any.
 pub async fn settle(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
-    let result = settle_in(shared, &client, before, limit, now).await;
+    let result = settle_in(&client, before, limit, now).await;
     let (removed, wanted) = client.end(result).await?;
     shared.events_on.store(wanted, Ordering::Relaxed);
     Ok(removed)
 }
 
-async fn settle_in(
-    shared: &Shared,
-    client: &Object,
-    before: Timestamp,
-    limit: usize,
-    now: Timestamp,
-) -> Result<(usize, bool)> {
+async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timestamp) -> Result<(usize, bool)> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let over: Vec<i16> = client
-        .query("SELECT id FROM faena.sink WHERE until <= $1", &[&now.as_ms()])
-        .await?
-        .iter()
-        .map(|row| row.get(0))
-        .collect();
+    let mut over = forgotten(client, now).await?;
     // Seldom: the switch takes locks.
     let wanted = if over.is_empty() {
         let row = client.query_one("SELECT EXISTS (SELECT FROM faena.sink)", &[]).await?;
         row.get(0)
     } else {
-        for table in ["sink_pattern", "outbox_lease", "outbox"] {
+        alone(client).await?;
+        // Somebody may have repeated a wish meanwhile.
+        over = forgotten(client, now).await?;
+        for table in ["sink_pattern", "outbox_lease", "outbox_node", "outbox"] {
             client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
         }
         client.execute("DELETE FROM faena.sink WHERE id = ANY($1)", &[&over]).await?;
         switch(client, now).await?
     };
-    if !wanted && !shared.events_on.load(Ordering::Relaxed) {
-        return Ok((0, wanted));
-    }
     let removed = client
         .execute(
             "DELETE FROM faena.event WHERE position = ANY (ARRAY(
@@ -156,6 +167,12 @@ async fn settle_in(
         )
         .await?;
     Ok((usize::try_from(removed).unwrap_or(0), wanted))
+}
+
+/// Wishes that nobody has repeated.
+async fn forgotten(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
+    let rows = client.query("SELECT id FROM faena.sink WHERE until <= $1", &[&now.as_ms()]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 pub async fn list(shared: &Shared, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {

@@ -1,5 +1,7 @@
 DROP TRIGGER event_job;
 DROP TRIGGER event_job_gone;
+DROP TRIGGER event_worker_gone;
+DROP TRIGGER event_schedule_gone;
 DROP TRIGGER event_ready;
 DROP TRIGGER event_waiting;
 DROP TRIGGER event_block;

@@ -94,6 +94,16 @@ BEGIN
     DELETE FROM event_head WHERE subject = OLD.id;
 END;
 
+CREATE TEMP TRIGGER event_worker_gone AFTER DELETE ON main.worker
+BEGIN
+    DELETE FROM event_head WHERE subject = OLD.id;
+END;
+
+CREATE TEMP TRIGGER event_schedule_gone AFTER DELETE ON main.schedule
+BEGIN
+    DELETE FROM event_head WHERE subject = OLD.id;
+END;
+
 CREATE TEMP TRIGGER event_ready AFTER INSERT ON main.ready
 BEGIN
     INSERT INTO put_state (id, state, at, retry_count)
@@ -111,10 +121,14 @@ END;
 -- SCHEDULED while the worker's process is being started.
 CREATE TEMP TRIGGER event_block AFTER INSERT ON main.block
 BEGIN
-    INSERT INTO put_state (id, state, at, run)
+    INSERT INTO put_state (id, state, at, run, retry_count)
     SELECT substr(NEW.ids, 16 * place.n + 1, 16),
            CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.node AND w.ended_at IS NULL AND w.state < 2) THEN 2 ELSE 3 END,
-           NEW.claimed_at, NEW.run
+           NEW.claimed_at, NEW.run,
+           -- Two bytes each, the lower one first; without any, all are 0.
+           coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(NEW.retries, 2 * place.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
+               FROM (SELECT 1 AS at, 16 AS worth UNION ALL SELECT 2, 1 UNION ALL SELECT 3, 4096 UNION ALL SELECT 4, 256) digit
+               WHERE NEW.retries IS NOT NULL), 0)
     FROM place WHERE place.n < length(NEW.ids) / 16;
 END;
 

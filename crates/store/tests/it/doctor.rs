@@ -646,7 +646,7 @@ async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
         finds(world, &["file-open-to-all"]).await;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        world.ledger.run("DELETE FROM faena_schema WHERE version = 4").await;
+        world.ledger.run("DELETE FROM faena_schema WHERE version = (SELECT max(version) FROM faena_schema)").await;
         finds(world, &["schema-old"]).await;
         world.ledger.run("UPDATE faena_schema SET version = 99 WHERE version = 2").await;
         let newer = doctor::inspect(&world.url, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
@@ -752,4 +752,18 @@ pub async fn due_times_without_or_with_two_jobs_are_told(world: &World) {
     world.ledger.run("UPDATE tick SET job = schedule WHERE manual").await;
     finds(world, &["tick-without-job"]).await;
     world.ledger.run("UPDATE tick SET job = NULL").await;
+}
+
+pub async fn what_waits_in_the_outbox_for_nothing_is_removed(world: &World) {
+    crate::outbox::sink(world, "s", &["job.*"], faena_store::OnBad::Skip).await;
+    fill(world).await;
+    finds(world, &[]).await;
+    let one = "(SELECT min(position) FROM event)";
+    heals(world, &[format!("DELETE FROM event WHERE position = {one}")], &["outbox-without-event"]).await;
+    let stray =
+        "INSERT INTO outbox (sink, partition, position, subject) SELECT 99, partition, position, subject FROM outbox";
+    heals(world, &[stray.into()], &["outbox-unknown-sink"]).await;
+    let lease = "INSERT INTO outbox_lease (sink, partition) VALUES (99, 3)";
+    heals(world, &[lease.into()], &["lease-unknown-sink"]).await;
+    assert!(world.ledger.number("SELECT count(*) FROM outbox").await > 0, "the rest still waits");
 }

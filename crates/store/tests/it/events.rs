@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use faena_domain::{JobId, JobState, Timestamp};
-use faena_store::{EventQuery, EventWant, NoteKind, OnBad, StoredEvent, Wish};
+use faena_store::{EventQuery, EventWant, JobPatch, NoteKind, OnBad, StoredEvent, Wish};
 
-use crate::support::{Dice, World, failed};
+use crate::support::{Build, Dice, World, failed};
 
 pub fn want(types: &[&str], wish: Wish) -> EventWant {
     EventWant {
@@ -219,4 +219,49 @@ pub async fn whatever_happens_the_events_of_a_job_end_where_it_stands(world: &Wo
         }
         assert_eq!(state(story.last().unwrap(), "status"), Some(world.state(id).await), "{story:#?}");
     }
+}
+
+pub async fn a_job_from_before_that_is_changed_is_not_told_as_new(world: &World) {
+    let patched = world.submit(world.job("mail", 0)).await;
+    let late = world.submit(world.job("mail", 0).expires(world.at(50))).await;
+    world.store.job_expire(9, world.at(60)).await.unwrap();
+    assert_eq!(world.state(late).await, JobState::Failed);
+    listen(world, &["*"]).await;
+    let patch = JobPatch { scheduled_at: Some(Some(world.at(5_000))), ..JobPatch::default() };
+    world.patch(patched, patch, 100).await;
+    world.retry_by_person(late, 100).await;
+    assert_eq!(story(world, patched).await, ["job.status.changed >PENDING"]);
+    assert_eq!(story(world, late).await, ["job.status.changed >PENDING"]);
+}
+
+pub async fn a_hand_out_tells_which_try_it_is(world: &World) {
+    listen(world, &["*"]).await;
+    let id = world.submit(world.job("mail", 0)).await;
+    for n in 0..3 {
+        let job = world.claim_one(n * 1_000 + 1).await;
+        let last = told(world).await.pop().unwrap();
+        assert_eq!((last.subject, field(&last, "status")), (id.0, Some("ASSIGNED".into())));
+        assert_eq!(field(&last, "retryCount"), Some(n.to_string()));
+        world.retry_at(&job, (n + 1) * 1_000, n * 1_000 + 2).await;
+        world.promote((n + 1) * 1_000).await;
+    }
+}
+
+pub async fn what_is_gone_leaves_no_counter_behind(world: &World) {
+    listen(world, &["*"]).await;
+    let id = world.submit(world.job("mail", 0)).await;
+    assert_eq!(world.ledger.number("SELECT count(*) FROM event_head").await, 1);
+    world.cancel(id, 1).await;
+    world.store.job_delete(id, None, world.at(2)).await.unwrap();
+    assert_eq!(world.ledger.number("SELECT count(*) FROM event_head").await, 0);
+}
+
+pub async fn what_nobody_wants_any_more_is_still_pruned(world: &World) {
+    let until = world.at(1_000);
+    world.store.event_want(vec![EventWant { until, ..want(&["*"], Wish::Kept) }], world.at(0)).await.unwrap();
+    world.submit(world.job("mail", 0)).await;
+    world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
+    assert_eq!(told(world).await.len(), 2);
+    assert_eq!(world.store.event_settle(Timestamp::MAX, 100, world.at(2_000)).await.unwrap(), 2);
+    assert_eq!(told(world).await, []);
 }

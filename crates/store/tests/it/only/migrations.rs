@@ -109,7 +109,7 @@ async fn goes_forward(url: &str, ledger: Ledger) {
     let world = World::open(url.to_owned(), ledger.clone(), StoreOptions::default()).await;
 
     assert_eq!(rows(&ledger).await, before);
-    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 4);
+    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 5);
     ledger.prove().await;
     use JobState::*;
     let states = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(id);
@@ -128,7 +128,7 @@ async fn goes_forward(url: &str, ledger: Ledger) {
 }
 
 /// Every schema that was released, with what makes it of the one before.
-const RELEASED: [(&str, &str, &str); 4] = [
+const RELEASED: [(&str, &str, &str); 5] = [
     (
         "jobs",
         include_str!("../../../migrations/001_jobs.sqlite.sql"),
@@ -148,6 +148,11 @@ const RELEASED: [(&str, &str, &str); 4] = [
         "schedules",
         include_str!("../../../migrations/004_schedules.sqlite.sql"),
         include_str!("../../../migrations/004_schedules.postgres.sql"),
+    ),
+    (
+        "events",
+        include_str!("../../../migrations/005_events.sqlite.sql"),
+        include_str!("../../../migrations/005_events.postgres.sql"),
     ),
 ];
 

@@ -1,0 +1,181 @@
+//! `/outbox`: sinks and their dead letters. The test is the relay: it takes what waits and says what the sink said.
+
+use axum::http::StatusCode;
+use faena_domain::{NodeId, Timestamp};
+use faena_store::{EventWant, MAX_ATTEMPTS, OnBad, OutboxAsk, OutboxResult, Wish};
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+async fn start() -> App {
+    let app = App::start().await;
+    let want = EventWant {
+        name: "broker".into(),
+        types: vec!["job.created".into()],
+        wish: Wish::Queued(OnBad::Park),
+        until: Timestamp::MAX,
+    };
+    app.engine.store.event_want(vec![want], Timestamp::now()).await.unwrap();
+    app
+}
+
+/// Takes what waits; the sink refuses it, or takes it.
+async fn relay(app: &App, refused: Option<&str>) -> usize {
+    let (store, now) = (&app.engine.store, Timestamp::now());
+    let ask = OutboxAsk { sink: "broker".into(), node: NodeId(uuid::Uuid::nil()), lease_ms: 60_000, limit: 100 };
+    let taken = store.outbox_take(ask, now).await.unwrap();
+    let said = taken.events.iter().map(|event| OutboxResult {
+        partition: event.partition,
+        position: event.event.place,
+        refused: refused.map(str::to_owned),
+        again_at: now,
+    });
+    store.outbox_settle("broker", taken.partitions.clone(), said.collect(), now).await.unwrap();
+    taken.events.len()
+}
+
+/// Jobs whose first message nobody would take.
+async fn stocked(count: usize) -> (App, Vec<Value>) {
+    let app = start().await;
+    for _ in 0..count {
+        app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    }
+    for _ in 0..MAX_ATTEMPTS {
+        assert_eq!(relay(&app, Some("no such exchange")).await, count);
+    }
+    let letters = app.get("/api/v1/outbox/dead").await.json()["data"].as_array().unwrap().clone();
+    assert_eq!(letters.len(), count);
+    (app, letters)
+}
+
+fn path(letter: &Value, rest: &str) -> String {
+    format!("/api/v1/outbox/dead/{}{rest}", letter["id"].as_str().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sinks_tell_how_they_stand_and_so_do_the_figures() {
+    let (app, _) = stocked(2).await;
+    app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    assert_eq!(relay(&app, None).await, 1);
+    app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    app.engine.store.outbox_down("broker", Some("connection refused".into()), Timestamp::now()).await.unwrap();
+    let mut sink = app.get("/api/v1/outbox").await.json()["sinks"][0].clone();
+    assert!(sink["oldestPendingAt"].is_string() && sink["downSince"].is_string(), "{sink}");
+    for name in ["oldestPendingAt", "downSince"] {
+        sink.as_object_mut().unwrap().remove(name);
+    }
+    assert_eq!(
+        sink,
+        json!({ "name": "broker", "types": ["job.created"], "onBad": "park", "pending": 1, "dead": 2, "sent": 1,
+                "downReason": "connection refused", "holders": [["00000000-0000-0000-0000-000000000000", 16]] })
+    );
+    let figures = app.get("/metrics").await.text;
+    for line in [
+        r#"faena_outbox_pending{sink="broker"} 1"#,
+        r#"faena_outbox_dead{sink="broker"} 2"#,
+        r#"faena_outbox_sent_total{sink="broker"} 1"#,
+        r#"faena_outbox_sink_up{sink="broker"} 0"#,
+        r#"faena_outbox_oldest_seconds{sink="broker"} "#,
+    ] {
+        assert!(figures.contains(line), "{line} is missing in {figures}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_are_listed_in_pages_and_shown_whole() {
+    let (app, letters) = stocked(3).await;
+    let first = app.get("/api/v1/outbox/dead?limit=2&sink=broker&type=job.*&resolved=false").await.json();
+    assert_eq!(first["data"], json!(letters[..2]));
+    let next = first["nextCursor"].as_str().unwrap();
+    let second = app.get(&format!("/api/v1/outbox/dead?limit=2&cursor={next}")).await.json();
+    assert_eq!((&second["data"], &second["nextCursor"]), (&json!(letters[2..]), &Value::Null));
+    let shown = app.get(&path(&letters[0], "")).await.json();
+    assert_eq!(shown, letters[0]);
+    assert_eq!(
+        (&shown["eventType"], &shown["errorMessage"], &shown["retryCount"]),
+        (&json!("job.created"), &json!("no such exchange"), &json!(MAX_ATTEMPTS))
+    );
+    assert_eq!(shown["payload"]["jobId"], shown["aggregateId"]);
+    let of = format!("/api/v1/outbox/dead?aggregateId={}", shown["aggregateId"].as_str().unwrap());
+    assert_eq!(app.get(&of).await.json()["data"], json!([shown]));
+    assert_eq!(app.get("/api/v1/outbox/dead?movedAfter=2100-01-01T00:00:00Z").await.json()["data"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_letter_is_replayed_or_resolved_once() {
+    let (app, letters) = stocked(2).await;
+    let replayed = app.post(&path(&letters[0], "/replay"), "").await.json();
+    assert_eq!((&replayed["resolutionNotes"], replayed["resolvedBy"].is_string()), (&json!("replayed"), true));
+    assert_eq!(relay(&app, None).await, 1);
+    let resolved = app.post(&path(&letters[1], "/resolve"), r#"{"notes": "told by phone"}"#).await.json();
+    assert_eq!(resolved["resolutionNotes"], "told by phone");
+    for action in ["/replay", "/resolve"] {
+        assert_eq!(app.post(&path(&letters[1], action), "").await.status, StatusCode::CONFLICT);
+    }
+    let acts = app.get("/api/v1/audit").await.json();
+    let acts: Vec<&Value> = acts["entries"].as_array().unwrap().iter().map(|entry| &entry["action"]).collect();
+    assert_eq!(acts, ["outbox.resolve", "outbox.replay"]);
+    let unknown = app.get("/api/v1/outbox/dead/00000000-0000-0000-0000-000000000000").await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_letters_are_replayed_and_resolved_by_a_filter() {
+    let (app, _) = stocked(3).await;
+    let nothing = app.post("/api/v1/outbox/dead/replay", r#"{"filter": {"sink": "other"}}"#).await.json();
+    assert_eq!(nothing, json!({ "replayed": 0 }));
+    let all = app.post("/api/v1/outbox/dead/replay", r#"{"filter": {"sink": "broker"}, "perSecond": 10000}"#).await;
+    assert_eq!(all.json(), json!({ "replayed": 3 }));
+    let (app, _) = stocked(2).await;
+    let all = app.post("/api/v1/outbox/dead/resolve", r#"{"all": true, "notes": "n"}"#).await;
+    assert_eq!(all.json(), json!({ "resolved": 2 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sent_events_are_published_again() {
+    let app = start().await;
+    app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    assert_eq!((relay(&app, None).await, relay(&app, None).await), (1, 0));
+    let body =
+        json!({ "sink": "broker", "from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z", "type": "job.*" });
+    let answer = app.post("/api/v1/outbox/republish", body.to_string()).await;
+    assert_eq!(answer.json(), json!({ "republished": 1 }));
+    assert_eq!(relay(&app, None).await, 1);
+    let body = json!({ "sink": "nobody", "from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z" });
+    let answer = app.post("/api/v1/outbox/republish", body.to_string()).await;
+    assert_eq!(answer.faults(), "404 NOT_FOUND: there is no sink nobody");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_are_told_every_fault() {
+    let app = start().await;
+    let faults = async |path: &str, body: &str| {
+        let answer = if body.is_empty() {
+            app.get(&format!("/api/v1/outbox/{path}")).await
+        } else {
+            app.post(&format!("/api/v1/outbox/{path}"), body.to_owned()).await
+        };
+        assert_eq!(answer.status.as_u16() / 100, 4);
+        answer.faults().lines().skip(1).collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!(faults("dead?limit=0&sink=a&movedAfter=x&resolved=maybe&cursor=1&aggregateId=2&other=3", "").await, @r"
+    limit: must be a number from 1 to 100
+    movedAfter: must be a time like 2026-11-15T20:00:00Z
+    resolved: must be true or false
+    cursor: must be the nextCursor of another answer, or empty to begin
+    aggregateId: must be a UUID
+    other: is not a known parameter
+    ");
+    insta::assert_snapshot!(faults("dead/replay", "{}").await, @r#"filter: would match every dead letter; say "all": true if that is meant"#);
+    insta::assert_snapshot!(faults("dead/replay", r#"{"perSecond": 0, "filter": {"sink": 1, "x": "y"}, "z": 1}"#).await, @r"
+    perSecond: must be from 1 to 100000, is 0
+    z: is not a known field
+    filter.sink: must be a string
+    filter.x: is not a known parameter
+    ");
+    insta::assert_snapshot!(faults("republish", r#"{"from": "2026-01-02T00:00:00Z", "to": "2026-01-01T00:00:00Z"}"#).await, @r"
+    sink: is required
+    to: must be later than from
+    ");
+    insta::assert_snapshot!(faults("dead/x", "").await, @"id: must be a UUID");
+}
