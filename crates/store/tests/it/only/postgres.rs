@@ -212,7 +212,7 @@ async fn stores_that_open_at_once_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
         let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
-        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 4, "each migration once");
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 5, "each migration once");
         for store in stores {
             store.ping().await.unwrap();
             store.close().await;
