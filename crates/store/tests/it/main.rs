@@ -13,6 +13,7 @@ mod doctor;
 mod ends;
 mod events;
 mod family;
+mod following;
 mod keys;
 mod letters;
 mod limits;
@@ -65,6 +66,11 @@ behaviours! {
         an_act_that_is_refused_tells_nothing,
         a_queued_event_waits_once_for_every_sink_that_wants_it,
         whatever_happens_the_events_of_a_job_end_where_it_stands;
+    following:
+        who_follows_while_many_write_sees_every_event_once_and_each_subject_in_order,
+        what_nobody_wanted_meanwhile_is_outside_of_what_is_kept,
+        what_was_removed_as_old_is_outside_of_what_is_kept,
+        a_wish_that_is_repeated_keeps_what_it_has;
     keys:
         a_repeated_idempotency_key_answers_with_the_first_job,
         an_idempotency_key_for_another_body_is_refused,

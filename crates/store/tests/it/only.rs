@@ -1,5 +1,6 @@
 //! What only one engine can do, or fail at.
 
+mod listening;
 mod migrations;
 mod postgres;
 mod sqlite;
