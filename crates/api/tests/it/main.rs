@@ -15,6 +15,9 @@ mod letters;
 mod list;
 mod schedules;
 mod schedules_grpc;
+mod stream;
+mod stream_grpc;
+mod trace;
 mod webhooks;
 
 mod queues;
