@@ -67,6 +67,15 @@ fn address(world: &World) -> String {
     format!("{base}/{name}")
 }
 
+/// Ends the sessions by which nodes hear of each other.
+pub async fn end_listening(world: &World) {
+    let Place::Database(name) = &world._place else { panic!("only a server has sessions") };
+    let sql = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'faena listener'"
+    );
+    run_sql(&sql).await;
+}
+
 /// The same behind something that lets nobody listen, as poolers of transactions do.
 pub async fn without_listening(world: &World) -> Arc<dyn Store> {
     let mut url = url::Url::parse(&address(world)).unwrap();
