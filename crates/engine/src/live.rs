@@ -128,7 +128,12 @@ impl Live {
         }
         let after = match *last {
             Some(place) => place,
-            None => *last.insert(self.store.event_end().await?),
+            None => {
+                let end = *last.insert(self.store.event_end().await?);
+                // Who has looked before and found nothing looks again: what came in between is not read for everybody.
+                let _ = self.news.send(Arc::new(Batch { after: end, upto: end, events: Vec::new() }));
+                end
+            }
         };
         let events = self.store.event_list(EventQuery::After(after), BATCH).await?;
         let Some(upto) = events.last().map(|event| event.place) else { return Ok(Round::done(0)) };

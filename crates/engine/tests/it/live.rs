@@ -146,6 +146,17 @@ async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_happens_before_the_reader_has_begun_is_told_without_waiting_for_more() {
+    let (engine, _place) = at_rest().await;
+    let mut watcher = everything(&engine).await;
+    let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
+    assert!(nothing.is_err(), "it has looked, and found nothing");
+    let id = submit(&*engine.store, NewJob::new("nobody")).await;
+    engine.turn("live", Timestamp::now()).await.unwrap();
+    assert_eq!(event(&mut watcher).await.subject, id.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_who_was_too_slow_for_what_is_kept_is_told_and_goes_on() {
     let (engine, _place) = at_rest().await;
     let mut slow = everything(&engine).await;
