@@ -8,6 +8,7 @@ mod guard;
 mod health;
 mod metrics;
 mod rest;
+mod watch;
 mod workers;
 
 use std::sync::Arc;
@@ -128,6 +129,8 @@ pub fn router(api: Api) -> Router {
         .route("/api/v1/limits/reset", post(rest::queues::reset_limit))
         .nest("/api/v1/bulk", bulk)
         .route("/api/v1/audit", get(rest::audit::list))
+        .route("/api/v1/events", get(rest::stream::events))
+        .route("/api/v1/trace/{id}", get(rest::trace::show))
         .nest("/api/v1/workers", workers)
         .nest("/api/v1/webhooks", webhooks)
         .merge(grpc::routes(&api))

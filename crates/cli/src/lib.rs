@@ -3,6 +3,7 @@
 mod audit;
 mod client;
 mod enqueue;
+mod events;
 mod jobs;
 mod letters;
 mod limits;
@@ -10,6 +11,8 @@ mod outbox;
 mod queues;
 mod schedule_flags;
 mod schedules;
+mod sse;
+mod trace;
 mod watch;
 mod webhooks;
 mod worker;
@@ -65,6 +68,10 @@ pub enum Command {
         #[command(subcommand)]
         command: outbox::Command,
     },
+    /// Follow what happens, as it happens
+    Events(events::Arguments),
+    /// Show everything with one correlation id, in the order in which it happened
+    Trace(trace::Arguments),
     /// Show who did what
     Audit(audit::Arguments),
     /// Be a worker: run a command for each job of some types
@@ -94,6 +101,8 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Limits { command } => limits::run(command).await,
         Command::Dlq { command } => letters::run(command).await,
         Command::Outbox { command } => outbox::run(command).await,
+        Command::Events(arguments) => events::run(arguments).await,
+        Command::Trace(arguments) => trace::run(arguments).await,
         Command::Audit(arguments) => audit::run(arguments).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };

@@ -3,11 +3,13 @@
 use std::{process::ExitCode, time::Duration};
 
 use faena_domain::{JobState, JobView, Progress};
-use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
 use reqwest::Method;
 
-use crate::{Client, Problem, print};
+use crate::{
+    Client, Problem, print,
+    sse::{Message, Messages},
+};
 
 /// How often a broken stream is taken up again before giving up.
 const PATIENCE: u32 = 30;
@@ -37,32 +39,16 @@ pub async fn watch(client: &Client, id: &str, json: bool) -> Result<ExitCode, Pr
 /// `Some`: how the job ended.
 async fn follow(client: &Client, id: &str, show: &mut Show) -> Result<Option<JobState>, Problem> {
     let request = client.request(Method::GET, &format!("/api/v1/jobs/{id}/events"));
-    let mut stream = client.send(request).await?.bytes_stream();
-    let mut buffer = String::new();
-    let mut bytes = Vec::new();
-    while let Some(part) = stream.next().await {
-        let Ok(part) = part else { return Ok(None) };
-        bytes.extend_from_slice(&part);
-        // A character may be cut in two between parts.
-        let valid = match std::str::from_utf8(&bytes) {
-            Ok(text) => text.len(),
-            Err(error) => error.valid_up_to(),
-        };
-        buffer.push_str(&String::from_utf8_lossy(&bytes[..valid]));
-        bytes.drain(..valid);
-        while let Some(end) = buffer.find("\n\n") {
-            let event: String = buffer.drain(..end + 2).collect();
-            let data: String =
-                event.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
-            if data.is_empty() {
-                continue;
-            }
-            let job: JobView = serde_json::from_str(&data)
-                .map_err(|e| Problem::Other(format!("the stream was not understood: {e}")))?;
-            show.update(&job, &data);
-            if job.status.is_terminal() {
-                return Ok(Some(job.status));
-            }
+    let mut messages = Messages::new(client.send(request).await?.bytes_stream());
+    while let Some(Message { data, .. }) = messages.next().await {
+        if data.is_empty() {
+            continue;
+        }
+        let job: JobView =
+            serde_json::from_str(&data).map_err(|e| Problem::Other(format!("the stream was not understood: {e}")))?;
+        show.update(&job, &data);
+        if job.status.is_terminal() {
+            return Ok(Some(job.status));
         }
     }
     Ok(None)

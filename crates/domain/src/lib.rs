@@ -4,6 +4,7 @@
 //! what may be moved where.
 
 mod audit;
+mod cloud_event;
 mod event;
 mod ids;
 mod job;
@@ -14,12 +15,14 @@ mod retry;
 mod rules;
 pub mod schedule;
 mod time;
+mod trace;
 mod webhook;
 mod why;
 mod worker;
 pub mod worker_state;
 
 pub use audit::AuditRow;
+pub use cloud_event::{CloudEvent, SOURCE, fits};
 pub use event::{Event, EventKind, ScheduleEvent, WorkerEvent};
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{Attempt, DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
@@ -29,6 +32,7 @@ pub use priority::{Ordering, Priority};
 pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::{Timestamp, parse_duration};
+pub use trace::{Trace, TraceEntry, TraceJob, TraceKind};
 pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
 pub use why::{Reason, Why};
 pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};

@@ -25,6 +25,7 @@ use crate::{
     driver::Driver,
     guardian, handlers,
     held::{Hands, Held},
+    live::Live,
     nodes, poller,
     pool::Pools,
     promoter, recorder,
@@ -68,9 +69,10 @@ pub struct Engine {
     pub acts: guardian::Acts,
     pub(crate) agenda: guardian::Agenda,
     pub(crate) bulk: Arc<Notify>,
-    /// Something has happened: the outbox is to be emptied, whoever watches is to be told.
+    /// Something has happened: the outbox is to be emptied.
     pub(crate) relay: Arc<Notify>,
-    pub(crate) live: Arc<Notify>,
+    /// Whoever watches what happens.
+    pub live: Arc<Live>,
     /// How many runs end per minute.
     pub throughput: Throughput,
     /// Loops that bring in new work end first, those that report last.
@@ -180,6 +182,7 @@ impl Engine {
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
+        let live = Arc::new(Live::new(store.clone()));
         Engine {
             store,
             config,
@@ -206,7 +209,7 @@ impl Engine {
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
             relay: Arc::new(Notify::new()),
-            live: Arc::new(Notify::new()),
+            live,
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
             acts: guardian::Acts::default(),
@@ -248,6 +251,7 @@ impl Engine {
                 tell_the_world(&e, now).await
             }));
         }
+        add(Loop::outgoing("live", poll, self.live.nudge.clone(), |e, now| async move { e.live.run_once(now).await }));
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
             let round = e.write_down(now).await?;
             if round.handled > 0 {
@@ -427,26 +431,34 @@ impl Engine {
                     Ok(Signal::Schedule) => engine.schedules.nudge.notify_one(),
                     Ok(Signal::Event) => {
                         engine.relay.notify_one();
-                        engine.live.notify_one();
+                        engine.live.nudge.notify_one();
                     }
                     Ok(Signal::Cancel(id)) => {
                         if engine.hands.find(id).is_some() {
                             tokio::spawn(stop_here(engine.clone(), id));
                         }
                     }
-                    // Too many to follow: every lane may have work.
-                    Err(RecvError::Lagged(_)) => {
-                        for lane in engine.store.lanes().await.unwrap_or_default() {
-                            engine.lanes.add(lane.id);
-                        }
-                        engine.promote.notify_one();
-                        engine.webhooks.nudge.notify_one();
-                        engine.rules_changed().await;
-                    }
+                    // Too many to follow, or the line to other nodes was cut: anything may have happened.
+                    Ok(Signal::Missed) | Err(RecvError::Lagged(_)) => engine.look_everywhere().await,
                     Err(RecvError::Closed) => break,
                 }
             }
         });
+    }
+
+    /// Whatever a signal could have told.
+    async fn look_everywhere(&self) {
+        for lane in self.store.lanes().await.unwrap_or_default() {
+            self.lanes.add(lane.id);
+        }
+        self.promote.notify_one();
+        self.agenda.look_for_expired();
+        self.workers.watch.notify_one();
+        self.webhooks.nudge.notify_one();
+        self.schedules.nudge.notify_one();
+        self.relay.notify_one();
+        self.live.nudge.notify_one();
+        self.rules_changed().await;
     }
 
     /// Stops: no new jobs, what waits for a slot goes back at once, what runs may finish within the grace time (or until

@@ -8,6 +8,7 @@ mod beats;
 pub mod bulk;
 mod driver;
 mod bus;
+pub mod live;
 pub mod breaker;
 mod held;
 mod verdict;
@@ -29,6 +30,7 @@ pub mod throughput;
 pub mod address;
 mod builtin;
 mod why;
+pub mod trace;
 mod engine;
 
 pub use beats::{Beat, Beats};

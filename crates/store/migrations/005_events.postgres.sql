@@ -28,6 +28,7 @@ CREATE TABLE faena.sink (
     queued      boolean NOT NULL,
     park        boolean NOT NULL,
     until       bigint NOT NULL,
+    since       bigint NOT NULL DEFAULT 0,
     sent        bigint NOT NULL DEFAULT 0,
     down_since  bigint,
     down_reason text

@@ -27,13 +27,15 @@ CREATE TABLE event_head (
 
 -- Who wants events. queued: they wait in the outbox until it has confirmed them; without, they are only kept. until: the wish is forgotten
 -- unless it is repeated. park: what follows a bad message of the same subject waits for it. sent: how many were confirmed.
--- down_since, down_reason: the sink as a whole is unusable.
+-- down_since, down_reason: the sink as a whole is unusable. since: everything that happened after this
+-- position is kept; before, nobody wanted it, or it was removed as old.
 CREATE TABLE sink (
     id          INTEGER PRIMARY KEY,
     name        TEXT NOT NULL UNIQUE,
     queued      INTEGER NOT NULL,
     park        INTEGER NOT NULL,
     until       INTEGER NOT NULL,
+    since       INTEGER NOT NULL DEFAULT 0,
     sent        INTEGER NOT NULL DEFAULT 0,
     down_since  INTEGER,
     down_reason TEXT

@@ -2,7 +2,7 @@
 //! `docs/decisions/004-events-from-rows.md`: triggers derive them from where rows go, in the transaction that moves them, and exist only
 //! while somebody wants events.
 
-use faena_domain::Timestamp;
+use faena_domain::{CloudEvent, Timestamp};
 use uuid::Uuid;
 
 /// Somebody wants events of some types.
@@ -47,6 +47,15 @@ impl Wish {
 /// Where an event stands among all. Readers go on from there.
 pub type EventPlace = i64;
 
+/// From where to where events are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventSpan {
+    /// Everything that happened after this place is kept. Before, nobody wanted it, or it was removed as old.
+    pub after: EventPlace,
+    /// No event has a later place yet.
+    pub last: EventPlace,
+}
+
 /// What happened.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StoredEvent {
@@ -61,6 +70,23 @@ pub struct StoredEvent {
     pub traceparent: Option<String>,
     /// JSON.
     pub data: String,
+}
+
+impl StoredEvent {
+    /// As it is told to the outside.
+    pub fn cloud_event(&self) -> CloudEvent<'_> {
+        CloudEvent {
+            id: self.id,
+            kind: &self.kind,
+            subject: self.subject,
+            time: self.at,
+            correlation_id: &self.correlation_id,
+            sequence: self.sequence,
+            actor: &self.actor,
+            traceparent: self.traceparent.as_deref(),
+            data: &self.data,
+        }
+    }
 }
 
 /// Which events are looked for.

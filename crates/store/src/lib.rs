@@ -51,7 +51,7 @@ use faena_domain::{
 use uuid::Uuid;
 
 pub use error::StoreError;
-pub use events::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
+pub use events::{EventPlace, EventQuery, EventSpan, EventWant, OnBad, StoredEvent, Wish};
 pub use lanes::{Lane, LaneId};
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,
@@ -327,6 +327,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// The place of the first event that is still kept.
     async fn event_first(&self) -> Result<Option<EventPlace>>;
+
+    /// What is kept for this wish. Whoever has read up to a place before it has missed something for good. `None`: there is no such wish.
+    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>>;
 
     /// Takes or keeps this node's share of a sink's parts (as many as there are parts per node that asks), and reads what is due of them. No
     /// part is two nodes' at once. A sink that nobody wants any more: nothing.

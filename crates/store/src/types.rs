@@ -668,6 +668,8 @@ pub enum Signal {
     Schedule,
     /// Something has happened that somebody wants to know.
     Event,
+    /// Signals of other nodes may have been missed: whoever waits for one looks.
+    Missed,
 }
 
 /// What becomes of a job that leaves somebody's hands or a line.

@@ -1,13 +1,14 @@
 //! gRPC, on the same port: the same meaning as REST and the WebSocket, in other words.
 
+mod events;
 mod jobs;
 mod schedules;
 mod workers;
 
 use axum::Router;
 use faena_wire::v1::{
-    DESCRIPTOR, job_service_server::JobServiceServer, schedule_service_server::ScheduleServiceServer,
-    worker_service_server::WorkerServiceServer,
+    DESCRIPTOR, event_service_server::EventServiceServer, job_service_server::JobServiceServer,
+    schedule_service_server::ScheduleServiceServer, worker_service_server::WorkerServiceServer,
 };
 use tonic::{Code, Status, metadata::MetadataValue};
 
@@ -21,6 +22,7 @@ pub fn routes(api: &Api) -> Router<Api> {
     let jobs = JobServiceServer::new(jobs::Jobs(api.clone())).max_decoding_message_size(batch);
     let workers = WorkerServiceServer::new(workers::Workers(api.clone())).max_decoding_message_size(HARD_LIMIT);
     let schedules = ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(HARD_LIMIT);
+    let events = EventServiceServer::new(events::Events(api.clone()));
     let (health, serving) = tonic_health::server::health_reporter();
     let reporter = health.clone();
     // Nothing in it waits: the map behind it is free.
@@ -28,6 +30,7 @@ pub fn routes(api: &Api) -> Router<Api> {
         reporter.set_serving::<JobServiceServer<jobs::Jobs>>().await;
         reporter.set_serving::<WorkerServiceServer<workers::Workers>>().await;
         reporter.set_serving::<ScheduleServiceServer<schedules::Schedules>>().await;
+        reporter.set_serving::<EventServiceServer<events::Events>>().await;
     });
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -40,6 +43,7 @@ pub fn routes(api: &Api) -> Router<Api> {
         .route_service("/faena.v1.JobService/{call}", jobs)
         .route_service("/faena.v1.WorkerService/{call}", workers)
         .route_service("/faena.v1.ScheduleService/{call}", schedules)
+        .route_service("/faena.v1.EventService/{call}", events)
         .route_service("/grpc.health.v1.Health/{call}", serving)
         .route_service("/grpc.reflection.v1.ServerReflection/{call}", v1)
         .route_service("/grpc.reflection.v1alpha.ServerReflection/{call}", v1alpha)

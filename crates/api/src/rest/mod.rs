@@ -11,5 +11,7 @@ pub mod patch;
 pub mod queues;
 mod schedule_fields;
 pub mod schedules;
+pub mod stream;
 mod submit;
+pub mod trace;
 pub mod webhooks;

@@ -130,6 +130,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
+            "name": "live",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
             "name": "poller",
             "status": "healthy"
           },

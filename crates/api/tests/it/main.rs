@@ -16,6 +16,9 @@ mod list;
 mod outbox;
 mod schedules;
 mod schedules_grpc;
+mod stream;
+mod stream_grpc;
+mod trace;
 mod webhooks;
 
 mod queues;

@@ -8,6 +8,10 @@ use std::{
 use faena_domain::{JobId, JobState, JobView, LogEvent, NewJob, Timestamp};
 use faena_engine::{Engine, EngineConfig};
 use faena_store::{Store, StoreOptions};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 use tokio_util::sync::CancellationToken;
 
 pub struct World {
@@ -63,6 +67,56 @@ pub async fn opened_beside(place: &Place) -> Arc<dyn Store> {
 pub async fn cut_connections(place: &Place) {
     let Place::Database(name) = place else { panic!("a file has no connections") };
     run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
+}
+
+/// Another store on the same PostgreSQL database: that of another node.
+pub async fn beside(world: &World) -> Arc<dyn Store> {
+    open(&address(world)).await
+}
+
+fn address(world: &World) -> String {
+    let Place::Database(name) = &world._place else { panic!("only a server has room for two") };
+    let server = postgres_server();
+    let (base, _) = server.rsplit_once('/').unwrap();
+    format!("{base}/{name}")
+}
+
+/// Ends the sessions by which nodes hear of each other.
+pub async fn end_listening(world: &World) {
+    let Place::Database(name) = &world._place else { panic!("only a server has sessions") };
+    let sql = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'faena listener'"
+    );
+    run_sql(&sql).await;
+}
+
+/// The same behind something that lets nobody listen, as poolers of transactions do.
+pub async fn without_listening(world: &World) -> Arc<dyn Store> {
+    let mut url = url::Url::parse(&address(world)).unwrap();
+    let far = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = far.clone();
+            tokio::spawn(async move { carry_all_but_listeners(near, &far).await });
+        }
+    });
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(near.port())).unwrap();
+    open(url.as_str()).await
+}
+
+async fn carry_all_but_listeners(mut near: TcpStream, far: &str) -> Option<()> {
+    let mut first = vec![0; 4_096];
+    let count = near.read(&mut first).await.ok()?;
+    // Who connects says first by what name.
+    if String::from_utf8_lossy(&first[..count]).contains("faena listener") {
+        return None;
+    }
+    let mut far = TcpStream::connect(far).await.ok()?;
+    far.write_all(&first[..count]).await.ok()?;
+    tokio::io::copy_bidirectional(&mut near, &mut far).await.ok().map(drop)
 }
 
 async fn open(url: &str) -> Arc<dyn Store> {

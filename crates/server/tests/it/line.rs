@@ -54,6 +54,11 @@ impl Line {
         std::mem::take(&mut *self.shared.cut.write().unwrap()).cancel();
     }
 
+    /// New connections lead to another server.
+    pub fn turn_to(&self, url: &str) {
+        *self.shared.target.write().unwrap() = address(url);
+    }
+
     pub fn swallow(&self) {
         *self.shared.mode.write().unwrap() = Mode::Swallowing;
     }

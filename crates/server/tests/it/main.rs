@@ -24,6 +24,7 @@ mod readme;
 mod schedules;
 mod start;
 mod stop;
+mod watching;
 mod webhooks;
 mod worker_deaths;
 mod worker_moves;

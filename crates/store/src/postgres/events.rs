@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::{Shared, end::storable};
 use crate::{
-    EventPlace, EventQuery, EventWant, PARTITIONS, Result, StoredEvent,
+    EventPlace, EventQuery, EventSpan, EventWant, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, INBOX_KEPT_MS, Wish},
 };
 
@@ -33,6 +33,13 @@ async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result
             )
             .await?;
         let id: i16 = row.get(0);
+        // A position that no event has: what was read up to before is told from what is read up to since.
+        client
+            .execute(
+                "UPDATE faena.sink SET since = nextval('faena.event_position_seq') WHERE id = $1 AND since = 0",
+                &[&id],
+            )
+            .await?;
         let patterns: Vec<String> = want.types.iter().map(|kind| like(kind)).collect();
         // Of what is only kept, everybody's types add up: several watch under one name.
         if let Wish::Queued(_) = want.wish {
@@ -151,15 +158,20 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
         switch(client, now).await?
     };
     let removed = client
-        .execute(
-            "DELETE FROM faena.event WHERE position = ANY (ARRAY(
+        .query_one(
+            "WITH gone AS (DELETE FROM faena.event WHERE position = ANY (ARRAY(
                  SELECT position FROM faena.event e WHERE at < $1
                      AND NOT EXISTS (SELECT FROM faena.outbox o WHERE o.position = e.position)
                      AND NOT EXISTS (SELECT FROM faena.outbox_dlq d WHERE d.position = e.position AND d.resolved_at IS NULL)
-                 ORDER BY at LIMIT $2))",
+                 ORDER BY at LIMIT $2)) RETURNING position)
+             SELECT count(*), max(position) FROM gone",
             &[&before.as_ms(), &limit],
         )
         .await?;
+    let (removed, last): (i64, Option<EventPlace>) = (removed.get(0), removed.get(1));
+    if let Some(last) = last {
+        client.execute("UPDATE faena.sink SET since = greatest(since, $1) WHERE NOT queued", &[&last]).await?;
+    }
     client
         .execute(
             "DELETE FROM faena.inbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM faena.inbox WHERE at < $1 ORDER BY at LIMIT $2))",
@@ -218,6 +230,14 @@ pub async fn first(shared: &Shared) -> Result<Option<EventPlace>> {
     let client = shared.client().await?;
     let row = client.query_one("SELECT min(position) FROM faena.event", &[]).await.map_err(crate::StoreError::from);
     Ok(client.keep(row)?.get(0))
+}
+
+pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventSpan>> {
+    let client = shared.client().await?;
+    let sql = "SELECT since, (SELECT last_value FROM faena.event_position_seq) FROM faena.sink WHERE name = $1";
+    let row = client.query_opt(sql, &[&storable(name)]).await;
+    let row = client.keep(row.map_err(crate::StoreError::from))?;
+    Ok(row.map(|row| EventSpan { after: row.get(0), last: row.get(1) }))
 }
 
 pub fn row(row: &Row) -> StoredEvent {

@@ -54,11 +54,11 @@ use uuid::Uuid;
 
 use crate::{
     AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
-    Due, EventPlace, EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats,
-    NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch, Recovered,
-    Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
-    Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted, Swept,
-    WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    Due, EventPlace, EventQuery, EventSpan, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId,
+    LetterStats, NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch,
+    Recovered, Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter,
+    SchedulePage, Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted,
+    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
     WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
@@ -565,6 +565,10 @@ impl Store for Postgres {
 
     async fn event_first(&self) -> Result<Option<EventPlace>> {
         self.shared.retrying(|| events::first(&self.shared)).await
+    }
+
+    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>> {
+        self.shared.retrying(|| events::span(&self.shared, name)).await
     }
 
     async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {

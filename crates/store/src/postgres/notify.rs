@@ -2,7 +2,8 @@
 //!
 //! In this process by a channel, at once. To other nodes by NOTIFY, never inside a writing transaction (it would put all
 //! commits in one line), put together for a few milliseconds, and only when there are other nodes. A lost notification costs
-//! one poll, never a job; the listener connects again for ever.
+//! one poll, never a job; the listener connects again for ever, notices a line that was cut without a word, and tells everybody
+//! to look whenever it listens again.
 
 use std::{
     sync::{
@@ -14,9 +15,12 @@ use std::{
 
 use deadpool_postgres::Pool;
 use faena_domain::{JobId, WorkerId};
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, broadcast};
+use tokio::{
+    sync::{Notify, broadcast},
+    time::Instant,
+};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Socket, config::SslMode, tls::TlsConnect};
 use tokio_util::sync::CancellationToken;
 
@@ -24,9 +28,24 @@ use super::connect;
 use crate::{Result, Signal};
 
 const CHANNEL: &str = "faena";
+/// What the listening session is called in `pg_stat_activity`.
+const LISTENER: &str = "faena listener";
 const GATHER: Duration = Duration::from_millis(5);
 /// Signals that wait to be sent to other nodes. What is over is found by their poll.
 const OUTBOX: usize = 256;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A connection that has listened for so long was a good one: the next pause is the first again.
+const STEADY: Duration = Duration::from_secs(5);
+/// How often the listening connection is asked whether it is still there, and how long it may take to answer.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How listening ended.
+struct Ended {
+    listened: Duration,
+    reason: String,
+}
 
 #[derive(Clone)]
 pub struct Notifier(Arc<Inner>);
@@ -42,7 +61,8 @@ struct Inner {
 
 impl Notifier {
     pub fn start(url: &str, pool: Pool, stop: CancellationToken) -> Result<Notifier> {
-        let config = connect::config(url)?;
+        let mut config = connect::config(url)?;
+        config.application_name(LISTENER);
         let notifier = Notifier(Arc::new(Inner {
             local: broadcast::channel(4_096).0,
             outbox: Mutex::default(),
@@ -103,10 +123,11 @@ impl Notifier {
         }
     }
 
+    /// For ever: 1 s after the connection ended, twice as long after each failure, at most a minute.
     async fn listen(&self, config: Config) {
-        let mut pause = Duration::from_secs(1);
+        let mut pause = FIRST_PAUSE;
+        let mut quiet = false;
         loop {
-            let started = tokio::time::Instant::now();
             let ended = if config.get_ssl_mode() == SslMode::Require {
                 match connect::tls() {
                     Ok(tls) => self.listen_once(&config, tls).await,
@@ -115,39 +136,87 @@ impl Notifier {
             } else {
                 self.listen_once(&config, NoTls).await
             };
-            if let Err(error) = ended {
-                tracing::debug!(error = %crate::error::chain(&error), "the listening connection ended");
+            if ended.listened >= STEADY {
+                (pause, quiet) = (FIRST_PAUSE, false);
             }
-            if started.elapsed() > Duration::from_secs(60) {
-                pause = Duration::from_secs(1);
+            // Once per outage, not once per try. Behind a transaction pooler this is how it always is.
+            if !quiet {
+                tracing::info!(
+                    reason = ended.reason,
+                    "no word of other nodes at the moment; what they do is found by looking once a second"
+                );
+                quiet = true;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(60));
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn listen_once<T>(&self, config: &Config, tls: T) -> std::result::Result<(), tokio_postgres::Error>
+    async fn listen_once<T>(&self, config: &Config, tls: T) -> Ended
     where
         T: tokio_postgres::tls::MakeTlsConnect<Socket> + Send,
         T::Stream: Send + Unpin + 'static,
         T::TlsConnect: Send,
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
     {
-        let (client, mut connection): (Client, _) = config.connect(tls).await?;
+        let never = |reason: String| Ended { listened: Duration::ZERO, reason };
+        let (client, mut connection): (Client, _) = match tokio::time::timeout(ANSWER, config.connect(tls)).await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(error)) => return never(crate::error::chain(&error)),
+            Err(_) => return never("no answer while connecting".into()),
+        };
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
-        let start = client.batch_execute("LISTEN faena");
-        tokio::pin!(start);
-        let mut listening = false;
+        if let Err(reason) = self.ask(&client, "LISTEN faena", &mut messages).await {
+            return never(reason);
+        }
+        let began = Instant::now();
+        // What was told until now was told to nobody.
+        self.tell_here(Signal::Missed);
+        let mut look = tokio::time::interval_at(began + ASK_EVERY, ASK_EVERY);
+        let reason = loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                // A connection that was cut without a word is silent like one on which nothing happens.
+                _ = look.tick() => match self.ask(&client, "SELECT 1", &mut messages).await {
+                    Ok(()) => continue,
+                    Err(reason) => break reason,
+                },
+            };
+            match message {
+                Some(Ok(message)) => self.hear_message(&message),
+                Some(Err(error)) => break crate::error::chain(&error),
+                None => break "the server closed it".into(),
+            }
+        };
+        Ended { listened: began.elapsed(), reason }
+    }
+
+    /// Asks something while messages go on coming in. `Err`: why there was no answer in time.
+    async fn ask<S>(&self, client: &Client, sql: &str, messages: &mut S) -> std::result::Result<(), String>
+    where
+        S: Stream<Item = std::result::Result<AsyncMessage, tokio_postgres::Error>> + Unpin,
+    {
+        let answer = tokio::time::timeout(ANSWER, client.batch_execute(sql));
+        tokio::pin!(answer);
         loop {
             tokio::select! {
-                result = &mut start, if !listening => { result?; listening = true; }
+                answered = &mut answer => return match answered {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => Err(crate::error::chain(&error)),
+                    Err(_) => Err(format!("no answer for {} s", ANSWER.as_secs())),
+                },
                 message = messages.next() => match message {
-                    Some(Ok(AsyncMessage::Notification(note))) => self.hear(note.payload()),
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => return Err(error),
-                    None => return Ok(()),
+                    Some(Ok(message)) => self.hear_message(&message),
+                    Some(Err(error)) => return Err(crate::error::chain(&error)),
+                    None => return Err("the server closed it".into()),
                 }
             }
+        }
+    }
+
+    fn hear_message(&self, message: &AsyncMessage) {
+        if let AsyncMessage::Notification(note) = message {
+            self.hear(note.payload());
         }
     }
 
@@ -178,6 +247,7 @@ fn word(signal: Signal) -> String {
         Signal::Webhook => "h".into(),
         Signal::Schedule => "s".into(),
         Signal::Event => "e".into(),
+        Signal::Missed => "a".into(),
     }
 }
 
@@ -192,6 +262,7 @@ fn parse(word: &str) -> Option<Signal> {
         ("h", "") => Some(Signal::Webhook),
         ("s", "") => Some(Signal::Schedule),
         ("e", "") => Some(Signal::Event),
+        ("a", "") => Some(Signal::Missed),
         _ => None,
     }
 }
@@ -212,6 +283,7 @@ mod tests {
             Signal::Webhook,
             Signal::Schedule,
             Signal::Event,
+            Signal::Missed,
         ] {
             assert_eq!(parse(&word(signal)), Some(signal));
         }

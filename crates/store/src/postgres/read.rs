@@ -1,6 +1,9 @@
 //! Reading: one job whole, lists, counters, what there is to do.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::atomic::Ordering,
+};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
@@ -158,7 +161,11 @@ pub async fn counts_in(client: &Object) -> Result<Counts> {
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
-    let (poll, digest) = client.keep(result)?;
+    let (poll, digest, wanted) = client.keep(result)?;
+    if wanted {
+        // Another node may have been asked. That nobody wants any more is seen when old wishes are forgotten.
+        shared.events_on.store(true, Ordering::Relaxed);
+    }
     let unread = shared.rules_seen.lock().replace(digest.clone()) != Some(digest);
     if unread {
         super::rules::load(shared).await?;
@@ -171,8 +178,8 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     Ok(poll)
 }
 
-/// The text beside it changes with what was said about queues and limits.
-async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, String)> {
+/// The text beside it changes with what was said about queues and limits. `true`: somebody wants events.
+async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, String, bool)> {
     let statement = client
         .prepare_cached(&format!(
             // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
@@ -196,7 +203,8 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll,
                             AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)),
                     md5(concat((SELECT string_agg(q::text, ',' ORDER BY name) FROM faena.queue q), '|',
                         (SELECT string_agg(concat_ws(' ', scope, name, coalesce(concurrency, 0), coalesce(rate_count, 0),
-                            coalesce(rate_period_ms, 0)), ',' ORDER BY scope, name) FROM faena.limit_rule)))"
+                            coalesce(rate_period_ms, 0)), ',' ORDER BY scope, name) FROM faena.limit_rule))),
+                    EXISTS (SELECT FROM faena.sink)"
         ))
         .await?;
     let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
@@ -213,7 +221,7 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll,
         nodes: usize::try_from(row.get::<_, i64>(3)).unwrap_or(1),
         orphans: row.get(4),
     };
-    Ok((poll, row.get(5)))
+    Ok((poll, row.get(5), row.get(6)))
 }
 
 pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {

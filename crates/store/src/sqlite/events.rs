@@ -5,20 +5,26 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{Shared, writer::Tx};
 use crate::{
-    EventPlace, EventQuery, EventWant, PARTITIONS, Result, StoredEvent,
+    EventPlace, EventQuery, EventSpan, EventWant, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, Wish},
 };
 
 pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
     for want in wants {
-        let id: i64 = tx
+        let (id, since): (i64, i64) = tx
             .connection
             .prepare_cached(
                 "INSERT INTO sink (name, queued, park, until) VALUES (?, ?, ?, ?)
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park, until = max(until, excluded.until)
-                 RETURNING id",
+                 RETURNING id, since",
             )?
-            .query_row((&want.name, want.wish.is_queued(), want.wish.parks(), want.until.as_ms()), |row| row.get(0))?;
+            .query_row((&want.name, want.wish.is_queued(), want.wish.parks(), want.until.as_ms()), |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+        if since == 0 {
+            let begun = burn(tx.connection)?;
+            tx.connection.prepare_cached("UPDATE sink SET since = ? WHERE id = ?")?.execute((begun, id))?;
+        }
         // Of what is only kept, everybody's types add up: several watch under one name.
         if let Wish::Queued(_) = want.wish {
             tx.connection.prepare_cached("DELETE FROM sink_pattern WHERE sink = ?")?.execute([id])?;
@@ -35,6 +41,17 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
         }
     }
     switch(tx.connection, tx.shared, now)
+}
+
+/// A position that no event has: what was read up to before is told from what is read up to since.
+fn burn(connection: &Connection) -> Result<EventPlace> {
+    let burnt = end(connection)? + 1;
+    let known =
+        connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([burnt])?;
+    if known == 0 {
+        connection.prepare_cached("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)")?.execute([burnt])?;
+    }
+    Ok(burnt)
 }
 
 /// `*` stands for anything, everything else for itself.
@@ -93,20 +110,25 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
         }
     }
     switch(tx.connection, tx.shared, now)?;
-    let removed = tx
+    let removed: Vec<EventPlace> = tx
         .connection
         .prepare_cached(
             "DELETE FROM event WHERE position IN (
                  SELECT position FROM event e WHERE at < ?1
                      AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.position = e.position)
                      AND NOT EXISTS (SELECT 1 FROM outbox_dlq d WHERE d.position = e.position AND d.resolved_at IS NULL)
-                 ORDER BY at LIMIT ?2)",
+                 ORDER BY at LIMIT ?2)
+             RETURNING position",
         )?
-        .execute((before.as_ms(), limit))?;
+        .query_map((before.as_ms(), limit), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    if let Some(last) = removed.iter().max() {
+        tx.connection.prepare_cached("UPDATE sink SET since = max(since, ?) WHERE NOT queued")?.execute([last])?;
+    }
     tx.connection
         .prepare_cached("DELETE FROM inbox WHERE (consumer, id) IN (SELECT consumer, id FROM inbox WHERE at < ?1 ORDER BY at LIMIT ?2)")?
         .execute((now.plus_ms(-crate::events::INBOX_KEPT_MS).as_ms(), limit))?;
-    Ok(removed)
+    Ok(removed.len())
 }
 
 pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
@@ -135,6 +157,15 @@ pub fn end(connection: &Connection) -> Result<EventPlace> {
 
 pub fn first(connection: &Connection) -> Result<Option<EventPlace>> {
     Ok(connection.prepare_cached("SELECT min(position) FROM event")?.query_row([], |row| row.get(0))?)
+}
+
+pub fn span(connection: &Connection, name: &str) -> Result<Option<EventSpan>> {
+    let after = connection
+        .prepare_cached("SELECT since FROM sink WHERE name = ?")?
+        .query_row([name], |row| row.get(0))
+        .optional()?;
+    let last = end(connection)?;
+    Ok(after.map(|after| EventSpan { after, last }))
 }
 
 pub fn row(row: &Row) -> rusqlite::Result<StoredEvent> {

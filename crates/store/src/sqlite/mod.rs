@@ -48,11 +48,11 @@ use uuid::Uuid;
 
 use crate::{
     AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
-    Due, EventPlace, EventQuery, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId, LetterStats,
-    NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch, Recovered,
-    Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
-    Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted, Swept,
-    WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
+    Due, EventPlace, EventQuery, EventSpan, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId,
+    LetterStats, NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch,
+    Recovered, Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter,
+    SchedulePage, Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted,
+    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
     WorkerStanding,
     admit::Turns,
     audit::{act, drain_action, retried_by},
@@ -601,6 +601,11 @@ impl Store for Sqlite {
 
     async fn event_first(&self) -> Result<Option<EventPlace>> {
         self.read(|connection, _| events::first(connection)).await
+    }
+
+    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>> {
+        let name = name.to_owned();
+        self.read(move |connection, _| events::span(connection, &name)).await
     }
 
     async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {

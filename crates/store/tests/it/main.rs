@@ -13,6 +13,7 @@ mod doctor;
 mod ends;
 mod events;
 mod family;
+mod following;
 mod keys;
 mod letters;
 mod limits;
@@ -95,6 +96,11 @@ behaviours! {
         a_message_that_comes_twice_at_once_makes_its_jobs_once,
         a_message_whose_jobs_are_refused_is_not_dealt_with,
         what_came_in_long_ago_is_forgotten;
+    following:
+        who_follows_while_many_write_sees_every_event_once_and_each_subject_in_order,
+        what_nobody_wanted_meanwhile_is_outside_of_what_is_kept,
+        what_was_removed_as_old_is_outside_of_what_is_kept,
+        a_wish_that_is_repeated_keeps_what_it_has;
     keys:
         a_repeated_idempotency_key_answers_with_the_first_job,
         an_idempotency_key_for_another_body_is_refused,

@@ -1,0 +1,81 @@
+//! `GET /events`: what happens, on all nodes, as server-sent events. `Last-Event-ID` goes on where another connection ended.
+
+use std::convert::Infallible;
+
+use axum::{
+    extract::{RawQuery, State},
+    http::HeaderMap,
+    response::sse::{Event as SseEvent, Sse},
+};
+use faena_domain::Fault;
+use faena_engine::live::{Gap, Told};
+use faena_store::{EventPlace, StoredEvent};
+use futures_util::Stream;
+use serde_json::json;
+
+use super::{jobs::Answer, list::form_pairs};
+use crate::{
+    Api, ApiError,
+    watch::{Ask, Item, Watch},
+};
+
+pub async fn events(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Answer<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
+    let mut ask = read_query(query.as_deref().unwrap_or(""))?;
+    // A browser that connects again says in the header how far it has come; the address is still that of the first time.
+    if let Some(id) = headers.get("last-event-id") {
+        ask.from = Some(("Last-Event-ID", id.to_str().unwrap_or("?").to_owned()));
+    }
+    let watch = Watch::begin(&api, ask).await?;
+    let stream = futures_util::stream::unfold(watch, |mut watch| async move {
+        let (item, place) = watch.next().await?;
+        Some((Ok(message(item, place)), watch))
+    });
+    Ok(Sse::new(stream))
+}
+
+fn read_query(query: &str) -> Answer<Ask> {
+    let mut ask = Ask::default();
+    let mut faults = Vec::new();
+    for (name, value) in form_pairs(query) {
+        match name.as_str() {
+            "types" => ask.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
+            "queue" => ask.queue = Some(value),
+            "correlationId" => ask.correlation_id = Some(value),
+            "jobId" => ask.job_id = Some(value),
+            "lastEventId" => ask.from = Some(("lastEventId", value)),
+            _ => faults.push(Fault::new(name, "is not a known parameter")),
+        }
+    }
+    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+}
+
+fn message(item: Item, place: EventPlace) -> SseEvent {
+    let message = SseEvent::default().id(place.to_string());
+    match item {
+        // Without data it is no message to anybody, but it moves the place from which a client goes on.
+        Item::Heartbeat => message.comment("heartbeat"),
+        Item::Told(Told::Event(event)) => message.event(name(&event)).data(json_of(&event)),
+        Item::Told(Told::Lost(gap)) => message.event("gap").data(lost(gap)),
+    }
+}
+
+/// Nothing that would end the line.
+fn name(event: &StoredEvent) -> String {
+    event.kind.replace(char::is_control, " ")
+}
+
+pub fn json_of(event: &StoredEvent) -> String {
+    event.cloud_event().to_json().unwrap_or_else(|error| {
+        tracing::error!(id = %event.id, %error, "an event that is no JSON was stored");
+        json!({ "id": event.id, "type": event.kind }).to_string()
+    })
+}
+
+fn lost(gap: Gap) -> String {
+    let message = "what happened in between is not kept any more, or was not kept; look at the jobs themselves";
+    json!({ "after": gap.after, "first": gap.first, "message": message }).to_string()
+}

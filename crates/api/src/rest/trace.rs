@@ -1,0 +1,30 @@
+//! `GET /trace/:correlationId`: everything that belongs together, as one timeline.
+
+use axum::{Json, extract::State};
+use faena_domain::{Fault, JobId, Trace};
+
+use super::jobs::{Answer, Segment};
+use crate::{Api, ApiError};
+
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Trace>> {
+    if id.is_empty() || id.len() > 255 || id.contains(char::is_control) {
+        let message = "must have 1 to 255 bytes and no control characters";
+        return Err(ApiError::invalid(vec![Fault::new("correlationId", message)]));
+    }
+    match faena_engine::trace::trace(&*api.engine.store, &id).await? {
+        Some(trace) => Ok(Json(trace)),
+        None => Err(unknown(&api, &id).await?),
+    }
+}
+
+/// A job's id is its correlation id unless it was given another.
+async fn unknown(api: &Api, id: &str) -> Answer<ApiError> {
+    let job = match id.parse::<JobId>() {
+        Ok(job) => api.engine.store.job_get(job).await?,
+        Err(_) => None,
+    };
+    Ok(ApiError::not_found(match job {
+        Some(job) => format!("the job {id} belongs to the correlation id {}", job.correlation_id),
+        None => format!("nothing has the correlation id {id}, or it is kept no more"),
+    }))
+}

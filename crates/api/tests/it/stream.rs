@@ -1,0 +1,231 @@
+//! `GET /events`: what happens, as server-sent events, and how one goes on after a broken connection.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body, BodyDataStream},
+    http::{Request, StatusCode},
+};
+use faena_domain::Timestamp;
+use faena_engine::live::SUBSCRIBERS;
+use futures_util::StreamExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use crate::app::App;
+
+pub const PATH: &str = "/api/v1/events";
+
+/// One who watches, like a browser would.
+struct Watcher {
+    body: BodyDataStream,
+    text: String,
+    /// The last id it was told.
+    id: Option<String>,
+}
+
+#[derive(Debug)]
+struct Message {
+    event: String,
+    data: Value,
+}
+
+impl Watcher {
+    async fn begin(app: &App, query: &str, last_event_id: Option<&str>) -> Watcher {
+        let mut request = Request::get(format!("{PATH}{query}"));
+        if let Some(id) = last_event_id {
+            request = request.header("Last-Event-ID", id);
+        }
+        let answer = app.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(
+            (answer.status(), &answer.headers()["content-type"]),
+            (StatusCode::OK, &"text/event-stream".parse().unwrap())
+        );
+        let mut watcher = Watcher { body: answer.into_body().into_data_stream(), text: String::new(), id: None };
+        let greeting = watcher.block().await.unwrap();
+        assert!(greeting.contains("id: ") && !greeting.contains("data:"), "{greeting}");
+        watcher
+    }
+
+    async fn block(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.text.find("\n\n") {
+                let block: String = self.text.drain(..end + 2).collect();
+                if let Some(id) = field(&block, "id:") {
+                    self.id = Some(id);
+                }
+                return Some(block);
+            }
+            let part = tokio::time::timeout(Duration::from_secs(60), self.body.next()).await.expect("something comes");
+            self.text.push_str(std::str::from_utf8(&part?.unwrap()).unwrap());
+        }
+    }
+
+    async fn next(&mut self) -> Message {
+        loop {
+            let block = self.block().await.expect("the stream goes on");
+            if let Some(data) = field(&block, "data:") {
+                return Message { event: field(&block, "event:").unwrap(), data: serde_json::from_str(&data).unwrap() };
+            }
+        }
+    }
+
+    async fn until(&mut self, event: &str) -> Vec<Message> {
+        let mut all = Vec::new();
+        while all.last().is_none_or(|last: &Message| last.event != event) {
+            all.push(self.next().await);
+        }
+        all
+    }
+}
+
+fn field(block: &str, name: &str) -> Option<String> {
+    block.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_comes_as_a_cloud_event_under_its_type_and_place() {
+    let app = App::start().await;
+    let mut watcher = Watcher::begin(&app, "?types=job.*", None).await;
+    let id = app.create(r#"{"name": "noop", "correlationId": "order-7"}"#).await;
+    let events = watcher.until("job.completed").await;
+    let first = &events[0];
+    assert_eq!(first.event, "job.created");
+    assert_eq!(first.data["specversion"], "1.0");
+    assert_eq!(first.data["source"], "/faena");
+    assert_eq!(first.data["type"], "job.created");
+    assert_eq!(first.data["subject"], Value::from(id.as_str()));
+    assert_eq!(first.data["correlationid"], "order-7");
+    assert_eq!(first.data["datacontenttype"], "application/json");
+    assert_eq!(first.data["data"]["jobId"], Value::from(id.as_str()));
+    let sequences: Vec<u64> = events.iter().map(|event| event.data["sequence"].as_u64().unwrap()).collect();
+    assert_eq!(sequences, (1..=events.len() as u64).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_connects_again_with_the_last_id_goes_on_right_after_it() {
+    let app = App::start().await;
+    let mut watcher = Watcher::begin(&app, "?types=job.completed", None).await;
+    let mut seen = Vec::new();
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        for _ in 0..3 {
+            made.push(app.create(r#"{"name": "noop"}"#).await);
+        }
+        // Broken off after one of them, whatever had been sent besides.
+        seen.push(watcher.next().await.data["subject"].as_str().unwrap().to_owned());
+        let id = watcher.id.clone().unwrap();
+        drop(watcher);
+        made.push(app.create(r#"{"name": "noop"}"#).await);
+        // The header says more than the address: a browser keeps the address of the first time.
+        watcher = Watcher::begin(&app, "?types=job.completed&lastEventId=0", Some(&id)).await;
+    }
+    while seen.len() < made.len() {
+        seen.push(watcher.next().await.data["subject"].as_str().unwrap().to_owned());
+    }
+    seen.sort();
+    made.sort();
+    assert_eq!(seen, made, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_is_kept_can_be_asked_for() {
+    let app = App::start().await;
+    let first = Watcher::begin(&app, "", None).await;
+    let id = app.create(r#"{"name": "noop"}"#).await;
+    app.job_is(&id, "COMPLETED").await;
+    drop(first);
+    let mut again = Watcher::begin(&app, &format!("?lastEventId=0&jobId={id}"), None).await;
+    assert_eq!(again.until("job.completed").await[0].event, "job.created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_away_for_too_long_is_told_what_is_lost() {
+    let app = App::start().await;
+    let mut watcher = Watcher::begin(&app, "?types=job.completed", None).await;
+    let id = app.create(r#"{"name": "noop"}"#).await;
+    watcher.next().await;
+    let old = watcher.id.clone().unwrap();
+    drop(watcher);
+    let other = app.create(r#"{"name": "noop"}"#).await;
+    app.job_is(&other, "COMPLETED").await;
+    app.job_is(&id, "COMPLETED").await;
+    let ahead = Timestamp::now().plus_ms(60_000);
+    app.engine.store.event_settle(ahead, 10_000, Timestamp::now()).await.unwrap();
+    let mut late = Watcher::begin(&app, "", Some(&old)).await;
+    let gap = late.next().await;
+    assert_eq!((gap.event.as_str(), gap.data["after"].to_string()), ("gap", old.clone()));
+    let place = late.id.clone().unwrap();
+    assert!(gap.data["first"].as_i64().unwrap() == place.parse::<i64>().unwrap() + 1, "{gap:?} {place}");
+    // It is told once, and what comes next comes.
+    let mut later = Watcher::begin(&app, "?types=job.created", Some(&place)).await;
+    let fresh = app.create(r#"{"name": "noop"}"#).await;
+    assert_eq!(later.next().await.data["subject"], Value::from(fresh));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_hold_together_and_what_is_left_out_moves_the_place() {
+    let app = App::start().await;
+    let mut watcher =
+        Watcher::begin(&app, "?types=job.created,job.completed&queue=mail&correlationId=a%20b", None).await;
+    app.create(r#"{"name": "noop", "queue": "mail"}"#).await;
+    app.create(r#"{"name": "noop", "correlationId": "a b"}"#).await;
+    let id = app.create(r#"{"name": "noop", "queue": "mail", "correlationId": "a b"}"#).await;
+    let events = watcher.until("job.completed").await;
+    assert_eq!(events.len(), 2);
+    assert!(events.iter().all(|event| event.data["subject"] == id.as_str()), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_for_wrongly_is_refused_with_what_to_do() {
+    let app = App::start().await;
+    let request = Request::get(PATH).header("Last-Event-ID", "yesterday").body(Body::empty()).unwrap();
+    insta::assert_snapshot!(app.send(request).await.faults(), @r"
+    400 VALIDATION_ERROR: Last-Event-ID: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
+    Last-Event-ID: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
+    ");
+    insta::assert_snapshot!(app.get(&format!("{PATH}?lastEventId=-1&jobId=x&queue=&types=%01")).await.faults(), @r"
+    400 VALIDATION_ERROR: 4 fields are not valid
+    types: must have 1 to 255 bytes and no control characters
+    queue: must have 1 to 255 bytes and no control characters
+    jobId: must be the id of a job
+    lastEventId: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
+    ");
+    insta::assert_snapshot!(app.get(&format!("{PATH}?type=job")).await.faults(), @r"
+    400 VALIDATION_ERROR: type: is not a known parameter
+    type: is not a known parameter
+    ");
+    assert_eq!(app.engine.live.watching(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_where_too_many_watch_says_so_and_has_room_again_when_one_leaves() {
+    let app = App::start().await;
+    let mut watchers = Vec::new();
+    for _ in 0..SUBSCRIBERS {
+        watchers.push(Watcher::begin(&app, "", None).await);
+    }
+    let answer = app.get(PATH).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    watchers.pop();
+    Watcher::begin(&app, "", None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closing_server_ends_what_is_watched() {
+    let app = App::start().await;
+    let mut watcher = Watcher::begin(&app, "", None).await;
+    app.closing.cancel();
+    while watcher.block().await.is_some() {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgres_it_is_the_same() {
+    let app = App::start_on_postgres().await;
+    let mut watcher = Watcher::begin(&app, "?types=job.*", None).await;
+    let id = app.create(r#"{"name": "noop"}"#).await;
+    let events = watcher.until("job.completed").await;
+    assert!(events.iter().all(|event| event.data["subject"] == id.as_str()), "{events:?}");
+    app.engine.stop(Default::default()).await;
+    app.engine.store.close().await;
+}

@@ -1,0 +1,134 @@
+//! An event as everybody outside sees it: CloudEvents 1.0, in JSON (SPEC 9). The stream and every sink tell the same.
+
+use serde::{
+    Serialize, Serializer,
+    ser::{Error, SerializeMap},
+};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::Timestamp;
+
+/// Where all events come from.
+pub const SOURCE: &str = "/faena";
+
+/// What `serde_json` writes is the JSON format of CloudEvents, the data inside to the letter.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CloudEvent<'a> {
+    pub id: Uuid,
+    pub kind: &'a str,
+    /// What it is about: a job, a worker, a schedule.
+    pub subject: Uuid,
+    pub time: Timestamp,
+    pub correlation_id: &'a str,
+    /// Counts the events of this subject.
+    pub sequence: i64,
+    pub actor: &'a str,
+    pub traceparent: Option<&'a str>,
+    /// JSON.
+    pub data: &'a str,
+}
+
+impl CloudEvent<'_> {
+    pub const CONTENT_TYPE: &'static str = "application/cloudevents+json";
+
+    /// `Err`: its data is no JSON.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+}
+
+impl Serialize for CloudEvent<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let data: &RawValue = serde_json::from_str(self.data).map_err(S::Error::custom)?;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("specversion", "1.0")?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("source", SOURCE)?;
+        map.serialize_entry("type", self.kind)?;
+        map.serialize_entry("subject", &self.subject)?;
+        map.serialize_entry("time", &self.time)?;
+        map.serialize_entry("datacontenttype", "application/json")?;
+        map.serialize_entry("correlationid", self.correlation_id)?;
+        map.serialize_entry("sequence", &self.sequence)?;
+        map.serialize_entry("actor", self.actor)?;
+        if let Some(traceparent) = self.traceparent {
+            map.serialize_entry("traceparent", traceparent)?;
+        }
+        map.serialize_entry("data", data)?;
+        map.end()
+    }
+}
+
+/// Whether a type is one of `pattern`, in which `*` stands for anything and everything else for itself.
+pub fn fits(pattern: &str, kind: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = kind.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    // The leftmost place for each part leaves the most for those after it.
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_written_as_a_cloud_event_with_its_data_to_the_letter() {
+        let event = CloudEvent {
+            id: Uuid::nil(),
+            kind: "job.completed",
+            subject: Uuid::max(),
+            time: Timestamp::parse("2026-11-15T20:00:00Z").expect("a time"),
+            correlation_id: "order \"7\"",
+            sequence: 5,
+            actor: "worker:a",
+            traceparent: None,
+            data: r#"{"n":12345678901234567890123}"#,
+        };
+        assert_eq!(
+            event.to_json().expect("its data is JSON"),
+            concat!(
+                r#"{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000000","source":"/faena","type":"job.completed","#,
+                r#""subject":"ffffffff-ffff-ffff-ffff-ffffffffffff","time":"2026-11-15T20:00:00.000Z","#,
+                r#""datacontenttype":"application/json","correlationid":"order \"7\"","sequence":5,"actor":"worker:a","#,
+                r#""data":{"n":12345678901234567890123}}"#
+            )
+        );
+        let traced = CloudEvent { traceparent: Some("00-ab-cd-01"), ..event };
+        assert!(traced.to_json().expect("its data is JSON").contains(r#""traceparent":"00-ab-cd-01""#));
+        assert!(CloudEvent { data: "{", ..event }.to_json().is_err());
+    }
+
+    #[test]
+    fn a_star_stands_for_anything_and_everything_else_for_itself() {
+        for (pattern, kind) in [
+            ("*", "job.created"),
+            ("job.*", "job.created"),
+            ("*.changed", "job.status.changed"),
+            ("job.*.changed", "job.status.changed"),
+            ("job.created", "job.created"),
+            ("j*b*.*ed", "job.created"),
+            ("**", ""),
+        ] {
+            assert!(fits(pattern, kind), "{pattern} {kind}");
+        }
+        for (pattern, kind) in [
+            ("job.*", "worker.terminated"),
+            ("job", "job.created"),
+            ("*.created", "job.created.twice"),
+            ("job.c*c", "job.c"),
+            ("", "job"),
+            ("j.b*", "job.created"),
+        ] {
+            assert!(!fits(pattern, kind), "{pattern} {kind}");
+        }
+    }
+}

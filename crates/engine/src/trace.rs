@@ -1,0 +1,216 @@
+//! Puts everything with one correlation id into one timeline.
+//!
+//! It only reads, a few jobs at a time, and never more than there may be: what is left out is said.
+
+use std::collections::HashMap;
+
+use faena_domain::{
+    Attempt, JobId, JobView, LogEvent, ScheduleId, Trace, TraceEntry, TraceJob, TraceKind, WebhookAttempt,
+};
+use faena_store::{AuditFilter, EventQuery, Filter, Page, Store, StoreError, StoredEvent, WebhookFilter};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+const JOBS: usize = 1_000;
+const PAGE: usize = 100;
+const EVENTS: usize = 10_000;
+/// Of one job.
+const WEBHOOKS: usize = 20;
+const ACTS: usize = 100;
+/// How many jobs are looked at together.
+const TOGETHER: usize = 4;
+/// How far back a schedule's due times are looked through for the one that made a job.
+const TICKS: usize = 20;
+
+/// `None`: nothing has this id.
+pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Trace>, StoreError> {
+    let (ids, more_jobs) = jobs(store, correlation_id).await?;
+    let mut events = store.event_list(EventQuery::Correlation(correlation_id.into()), EVENTS + 1).await?;
+    if ids.is_empty() && events.is_empty() {
+        return Ok(None);
+    }
+    let mut cut = Vec::new();
+    if more_jobs {
+        cut.push(format!("only the latest {JOBS} jobs are shown"));
+    }
+    if events.len() > EVENTS {
+        events.truncate(EVENTS);
+        cut.push(format!("only the first {EVENTS} events are shown"));
+    }
+    let found: Vec<Option<Story>> =
+        stream::iter(ids).map(|id| story(store, id)).buffered(TOGETHER).try_collect().await?;
+    let mut jobs = Vec::new();
+    let mut timeline = Vec::new();
+    for story in found.into_iter().flatten() {
+        jobs.push(story.job);
+        timeline.extend(story.entries);
+    }
+    timeline.extend(events.iter().map(event));
+    // Stable: what happened in the same millisecond stays in the order in which it was written down.
+    timeline.sort_by_key(|entry| entry.at);
+    name_dependents(&mut jobs);
+    Ok(Some(Trace { correlation_id: correlation_id.into(), jobs, timeline, cut }))
+}
+
+/// The ids of the latest jobs, the first one first. `true`: there are more.
+async fn jobs(store: &dyn Store, correlation_id: &str) -> Result<(Vec<JobId>, bool), StoreError> {
+    let filter = Filter { correlation_id: Some(correlation_id.into()), ..Filter::default() };
+    let mut ids = Vec::new();
+    let mut after = None;
+    loop {
+        let page = store.job_list(&filter, Page::After { id: after, limit: PAGE }).await?;
+        ids.extend(page.jobs.iter().map(|job| job.id));
+        after = page.next;
+        if after.is_none() || ids.len() >= JOBS {
+            ids.reverse();
+            return Ok((ids, after.is_some()));
+        }
+    }
+}
+
+struct Story {
+    job: TraceJob,
+    entries: Vec<TraceEntry>,
+}
+
+/// `None`: it was deleted meanwhile.
+async fn story(store: &dyn Store, id: JobId) -> Result<Option<Story>, StoreError> {
+    let Some(job) = store.job_get(id).await? else { return Ok(None) };
+    let mut runs = store.job_attempts(id).await?;
+    if let Some(last) = last_run(&job).filter(|last| runs.iter().all(|known| known.run != last.run)) {
+        runs.push(last);
+    }
+    let mut entries = due_time(store, &job).await?;
+    let webhooks = if job.webhook_url.is_some() { webhooks(store, id).await? } else { Vec::new() };
+    entries.extend(log(&job, &runs, &webhooks));
+    entries.extend(webhooks);
+    let filter = AuditFilter { target: Some(id.to_string()), ..AuditFilter::default() };
+    for act in store.audit_list(filter, ACTS).await?.into_iter().rev() {
+        let details =
+            if act.details.as_object().is_some_and(|d| d.is_empty()) { String::new() } else { act.details.to_string() };
+        let entry = TraceEntry::new(act.at, TraceKind::Audit, act.action);
+        entries.push(TraceEntry { job_id: Some(id), actor: Some(act.actor), details, ..entry });
+    }
+    let job = TraceJob {
+        id,
+        name: job.name,
+        kind: job.kind,
+        queue: job.queue,
+        status: job.status,
+        created_at: job.created_at,
+        completed_at: job.completed_at,
+        schedule_id: job.schedule_id,
+        depends_on: job.depends_on,
+        dependents: Vec::new(),
+        runs,
+    };
+    Ok(Some(Story { job, entries }))
+}
+
+/// A run that succeeded is no attempt that is kept; the job itself tells of it.
+fn last_run(job: &JobView) -> Option<Attempt> {
+    let finished_at = job.completed_at.filter(|_| job.status.is_terminal())?;
+    job.run.map(|run| Attempt {
+        run: Some(run),
+        status: job.status,
+        worker_id: job.worker_id.clone(),
+        started_at: job.started_at,
+        finished_at,
+        error: job.error.clone(),
+        error_reason: job.error_reason,
+    })
+}
+
+fn log(job: &JobView, runs: &[Attempt], webhooks: &[TraceEntry]) -> Vec<TraceEntry> {
+    // Attempts to deliver tell more than the lines about them.
+    let told =
+        |event: LogEvent| matches!(event, LogEvent::WebhookSent | LogEvent::WebhookFailed) && !webhooks.is_empty();
+    let lines = job.execution_log.iter().filter(|line| !told(line.event));
+    lines
+        .map(|line| {
+            let run = runs.iter().find(|run| run.run.is_some() && run.run == line.run);
+            let holder = run.and_then(|run| run.worker_id.clone());
+            let worker_id =
+                holder.or_else(|| job.worker_id.clone().filter(|_| line.run.is_some() && line.run == job.run));
+            TraceEntry {
+                job_id: Some(job.id),
+                run: line.run,
+                worker_id,
+                details: line.details.clone(),
+                ..TraceEntry::new(line.timestamp, TraceKind::Job, line.event.as_str())
+            }
+        })
+        .collect()
+}
+
+/// The schedule that made this job, and for when.
+async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, StoreError> {
+    let Some(schedule) = job.schedule_id.as_deref().and_then(|id| id.parse::<ScheduleId>().ok()) else {
+        return Ok(Vec::new());
+    };
+    let before = job.schedule_due.map(|due| due.plus_ms(1));
+    let ticks = store.schedule_ticks(schedule, before, TICKS).await?;
+    let made = ticks.into_iter().filter(|tick| tick.job_id == Some(job.id));
+    Ok(made
+        .map(|tick| TraceEntry {
+            job_id: Some(job.id),
+            details: format!("schedule {schedule}, due {}", tick.due_at),
+            ..TraceEntry::new(tick.at, TraceKind::Schedule, tick.outcome.as_str())
+        })
+        .collect())
+}
+
+async fn webhooks(store: &dyn Store, id: JobId) -> Result<Vec<TraceEntry>, StoreError> {
+    let filter = WebhookFilter { job: Some(id), ..WebhookFilter::default() };
+    let mut entries = Vec::new();
+    for webhook in store.webhook_list(filter, None, WEBHOOKS).await?.into_iter().rev() {
+        let Some(whole) = store.webhook_get(webhook.id).await? else { continue };
+        let state = format!("{} to {}", whole.state.as_str().to_lowercase(), whole.url);
+        let created = TraceEntry::new(whole.created_at, TraceKind::Webhook, "created");
+        entries.push(TraceEntry { job_id: Some(id), details: state, ..created });
+        entries.extend(whole.history.iter().map(|attempt| delivery(id, attempt)));
+    }
+    Ok(entries)
+}
+
+fn delivery(id: JobId, attempt: &WebhookAttempt) -> TraceEntry {
+    let delivered = attempt.error.is_none() && attempt.status.is_some_and(|status| (200..300).contains(&status));
+    let answer = attempt.status.map(|status| format!("answered {status}"));
+    let outcome = answer.or_else(|| attempt.error.clone()).unwrap_or_default();
+    TraceEntry {
+        job_id: Some(id),
+        details: format!("attempt {}: {outcome} after {} ms", attempt.number, attempt.took_ms),
+        ..TraceEntry::new(attempt.at, TraceKind::Webhook, if delivered { "delivered" } else { "not delivered" })
+    }
+}
+
+fn event(event: &StoredEvent) -> TraceEntry {
+    let is_job = event.kind.starts_with("job.");
+    TraceEntry {
+        job_id: is_job.then_some(JobId(event.subject)),
+        actor: Some(event.actor.clone()),
+        details: status(&event.data),
+        ..TraceEntry::new(event.at, TraceKind::Event, event.kind.as_str())
+    }
+}
+
+/// What a job's event says: `QUEUED to ASSIGNED`.
+fn status(data: &str) -> String {
+    let data: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
+    match (data["previousStatus"].as_str(), data["status"].as_str()) {
+        (Some(from), Some(to)) if from != to => format!("{from} to {to}"),
+        (_, Some(to)) => to.to_owned(),
+        _ => String::new(),
+    }
+}
+
+fn name_dependents(jobs: &mut [TraceJob]) {
+    let mut dependents: HashMap<JobId, Vec<JobId>> = HashMap::new();
+    for job in jobs.iter() {
+        for parent in &job.depends_on {
+            dependents.entry(*parent).or_default().push(job.id);
+        }
+    }
+    for job in jobs {
+        job.dependents = dependents.remove(&job.id).unwrap_or_default();
+    }
+}

@@ -1,0 +1,112 @@
+//! Everything with one correlation id, as one timeline.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, http::StatusCode};
+use faena_domain::{JobState, NewJob, Timestamp, TraceEntry, TraceKind};
+use faena_engine::{EngineConfig, WebhookConfig, live::EventFilter, trace::trace};
+
+use crate::world::{World, eventually, job, once};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
+    let world = World::new().await;
+    let _watcher = world.engine.live.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
+    let correlated = |mut job: NewJob| {
+        job.correlation_id = Some("order 7".into());
+        job
+    };
+    let parent = world.ends(correlated(job("noop", "{}")), JobState::Completed).await;
+    let mut child = correlated(once("http.request", r#"{"url": "http://127.0.0.1/"}"#));
+    child.options.depends_on = vec![parent.id];
+    let child = world.ends(child, JobState::Failed).await;
+    world.store.job_retry(child.id, Some("key:ops"), Timestamp::now()).await.unwrap();
+    world.job_is(child.id, JobState::Failed).await;
+    world.ends(job("noop", "{}"), JobState::Completed).await;
+
+    let found = trace(&*world.store, "order 7").await.unwrap().unwrap();
+    assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
+    assert!(found.cut.is_empty());
+    let ids: Vec<_> = found.jobs.iter().map(|job| job.id).collect();
+    assert_eq!(ids, [parent.id, child.id], "the third job is another story");
+    assert_eq!((&found.jobs[1].depends_on, &found.jobs[0].dependents), (&vec![parent.id], &vec![child.id]));
+    let runs: Vec<_> = found.jobs.iter().map(|job| job.runs.len()).collect();
+    assert_eq!(runs, [1, 2], "{:#?}", found.jobs);
+    assert!(found.jobs[1].runs.iter().all(|run| run.error.is_some() && run.worker_id.is_some()));
+
+    let of = |kind: TraceKind, id| {
+        let entries = found.timeline.iter().filter(move |entry| entry.kind == kind && entry.job_id == Some(id));
+        entries.collect::<Vec<_>>()
+    };
+    let log: Vec<&str> = of(TraceKind::Job, parent.id).iter().map(|entry| entry.what.as_str()).collect();
+    assert_eq!(log, ["created", "queued", "assigned", "started", "completed"]);
+    let started = of(TraceKind::Job, parent.id).into_iter().find(|entry| entry.what == "started").unwrap();
+    assert_eq!((started.run, &started.worker_id), (parent.run, &parent.worker_id));
+    let ends = of(TraceKind::Event, child.id).iter().filter(|entry| entry.what == "job.failed").count();
+    assert_eq!(ends, 2, "{:#?}", found.timeline);
+    let acts = of(TraceKind::Audit, child.id);
+    assert_eq!(acts.len(), 1);
+    assert_eq!((acts[0].what.as_str(), acts[0].actor.as_deref()), ("job.retry", Some("key:ops")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_was_given_none_is_found_by_its_own_id_and_one_that_was_is_not() {
+    let world = World::new().await;
+    let own = world.ends(job("noop", "{}"), JobState::Completed).await;
+    let found = trace(&*world.store, &own.id.to_string()).await.unwrap().unwrap();
+    assert_eq!(found.jobs.len(), 1);
+    assert!(found.timeline.iter().all(|entry| entry.kind == TraceKind::Job), "nobody wanted events");
+    let mut given = job("noop", "{}");
+    given.correlation_id = Some("x".into());
+    let given = world.ends(given, JobState::Completed).await;
+    assert!(trace(&*world.store, &given.id.to_string()).await.unwrap().is_none());
+    assert!(trace(&*world.store, "nothing").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_very_many_jobs_the_latest_are_shown_and_that_is_said() {
+    let world = World::new().await;
+    let many = |count: usize| {
+        let one = || NewJob { correlation_id: Some("flood".into()), ..NewJob::new("nobody") };
+        std::iter::repeat_with(one).take(count).collect::<Vec<_>>()
+    };
+    world.store.job_submit(many(1_050), Timestamp::now()).await.unwrap();
+    let found = trace(&*world.store, "flood").await.unwrap().unwrap();
+    assert_eq!((found.jobs.len(), found.cut.len()), (1_000, 1), "{:?}", found.cut);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_attempt_to_deliver_a_webhook_stands_in_the_timeline() {
+    // Says no, and then yes.
+    let calls = Arc::new(AtomicU32::new(0));
+    let answer = move || {
+        let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
+        async move { if first { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK } }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+    let webhooks = WebhookConfig { base_delay: Duration::from_millis(5), ..WebhookConfig::default() };
+    let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
+    let world = World::with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
+    let mut hooked = job("noop", "{}");
+    hooked.options.webhook_url = Some(url);
+    let id = world.ends(hooked, JobState::Completed).await.id.to_string();
+    let told = eventually("it is delivered", async || {
+        let found = trace(&*world.store, &id).await.unwrap().unwrap();
+        let webhook = found.timeline.into_iter().filter(|entry| entry.kind == TraceKind::Webhook);
+        let told: Vec<TraceEntry> = webhook.collect();
+        (told.last().is_some_and(|last| last.what == "delivered")).then_some(told)
+    })
+    .await;
+    let what: Vec<&str> = told.iter().map(|entry| entry.what.as_str()).collect();
+    assert_eq!(what, ["created", "not delivered", "delivered"]);
+    assert!(told[1].details.starts_with("attempt 1: answered 500 after"), "{told:?}");
+    assert!(told[2].details.starts_with("attempt 2: answered 200 after"), "{told:?}");
+}

@@ -1,0 +1,137 @@
+//! Following events: nothing is passed by, nothing comes twice, and what is not kept is known.
+
+use std::{collections::HashMap, sync::Arc};
+
+use faena_domain::{JobId, NewJob, Timestamp};
+use faena_store::{EventPlace, EventQuery, EventSpan, EventWant, Store, StoreOptions, StoredEvent, Wish};
+use uuid::Uuid;
+
+use crate::support::World;
+
+pub const NAME: &str = "live";
+
+pub fn wish(until: Timestamp) -> EventWant {
+    EventWant { name: NAME.into(), types: vec!["*".into()], wish: Wish::Kept, until }
+}
+
+/// Somebody who reads on from where it was.
+pub struct Follower {
+    place: EventPlace,
+    pub seen: Vec<StoredEvent>,
+}
+
+impl Follower {
+    pub async fn at_the_end(store: &dyn Store) -> Follower {
+        Follower { place: store.event_end().await.unwrap(), seen: Vec::new() }
+    }
+
+    /// A small step, so that many writers commit between two.
+    pub async fn read(&mut self, store: &dyn Store) {
+        let events = store.event_list(EventQuery::After(self.place), 7).await.unwrap();
+        self.place = events.last().map_or(self.place, |event| event.place);
+        self.seen.extend(events);
+    }
+
+    pub async fn read_until(&mut self, store: &dyn Store, count: usize) {
+        while self.seen.len() < count {
+            self.read(store).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// In the order of places, none twice, and of each subject in the order in which it happened.
+    pub fn prove(&self) {
+        assert!(self.seen.is_sorted_by_key(|event| event.place));
+        let mut sequences: HashMap<Uuid, i64> = HashMap::new();
+        for event in &self.seen {
+            let last = sequences.insert(event.subject, event.sequence).unwrap_or(0);
+            assert_eq!(event.sequence, last + 1, "{event:?}");
+        }
+    }
+}
+
+/// Makes jobs and cancels them, some of them together.
+pub async fn write(store: Arc<dyn Store>, writer: i64, jobs: i64) {
+    for n in 0..jobs {
+        let ids: Vec<JobId> = (0..=n % 3).map(|_| JobId::new()).collect();
+        let batch = ids.iter().map(|id| NewJob { id: *id, ..NewJob::new(format!("kind-{writer}")) }).collect();
+        store.job_submit(batch, Timestamp::now()).await.unwrap();
+        for id in ids {
+            store.job_cancel(id, "done with", Some("writer"), Timestamp::now()).await.unwrap();
+        }
+    }
+}
+
+/// What `write` tells: each job is made, ready and cancelled.
+pub fn told_by(jobs: i64) -> usize {
+    (0..jobs).map(|n| 3 * (n % 3 + 1)).sum::<i64>() as usize
+}
+
+pub async fn who_follows_while_many_write_sees_every_event_once_and_each_subject_in_order(world: &World) {
+    world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+    let mut stores = vec![world.store.clone(); 4];
+    let others = if world.store.engine() == "postgres" {
+        vec![world.reopen(StoreOptions::default()).await, world.reopen(StoreOptions::default()).await]
+    } else {
+        Vec::new()
+    };
+    stores.extend(others.iter().map(|other| other.store.clone()));
+    let mut follower = Follower::at_the_end(&*world.store).await;
+    let expected = stores.len() * told_by(30);
+    let writers: Vec<_> =
+        stores.into_iter().zip(1..).map(|(store, writer)| tokio::spawn(write(store, writer, 30))).collect();
+    follower.read_until(&*world.store, expected).await;
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    follower.read(&*world.store).await;
+    assert_eq!(follower.seen.len(), expected, "nothing comes twice");
+    follower.prove();
+    for other in others {
+        other.store.close().await;
+    }
+}
+
+async fn span(world: &World) -> EventSpan {
+    world.store.event_span(NAME).await.unwrap().unwrap()
+}
+
+pub async fn what_nobody_wanted_meanwhile_is_outside_of_what_is_kept(world: &World) {
+    assert_eq!(world.store.event_span(NAME).await.unwrap(), None);
+    world.store.event_want(vec![wish(world.at(1_000))], world.at(0)).await.unwrap();
+    world.submit(world.job("mail", 0)).await;
+    let read_up_to = world.store.event_end().await.unwrap();
+    assert!(span(world).await.after < read_up_to, "nothing is missing");
+    world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
+    world.submit(world.job("mail", 1_100)).await;
+    world.store.event_want(vec![wish(world.at(3_000))], world.at(2_000)).await.unwrap();
+    assert!(read_up_to < span(world).await.after, "a job was made in between");
+    let read_up_to = world.store.event_end().await.unwrap();
+    world.submit(world.job("mail", 2_100)).await;
+    assert!(span(world).await.after <= read_up_to, "who came afterwards misses nothing");
+    assert_eq!(world.store.event_list(EventQuery::After(read_up_to), 10).await.unwrap().len(), 2);
+}
+
+pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
+    world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+    let begin = world.store.event_end().await.unwrap();
+    world.submit_all(vec![world.job("mail", 0), world.job("mail", 0)]).await;
+    let events = world.store.event_list(EventQuery::After(begin), 10).await.unwrap();
+    assert_eq!(events.len(), 4);
+    let ahead = Timestamp::now().plus_ms(60_000);
+    assert_eq!(world.store.event_settle(ahead, 3, world.at(1)).await.unwrap(), 3);
+    let left = world.store.event_list(EventQuery::After(0), 10).await.unwrap();
+    assert_eq!(left.len(), 1);
+    let kept = span(world).await;
+    assert!(begin < kept.after, "who stopped at the beginning has missed something");
+    assert!(kept.after <= events[3].place && kept.last >= events[3].place, "{kept:?} {left:?}");
+}
+
+pub async fn a_wish_that_is_repeated_keeps_what_it_has(world: &World) {
+    world.store.event_want(vec![wish(world.at(1_000))], world.at(0)).await.unwrap();
+    let before = span(world).await;
+    for ms in [10, 500, 900] {
+        world.store.event_want(vec![wish(world.at(ms + 1_000))], world.at(ms)).await.unwrap();
+    }
+    assert_eq!(span(world).await, before, "and no place is used up");
+}
