@@ -21,7 +21,7 @@ use faena_store::{EventWant, OnBad, Store, StoreError, Wish};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
-pub use relay::Relay;
+pub use relay::{Relay, Spent};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 
 use crate::address::AddressRule;
