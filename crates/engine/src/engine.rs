@@ -26,7 +26,9 @@ use crate::{
     guardian, handlers,
     held::{Hands, Held},
     live::Live,
-    nodes, poller,
+    nodes,
+    outbox::{Outbox, Relay},
+    poller,
     pool::Pools,
     promoter, recorder,
     reporter::Reporter,
@@ -69,8 +71,8 @@ pub struct Engine {
     pub acts: guardian::Acts,
     pub(crate) agenda: guardian::Agenda,
     pub(crate) bulk: Arc<Notify>,
-    /// Something has happened: the outbox is to be emptied.
-    pub(crate) relay: Arc<Notify>,
+    /// Brings events to sinks.
+    pub outbox: Outbox,
     /// Whoever watches what happens.
     pub live: Arc<Live>,
     /// How many runs end per minute.
@@ -114,6 +116,11 @@ impl Engine {
         let engine = Arc::new(Engine::new(store, config, node));
         if engine.config.roles.worker {
             engine.builtin.admit(&engine, now).await?;
+        }
+        if engine.config.roles.engine
+            && let Err(error) = engine.outbox.want(&*engine.store, now).await
+        {
+            tracing::warn!(%error, "what the sinks want could not be written down yet; events from before are missed");
         }
         engine.start_loops();
         Ok(engine)
@@ -181,6 +188,7 @@ impl Engine {
         );
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
+        let outbox = Outbox::new(&config.outbox, &rule, &outgoing.stop);
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         let live = Arc::new(Live::new(store.clone()));
         Engine {
@@ -208,7 +216,7 @@ impl Engine {
             drain,
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
-            relay: Arc::new(Notify::new()),
+            outbox,
             live,
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
@@ -250,6 +258,11 @@ impl Engine {
             add(Loop::outgoing("webhooks", SAFETY, self.webhooks.nudge.clone(), |e, now| async move {
                 tell_the_world(&e, now).await
             }));
+            // PostgreSQL: what other nodes write is told by signals that may be lost, and what they leave behind by none.
+            let period = if self.store.engine() == "sqlite" { SAFETY } else { POLL_POSTGRES };
+            for relay in &self.outbox.relays {
+                add(relay_loop(relay.clone(), period));
+            }
         }
         add(Loop::outgoing("live", poll, self.live.nudge.clone(), |e, now| async move { e.live.run_once(now).await }));
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
@@ -273,7 +286,7 @@ impl Engine {
                 |e, now| async move { bulk::run_once(&*e.store, now).await },
             ));
             add(Loop::intake("retention", Duration::from_secs(60), none(), |e, now| async move {
-                retention::run_once(&*e.store, &e.config.retention, now).await
+                retention::run_once(&*e.store, &e.config.retention, e.config.outbox.keep, now).await
             }));
         }
         if !self.pools.is_empty() {
@@ -300,7 +313,7 @@ impl Engine {
 
     /// One round of the loop `name`, at a time of the caller's choice.
     pub async fn turn(self: &Arc<Engine>, name: &str, now: Timestamp) -> Result<Round, StoreError> {
-        match self.loops().into_iter().find(|known| known.name == name) {
+        match self.loops().into_iter().find(|known| *known.name == *name) {
             Some(known) => (known.round)(self.clone(), now).await,
             None => Err(StoreError::Broken(format!("there is no loop {name}"))),
         }
@@ -430,7 +443,7 @@ impl Engine {
                     Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
                     Ok(Signal::Schedule) => engine.schedules.nudge.notify_one(),
                     Ok(Signal::Event) => {
-                        engine.relay.notify_one();
+                        engine.outbox.nudge();
                         engine.live.nudge.notify_one();
                     }
                     Ok(Signal::Cancel(id)) => {
@@ -456,7 +469,7 @@ impl Engine {
         self.workers.watch.notify_one();
         self.webhooks.nudge.notify_one();
         self.schedules.nudge.notify_one();
-        self.relay.notify_one();
+        self.outbox.nudge();
         self.live.nudge.notify_one();
         self.rules_changed().await;
     }
@@ -495,6 +508,7 @@ impl Engine {
             tracing::error!("the database did not take the last reports; other nodes will run these jobs again");
         }
         let node = self.node_id();
+        self.outbox.leave(&*self.store, node).await;
         let left = tokio::time::timeout(
             Duration::from_secs(5),
             self.store.node_leave(node, self.config.patience(), Timestamp::now()),
@@ -510,7 +524,7 @@ type RoundOf = Box<dyn Fn(Arc<Engine>, Timestamp) -> BoxFuture<'static, Result<R
 
 /// One loop: how often it looks at the least, what wakes it, what it does.
 struct Loop {
-    name: &'static str,
+    name: Arc<str>,
     period: Duration,
     nudge: Arc<Notify>,
     /// It ends first when the engine stops.
@@ -520,7 +534,7 @@ struct Loop {
 
 impl Loop {
     fn intake<Fut>(
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         period: Duration,
         nudge: Arc<Notify>,
         round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
@@ -529,11 +543,11 @@ impl Loop {
         Fut: Future<Output = Result<Round, StoreError>> + Send + 'static,
     {
         let round: RoundOf = Box::new(move |engine, now| Box::pin(round(engine, now)));
-        Loop { name, period, nudge, brings_work: true, round }
+        Loop { name: name.into(), period, nudge, brings_work: true, round }
     }
 
     fn outgoing<Fut>(
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         period: Duration,
         nudge: Arc<Notify>,
         round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
@@ -543,6 +557,14 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
+}
+
+fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {
+    let (name, nudge) = (format!("relay:{}", relay.name()), relay.nudge.clone());
+    Loop::outgoing(name, period, nudge, move |e, now| {
+        let relay = relay.clone();
+        async move { relay.run_once(&*e.store, e.node_id(), now).await }
+    })
 }
 
 /// Sends webhooks; a server that stops only writes down how the last ones went.

@@ -7,6 +7,7 @@ mod driver;
 mod http;
 mod limits;
 mod live;
+mod outbox;
 mod runs;
 mod schedules;
 mod shell;

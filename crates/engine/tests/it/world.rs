@@ -75,7 +75,12 @@ pub async fn beside(world: &World) -> Arc<dyn Store> {
 }
 
 fn address(world: &World) -> String {
-    let Place::Database(name) = &world._place else { panic!("only a server has room for two") };
+    postgres_url(&world._place)
+}
+
+/// Where a database of a test's own is.
+pub fn postgres_url(place: &Place) -> String {
+    let Place::Database(name) = place else { panic!("only PostgreSQL has an address") };
     let server = postgres_server();
     let (base, _) = server.rsplit_once('/').unwrap();
     format!("{base}/{name}")
@@ -119,7 +124,7 @@ async fn carry_all_but_listeners(mut near: TcpStream, far: &str) -> Option<()> {
     tokio::io::copy_bidirectional(&mut near, &mut far).await.ok().map(drop)
 }
 
-async fn open(url: &str) -> Arc<dyn Store> {
+pub async fn open(url: &str) -> Arc<dyn Store> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     faena_store::open(url, StoreOptions::default()).await.unwrap()
 }
@@ -234,7 +239,7 @@ fn postgres_server() -> String {
     std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
 }
 
-async fn run_sql(sql: &str) {
+pub async fn run_sql(sql: &str) {
     let (client, connection) = tokio_postgres::connect(&postgres_server(), tokio_postgres::NoTls).await.unwrap();
     let connection = tokio::spawn(connection);
     client.batch_execute(sql).await.unwrap();
