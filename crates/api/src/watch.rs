@@ -45,6 +45,11 @@ impl Watch {
         Ok(Watch { api: api.clone(), subscription, greeted: false })
     }
 
+    /// What events say where they come from.
+    pub fn source(&self) -> &str {
+        &self.api.engine.config.outbox.source
+    }
+
     /// What comes next, and the place from which one may go on after it. A heartbeat comes first: it tells that nothing is missed from now
     /// on. `None`: the server closes.
     pub async fn next(&mut self) -> Option<(Item, EventPlace)> {

@@ -1,21 +1,19 @@
 //! An event as everybody outside sees it: CloudEvents 1.0, in JSON (SPEC 9). The stream and every sink tell the same.
 
-use serde::{
-    Serialize, Serializer,
-    ser::{Error, SerializeMap},
-};
+use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::Timestamp;
 
-/// Where all events come from.
+/// Where events come from, if nothing else is said.
 pub const SOURCE: &str = "/faena";
 
 /// What `serde_json` writes is the JSON format of CloudEvents, the data inside to the letter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CloudEvent<'a> {
     pub id: Uuid,
+    pub source: &'a str,
     pub kind: &'a str,
     /// What it is about: a job, a worker, a schedule.
     pub subject: Uuid,
@@ -32,30 +30,33 @@ pub struct CloudEvent<'a> {
 impl CloudEvent<'_> {
     pub const CONTENT_TYPE: &'static str = "application/cloudevents+json";
 
-    /// `Err`: its data is no JSON.
-    pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(self)
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("texts, numbers and JSON are JSON")
     }
 }
 
 impl Serialize for CloudEvent<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let data: &RawValue = serde_json::from_str(self.data).map_err(S::Error::custom)?;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("specversion", "1.0")?;
         map.serialize_entry("id", &self.id)?;
-        map.serialize_entry("source", SOURCE)?;
+        map.serialize_entry("source", self.source)?;
         map.serialize_entry("type", self.kind)?;
         map.serialize_entry("subject", &self.subject)?;
         map.serialize_entry("time", &self.time)?;
         map.serialize_entry("datacontenttype", "application/json")?;
         map.serialize_entry("correlationid", self.correlation_id)?;
-        map.serialize_entry("sequence", &self.sequence)?;
+        // A text: whole numbers of CloudEvents end at 2³¹.
+        map.serialize_entry("sequence", &self.sequence.to_string())?;
         map.serialize_entry("actor", self.actor)?;
         if let Some(traceparent) = self.traceparent {
             map.serialize_entry("traceparent", traceparent)?;
         }
-        map.serialize_entry("data", data)?;
+        match serde_json::from_str::<&RawValue>(self.data) {
+            Ok(data) => map.serialize_entry("data", data)?,
+            // A text is JSON too.
+            Err(_) => map.serialize_entry("data", self.data)?,
+        }
         map.end()
     }
 }
@@ -84,6 +85,7 @@ mod tests {
     fn an_event_is_written_as_a_cloud_event_with_its_data_to_the_letter() {
         let event = CloudEvent {
             id: Uuid::nil(),
+            source: SOURCE,
             kind: "job.completed",
             subject: Uuid::max(),
             time: Timestamp::parse("2026-11-15T20:00:00Z").expect("a time"),
@@ -94,17 +96,20 @@ mod tests {
             data: r#"{"n":12345678901234567890123}"#,
         };
         assert_eq!(
-            event.to_json().expect("its data is JSON"),
+            event.to_json(),
             concat!(
                 r#"{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000000","source":"/faena","type":"job.completed","#,
                 r#""subject":"ffffffff-ffff-ffff-ffff-ffffffffffff","time":"2026-11-15T20:00:00.000Z","#,
-                r#""datacontenttype":"application/json","correlationid":"order \"7\"","sequence":5,"actor":"worker:a","#,
+                r#""datacontenttype":"application/json","correlationid":"order \"7\"","sequence":"5","actor":"worker:a","#,
                 r#""data":{"n":12345678901234567890123}}"#
             )
         );
         let traced = CloudEvent { traceparent: Some("00-ab-cd-01"), ..event };
-        assert!(traced.to_json().expect("its data is JSON").contains(r#""traceparent":"00-ab-cd-01""#));
-        assert!(CloudEvent { data: "{", ..event }.to_json().is_err());
+        assert!(traced.to_json().contains(r#""traceparent":"00-ab-cd-01""#));
+        assert!(
+            CloudEvent { data: "{", ..event }.to_json().ends_with(r#""data":"{"}"#),
+            "what is no JSON travels as a text"
+        );
     }
 
     #[test]

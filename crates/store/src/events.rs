@@ -74,8 +74,9 @@ pub struct StoredEvent {
 
 impl StoredEvent {
     /// As it is told to the outside.
-    pub fn cloud_event(&self) -> CloudEvent<'_> {
+    pub fn cloud_event<'a>(&'a self, source: &'a str) -> CloudEvent<'a> {
         CloudEvent {
+            source,
             id: self.id,
             kind: &self.kind,
             subject: self.subject,

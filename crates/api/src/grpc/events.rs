@@ -13,7 +13,6 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     Api,
-    rest::stream::json_of,
     watch::{Ask, Item, Watch},
 };
 
@@ -35,22 +34,22 @@ impl EventService for Events {
         let watch = Watch::begin(&self.0, ask).await?;
         let stream = futures_util::stream::unfold(watch, |mut watch| async move {
             let (item, place) = watch.next().await?;
-            Some((Ok(message(item, place)), watch))
+            Some((Ok(message(item, place, watch.source())), watch))
         });
         Ok(Response::new(Box::pin(stream)))
     }
 }
 
-fn message(item: Item, place: EventPlace) -> EventMessage {
+fn message(item: Item, place: EventPlace, source: &str) -> EventMessage {
     let message = match item {
         Item::Heartbeat => Message::Reached(EventPlaceReached { place }),
-        Item::Told(Told::Event(event)) => Message::Event(told(&event)),
+        Item::Told(Told::Event(event)) => Message::Event(told(&event, source)),
         Item::Told(Told::Lost(gap)) => Message::Gap(EventGap { after: gap.after, first: gap.first }),
     };
     EventMessage { message: Some(message) }
 }
 
-fn told(event: &StoredEvent) -> Event {
+fn told(event: &StoredEvent, source: &str) -> Event {
     Event {
         place: event.place,
         id: event.id.to_string(),
@@ -62,6 +61,6 @@ fn told(event: &StoredEvent) -> Event {
         actor: event.actor.clone(),
         traceparent: event.traceparent.clone(),
         data_json: event.data.clone(),
-        cloud_event_json: json_of(event),
+        cloud_event_json: event.cloud_event(source).to_json(),
     }
 }

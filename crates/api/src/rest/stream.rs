@@ -32,7 +32,7 @@ pub async fn events(
     let watch = Watch::begin(&api, ask).await?;
     let stream = futures_util::stream::unfold(watch, |mut watch| async move {
         let (item, place) = watch.next().await?;
-        Some((Ok(message(item, place)), watch))
+        Some((Ok(message(item, place, watch.source())), watch))
     });
     Ok(Sse::new(stream))
 }
@@ -53,12 +53,12 @@ fn read_query(query: &str) -> Answer<Ask> {
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
 }
 
-fn message(item: Item, place: EventPlace) -> SseEvent {
+fn message(item: Item, place: EventPlace, source: &str) -> SseEvent {
     let message = SseEvent::default().id(place.to_string());
     match item {
         // Without data it is no message to anybody, but it moves the place from which a client goes on.
         Item::Heartbeat => message.comment("heartbeat"),
-        Item::Told(Told::Event(event)) => message.event(name(&event)).data(json_of(&event)),
+        Item::Told(Told::Event(event)) => message.event(name(&event)).data(event.cloud_event(source).to_json()),
         Item::Told(Told::Lost(gap)) => message.event("gap").data(lost(gap)),
     }
 }
@@ -66,13 +66,6 @@ fn message(item: Item, place: EventPlace) -> SseEvent {
 /// Nothing that would end the line.
 fn name(event: &StoredEvent) -> String {
     event.kind.replace(char::is_control, " ")
-}
-
-pub fn json_of(event: &StoredEvent) -> String {
-    event.cloud_event().to_json().unwrap_or_else(|error| {
-        tracing::error!(id = %event.id, %error, "an event that is no JSON was stored");
-        json!({ "id": event.id, "type": event.kind }).to_string()
-    })
 }
 
 fn lost(gap: Gap) -> String {

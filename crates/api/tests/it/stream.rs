@@ -98,7 +98,8 @@ async fn each_event_comes_as_a_cloud_event_under_its_type_and_place() {
     assert_eq!(first.data["correlationid"], "order-7");
     assert_eq!(first.data["datacontenttype"], "application/json");
     assert_eq!(first.data["data"]["jobId"], Value::from(id.as_str()));
-    let sequences: Vec<u64> = events.iter().map(|event| event.data["sequence"].as_u64().unwrap()).collect();
+    let sequences: Vec<u64> =
+        events.iter().map(|event| event.data["sequence"].as_str().unwrap().parse().unwrap()).collect();
     assert_eq!(sequences, (1..=events.len() as u64).collect::<Vec<_>>());
 }
 

@@ -3,7 +3,6 @@
 //! The store keeps what happened together with what it happened to (`store/*/outbox.rs`); a relay takes it in order, publishes it and writes
 //! down what the sink said. Everything arrives at least once, under an id that tells repetitions from news.
 
-mod cloud_event;
 mod relay;
 mod webhook_sink;
 

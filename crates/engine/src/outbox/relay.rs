@@ -21,14 +21,14 @@ use std::{
 };
 
 use faena_brokers::{Message, Published, Sink, Verdict};
-use faena_domain::{NodeId, Timestamp};
-use faena_store::{OnBad, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Store, StoreError};
+use faena_domain::{CloudEvent, NodeId, Timestamp};
+use faena_store::{OnBad, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Store, StoreError, StoredEvent};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{OutboxConfig, SinkConfig, cloud_event};
+use super::{OutboxConfig, SinkConfig};
 use crate::{Round, config::ms};
 
 const LONGEST_REST: Duration = Duration::from_secs(60);
@@ -61,6 +61,21 @@ pub struct Spent {
     pub taking: Duration,
     pub publishing: Duration,
     pub settling: Duration,
+}
+
+/// An event as it travels.
+fn message(event: &StoredEvent, source: &str) -> Message {
+    Message {
+        id: event.id.to_string(),
+        kind: event.kind.clone(),
+        key: event.subject.to_string(),
+        sequence: event.sequence,
+        at: event.at,
+        correlation_id: Some(event.correlation_id.clone()).filter(|id| !id.is_empty()),
+        traceparent: event.traceparent.clone(),
+        content_type: CloudEvent::CONTENT_TYPE.into(),
+        body: event.cloud_event(source).to_json().into(),
+    }
 }
 
 /// How the sink is, as far as this node knows.
@@ -196,8 +211,7 @@ impl Relay {
                 learned.is_partial = true;
                 break;
             }
-            let messages: Vec<Message> =
-                wave.iter().map(|one| cloud_event::message(&one.event, &self.source)).collect();
+            let messages: Vec<Message> = wave.iter().map(|one| message(&one.event, &self.source)).collect();
             let Some(published) = self.publish_unless_stopped(&messages).await else {
                 learned.is_partial = true;
                 break;
