@@ -48,7 +48,7 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
                 Health::Healthy
             };
             LoopCheck {
-                name: name.into(),
+                name: name.as_ref().into(),
                 status,
                 last_beat_at: beat.last_at,
                 handled: beat.handled,

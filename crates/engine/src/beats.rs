@@ -6,7 +6,7 @@ use faena_domain::Timestamp;
 use parking_lot::Mutex;
 
 #[derive(Clone, Default)]
-pub struct Beats(Arc<Mutex<BTreeMap<&'static str, Beat>>>);
+pub struct Beats(Arc<Mutex<BTreeMap<Arc<str>, Beat>>>);
 
 #[derive(Clone, Debug)]
 pub struct Beat {
@@ -33,7 +33,7 @@ impl Beat {
 
 impl Beats {
     /// A loop exists from here on, whether it ever beats or not.
-    pub fn announce(&self, name: &'static str, period: Duration, now: Timestamp) {
+    pub fn announce(&self, name: &Arc<str>, period: Duration, now: Timestamp) {
         let beat = Beat {
             last_at: Some(now),
             period,
@@ -44,16 +44,16 @@ impl Beats {
             busy_since: None,
             stopped: false,
         };
-        self.0.lock().insert(name, beat);
+        self.0.lock().insert(name.clone(), beat);
     }
 
-    pub fn update(&self, name: &'static str, change: impl FnOnce(&mut Beat)) {
+    pub fn update(&self, name: &str, change: impl FnOnce(&mut Beat)) {
         if let Some(beat) = self.0.lock().get_mut(name) {
             change(beat);
         }
     }
 
-    pub fn all(&self) -> BTreeMap<&'static str, Beat> {
+    pub fn all(&self) -> BTreeMap<Arc<str>, Beat> {
         self.0.lock().clone()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faena_store::{Configured, Patience, Retention};
 use ipnet::IpNet;
 
-use crate::{PoolConfig, WebhookConfig};
+use crate::{OutboxConfig, PoolConfig, WebhookConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -46,6 +46,8 @@ pub struct EngineConfig {
     /// Networks that jobs may call although they are private.
     pub allowed_networks: Vec<IpNet>,
     pub webhooks: WebhookConfig,
+    /// Where events go.
+    pub outbox: OutboxConfig,
     pub shell_allowed: bool,
     /// The largest answer that `http.request` keeps.
     pub http_answer_bytes: usize,
@@ -99,6 +101,7 @@ impl Default for EngineConfig {
             own_url: String::new(),
             allowed_networks: Vec::new(),
             webhooks: WebhookConfig::default(),
+            outbox: OutboxConfig::default(),
             shell_allowed: false,
             http_answer_bytes: 256 << 10,
             shell_output_bytes: 64 << 10,

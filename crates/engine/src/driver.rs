@@ -39,27 +39,28 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 impl Driver {
     /// Starts the loop `name`: a round at once, then on every nudge, when its next time has come, and at least once per
     /// `period`.
-    pub fn start<F, Fut>(&self, name: &'static str, period: Duration, nudge: Arc<Notify>, mut run_once: F)
+    pub fn start<F, Fut>(&self, name: impl Into<Arc<str>>, period: Duration, nudge: Arc<Notify>, mut run_once: F)
     where
         F: FnMut(Timestamp) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Round, StoreError>> + Send,
     {
         let Driver { stop, beats, .. } = self.clone();
-        beats.announce(name, period, Timestamp::now());
+        let name: Arc<str> = name.into();
+        beats.announce(&name, period, Timestamp::now());
         self.tasks.spawn(async move {
             let mut failures: u32 = 0;
             while !stop.is_cancelled() {
                 let now = Timestamp::now();
-                beats.update(name, |beat| beat.busy_since = Some(now));
+                beats.update(&name, |beat| beat.busy_since = Some(now));
                 let result = AssertUnwindSafe(run_once(now)).catch_unwind().await;
                 let result = result.unwrap_or_else(|panic| Err(StoreError::Broken(panic_text(panic.as_ref()))));
                 let wait = match result {
                     Ok(round) => {
                         if failures > 0 {
-                            tracing::info!(name, failures, "the loop works again");
+                            tracing::info!(name = &*name, failures, "the loop works again");
                         }
                         failures = 0;
-                        beats.update(name, |beat| {
+                        beats.update(&name, |beat| {
                             beat.last_at = Some(Timestamp::now());
                             beat.rounds += 1;
                             beat.handled += round.handled as u64;
@@ -75,12 +76,12 @@ impl Driver {
                         if failures == 1 {
                             match &error {
                                 StoreError::Unavailable(text) => {
-                                    tracing::warn!(name, error = text, "the loop has to wait")
+                                    tracing::warn!(name = &*name, error = text, "the loop has to wait")
                                 }
-                                other => tracing::error!(name, error = %other, "a round failed"),
+                                other => tracing::error!(name = &*name, error = %other, "a round failed"),
                             }
                         }
-                        beats.update(name, |beat| {
+                        beats.update(&name, |beat| {
                             beat.failures = u64::from(failures);
                             beat.last_error = Some(error.to_string());
                             beat.busy_since = None;
@@ -99,7 +100,7 @@ impl Driver {
                     () = tokio::time::sleep(wait) => {}
                 }
             }
-            beats.update(name, |beat| beat.stopped = true);
+            beats.update(&name, |beat| beat.stopped = true);
         });
     }
 }

@@ -25,7 +25,9 @@ use crate::{
     driver::Driver,
     guardian, handlers,
     held::{Hands, Held},
-    nodes, poller,
+    nodes,
+    outbox::{Outbox, Relay},
+    poller,
     pool::Pools,
     promoter, recorder,
     reporter::Reporter,
@@ -68,8 +70,9 @@ pub struct Engine {
     pub acts: guardian::Acts,
     pub(crate) agenda: guardian::Agenda,
     pub(crate) bulk: Arc<Notify>,
-    /// Something has happened: the outbox is to be emptied, whoever watches is to be told.
-    pub(crate) relay: Arc<Notify>,
+    /// Brings events to sinks.
+    pub outbox: Outbox,
+    /// Something has happened: whoever watches is to be told.
     pub(crate) live: Arc<Notify>,
     /// How many runs end per minute.
     pub throughput: Throughput,
@@ -112,6 +115,11 @@ impl Engine {
         let engine = Arc::new(Engine::new(store, config, node));
         if engine.config.roles.worker {
             engine.builtin.admit(&engine, now).await?;
+        }
+        if engine.config.roles.engine
+            && let Err(error) = engine.outbox.want(&*engine.store, now).await
+        {
+            tracing::warn!(%error, "what the sinks want could not be written down yet; events from before are missed");
         }
         engine.start_loops();
         Ok(engine)
@@ -179,6 +187,7 @@ impl Engine {
         );
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
+        let outbox = Outbox::new(&config.outbox, &rule, &outgoing.stop);
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         Engine {
             store,
@@ -205,7 +214,7 @@ impl Engine {
             drain,
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
-            relay: Arc::new(Notify::new()),
+            outbox,
             live: Arc::new(Notify::new()),
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
@@ -247,6 +256,11 @@ impl Engine {
             add(Loop::outgoing("webhooks", SAFETY, self.webhooks.nudge.clone(), |e, now| async move {
                 tell_the_world(&e, now).await
             }));
+            // PostgreSQL: what other nodes write is told by signals that may be lost, and what they leave behind by none.
+            let period = if self.store.engine() == "sqlite" { SAFETY } else { POLL_POSTGRES };
+            for relay in &self.outbox.relays {
+                add(relay_loop(relay.clone(), period));
+            }
         }
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
             let round = e.write_down(now).await?;
@@ -269,7 +283,7 @@ impl Engine {
                 |e, now| async move { bulk::run_once(&*e.store, now).await },
             ));
             add(Loop::intake("retention", Duration::from_secs(60), none(), |e, now| async move {
-                retention::run_once(&*e.store, &e.config.retention, now).await
+                retention::run_once(&*e.store, &e.config.retention, e.config.outbox.keep, now).await
             }));
         }
         if !self.pools.is_empty() {
@@ -296,7 +310,7 @@ impl Engine {
 
     /// One round of the loop `name`, at a time of the caller's choice.
     pub async fn turn(self: &Arc<Engine>, name: &str, now: Timestamp) -> Result<Round, StoreError> {
-        match self.loops().into_iter().find(|known| known.name == name) {
+        match self.loops().into_iter().find(|known| *known.name == *name) {
             Some(known) => (known.round)(self.clone(), now).await,
             None => Err(StoreError::Broken(format!("there is no loop {name}"))),
         }
@@ -426,7 +440,7 @@ impl Engine {
                     Ok(Signal::Webhook) => engine.webhooks.nudge.notify_one(),
                     Ok(Signal::Schedule) => engine.schedules.nudge.notify_one(),
                     Ok(Signal::Event) => {
-                        engine.relay.notify_one();
+                        engine.outbox.nudge();
                         engine.live.notify_one();
                     }
                     Ok(Signal::Cancel(id)) => {
@@ -439,6 +453,7 @@ impl Engine {
                         }
                         engine.promote.notify_one();
                         engine.webhooks.nudge.notify_one();
+                        engine.outbox.nudge();
                         engine.rules_changed().await;
                     }
                     Err(RecvError::Closed) => break,
@@ -481,6 +496,7 @@ impl Engine {
             tracing::error!("the database did not take the last reports; other nodes will run these jobs again");
         }
         let node = self.node_id();
+        self.outbox.leave(&*self.store, node).await;
         let left = tokio::time::timeout(
             Duration::from_secs(5),
             self.store.node_leave(node, self.config.patience(), Timestamp::now()),
@@ -496,7 +512,7 @@ type RoundOf = Box<dyn Fn(Arc<Engine>, Timestamp) -> BoxFuture<'static, Result<R
 
 /// One loop: how often it looks at the least, what wakes it, what it does.
 struct Loop {
-    name: &'static str,
+    name: Arc<str>,
     period: Duration,
     nudge: Arc<Notify>,
     /// It ends first when the engine stops.
@@ -506,7 +522,7 @@ struct Loop {
 
 impl Loop {
     fn intake<Fut>(
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         period: Duration,
         nudge: Arc<Notify>,
         round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
@@ -515,11 +531,11 @@ impl Loop {
         Fut: Future<Output = Result<Round, StoreError>> + Send + 'static,
     {
         let round: RoundOf = Box::new(move |engine, now| Box::pin(round(engine, now)));
-        Loop { name, period, nudge, brings_work: true, round }
+        Loop { name: name.into(), period, nudge, brings_work: true, round }
     }
 
     fn outgoing<Fut>(
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         period: Duration,
         nudge: Arc<Notify>,
         round: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
@@ -529,6 +545,14 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
+}
+
+fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {
+    let (name, nudge) = (format!("relay:{}", relay.name()), relay.nudge.clone());
+    Loop::outgoing(name, period, nudge, move |e, now| {
+        let relay = relay.clone();
+        async move { relay.run_once(&*e.store, e.node_id(), now).await }
+    })
 }
 
 /// Sends webhooks; a server that stops only writes down how the last ones went.

@@ -1,13 +1,23 @@
-//! Removes finished jobs that are older than they are kept, in small batches, and keeps the coming days' partitions ready.
+//! Removes finished jobs and events that are older than they are kept, in small batches, and keeps the coming days' partitions ready.
+
+use std::time::Duration;
 
 use faena_domain::Timestamp;
 use faena_store::{Retention, Store, StoreError};
 
-use crate::Round;
+use crate::{Round, config::ms};
 
 const BATCH: usize = 500;
+/// Events are small, and many.
+const EVENT_BATCH: usize = 5_000;
 
-pub async fn run_once(store: &dyn Store, retention: &Retention, now: Timestamp) -> Result<Round, StoreError> {
-    let handled = store.job_prune(retention, BATCH, now).await?;
-    Ok(Round { handled, more: handled == BATCH, next_at: None })
+pub async fn run_once(
+    store: &dyn Store,
+    retention: &Retention,
+    keep_events: Duration,
+    now: Timestamp,
+) -> Result<Round, StoreError> {
+    let jobs = store.job_prune(retention, BATCH, now).await?;
+    let events = store.event_settle(now.plus_ms(-ms(keep_events)), EVENT_BATCH, now).await?;
+    Ok(Round { handled: jobs + events, more: jobs == BATCH || events == EVENT_BATCH, next_at: None })
 }
