@@ -10,7 +10,7 @@ use std::{
 
 use faena_domain::{JobId, JobState, NewJob, NodeId, Timestamp, WorkerId};
 use faena_store::{CancelOutcome, NodeInfo, RunEnd, Signal, Store, StoreError, Submitted};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast::error::RecvError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -25,8 +25,9 @@ use crate::{
     driver::Driver,
     guardian, handlers,
     held::{Hands, Held},
+    inbox::Inbox,
     nodes,
-    outbox::{Outbox, Relay},
+    outbox::{Outbox, Relay, Source},
     poller,
     pool::Pools,
     promoter, recorder,
@@ -72,6 +73,9 @@ pub struct Engine {
     pub(crate) bulk: Arc<Notify>,
     /// Brings events to sinks.
     pub outbox: Outbox,
+    /// Where rows and messages of others come from.
+    pub sources: Vec<Arc<Source>>,
+    pub inboxes: Vec<Arc<Inbox>>,
     /// Something has happened: whoever watches is to be told.
     pub(crate) live: Arc<Notify>,
     /// How many runs end per minute.
@@ -102,7 +106,11 @@ const LOST_CLAIM: Duration = Duration::from_secs(45);
 const BULK: Duration = Duration::from_secs(10);
 /// A clock that was put forward is noticed after this time; a timer does not see it.
 const SCHEDULES: Duration = Duration::from_secs(10);
+/// The longest rest of what is out of order elsewhere.
+const FROM_OUTSIDE: Duration = Duration::from_secs(60);
 const RECONCILE: Duration = Duration::from_secs(15);
+/// How long those from whom work came have to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a server that stops waits for its webhooks.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
 
@@ -112,7 +120,7 @@ impl Engine {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: config.node_name.clone() };
         store.node_join(info, ms(config.node_lease), now).await?;
-        let engine = Arc::new(Engine::new(store, config, node));
+        let engine = Arc::new(Engine::new(store, config, node)?);
         if engine.config.roles.worker {
             engine.builtin.admit(&engine, now).await?;
         }
@@ -134,10 +142,10 @@ impl Engine {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: config.node_name.clone() };
         store.node_join(info, ms(config.node_lease), now).await?;
-        Ok(Arc::new(Engine::new(store, config, node)))
+        Ok(Arc::new(Engine::new(store, config, node)?))
     }
 
-    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Engine {
+    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Result<Engine, StoreError> {
         let node = Arc::new(RwLock::new(node));
         let beats = Beats::default();
         let driver = || Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), beats: beats.clone() };
@@ -188,8 +196,13 @@ impl Engine {
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
         let outbox = Outbox::new(&config.outbox, &rule, &outgoing.stop);
+        let reader = &config.job_reader;
+        let sources = config.sources.iter().map(|source| Source::new(source, &rule, reader.clone()).map(Arc::new));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let inboxes = config.inboxes.iter();
+        let inboxes = inboxes.map(|inbox| Arc::new(Inbox::new(inbox, reader.clone(), intake.stop.clone()))).collect();
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
-        Engine {
+        Ok(Engine {
             store,
             config,
             beats,
@@ -215,6 +228,8 @@ impl Engine {
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
             outbox,
+            sources,
+            inboxes,
             live: Arc::new(Notify::new()),
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
@@ -223,7 +238,7 @@ impl Engine {
             intake,
             outgoing,
             slots: TaskTracker::new(),
-        }
+        })
     }
 
     /// Everything that runs, in the order in which a job meets it.
@@ -260,6 +275,12 @@ impl Engine {
             let period = if self.store.engine() == "sqlite" { SAFETY } else { POLL_POSTGRES };
             for relay in &self.outbox.relays {
                 add(relay_loop(relay.clone(), period));
+            }
+            for source in &self.sources {
+                add(source_loop(source.clone()));
+            }
+            for inbox in &self.inboxes {
+                add(inbox_loop(inbox.clone()));
             }
         }
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
@@ -462,12 +483,20 @@ impl Engine {
         });
     }
 
+    /// Locks and connections that bring in work go to whoever comes next.
+    async fn leave_the_outside(&self) {
+        let sources = join_all(self.sources.iter().map(|source| source.close()));
+        let inboxes = join_all(self.inboxes.iter().map(|inbox| inbox.close()));
+        let _ = tokio::time::timeout(GOODBYE, async { tokio::join!(sources, inboxes) }).await;
+    }
+
     /// Stops: no new jobs, what waits for a slot goes back at once, what runs may finish within the grace time (or until
     /// `hurry`), the rest goes back without costing a try.
     pub async fn stop(&self, hurry: CancellationToken) {
         self.intake.stop.cancel();
         self.intake.tasks.close();
         self.intake.tasks.wait().await;
+        self.leave_the_outside().await;
         self.drain.cancel();
         self.worker.hand_back_line();
         self.slots.close();
@@ -545,6 +574,23 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
+}
+
+fn source_loop(source: Arc<Source>) -> Loop {
+    let (name, nudge) = (source.name.clone(), source.nudge.clone());
+    // It says itself when it is to look again.
+    Loop::intake(name, FROM_OUTSIDE, nudge, move |e, now| {
+        let source = source.clone();
+        async move { source.run_once(&*e.store, &e.bus, now).await }
+    })
+}
+
+fn inbox_loop(inbox: Arc<Inbox>) -> Loop {
+    let (name, nudge) = (inbox.name.clone(), inbox.nudge.clone());
+    Loop::intake(name, FROM_OUTSIDE, nudge, move |e, now| {
+        let inbox = inbox.clone();
+        async move { inbox.run_once(&*e.store, &e.bus, now).await }
+    })
 }
 
 fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {

@@ -5,6 +5,7 @@
 
 mod cloud_event;
 mod relay;
+mod source;
 mod webhook_sink;
 
 use std::{sync::Arc, time::Duration};
@@ -22,6 +23,7 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 pub use relay::Relay;
+pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 
 use crate::address::AddressRule;

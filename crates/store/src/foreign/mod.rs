@@ -58,12 +58,11 @@ pub enum ForeignEnd {
     Refused(String),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ForeignSettled {
     pub dispatched: usize,
-    pub refused: usize,
-    /// Of the refused ones those that will not be tried again.
-    pub given_up: usize,
+    /// With how often each was refused by now. After `MAX_ATTEMPTS` it does not come again.
+    pub refused: Vec<(String, u32)>,
 }
 
 impl ForeignOutbox {
@@ -83,12 +82,17 @@ impl ForeignOutbox {
 
     /// Takes the lock and the next rows, but those in `except`, and keeps a transaction open over them.
     pub async fn take(&mut self, except: &[String]) -> Result<ForeignTake> {
+        self.take_of(None, except).await
+    }
+
+    /// The same for rows of one type; others are not touched.
+    pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ForeignTake> {
         bounded(&mut self.session, async |place: &mut Option<Session>| {
             let mut session = match place.take() {
                 Some(session) => session,
                 None => Session::open(&self.config, &self.mapping, self.nudge.clone()).await?,
             };
-            let found = take(&mut session, &self.mapping, except).await?;
+            let found = take(&mut session, &self.mapping, kind, except).await?;
             *place = Some(session);
             Ok(found)
         })
@@ -156,7 +160,12 @@ async fn bounded<T>(
     }
 }
 
-async fn take(session: &mut Session, mapping: &ForeignMapping, except: &[String]) -> Result<ForeignTake> {
+async fn take(
+    session: &mut Session,
+    mapping: &ForeignMapping,
+    kind: Option<&str>,
+    except: &[String],
+) -> Result<ForeignTake> {
     if session.in_transaction {
         session.rollback().await?;
     }
@@ -164,7 +173,7 @@ async fn take(session: &mut Session, mapping: &ForeignMapping, except: &[String]
         return Ok(ForeignTake::Elsewhere);
     }
     session.begin(mapping.lock).await?;
-    let rows = session.client.query(&session.statements.take, &[&except, &i64::from(mapping.batch)]).await?;
+    let rows = session.client.query(&session.statements.take, &[&except, &i64::from(mapping.batch), &kind]).await?;
     let ids: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
     let processed: HashSet<String> = match &session.statements.processed {
         Some(statement) if !ids.is_empty() => {
@@ -213,12 +222,11 @@ async fn settle(session: &mut Session, ends: &[(String, ForeignEnd)], now: Times
         // PostgreSQL keeps no zero bytes.
         let reason = reason.replace('\0', " ");
         let attempts: i64 = client.query_one(&statements.refuse, &[id, &reason]).await?.get(0);
-        settled.refused += 1;
         if attempts >= i64::from(MAX_ATTEMPTS) {
             given_up.push(id.as_str());
         }
+        settled.refused.push((id.clone(), u32::try_from(attempts).unwrap_or(MAX_ATTEMPTS)));
     }
-    settled.given_up = given_up.len();
     if let Some(bury) = &statements.bury
         && !given_up.is_empty()
     {

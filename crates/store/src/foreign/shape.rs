@@ -15,7 +15,7 @@ pub const MAX_PAYLOAD_BYTES: i32 = 4 * 1024 * 1024;
 
 /// The statements, prepared on one session.
 pub struct Statements {
-    /// `$1`: ids that are left out for now, `$2`: at most so many.
+    /// `$1`: ids that are left out for now, `$2`: at most so many, `$3`: of this type alone, if one is given.
     pub take: Statement,
     /// Of the ids `$1` those that are dealt with.
     pub processed: Option<Statement>,
@@ -186,6 +186,7 @@ fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
                 {correlation}::text
          FROM {table}
          WHERE {dispatched} IS NULL AND coalesce({attempts}, 0) < {MAX_ATTEMPTS} AND NOT {id} = ANY ($1::text[]::{id_type}[])
+           AND ($3::text IS NULL OR {kind} = $3)
          ORDER BY {order} LIMIT $2 FOR UPDATE SKIP LOCKED",
         kind = quoted(&names.kind),
         dispatched = quoted(&names.dispatched_at),
