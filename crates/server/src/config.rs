@@ -6,11 +6,14 @@
 mod keys;
 mod pools;
 mod rules;
+mod sinks;
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
 use faena_domain::{JobLimits, Limit, QueueRule, Scope, parse_duration};
-use faena_engine::{EngineConfig, PoolConfig, Roles, Secret, WebhookConfig};
+use faena_engine::{
+    EngineConfig, OutboxConfig, PoolConfig, Roles, Secret, SinkConfig, Target, WebhookConfig, address::AddressRule,
+};
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
 
@@ -37,6 +40,7 @@ pub struct Config {
     settings: BTreeMap<&'static str, Setting>,
     pools: Vec<PoolConfig>,
     rules: Configured,
+    sinks: Vec<SinkConfig>,
 }
 
 /// An error that the operator can put right: printed as one line, exit code 2.
@@ -50,7 +54,7 @@ impl Config {
             .iter()
             .map(|key| (key.path, Setting { value: key.default.into(), origin: "default".into() }))
             .collect();
-        Config { settings, pools: Vec::new(), rules: Configured::default() }
+        Config { settings, pools: Vec::new(), rules: Configured::default(), sinks: Vec::new() }
     }
 
     /// `file`: where it is, and whether it has to be there.
@@ -87,6 +91,14 @@ impl Config {
                 self.text("worker.heartbeat")
             )));
         }
+        let rule = AddressRule::new(&self.allowed_networks());
+        for sink in &self.sinks {
+            if let Target::Webhook(options) = &sink.target
+                && let Err(what) = rule.check_url(&options.url)
+            {
+                return Err(ConfigError(format!("[[sink]] {:?}: url: {what}", sink.name)));
+            }
+        }
         Ok(())
     }
 
@@ -103,6 +115,10 @@ impl Config {
         for (section, content) in table {
             if section == "pool" {
                 self.pools = pools::read(content, &path.display().to_string())?;
+                continue;
+            }
+            if section == "sink" {
+                self.sinks = sinks::read(content, &path.display().to_string())?;
                 continue;
             }
             if matches!(section.as_str(), "queue" | "limit") && content.is_array() {
@@ -213,7 +229,7 @@ impl Config {
                 failed_ms: self.duration_ms("retention.failed"),
                 audit_ms: self.duration_ms("retention.audit"),
             },
-            allowed_networks: self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect(),
+            allowed_networks: self.allowed_networks(),
             webhooks: WebhookConfig {
                 attempts: u32::try_from(self.number("webhook.attempts")).expect("bounded by its key"),
                 base_delay: self.duration("webhook.base_delay"),
@@ -223,10 +239,20 @@ impl Config {
                 breaker: self.duration("webhook.breaker"),
                 secrets: split(self.text("webhook.secrets")).filter_map(|secret| secret.parse().ok()).collect(),
             },
+            outbox: OutboxConfig {
+                keep: self.duration("outbox.keep"),
+                source: self.text("outbox.source").to_owned(),
+                sinks: self.sinks.clone(),
+                ..OutboxConfig::default()
+            },
             shell_allowed: self.text("worker.shell") == "true",
             http_answer_bytes: self.size("worker.http_answer_bytes"),
             shell_output_bytes: self.size("worker.shell_output_bytes"),
         }
+    }
+
+    fn allowed_networks(&self) -> Vec<IpNet> {
+        self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect()
     }
 
     pub fn store(&self, migrate: bool) -> StoreOptions {
@@ -274,6 +300,10 @@ impl Config {
             let what = format!("{} ({} to {})", pool.command.join(" "), pool.min, pool.max);
             (format!("pool.{}", pool.name), what, "faena.toml".to_owned())
         });
+        let sinks = self
+            .sinks
+            .iter()
+            .map(|sink| (format!("sink.{}", sink.name), sinks::describe(sink), "faena.toml".to_owned()));
         let limits = self.rules.limits.iter().map(|(scope, limit)| {
             let at_once = limit.concurrency.map(|most| format!("{most} at once"));
             let what: Vec<String> = at_once.into_iter().chain(limit.rate.map(|rate| rate.to_string())).collect();
@@ -298,6 +328,7 @@ impl Config {
             .chain(queues.filter(|(_, what, _)| !what.is_empty()))
             .chain(limits)
             .chain(pools)
+            .chain(sinks)
             .collect()
     }
 }
@@ -387,6 +418,7 @@ pub fn example() -> String {
     }
     text.push_str(rules::EXAMPLE);
     text.push_str(pools::EXAMPLE);
+    text.push_str(sinks::EXAMPLE);
     text
 }
 

@@ -179,8 +179,10 @@ async fn bind(config: &Config, insecure: bool) -> anyhow::Result<TcpListener> {
 
 fn start_logging(config: &Config) {
     let level = config.text("log.level");
-    // The libraries below us say their own at these levels; `trace` means Faena's trace.
-    let filter = EnvFilter::new(format!("{level},hyper=info,h2=info,tokio_postgres=info,reqwest=info,rustls=info"));
+    // The libraries below us say their own at these levels; `trace` means Faena's trace. Those of the brokers would tell passwords and bodies.
+    let filter = EnvFilter::new(format!(
+        "{level},hyper=info,h2=info,tokio_postgres=info,reqwest=info,rustls=info,lapin=off,async_nats=off"
+    ));
     let registry = tracing_subscriber::registry().with(filter);
     let result = if config.text("log.format") == "json" {
         registry.with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr)).try_init()

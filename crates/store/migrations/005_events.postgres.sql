@@ -51,6 +51,7 @@ CREATE TABLE faena.outbox (
     PRIMARY KEY (sink, partition, position)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX outbox_late ON faena.outbox (sink, subject, position) WHERE due_at > 0;
+CREATE INDEX outbox_due ON faena.outbox (sink, due_at) WHERE due_at > 0;
 CREATE INDEX outbox_position ON faena.outbox (position);
 
 CREATE TABLE faena.outbox_lease (
@@ -60,6 +61,13 @@ CREATE TABLE faena.outbox_lease (
     epoch     bigint NOT NULL DEFAULT 0,
     until     bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (sink, partition)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE faena.outbox_node (
+    sink  smallint NOT NULL,
+    node  uuid NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (sink, node)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
 CREATE TABLE faena.outbox_dlq (

@@ -58,6 +58,7 @@ CREATE TABLE outbox (
     PRIMARY KEY (sink, partition, position)
 ) WITHOUT ROWID;
 CREATE INDEX outbox_late ON outbox (sink, subject, position) WHERE due_at > 0;
+CREATE INDEX outbox_due ON outbox (sink, due_at) WHERE due_at > 0;
 CREATE INDEX outbox_position ON outbox (position);
 
 -- Which node publishes a partition to a sink, until when. epoch: grows with each holder.
@@ -68,6 +69,14 @@ CREATE TABLE outbox_lease (
     epoch     INTEGER NOT NULL DEFAULT 0,
     until     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (sink, partition)
+) WITHOUT ROWID;
+
+-- Which nodes ask for parts of a sink, whether they have any or not: they share. until: of who is silent since then, nobody thinks any more.
+CREATE TABLE outbox_node (
+    sink  INTEGER NOT NULL,
+    node  BLOB NOT NULL,
+    until INTEGER NOT NULL,
+    PRIMARY KEY (sink, node)
 ) WITHOUT ROWID;
 
 -- Messages that a sink would not take.

@@ -1,10 +1,11 @@
 //! The outbox, as far as both engines agree: what a relay takes, what it tells, what people see and do.
 
-use faena_domain::{NodeId, Timestamp};
+use faena_domain::{Fault, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::StoredEvent;
+use crate::{AuditEntry, StoreError, StoredEvent};
 
 /// Into how many parts a sink's events are divided, so that several nodes can publish.
 pub const PARTITIONS: i16 = 16;
@@ -119,4 +120,161 @@ pub struct Republish {
     pub to: Timestamp,
     /// A whole type, or with `*`.
     pub event_type: Option<String>,
+}
+
+/// Dead letters that one replay puts back at most; asked again, it goes on.
+pub const REPLAYED_AT_ONCE: i64 = 100_000;
+
+/// Events that are published again at once at most: it is one transaction.
+pub const REPUBLISHED_AT_ONCE: i64 = 250_000;
+
+/// How far is counted what waits and what is dead.
+pub const COUNTED: i64 = 1_000_000;
+
+/// What is written down of a dead letter that was replayed.
+pub const REPLAYED: &str = "replayed";
+
+/// What `outbox_dlq` rows are read from.
+pub const DEAD_COLUMNS: &str = "id, sink, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata, error_message, \
+     retry_count, original_created_at, moved_at, resolved_at, resolved_by, resolution_notes";
+
+/// A row of `outbox_lease`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lease {
+    pub partition: i16,
+    pub node: Option<NodeId>,
+    pub epoch: i64,
+    pub until: Timestamp,
+}
+
+impl Lease {
+    fn is_of(&self, node: NodeId) -> bool {
+        self.node == Some(node)
+    }
+
+    fn is_free(&self, now: Timestamp) -> bool {
+        self.node.is_none() || self.until <= now
+    }
+}
+
+/// Who publishes to a sink, as it is read in one look.
+#[derive(Clone, Default, Debug)]
+pub struct Sharing {
+    pub leases: Vec<Lease>,
+    /// Who asks, until when it counts.
+    pub nodes: Vec<(NodeId, Timestamp)>,
+}
+
+impl Sharing {
+    /// What has to be written so that the asker has its share, and keeps it: the leases that change. `None`: nothing, not even that it asks.
+    pub fn shift(&self, ask: &OutboxAsk, now: Timestamp) -> Option<Vec<Lease>> {
+        let until = now.plus_ms(ask.lease_ms);
+        let is_late = |end: Timestamp| end.ms_since(now) < ask.lease_ms / 2;
+        let others = self.nodes.iter().filter(|(node, end)| *node != ask.node && *end > now).count();
+        let quota = usize::from(PARTITIONS.unsigned_abs()).div_ceil(others + 1);
+        let (own, rest): (Vec<&Lease>, Vec<&Lease>) = self.leases.iter().partition(|lease| lease.is_of(ask.node));
+        let mut changed = Vec::new();
+        for lease in own.iter().skip(quota) {
+            changed.push(Lease { node: None, until: Timestamp::from_ms(0), ..(*lease).clone() });
+        }
+        for lease in rest.iter().filter(|lease| lease.is_free(now)).take(quota.saturating_sub(own.len())) {
+            changed.push(Lease { partition: lease.partition, node: Some(ask.node), epoch: lease.epoch + 1, until });
+        }
+        let asks = self.nodes.iter().any(|(node, end)| *node == ask.node && !is_late(*end));
+        if changed.is_empty() && asks && own.iter().all(|lease| !is_late(lease.until)) {
+            return None;
+        }
+        changed.extend(own.iter().take(quota).map(|lease| Lease { until, ..(*lease).clone() }));
+        Some(changed)
+    }
+
+    /// What is this node's now.
+    pub fn held(&self, node: NodeId, now: Timestamp) -> Vec<Partition> {
+        let own = self.leases.iter().filter(|lease| lease.is_of(node) && lease.until > now);
+        own.map(|lease| Partition { number: lease.partition, epoch: lease.epoch }).collect()
+    }
+}
+
+/// How many rows of each part are looked at first: an even share, and as much again. Should one part have more than that and the others
+/// too little, it is looked at again.
+pub fn share(limit: usize, parts: usize) -> usize {
+    (2 * limit).div_ceil(parts.max(1)).min(limit)
+}
+
+/// Whether there may be more than was read with this share.
+pub fn is_short(events: &[OutboxEvent], limit: usize, share: usize) -> bool {
+    let full = |number: i16| events.iter().filter(|event| event.partition == number).count() >= share;
+    share < limit && events.len() < limit && (0..PARTITIONS).any(full)
+}
+
+/// The part that a subject's events are in.
+pub fn partition_of(subject: Uuid) -> i16 {
+    i16::from(subject.as_bytes()[15]) & (PARTITIONS - 1)
+}
+
+/// Refusals that count: those of parts that have had no other holder since.
+pub fn counted<'a>(results: &'a [OutboxResult], held: &[Partition], epochs: &[(i16, i64)]) -> Vec<&'a OutboxResult> {
+    let ours = |number: i16| {
+        let epoch = held.iter().find(|part| part.number == number).map(|part| part.epoch);
+        epochs.iter().any(|(partition, now)| *partition == number && Some(*now) == epoch)
+    };
+    results.iter().filter(|result| result.refused.is_some() && ours(result.partition)).collect()
+}
+
+/// The n-th of several that go out at a pace.
+pub fn due_at(n: usize, per_second: Option<u32>, now: Timestamp) -> i64 {
+    match per_second {
+        None => 0,
+        Some(per_second) => {
+            now.as_ms() + i64::try_from(n).unwrap_or(i64::MAX / 1_000) * 1_000 / i64::from(per_second.max(1))
+        }
+    }
+}
+
+pub fn replayed(filter: &DeadFilter, by: &str, count: usize) -> AuditEntry {
+    act(filter, "outbox.replay", json!({}), by, count)
+}
+
+pub fn resolved(filter: &DeadFilter, notes: &str, by: &str, count: usize) -> AuditEntry {
+    act(filter, "outbox.resolve", json!({ "notes": notes }), by, count)
+}
+
+pub fn republished(what: &Republish, by: &str, count: usize) -> AuditEntry {
+    let mut details = json!({ "from": what.from, "to": what.to });
+    if let Some(kind) = &what.event_type {
+        details["type"] = json!(kind);
+    }
+    entry(by, "outbox.republish", what.sink.clone(), details, count)
+}
+
+pub fn too_many_republished() -> StoreError {
+    let text = format!("more than {REPUBLISHED_AT_ONCE} events happened then; name a shorter time");
+    StoreError::Invalid(vec![Fault::new("to", text)])
+}
+
+fn act(filter: &DeadFilter, action: &str, mut details: Value, by: &str, count: usize) -> AuditEntry {
+    let target = match (&filter.ids[..], &filter.sink) {
+        ([id], _) => id.to_string(),
+        (_, Some(sink)) => sink.clone(),
+        _ => "*".into(),
+    };
+    let mut add = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            details[name] = value;
+        }
+    };
+    add("type", filter.event_type.as_ref().map(|kind| json!(kind)));
+    add("aggregateId", filter.aggregate_id.map(|id| json!(id)));
+    add("movedAfter", filter.moved_after.map(|at| json!(at)));
+    add("movedBefore", filter.moved_before.map(|at| json!(at)));
+    add("ids", (filter.ids.len() > 1).then(|| json!(filter.ids.len())));
+    entry(by, action, target, details, count)
+}
+
+fn entry(by: &str, action: &str, target: String, details: Value, count: usize) -> AuditEntry {
+    AuditEntry { actor: by.into(), action: action.into(), target, details, count: count as u64 }
+}
+
+pub fn on_bad(park: bool) -> &'static str {
+    if park { "park" } else { "skip" }
 }

@@ -159,7 +159,9 @@ impl Outbox {
             tokio::time::timeout(GOODBYE, goodbyes)
         );
         if !matches!(left, Ok(Ok(()))) {
-            tracing::warn!("this node's parts of the outbox could not be given back; other nodes take them when its lease is over");
+            tracing::warn!(
+                "this node's parts of the outbox could not be given back; other nodes take them when its lease is over"
+            );
         }
     }
 }

@@ -110,8 +110,7 @@ impl Relay {
         }
         // Counted from before the call: the lease may begin as soon as the store hears of it.
         let began = Instant::now();
-        let ask =
-            OutboxAsk { sink: self.config.name.clone(), node, lease_ms: ms(self.lease), limit: self.batch };
+        let ask = OutboxAsk { sink: self.config.name.clone(), node, lease_ms: ms(self.lease), limit: self.batch };
         let taken = store.outbox_take(ask, now).await?;
         if taken.events.is_empty() {
             return Ok(Round { next_at: taken.next_at, ..Round::default() });

@@ -144,11 +144,8 @@ impl WebhookSink {
 #[async_trait]
 impl Sink for WebhookSink {
     async fn publish(&self, messages: &[Message]) -> Published {
-        let call = Call {
-            began: Instant::now(),
-            verdicts: Mutex::new(vec![None; messages.len()]),
-            down: Mutex::default(),
-        };
+        let call =
+            Call { began: Instant::now(), verdicts: Mutex::new(vec![None; messages.len()]), down: Mutex::default() };
         stream::iter(by_subject(messages))
             .for_each_concurrent(AT_ONCE, |indexes| self.post_subject(messages, indexes, &call))
             .await;

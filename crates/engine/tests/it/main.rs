@@ -6,6 +6,7 @@ mod bulk;
 mod driver;
 mod http;
 mod limits;
+mod outbox;
 mod runs;
 mod shell;
 mod simulation;

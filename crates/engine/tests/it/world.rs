@@ -51,7 +51,15 @@ pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
     (open(&format!("{base}/{name}")).await, Place::Database(name))
 }
 
-async fn open(url: &str) -> Arc<dyn Store> {
+/// Where a database of a test's own is.
+pub fn postgres_url(place: &Place) -> String {
+    let Place::Database(name) = place else { panic!("only PostgreSQL has an address") };
+    let server = postgres_server();
+    let (base, _) = server.rsplit_once('/').unwrap();
+    format!("{base}/{name}")
+}
+
+pub async fn open(url: &str) -> Arc<dyn Store> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     faena_store::open(url, StoreOptions::default()).await.unwrap()
 }
@@ -166,7 +174,7 @@ fn postgres_server() -> String {
     std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
 }
 
-async fn run_sql(sql: &str) {
+pub async fn run_sql(sql: &str) {
     let (client, connection) = tokio_postgres::connect(&postgres_server(), tokio_postgres::NoTls).await.unwrap();
     let connection = tokio::spawn(connection);
     client.batch_execute(sql).await.unwrap();

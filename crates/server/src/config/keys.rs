@@ -256,6 +256,20 @@ pub const KEYS: &[Key] = &[
         "How long the audit log tells what people did.",
     ),
     key(
+        "outbox.keep",
+        "FAENA_OUTBOX_KEEP",
+        Kind::Duration,
+        "3d",
+        "How long events are kept; so long they can be published again.",
+    ),
+    key(
+        "outbox.source",
+        "FAENA_OUTBOX_SOURCE",
+        Kind::Text,
+        "/faena",
+        "What events say where they come from: the `source` of CloudEvents.",
+    ),
+    key(
         "limits.concurrency",
         "FAENA_LIMITS_CONCURRENCY",
         Kind::Limit { max: 1_000_000 },

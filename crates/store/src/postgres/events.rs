@@ -71,8 +71,22 @@ pub async fn look(shared: &Shared) -> Result<()> {
 }
 
 /// `*` stands for anything, everything else for itself.
-fn like(kind: &str) -> String {
+pub fn like(kind: &str) -> String {
     storable(kind).replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
+}
+
+/// The type as it was asked for.
+pub fn unlike(pattern: &str) -> String {
+    let mut kind = String::with_capacity(pattern.len());
+    let mut signs = pattern.chars();
+    while let Some(sign) = signs.next() {
+        match sign {
+            '%' => kind.push('*'),
+            '\\' => kind.extend(signs.next()),
+            other => kind.push(other),
+        }
+    }
+    kind
 }
 
 /// Events are written down while somebody wants them. PostgreSQL: the triggers are everybody's, so one node at a time decides; who writes
@@ -130,7 +144,7 @@ async fn settle_in(
         let row = client.query_one("SELECT EXISTS (SELECT FROM faena.sink)", &[]).await?;
         row.get(0)
     } else {
-        for table in ["sink_pattern", "outbox_lease", "outbox"] {
+        for table in ["sink_pattern", "outbox_lease", "outbox_node", "outbox"] {
             client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
         }
         client.execute("DELETE FROM faena.sink WHERE id = ANY($1)", &[&over]).await?;

@@ -16,12 +16,14 @@ mod end;
 mod events;
 mod family;
 mod free;
+mod inbox;
 mod leave;
 mod letters;
 pub mod limited;
 mod nodes;
 mod note;
 mod notify;
+mod outbox;
 mod read;
 mod rules;
 mod schedules;
@@ -565,68 +567,68 @@ impl Store for Postgres {
         self.shared.retrying(|| events::first(&self.shared)).await
     }
 
-    async fn outbox_take(&self, _ask: OutboxAsk, _now: Timestamp) -> Result<OutboxTaken> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+        self.shared.retrying(|| outbox::take(&self.shared, &ask, now)).await
     }
 
     async fn outbox_settle(
         &self,
-        _sink: &str,
-        _held: Vec<Partition>,
-        _results: Vec<OutboxResult>,
-        _now: Timestamp,
+        sink: &str,
+        held: Vec<Partition>,
+        results: Vec<OutboxResult>,
+        now: Timestamp,
     ) -> Result<()> {
-        Err(StoreError::Broken("not yet".into()))
+        self.shared.retrying(|| outbox::settle(&self.shared, sink, &held, &results, now)).await
     }
 
-    async fn outbox_down(&self, _sink: &str, _reason: Option<String>, _now: Timestamp) -> Result<()> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| outbox::down(&self.shared, sink, reason.as_deref(), now)).await
     }
 
-    async fn outbox_leave(&self, _node: NodeId) -> Result<()> {
-        Ok(())
+    async fn outbox_leave(&self, node: NodeId) -> Result<()> {
+        self.shared.retrying(|| outbox::leave(&self.shared, node)).await
     }
 
-    async fn outbox_sinks(&self, _now: Timestamp) -> Result<Vec<SinkView>> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>> {
+        self.shared.retrying(|| outbox::sinks(&self.shared, now)).await
     }
 
-    async fn outbox_dead(&self, _filter: DeadFilter, _after: Option<Uuid>, _limit: usize) -> Result<Vec<DeadEvent>> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
+        self.shared.retrying(|| outbox::dead(&self.shared, &filter, after, limit)).await
     }
 
     async fn outbox_replay(
         &self,
-        _filter: DeadFilter,
-        _per_second: Option<u32>,
-        _by: &str,
-        _now: Timestamp,
+        filter: DeadFilter,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
     ) -> Result<usize> {
-        Err(StoreError::Broken("not yet".into()))
+        self.shared.retrying(|| outbox::replay(&self.shared, &filter, per_second, by, now)).await
     }
 
-    async fn outbox_resolve(&self, _filter: DeadFilter, _notes: &str, _by: &str, _now: Timestamp) -> Result<usize> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| outbox::resolve(&self.shared, &filter, notes, by, now)).await
     }
 
     async fn outbox_republish(
         &self,
-        _what: Republish,
-        _per_second: Option<u32>,
-        _by: &str,
-        _now: Timestamp,
+        what: Republish,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
     ) -> Result<Option<usize>> {
-        Err(StoreError::Broken("not yet".into()))
+        self.shared.retrying(|| outbox::republish(&self.shared, &what, per_second, by, now)).await
     }
 
     async fn inbox_submit(
         &self,
-        _consumer: &str,
-        _message: &str,
-        _jobs: Vec<NewJob>,
-        _now: Timestamp,
+        consumer: &str,
+        message: &str,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
     ) -> Result<Option<Vec<Submitted>>> {
-        Err(StoreError::Broken("not yet".into()))
+        self.shared.retrying(|| inbox::submit(&self.shared, consumer, message, &jobs, now)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {

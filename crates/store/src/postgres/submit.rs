@@ -335,7 +335,7 @@ async fn holders(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
     Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (JobId(row.get(2)), row.get(3)))).collect())
 }
 
-async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
+pub async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
     let mut ids = Vec::with_capacity(jobs.len());
     for job in jobs {
         // Neighbours are mostly alike.

@@ -38,8 +38,13 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
 }
 
 /// `*` stands for anything, everything else for itself.
-fn glob(kind: &str) -> String {
+pub fn glob(kind: &str) -> String {
     kind.replace('[', "[[]").replace('?', "[?]")
+}
+
+/// The type as it was asked for.
+pub fn unglob(pattern: &str) -> String {
+    pattern.replace("[?]", "?").replace("[[]", "[")
 }
 
 /// Events are written down while somebody wants them.
@@ -80,6 +85,7 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
         for sql in [
             "DELETE FROM sink_pattern WHERE sink = ?",
             "DELETE FROM outbox_lease WHERE sink = ?",
+            "DELETE FROM outbox_node WHERE sink = ?",
             "DELETE FROM outbox WHERE sink = ?",
             "DELETE FROM sink WHERE id = ?",
         ] {

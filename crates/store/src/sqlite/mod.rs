@@ -9,11 +9,13 @@ mod due;
 mod end;
 mod events;
 mod free;
+mod inbox;
 mod leave;
 mod letters;
 pub mod limited;
 mod nodes;
 mod note;
+mod outbox;
 mod read;
 mod rules;
 mod schedules;
@@ -110,6 +112,8 @@ impl Sqlite {
         })?;
         // Whoever used this file before is gone: its lock is ours. What it held is free at once.
         writer.execute("DELETE FROM node", [])?;
+        writer.execute("UPDATE outbox_lease SET node = NULL, until = 0 WHERE node IS NOT NULL", [])?;
+        writer.execute("DELETE FROM outbox_node", [])?;
         let mut connections = Vec::with_capacity(READERS);
         for _ in 0..READERS {
             let reader = connect(path, 2_048)?;
@@ -599,68 +603,78 @@ impl Store for Sqlite {
         self.read(|connection, _| events::first(connection)).await
     }
 
-    async fn outbox_take(&self, _ask: OutboxAsk, _now: Timestamp) -> Result<OutboxTaken> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+        let asked = ask.clone();
+        if let Some(taken) = self.read(move |connection, _| outbox::look(connection, &asked, now)).await? {
+            return Ok(taken);
+        }
+        self.writer.call(move |tx| outbox::take(tx, &ask, now)).await
     }
 
     async fn outbox_settle(
         &self,
-        _sink: &str,
-        _held: Vec<Partition>,
-        _results: Vec<OutboxResult>,
-        _now: Timestamp,
+        sink: &str,
+        held: Vec<Partition>,
+        results: Vec<OutboxResult>,
+        now: Timestamp,
     ) -> Result<()> {
-        Err(StoreError::Broken("not yet".into()))
+        let sink = sink.to_owned();
+        self.writer.call(move |tx| outbox::settle(tx, &sink, &held, &results, now)).await
     }
 
-    async fn outbox_down(&self, _sink: &str, _reason: Option<String>, _now: Timestamp) -> Result<()> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
+        let sink = sink.to_owned();
+        self.writer.call(move |tx| outbox::down(tx, &sink, reason.as_deref(), now)).await
     }
 
-    async fn outbox_leave(&self, _node: NodeId) -> Result<()> {
-        Ok(())
+    async fn outbox_leave(&self, node: NodeId) -> Result<()> {
+        self.writer.call(move |tx| outbox::leave(tx, node)).await
     }
 
-    async fn outbox_sinks(&self, _now: Timestamp) -> Result<Vec<SinkView>> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>> {
+        self.read(move |connection, _| outbox::sinks(connection, now)).await
     }
 
-    async fn outbox_dead(&self, _filter: DeadFilter, _after: Option<Uuid>, _limit: usize) -> Result<Vec<DeadEvent>> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
+        self.read(move |connection, _| outbox::dead(connection, &filter, after, limit)).await
     }
 
     async fn outbox_replay(
         &self,
-        _filter: DeadFilter,
-        _per_second: Option<u32>,
-        _by: &str,
-        _now: Timestamp,
+        filter: DeadFilter,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
     ) -> Result<usize> {
-        Err(StoreError::Broken("not yet".into()))
+        let by = by.to_owned();
+        self.writer.call(move |tx| outbox::replay(tx, &filter, per_second, &by, now)).await
     }
 
-    async fn outbox_resolve(&self, _filter: DeadFilter, _notes: &str, _by: &str, _now: Timestamp) -> Result<usize> {
-        Err(StoreError::Broken("not yet".into()))
+    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
+        let (notes, by) = (notes.to_owned(), by.to_owned());
+        self.writer.call(move |tx| outbox::resolve(tx, &filter, &notes, &by, now)).await
     }
 
     async fn outbox_republish(
         &self,
-        _what: Republish,
-        _per_second: Option<u32>,
-        _by: &str,
-        _now: Timestamp,
+        what: Republish,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
     ) -> Result<Option<usize>> {
-        Err(StoreError::Broken("not yet".into()))
+        let by = by.to_owned();
+        self.writer.call(move |tx| outbox::republish(tx, &what, per_second, &by, now)).await
     }
 
     async fn inbox_submit(
         &self,
-        _consumer: &str,
-        _message: &str,
-        _jobs: Vec<NewJob>,
-        _now: Timestamp,
+        consumer: &str,
+        message: &str,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
     ) -> Result<Option<Vec<Submitted>>> {
-        Err(StoreError::Broken("not yet".into()))
+        let (consumer, message) = (consumer.to_owned(), message.to_owned());
+        self.writer.call(move |tx| inbox::submit(tx, &consumer, &message, jobs, now)).await
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {

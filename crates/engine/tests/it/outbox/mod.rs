@@ -1,0 +1,303 @@
+//! Events of real jobs at real far ends: what arrives, in which order, and what trouble costs.
+
+mod far_end;
+mod file;
+mod nats;
+mod rabbitmq;
+mod redis;
+mod several;
+mod webhook;
+
+#[path = "../../../../brokers/tests/it/support/mod.rs"]
+mod support;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use faena_domain::{NewJob, Timestamp};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, SinkConfig, Target};
+use faena_store::{DeadFilter, EventQuery, OnBad, SinkView, Store, Tally};
+use support::{Broker, Proxy};
+
+use crate::world::{World, eventually, job};
+use far_end::FarEnd;
+
+/// A job tells five things: it is created, queued, assigned, started, completed.
+const EVENTS_PER_JOB: usize = 5;
+
+/// An event as it arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Arrived {
+    /// As the far end tells repetitions from news.
+    message_id: String,
+    body: serde_json::Value,
+}
+
+impl Arrived {
+    fn new(message_id: impl Into<String>, body: &[u8]) -> Arrived {
+        Arrived { message_id: message_id.into(), body: serde_json::from_slice(body).unwrap() }
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.body[field].as_str().unwrap_or_else(|| panic!("no {field} in {}", self.body))
+    }
+}
+
+fn sink(name: &str, target: Target) -> SinkConfig {
+    SinkConfig { name: name.into(), types: vec!["*".into()], on_bad: OnBad::Skip, target }
+}
+
+fn config(sinks: Vec<SinkConfig>) -> EngineConfig {
+    let outbox = OutboxConfig { sinks, first_rest: Duration::from_millis(50), ..OutboxConfig::default() };
+    EngineConfig { outbox, concurrency: 20, ..EngineConfig::default() }
+}
+
+/// An engine whose relays go when they are told.
+async fn at_rest(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp) -> Arc<Engine> {
+    let engine = Engine::at_rest(store.clone(), config(sinks), now).await.unwrap();
+    engine.outbox.want(&*engine.store, now).await.unwrap();
+    engine
+}
+
+async fn submit_many(store: &dyn Store, count: usize) {
+    for first in (0..count).step_by(1_000) {
+        let jobs: Vec<NewJob> = (first..count.min(first + 1_000)).map(|_| job("noop", "{}")).collect();
+        store.job_submit(jobs, Timestamp::now()).await.unwrap();
+    }
+}
+
+async fn view(store: &dyn Store, name: &str) -> SinkView {
+    let sinks = store.outbox_sinks(Timestamp::now()).await.unwrap();
+    sinks.into_iter().find(|sink| sink.name == name).unwrap_or_else(|| panic!("there is no sink {name}"))
+}
+
+async fn jobs_done(store: &dyn Store, count: usize) {
+    eventually_long("all jobs are done", async || {
+        (store.counts().await.unwrap().total(Tally::Completed) == count as u64).then_some(())
+    })
+    .await;
+}
+
+/// As `eventually`, for what takes minutes on a busy machine.
+async fn eventually_long<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..6_000 {
+        if let Some(found) = look().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+async fn all_sent(store: &dyn Store, name: &str) {
+    eventually_long("the outbox is empty", async || (view(store, name).await.pending == 0).then_some(())).await;
+}
+
+/// Everything that happened, in order.
+async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
+    let (mut all, mut place) = (Vec::new(), 0);
+    loop {
+        let page = store.event_list(EventQuery::After(place), 5_000).await.unwrap();
+        let Some(last) = page.last() else { return all };
+        place = last.place;
+        all.extend(page.iter().map(|event| (event.id.to_string(), event.subject.to_string(), event.sequence)));
+    }
+}
+
+/// Nothing is missing, nothing was made up, repetitions are known by their id, and of each subject the first arrivals are in order.
+fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
+    let expected: HashSet<&str> = happened.iter().map(|(id, ..)| id.as_str()).collect();
+    let mut seen: HashMap<&str, &serde_json::Value> = HashMap::new();
+    let mut latest: HashMap<&str, i64> = HashMap::new();
+    for one in arrived {
+        assert_eq!(one.message_id, one.text("id"), "the far end knows it by the event's id");
+        if let Some(before) = seen.insert(&one.message_id, &one.body) {
+            assert_eq!(*before, one.body, "a repetition says the same");
+            continue;
+        }
+        let sequence: i64 = one.text("sequence").parse().unwrap();
+        let before = latest.insert(one.text("subject"), sequence);
+        assert!(before.is_none_or(|before| before < sequence), "{} came after number {before:?} of it", one.body);
+    }
+    let missing: Vec<&&str> = expected.iter().filter(|id| !seen.contains_key(**id)).collect();
+    assert!(missing.is_empty(), "{} of {} are missing: {:?}", missing.len(), expected.len(), missing.first());
+    assert_eq!(seen.len(), expected.len(), "something arrived that never happened");
+}
+
+/// Nothing was refused, nothing is dead.
+async fn assert_nothing_burned(store: &dyn Store, engine: &Engine) {
+    assert_eq!(store.outbox_dead(DeadFilter::default(), None, 10).await.unwrap(), []);
+    for relay in &engine.outbox.relays {
+        assert_eq!(relay.refused.load(Ordering::Relaxed), 0);
+    }
+}
+
+/// The events of a real job, as everybody who receives them may count on them.
+async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
+    let mut ordered = job("noop", "{}");
+    ordered.options.correlation_id = Some("order-7".into());
+    let id = world.ends(ordered, faena_domain::JobState::Completed).await.id.to_string();
+    all_sent(&*world.store, "bus").await;
+    let arrived: Vec<Arrived> = far_end.arrived().await.into_iter().filter(|one| one.text("subject") == id).collect();
+    let kinds: Vec<(&str, &str)> =
+        arrived.iter().map(|one| (one.text("type"), one.body["data"]["status"].as_str().unwrap())).collect();
+    assert_eq!(
+        kinds,
+        [
+            ("job.created", "PENDING"),
+            ("job.status.changed", "QUEUED"),
+            ("job.status.changed", "ASSIGNED"),
+            ("job.status.changed", "PROCESSING"),
+            ("job.completed", "COMPLETED")
+        ]
+    );
+    for (at, one) in arrived.iter().enumerate() {
+        assert_eq!((one.text("specversion"), one.text("source")), ("1.0", "/faena"));
+        assert_eq!(one.text("datacontenttype"), "application/json");
+        assert_eq!((one.text("correlationid"), one.text("sequence")), ("order-7", (at + 1).to_string().as_str()));
+        assert!(Timestamp::parse(one.text("time")).is_some() && !one.text("actor").is_empty());
+    }
+}
+
+/// What a broker can do to a relay, one after the other, while jobs run: it is away for longer than a message has attempts, is killed while it
+/// publishes, its line is cut in the middle of a batch, and falls silent.
+async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, far_end: &dyn FarEnd, jobs: usize) {
+    let (store, engine) = (&*world.store, &world.engine);
+    let relay = engine.outbox.relays[0].clone();
+    let confirmed = || relay.confirmed.load(Ordering::Relaxed) as usize;
+    let part = jobs / 4;
+    let flowed = async |more: usize| {
+        let before = confirmed();
+        eventually_long("events flow", async || (confirmed() > before + more).then_some(())).await;
+    };
+
+    broker.kill();
+    submit_many(store, part).await;
+    jobs_done(store, part).await;
+    let down = eventually_long("the outage is known", async || view(store, "bus").await.down_since).await;
+    // Five refusals would take 50 ms, 100, 200, 400 and 800.
+    eventually_long("five attempts' worth of time", async || (Timestamp::now().ms_since(down) > 3_000).then_some(()))
+        .await;
+    assert!(view(store, "bus").await.pending as usize >= part * EVENTS_PER_JOB);
+
+    broker.start().await;
+    submit_many(store, part).await;
+    flowed(part).await;
+    broker.kill();
+    broker.start().await;
+
+    submit_many(store, part).await;
+    flowed(part).await;
+    proxy.cut_after(100_000);
+    eventually_long("the line is cut", async || (!proxy.is_whole()).then_some(())).await;
+    proxy.heal();
+
+    submit_many(store, jobs - 3 * part).await;
+    flowed(part / 2).await;
+    proxy.stall_after(100_000);
+    eventually_long("the line is silent", async || (!proxy.is_whole()).then_some(())).await;
+    eventually_long("the silence is noticed", async || view(store, "bus").await.down_since).await;
+    proxy.heal();
+
+    jobs_done(store, jobs).await;
+    all_sent(store, "bus").await;
+    let happened = happened(store).await;
+    assert!(happened.len() >= jobs * EVENTS_PER_JOB, "{}", happened.len());
+    assert_all_arrived(&happened, &far_end.arrived().await);
+    assert_nothing_burned(store, engine).await;
+    assert_eq!(view(store, "bus").await.down_since, None);
+}
+
+/// Another server, which can die with everything it has begun.
+struct Mortal {
+    engine: Arc<Engine>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Mortal {
+    async fn start(url: &str, config: EngineConfig) -> Mortal {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let url = url.to_owned();
+        let starting = runtime.spawn(async move {
+            let store = crate::world::open(&url).await;
+            Engine::start(store, config).await.unwrap()
+        });
+        Mortal { engine: starting.await.unwrap(), runtime: Some(runtime) }
+    }
+
+    fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The log of this test's process, at every level, as the server sets it up.
+#[derive(Clone, Default)]
+struct Log(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl Log {
+    fn listen() -> Log {
+        let log = Log::default();
+        let writer = log.clone();
+        tracing_subscriber::fmt()
+            .with_env_filter("trace,lapin=off,async_nats=off")
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .init();
+        log
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock()).into_owned()
+    }
+
+    fn count(&self, words: &str) -> usize {
+        self.text().matches(words).count()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A wrong password: the sink is down, which is said once, and nobody gets to read the password.
+async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
+    let log = Log::listen();
+    let (store, _place) = crate::world::open_sqlite().await;
+    let now = Timestamp::now();
+    let engine = at_rest(&store, vec![sink("bus", target)], now).await;
+    submit_many(&*store, 1).await;
+    for round in 0..3 {
+        let done = engine.turn("relay:bus", now.plus_ms(round * 600_000)).await.unwrap();
+        assert_eq!(done.handled, 0);
+    }
+    let view = view(&*store, "bus").await;
+    let reason = view.down_reason.clone().unwrap();
+    assert_eq!((view.pending, view.dead), (2, 0), "nothing is burned");
+    assert_eq!(log.count("the sink is down"), 1, "once per change, not per attempt: {}", log.text());
+    for secret in secrets {
+        assert!(!format!("{reason} {engine:?}", engine = engine.config).contains(secret), "{reason}");
+        assert!(!log.text().contains(secret), "{}", log.text());
+    }
+}
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", uuid::Uuid::now_v7().simple())
+}

@@ -1,0 +1,167 @@
+//! RabbitMQ.
+
+use std::time::Duration;
+
+use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
+use faena_domain::Timestamp;
+use faena_engine::{SinkConfig, Target};
+use faena_store::{DeadFilter, MAX_ATTEMPTS, OnBad, Store};
+use lapin::{
+    ExchangeKind,
+    options::{ExchangeDeclareOptions, ExchangeDeleteOptions},
+    types::FieldTable,
+};
+
+use super::{
+    a_wrong_password_is_not_shown, at_rest, config, events_of_a_job_arrive,
+    far_end::{FarEnd, Queue, channel},
+    sink, submit_many,
+    support::{Broker, Proxy, setting},
+    trouble_costs_nothing, unique, view,
+};
+use crate::world::{World, job, open_postgres, open_sqlite, submit};
+
+fn shared() -> String {
+    setting("FAENA_TEST_RABBITMQ")
+}
+
+pub fn target(url: &str, exchange: &str) -> Target {
+    let options = RabbitMqSinkOptions::new(BrokerUrl::parse(url).unwrap(), exchange);
+    Target::RabbitMq(RabbitMqSinkOptions { timeout: Duration::from_secs(3), ..options })
+}
+
+#[tokio::test]
+async fn events_of_a_job_arrive_as_cloud_events_in_order() {
+    for place in [open_sqlite().await, open_postgres().await] {
+        let exchange = unique("story");
+        let queue = Queue::bound(&shared(), &exchange, "#").await;
+        let world = World::over(place, config(vec![sink("bus", target(&shared(), &exchange))])).await;
+        events_of_a_job_arrive(&world, &queue).await;
+        world.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
+    let mut broker = Broker::rabbitmq("").await;
+    let proxy = Proxy::to(broker.port()).await;
+    let queue = Queue::bound(&broker.url(), "events", "#").await;
+    let bus = sink("bus", target(&broker.url_by(proxy.port()), "events"));
+    let world = World::over(open_postgres().await, config(vec![bus])).await;
+    trouble_costs_nothing(&world, &mut broker, &proxy, &queue, 20_000).await;
+    world.stop().await;
+}
+
+/// Turns the relay `rounds` times, each at a time when every message is due again.
+async fn turn(engine: &std::sync::Arc<faena_engine::Engine>, now: Timestamp, rounds: i64) {
+    for round in 0..rounds {
+        engine.turn("relay:bus", now.plus_ms(round * 120_000)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_no_queue_takes_is_a_dead_letter_after_five_attempts_and_the_others_flow_on() {
+    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+        let exchange = unique("unroutable");
+        let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
+        let now = Timestamp::now();
+        let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+        submit_many(&*store, 10).await;
+        turn(&engine, now.plus_ms(60_000), 1).await;
+        assert_eq!(queue.arrived().await.len(), 10, "the queued ones arrive at once");
+        assert_eq!((view(&*store, "bus").await.pending, view(&*store, "bus").await.dead), (10, 0));
+        turn(&engine, now.plus_ms(600_000), i64::from(MAX_ATTEMPTS) - 1).await;
+        let sink = view(&*store, "bus").await;
+        assert_eq!((sink.pending, sink.dead, sink.down_since), (0, 10, None));
+        let dead = store.outbox_dead(DeadFilter::default(), None, 100).await.unwrap();
+        assert!(dead.iter().all(|letter| letter.event_type == "job.created" && letter.retry_count == MAX_ATTEMPTS));
+        assert_eq!(dead[0].error_message, "no queue is bound for routing key job.created");
+
+        queue.bind("job.created").await;
+        let replayed = store.outbox_replay(DeadFilter::default(), None, "test", now.plus_ms(3_600_000)).await.unwrap();
+        turn(&engine, now.plus_ms(3_700_000), 1).await;
+        assert_eq!((replayed, queue.arrived().await.len()), (10, 10), "replayed");
+    }
+}
+
+#[tokio::test]
+async fn what_stands_behind_a_refused_message_is_parked_until_it_is_resolved() {
+    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+        let exchange = unique("parked");
+        let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
+        let now = Timestamp::now();
+        let bus = SinkConfig { on_bad: OnBad::Park, ..sink("bus", target(&shared(), &exchange)) };
+        let engine = at_rest(&store, vec![bus], now).await;
+        let parked = submit(&*store, job("noop", "{}")).await.to_string();
+        turn(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
+        let sink = view(&*store, "bus").await;
+        assert_eq!((sink.pending, sink.dead), (1, 1), "the news that it is queued waits behind the dead letter");
+        assert_eq!(queue.arrived().await, []);
+
+        let later = now.plus_ms(3_600_000);
+        assert_eq!(store.outbox_resolve(DeadFilter::default(), "told by phone", "test", later).await.unwrap(), 1);
+        turn(&engine, later, 1).await;
+        let arrived = queue.arrived().await;
+        assert_eq!(arrived.len(), 1);
+        assert_eq!((arrived[0].text("subject"), arrived[0].text("sequence")), (parked.as_str(), "2"));
+    }
+}
+
+#[tokio::test]
+async fn an_exchange_of_another_type_is_told_and_its_events_wait() {
+    let exchange = unique("fanout");
+    let (_connection, channel) = channel(&shared()).await;
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    channel
+        .exchange_declare(exchange.as_str().into(), ExchangeKind::Fanout, durable, FieldTable::default())
+        .await
+        .unwrap();
+    let (store, _place) = open_sqlite().await;
+    let now = Timestamp::now();
+    let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+    submit_many(&*store, 1).await;
+    turn(&engine, now, 3).await;
+    let sink = view(&*store, "bus").await;
+    let reason = sink.down_reason.unwrap();
+    assert!(reason.contains(&exchange) && reason.contains("type"), "{reason}");
+    assert_eq!((sink.pending, sink.dead), (2, 0));
+
+    channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await.unwrap();
+    let queue = Queue::bound(&shared(), &exchange, "#").await;
+    turn(&engine, now.plus_ms(3_600_000), 1).await;
+    assert_eq!(queue.arrived().await.len(), 2);
+    assert_eq!(view(&*store, "bus").await.down_since, None);
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_but_not_shown() {
+    let url = shared().replace("guest:guest", "guest:hush%2Fhush");
+    a_wrong_password_is_not_shown(target(&url, "any"), &["hush/hush", "hush%2Fhush"]).await;
+}
+
+#[tokio::test]
+async fn what_was_sent_can_be_published_again() {
+    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+        let exchange = unique("again");
+        let queue = Queue::bound(&shared(), &exchange, "#").await;
+        let now = Timestamp::now();
+        let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+        submit_many(&*store, 5).await;
+        turn(&engine, now.plus_ms(60_000), 1).await;
+        let first = queue.arrived().await;
+        let what = faena_store::Republish {
+            sink: "bus".into(),
+            from: now.plus_ms(-60_000),
+            to: now.plus_ms(60_000),
+            event_type: None,
+        };
+        let count = store.outbox_republish(what, None, "test", now.plus_ms(120_000)).await.unwrap();
+        turn(&engine, now.plus_ms(120_000), 1).await;
+        let second = queue.arrived().await;
+        assert_eq!((first.len(), second.len(), count), (10, 10, Some(10)));
+        let ids = |all: &[super::Arrived]| {
+            all.iter().map(|one| one.message_id.clone()).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(ids(&first), ids(&second), "under the same ids");
+    }
+}

@@ -1,0 +1,46 @@
+//! Redis streams.
+
+use std::time::Duration;
+
+use faena_brokers::{BrokerUrl, redis::RedisSinkOptions};
+use faena_engine::Target;
+
+use super::{
+    a_wrong_password_is_not_shown, config, events_of_a_job_arrive,
+    far_end::Key,
+    sink,
+    support::{Broker, Proxy, setting},
+    trouble_costs_nothing, unique,
+};
+use crate::world::{World, open_sqlite};
+
+fn target(url: &str, key: &str) -> Target {
+    let options = RedisSinkOptions::new(BrokerUrl::parse(url).unwrap(), key);
+    Target::Redis(RedisSinkOptions { timeout: Duration::from_secs(3), ..options })
+}
+
+#[tokio::test]
+async fn events_of_a_job_arrive_as_cloud_events_in_order() {
+    let (url, name) = (setting("FAENA_TEST_REDIS"), unique("story"));
+    let world = World::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
+    events_of_a_job_arrive(&world, &Key { url, name }).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
+    let mut broker = Broker::redis("").await;
+    let proxy = Proxy::to(broker.port()).await;
+    let bus = sink("bus", target(&broker.url_by(proxy.port()), "events"));
+    let world = World::over(open_sqlite().await, config(vec![bus])).await;
+    let far_end = Key { url: broker.url(), name: "events".into() };
+    trouble_costs_nothing(&world, &mut broker, &proxy, &far_end, 20_000).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_but_not_shown() {
+    let broker = Broker::redis("requirepass right").await;
+    let url = broker.url().replace("redis://", "redis://:hushhush@");
+    a_wrong_password_is_not_shown(target(&url, "any"), &["hushhush"]).await;
+}

@@ -1,0 +1,98 @@
+//! Several relays on one PostgreSQL.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use faena_engine::{EngineConfig, OutboxConfig};
+use faena_store::{PARTITIONS, Store};
+
+use super::{
+    EVENTS_PER_JOB, Mortal, all_sent, assert_all_arrived, config, eventually_long,
+    far_end::{FarEnd, Queue},
+    happened, jobs_done, rabbitmq, sink, submit_many,
+    support::setting,
+    unique, view,
+};
+use crate::world::{Place, open_postgres, postgres_url, run_sql};
+
+const JOBS: usize = 6_000;
+
+/// Short enough that a death is noticed in seconds.
+fn short_lived(exchange: &str) -> EngineConfig {
+    let base = config(vec![sink("bus", rabbitmq::target(&setting("FAENA_TEST_RABBITMQ"), exchange))]);
+    let outbox = OutboxConfig { lease: Duration::from_secs(8), batch: 200, ..base.outbox.clone() };
+    EngineConfig { outbox, ..base }
+}
+
+async fn holders(store: &dyn Store) -> Vec<u32> {
+    let mut parts: Vec<u32> = view(store, "bus").await.holders.iter().map(|(_, parts)| *parts).collect();
+    parts.sort_unstable();
+    parts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_nothing() {
+    let exchange = unique("three");
+    let queue = Queue::bound(&setting("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
+    let (store, place) = open_postgres().await;
+    let url = postgres_url(&place);
+    let mut mortals = Vec::new();
+    for _ in 0..3 {
+        mortals.push(Mortal::start(&url, short_lived(&exchange)).await);
+    }
+    eventually_long("each has its share", async || {
+        let parts = holders(&*store).await;
+        (parts.len() == 3 && parts.iter().sum::<u32>() == PARTITIONS as u32 && parts[0] >= 5).then_some(())
+    })
+    .await;
+
+    submit_many(&*store, JOBS).await;
+    let sent = async || view(&*store, "bus").await.sent;
+    eventually_long("events flow", async || (sent().await > 2_000).then_some(())).await;
+    // Without a word, in the middle of whatever it is doing; another loses all its sessions.
+    let victim = uuid::Uuid::new_v4().as_u128() as usize % 3;
+    mortals[victim].kill();
+    let Place::Database(name) = &place else { unreachable!() };
+    run_sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+    ))
+    .await;
+
+    eventually_long("the others have its share", async || {
+        let parts = holders(&*store).await;
+        (parts.len() == 2 && parts.iter().sum::<u32>() == PARTITIONS as u32).then_some(())
+    })
+    .await;
+    // The dead server's jobs go on elsewhere, some of them once more.
+    jobs_done(&*store, JOBS).await;
+    all_sent(&*store, "bus").await;
+    let happened = happened(&*store).await;
+    assert!(happened.len() >= JOBS * EVENTS_PER_JOB);
+    assert_all_arrived(&happened, &queue.arrived().await);
+    assert_eq!(view(&*store, "bus").await.dead, 0);
+}
+
+#[tokio::test]
+async fn a_relay_that_stops_leaves_its_parts_to_the_others_at_once() {
+    let exchange = unique("leaving");
+    let queue = Queue::bound(&setting("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
+    let (store, place) = open_postgres().await;
+    let url = postgres_url(&place);
+    // The lease is an hour: who does not give its parts back keeps them for the whole test.
+    let mut long = short_lived(&exchange);
+    long.outbox.lease = Duration::from_secs(3_600);
+    let (one, other) = (Mortal::start(&url, long.clone()).await, Mortal::start(&url, long).await);
+    eventually_long("both have parts", async || (holders(&*store).await.len() == 2).then_some(())).await;
+    let engine = one.engine.clone();
+    let runtime = one.runtime.as_ref().unwrap().handle().clone();
+    runtime.spawn(async move { engine.stop(tokio_util::sync::CancellationToken::new()).await }).await.unwrap();
+    eventually_long("the other has all of them", async || {
+        (holders(&*store).await == [PARTITIONS as u32]).then_some(())
+    })
+    .await;
+    submit_many(&*store, 20).await;
+    jobs_done(&*store, 20).await;
+    all_sent(&*store, "bus").await;
+    let arrived: BTreeSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!(arrived.len(), happened(&*store).await.len());
+    drop(other);
+}

@@ -1,0 +1,143 @@
+//! Events posted to a web address.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+};
+use faena_domain::Timestamp;
+use faena_engine::{Engine, EngineConfig, Target, outbox::WebhookSinkOptions};
+use faena_store::Store;
+use parking_lot::Mutex;
+
+use super::{Arrived, all_sent, config, events_of_a_job_arrive, far_end::FarEnd, sink, submit_many, view};
+use crate::world::{World, open_sqlite};
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+#[derive(Clone, Default)]
+struct Receiver {
+    calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
+    /// What it says next; then that all is well.
+    says: Arc<Mutex<VecDeque<StatusCode>>>,
+}
+
+impl Receiver {
+    async fn start() -> (Receiver, SocketAddr) {
+        let receiver = Receiver::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().fallback(answer).with_state(receiver.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        (receiver, address)
+    }
+
+    fn says(&self, statuses: &[u16]) {
+        self.says.lock().extend(statuses.iter().map(|status| StatusCode::from_u16(*status).unwrap()));
+    }
+}
+
+async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    let status = receiver.says.lock().pop_front().unwrap_or(StatusCode::OK);
+    if status.is_success() {
+        receiver.calls.lock().push((headers, body));
+    }
+    status
+}
+
+#[async_trait]
+impl FarEnd for Receiver {
+    async fn arrived(&self) -> Vec<Arrived> {
+        let calls = self.calls.lock();
+        calls.iter().map(|(headers, body)| Arrived::new(headers["webhook-id"].to_str().unwrap(), body)).collect()
+    }
+}
+
+fn hooked(address: SocketAddr) -> EngineConfig {
+    let options = WebhookSinkOptions {
+        url: format!("http://{address}/events?token=hushhush").parse().unwrap(),
+        secret: Some(SECRET.parse().unwrap()),
+        timeout: Duration::from_secs(4),
+    };
+    EngineConfig {
+        allowed_networks: vec!["127.0.0.0/8".parse().unwrap()],
+        ..config(vec![sink("bus", Target::Webhook(options))])
+    }
+}
+
+#[tokio::test]
+async fn events_of_a_job_arrive_as_cloud_events_in_order_and_signed() {
+    let (receiver, address) = Receiver::start().await;
+    let world = World::over(open_sqlite().await, hooked(address)).await;
+    events_of_a_job_arrive(&world, &receiver).await;
+    let judge = standardwebhooks::Webhook::new(SECRET).unwrap();
+    for (headers, body) in receiver.calls.lock().iter() {
+        judge.verify(body, headers).unwrap();
+        assert_eq!(headers["content-type"], "application/cloudevents+json");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_receiver_in_trouble_is_down_and_costs_nothing_and_one_that_refuses_a_message_costs_it_an_attempt() {
+    let (receiver, address) = Receiver::start().await;
+    let (store, _place) = open_sqlite().await;
+    let now = Timestamp::now();
+    let engine = Engine::at_rest(store.clone(), hooked(address), now).await.unwrap();
+    engine.outbox.want(&*store, now).await.unwrap();
+    submit_many(&*store, 1).await;
+    for (round, status) in [500, 429, 408, 503, 302].into_iter().enumerate() {
+        receiver.says(&[status]);
+        engine.turn("relay:bus", now.plus_ms(round as i64 * 120_000)).await.unwrap();
+        let sink = view(&*store, "bus").await;
+        assert!(sink.down_since.is_some() && sink.pending == 2 && sink.dead == 0, "{status}: {sink:?}");
+    }
+    let reason = view(&*store, "bus").await.down_reason.unwrap();
+    assert!(reason.starts_with(&format!("http://{address}/events: HTTP 500")), "{reason}");
+    assert!(!reason.contains("hushhush"), "{reason}");
+
+    receiver.says(&[422]);
+    engine.turn("relay:bus", now.plus_ms(3_600_000)).await.unwrap();
+    let sink = view(&*store, "bus").await;
+    assert_eq!((sink.down_since, sink.pending), (None, 1), "the other message went through");
+    engine.turn("relay:bus", now.plus_ms(3_800_000)).await.unwrap();
+    let mut sequences: Vec<String> =
+        receiver.arrived().await.iter().map(|one| one.text("sequence").to_owned()).collect();
+    sequences.sort();
+    assert_eq!(sequences, ["1", "2"]);
+}
+
+#[tokio::test]
+async fn a_private_address_that_is_not_allowed_is_never_called() {
+    let (receiver, address) = Receiver::start().await;
+    let (store, _place) = open_sqlite().await;
+    let now = Timestamp::now();
+    let forbidden = EngineConfig { allowed_networks: Vec::new(), ..hooked(address) };
+    let engine = Engine::at_rest(store.clone(), forbidden, now).await.unwrap();
+    engine.outbox.want(&*store, now).await.unwrap();
+    submit_many(&*store, 1).await;
+    engine.turn("relay:bus", now).await.unwrap();
+    let reason = view(&*store, "bus").await.down_reason.unwrap();
+    assert!(reason.contains("private or reserved"), "{reason}");
+    assert_eq!(receiver.arrived().await, []);
+}
+
+#[tokio::test]
+async fn a_thousand_events_reach_a_receiver_that_fails_now_and_then_in_order() {
+    let (receiver, address) = Receiver::start().await;
+    for round in 0..30 {
+        receiver.says(&vec![200; round]);
+        receiver.says(&[503]);
+    }
+    let world = World::over(open_sqlite().await, hooked(address)).await;
+    submit_many(&*world.store, 200).await;
+    super::jobs_done(&*world.store, 200).await;
+    all_sent(&*world.store, "bus").await;
+    super::assert_all_arrived(&super::happened(&*world.store).await, &receiver.arrived().await);
+    super::assert_nothing_burned(&*world.store, &world.engine).await;
+    world.stop().await;
+}

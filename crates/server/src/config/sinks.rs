@@ -1,0 +1,392 @@
+//! `[[sink]]`: where events go.
+
+use std::time::Duration;
+
+use faena_brokers::{
+    BrokerUrl, DEFAULT_TIMEOUT, Declare, file::FileSinkOptions, nats::NatsSinkOptions, rabbitmq::RabbitMqSinkOptions,
+    redis::RedisSinkOptions,
+};
+use faena_domain::parse_duration;
+use faena_engine::{
+    Secret, SinkConfig, Target,
+    outbox::{LONGEST_TIMEOUT, WebhookSinkOptions},
+};
+use faena_store::OnBad;
+use serde::Deserialize;
+
+use super::ConfigError;
+
+pub const EXAMPLE: &str = "
+# Where events go (see docs/guides/events.md); as many sections as you like. Every node that has one publishes; keep them alike.
+#[[sink]]
+#name = \"bus\"
+# rabbitmq, nats, redis, webhook or file.
+#kind = \"rabbitmq\"
+#url = \"amqp://guest:guest@127.0.0.1:5672/%2f\"
+# Which types of events; * stands for anything.
+#types = [\"*\"]
+# When it refuses a message, later ones about the same job go on (skip) or wait (park).
+#on_bad = \"skip\"
+# For all of one batch, connecting included; up to 14s.
+#timeout = \"10s\"
+# The topic exchange, and whether it is made if it is missing.
+#exchange = \"faena\"
+#declare = true
+
+#[[sink]]
+#name = \"jetstream\"
+#kind = \"nats\"
+#url = \"nats://127.0.0.1:4222\"
+#stream = \"FAENA\"
+# job.completed becomes faena.job.completed.
+#subject_prefix = \"faena\"
+
+#[[sink]]
+#name = \"stream\"
+#kind = \"redis\"
+#url = \"redis://127.0.0.1:6379/0\"
+#key = \"faena:events\"
+# About this many entries are kept.
+#max_len = 1000000
+
+#[[sink]]
+#name = \"hook\"
+#kind = \"webhook\"
+#url = \"https://example.com/events\"
+#types = [\"job.completed\", \"job.failed\"]
+
+#[[sink]]
+#name = \"log\"
+#kind = \"file\"
+#path = \"events.log\"
+# It becomes events.log.1 when it has grown so large; so many old ones are kept.
+#rotate_bytes = 104857600
+#rotate_files = 5
+";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    kind: Kind,
+    url: Option<String>,
+    path: Option<String>,
+    types: Option<Vec<String>>,
+    on_bad: Option<Bad>,
+    timeout: Option<String>,
+    declare: Option<bool>,
+    exchange: Option<String>,
+    stream: Option<String>,
+    subject_prefix: Option<String>,
+    key: Option<String>,
+    max_len: Option<u64>,
+    rotate_bytes: Option<u64>,
+    rotate_files: Option<usize>,
+    secret: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    RabbitMq,
+    Nats,
+    Redis,
+    Webhook,
+    File,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Bad {
+    Park,
+    Skip,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Kind::RabbitMq => "rabbitmq",
+            Kind::Nats => "nats",
+            Kind::Redis => "redis",
+            Kind::Webhook => "webhook",
+            Kind::File => "file",
+        }
+    }
+
+    fn schemes(self) -> &'static [&'static str] {
+        match self {
+            Kind::RabbitMq => &["amqp", "amqps"],
+            Kind::Nats => &["nats", "tls"],
+            Kind::Redis => &["redis", "rediss"],
+            Kind::Webhook => &["http", "https"],
+            Kind::File => &[],
+        }
+    }
+
+    /// What it can be told besides what every sink can.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            Kind::RabbitMq => &["url", "exchange", "declare"],
+            Kind::Nats => &["url", "stream", "subject_prefix", "declare"],
+            Kind::Redis => &["url", "key", "max_len"],
+            Kind::Webhook => &["url", "secret"],
+            Kind::File => &["path", "rotate_bytes", "rotate_files"],
+        }
+    }
+}
+
+const MOST: usize = 32;
+
+pub fn read(content: toml::Value, place: &str) -> Result<Vec<SinkConfig>, ConfigError> {
+    let toml::Value::Array(list) = content else {
+        return Err(ConfigError(format!("{place}: sink must be written [[sink]], with two brackets")));
+    };
+    if list.len() > MOST {
+        return Err(ConfigError(format!("{place}: there are {} sinks, and {MOST} at most are possible", list.len())));
+    }
+    let mut sinks: Vec<SinkConfig> = Vec::new();
+    for (at, value) in list.into_iter().enumerate() {
+        let wrong = |what: String| ConfigError(format!("{place}, [[sink]] number {}: {what}", at + 1));
+        let entry: Entry = value.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
+        let sink = check(entry).map_err(wrong)?;
+        if sinks.iter().any(|known| known.name == sink.name) {
+            return Err(wrong(format!("there is another sink named {:?}", sink.name)));
+        }
+        sinks.push(sink);
+    }
+    Ok(sinks)
+}
+
+fn check(entry: Entry) -> Result<SinkConfig, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
+        return Err("name: must have 1 to 100 letters, digits, dots, dashes or underscores".into());
+    }
+    foreign_keys(&entry)?;
+    let types = entry.types.clone().unwrap_or_else(|| vec!["*".into()]);
+    if types.is_empty() || types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
+        return Err("types: must name 1 to 100 types like \"job.*\" of 1 to 255 characters".into());
+    }
+    let on_bad = match entry.on_bad.unwrap_or(Bad::Skip) {
+        Bad::Park => OnBad::Park,
+        Bad::Skip => OnBad::Skip,
+    };
+    Ok(SinkConfig { name: entry.name.clone(), types, on_bad, target: target(&entry)? })
+}
+
+fn target(entry: &Entry) -> Result<Target, String> {
+    let timeout = timeout(entry.timeout.as_deref())?;
+    let declare = if entry.declare.unwrap_or(true) { Declare::IfMissing } else { Declare::Never };
+    let text = |path: &str, value: &Option<String>, default: &str| named(path, value.as_deref().unwrap_or(default));
+    Ok(match entry.kind {
+        Kind::RabbitMq => {
+            let exchange = text("exchange", &entry.exchange, "faena")?;
+            let name = format!("faena {}", entry.name);
+            Target::RabbitMq(RabbitMqSinkOptions {
+                name,
+                declare,
+                timeout,
+                ..RabbitMqSinkOptions::new(broker_url(entry)?, exchange)
+            })
+        }
+        Kind::Nats => {
+            let stream = text("stream", &entry.stream, "FAENA")?;
+            if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
+                return Err("stream: must not contain blanks, dots, slashes, * or >".into());
+            }
+            let prefix = entry.subject_prefix.clone().unwrap_or_else(|| "faena".into());
+            let is_word =
+                |word: &str| !word.is_empty() && !word.contains(['*', '>']) && !word.contains(char::is_whitespace);
+            if !prefix.is_empty() && !prefix.split('.').all(is_word) {
+                return Err("subject_prefix: must be words with dots between, without blanks, * or >".into());
+            }
+            let name = format!("faena {}", entry.name);
+            Target::Nats(NatsSinkOptions {
+                name,
+                declare,
+                timeout,
+                ..NatsSinkOptions::new(broker_url(entry)?, stream, prefix)
+            })
+        }
+        Kind::Redis => {
+            let stream = text("key", &entry.key, "faena:events")?;
+            if entry.max_len == Some(0) {
+                return Err("max_len: must be at least 1".into());
+            }
+            let options = RedisSinkOptions::new(broker_url(entry)?, stream);
+            Target::Redis(RedisSinkOptions { timeout, max_length: entry.max_len, ..options })
+        }
+        Kind::Webhook => Target::Webhook(WebhookSinkOptions { url: web_url(entry)?, secret: secret(entry)?, timeout }),
+        Kind::File => {
+            let path = entry.path.as_deref().filter(|path| !path.is_empty()).ok_or("path: is missing")?;
+            let mut options = FileSinkOptions { timeout, ..FileSinkOptions::new(path) };
+            options.max_bytes = entry.rotate_bytes.unwrap_or(options.max_bytes);
+            options.keep = entry.rotate_files.unwrap_or(options.keep);
+            if options.max_bytes < 1_024 || options.keep > 1_000 {
+                return Err("rotate_bytes must be at least 1024, and rotate_files at most 1000".into());
+            }
+            Target::File(options)
+        }
+    })
+}
+
+/// A key that the kind does not know would be a wish that nobody fulfils.
+fn foreign_keys(entry: &Entry) -> Result<(), String> {
+    let given = [
+        ("url", entry.url.is_some()),
+        ("path", entry.path.is_some()),
+        ("exchange", entry.exchange.is_some()),
+        ("declare", entry.declare.is_some()),
+        ("stream", entry.stream.is_some()),
+        ("subject_prefix", entry.subject_prefix.is_some()),
+        ("key", entry.key.is_some()),
+        ("max_len", entry.max_len.is_some()),
+        ("rotate_bytes", entry.rotate_bytes.is_some()),
+        ("rotate_files", entry.rotate_files.is_some()),
+        ("secret", entry.secret.is_some()),
+    ];
+    match given.iter().find(|(key, is_given)| *is_given && !entry.kind.keys().contains(key)) {
+        None => Ok(()),
+        Some((key, _)) => Err(format!(
+            "{key}: a sink of kind {} has no such key; it has {}",
+            entry.kind.word(),
+            entry.kind.keys().join(", ")
+        )),
+    }
+}
+
+fn timeout(text: Option<&str>) -> Result<Duration, String> {
+    let Some(text) = text else { return Ok(DEFAULT_TIMEOUT) };
+    match parse_duration(text) {
+        Some(timeout) if (Duration::from_millis(100)..=LONGEST_TIMEOUT).contains(&timeout) => Ok(timeout),
+        _ => Err(format!("timeout: {text:?} must be a duration from 100ms to {LONGEST_TIMEOUT:?}")),
+    }
+}
+
+fn named(path: &str, value: &str) -> Result<String, String> {
+    if value.is_empty() || value.len() > 255 || value.chars().any(char::is_control) {
+        return Err(format!("{path}: must have 1 to 255 visible characters"));
+    }
+    Ok(value.to_owned())
+}
+
+/// The text itself is never repeated: it may hold a password.
+fn url_text(entry: &Entry) -> Result<&str, String> {
+    let text = entry.url.as_deref().unwrap_or_default().trim();
+    if text.is_empty() {
+        return Err("url: is missing".into());
+    }
+    let schemes = entry.kind.schemes();
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    if scheme.is_none_or(|scheme| !schemes.contains(&scheme.as_str())) {
+        return Err(format!(
+            "url: of a sink of kind {} must begin with {}://",
+            entry.kind.word(),
+            schemes.join(":// or ")
+        ));
+    }
+    Ok(text)
+}
+
+fn broker_url(entry: &Entry) -> Result<BrokerUrl, String> {
+    url_text(entry)?.parse().map_err(|error| format!("url: {error}"))
+}
+
+fn web_url(entry: &Entry) -> Result<url::Url, String> {
+    let url: url::Url = url_text(entry)?.parse().map_err(|error| format!("url: is no URL ({error})"))?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("url: must not contain a user name or password".into());
+    }
+    Ok(url)
+}
+
+fn secret(entry: &Entry) -> Result<Option<Secret>, String> {
+    let Some(text) = &entry.secret else { return Ok(None) };
+    let secret =
+        text.parse().map_err(|what| format!("secret: must be whsec_ and 24 to 64 bytes in base64; it {what}"))?;
+    Ok(Some(secret))
+}
+
+/// For `faena config`: without passwords.
+pub fn describe(sink: &SinkConfig) -> String {
+    let target = match &sink.target {
+        Target::RabbitMq(options) => format!("rabbitmq {}, exchange {}", options.url, options.exchange),
+        Target::Nats(options) => format!("nats {}, stream {}", options.url, options.stream),
+        Target::Redis(options) => format!("redis {}, key {}", options.url, options.stream),
+        Target::Webhook(options) => format!("webhook {options}"),
+        Target::File(options) => format!("file {}", options.path.display()),
+    };
+    let on_bad = if sink.on_bad == OnBad::Park { ", parks" } else { "" };
+    format!("{target}, types {}{on_bad}", sink.types.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<SinkConfig>, String> {
+        let table: toml::Table = text.parse().expect("toml");
+        read(table["sink"].clone(), "faena.toml").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sinks_are_read_and_shown_without_passwords() {
+        let sinks = parse(
+            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host/%2f\"\ntypes = [\"job.*\"]\non_bad = \"park\"\n\
+             [[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"https://example.com/in?token=geheim\"\n\
+             secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\ntimeout = \"5s\"",
+        )
+        .expect("good");
+        let shown: Vec<String> = sinks.iter().map(describe).collect();
+        assert_eq!(
+            shown,
+            [
+                "rabbitmq amqp://user:***@host/%2f, exchange faena, types job.*, parks",
+                "webhook https://example.com/in, types *"
+            ]
+        );
+        assert_eq!(sinks[1].target.timeout(), Duration::from_secs(5));
+        let debug = format!("{sinks:?}");
+        assert!(!debug.contains("geheim") && !debug.contains("MfKQ"), "{debug}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_sink_is_said_without_its_password() {
+        let bus = "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\n";
+        let url = "url = \"amqp://user:geheim@host\"\n";
+        for (text, error) in [
+            ("[sink]\nname = \"bus\"".into(), "must be written [[sink]], with two brackets"),
+            (bus.into(), "url: is missing"),
+            (format!("{bus}url = \"nats://user:geheim@host\""), "must begin with amqp:// or amqps://"),
+            (format!("{bus}url = \"amqp://user:gehe/im@\""), "url: "),
+            (
+                format!("{bus}{url}stream = \"a\""),
+                "stream: a sink of kind rabbitmq has no such key; it has url, exchange",
+            ),
+            (format!("{bus}{url}timeout = \"15s\""), "timeout: \"15s\" must be a duration from 100ms to 14s"),
+            (format!("{bus}{url}types = []"), "types: must name"),
+            (format!("{bus}{url}on_bad = \"panic\""), "unknown variant `panic`"),
+            (format!("{bus}{url}colour = 1"), "unknown field `colour`"),
+            (format!("{bus}{url}{bus}{url}"), "number 2: there is another sink named \"bus\""),
+            ("[[sink]]\nname = \"a b\"\nkind = \"file\"\npath = \"x\"".into(), "name: must have"),
+            ("[[sink]]\nname = \"a\"\nkind = \"kafka\"".into(), "unknown variant `kafka`"),
+            ("[[sink]]\nname = \"a\"\nkind = \"file\"".into(), "path: is missing"),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://a:geheim@b\"".into(),
+                "must not contain a user name",
+            ),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://b\"\nsecret = \"whsec_geheim\"".into(),
+                "secret: must be whsec_ and 24 to 64 bytes in base64; it is not base64",
+            ),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"nats\"\nurl = \"nats://b\"\nsubject_prefix = \"a..b\"".into(),
+                "subject_prefix: must be words",
+            ),
+        ] {
+            let found = parse(&text).expect_err("refused");
+            assert!(found.contains(error), "{text}: {found}");
+            assert!(!found.contains("geheim"), "{found}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What comes in from outside, once per consumer and message.
+
+use deadpool_postgres::Object;
+use faena_domain::{NewJob, Timestamp};
+
+use super::{
+    Shared,
+    end::storable,
+    submit::{self, lanes_of},
+};
+use crate::{LaneId, Result, Submitted};
+
+pub async fn submit(
+    shared: &Shared,
+    consumer: &str,
+    message: &str,
+    jobs: &[NewJob],
+    now: Timestamp,
+) -> Result<Option<Vec<Submitted>>> {
+    let lanes = lanes_of(shared, jobs).await?;
+    let mut put = submit::Put::default();
+    let client = shared.begin().await?;
+    let row = (&*storable(consumer), &*storable(message));
+    let result = submit_in(shared, &client, row, jobs, lanes, &mut put, now).await;
+    let submitted = client.end(result).await?;
+    put.tell(shared);
+    Ok(submitted)
+}
+
+async fn submit_in(
+    shared: &Shared,
+    client: &Object,
+    (consumer, message): (&str, &str),
+    jobs: &[NewJob],
+    lanes: Vec<LaneId>,
+    put: &mut submit::Put,
+    now: Timestamp,
+) -> Result<Option<Vec<Submitted>>> {
+    // PostgreSQL: whoever is just dealing with the same message is waited for, and counts only if it commits.
+    let new = client
+        .execute(
+            "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+            &[&consumer, &message, &now.as_ms()],
+        )
+        .await?;
+    if new == 0 {
+        return Ok(None);
+    }
+    put.jobs(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
+}

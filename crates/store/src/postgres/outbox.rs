@@ -1,0 +1,570 @@
+//! The outbox: who publishes which part, what is due, what became of it, and the dead letters.
+
+use std::borrow::Cow;
+
+use deadpool_postgres::Object;
+use faena_domain::{JobId, NodeId, Timestamp};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{
+    Shared, audit,
+    end::storable,
+    events::{self, like, unlike},
+    read::BEGIN_READ,
+};
+use crate::{
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Partition, Republish,
+    Result, SinkView,
+    outbox::{self, COUNTED, DEAD_COLUMNS, Lease, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, Sharing, counted},
+};
+
+/// A sink that is wanted.
+struct Sink {
+    id: i16,
+    park: bool,
+}
+
+/// Every look goes by an index, whatever the planner thinks of tables that grow and shrink by the minute.
+const BY_INDEX: &str =
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+
+/// Whether a look may be followed by a claim.
+#[derive(Clone, Copy, PartialEq)]
+enum Share {
+    IfRight,
+    AsItIs,
+}
+
+/// PostgreSQL: a look without locks, in one snapshot; only when the share is not as it should be, it is claimed and looked at again.
+pub async fn take(shared: &Shared, ask: &OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+    if let Some(taken) = look(shared, ask, Share::IfRight, now).await? {
+        return Ok(taken);
+    }
+    let client = shared.begin().await?;
+    let claimed = claim(&client, ask, now).await;
+    client.end(claimed).await?;
+    Ok(look(shared, ask, Share::AsItIs, now).await?.unwrap_or_default())
+}
+
+async fn look(shared: &Shared, ask: &OutboxAsk, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
+    let client = shared.client().await?;
+    client.batch_execute(BEGIN_READ).await?;
+    let result = look_in(&client, ask, share, now).await;
+    client.end(result).await
+}
+
+async fn look_in(client: &Object, ask: &OutboxAsk, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
+    let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(Some(OutboxTaken::default())) };
+    let sharing = sharing(client, &sink).await?;
+    if share == Share::IfRight && sharing.shift(ask, now).is_some() {
+        return Ok(None);
+    }
+    read(client, ask, &sink, sharing.held(ask.node, now), now).await.map(Some)
+}
+
+async fn wanted(client: &Object, name: &str, now: Timestamp) -> Result<Option<Sink>> {
+    let statement =
+        client.prepare_cached("SELECT id, park FROM faena.sink WHERE name = $1 AND queued AND until > $2").await?;
+    let row = client.query_opt(&statement, &[&storable(name), &now.as_ms()]).await?;
+    Ok(row.map(|row| Sink { id: row.get(0), park: row.get(1) }))
+}
+
+async fn sharing(client: &Object, sink: &Sink) -> Result<Sharing> {
+    let statement = client
+        .prepare_cached(
+            "SELECT partition, node, epoch, until FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition",
+        )
+        .await?;
+    let leases = client
+        .query(&statement, &[&sink.id])
+        .await?
+        .iter()
+        .map(|row| Lease {
+            partition: row.get(0),
+            node: row.get::<_, Option<Uuid>>(1).map(NodeId),
+            epoch: row.get(2),
+            until: Timestamp::from_ms(row.get(3)),
+        })
+        .collect();
+    let statement = client.prepare_cached("SELECT node, until FROM faena.outbox_node WHERE sink = $1").await?;
+    let nodes = client.query(&statement, &[&sink.id]).await?;
+    let nodes = nodes.iter().map(|row| (NodeId(row.get(0)), Timestamp::from_ms(row.get(1)))).collect();
+    Ok(Sharing { leases, nodes })
+}
+
+/// PostgreSQL: the leases of this sink are locked first, so that one node at a time shares them out; other sinks' are not touched.
+async fn claim(client: &Object, ask: &OutboxAsk, now: Timestamp) -> Result<()> {
+    let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(()) };
+    client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
+    let Some(leases) = sharing(client, &sink).await?.shift(ask, now) else { return Ok(()) };
+    client.execute("DELETE FROM faena.outbox_node WHERE sink = $1 AND until <= $2", &[&sink.id, &now.as_ms()]).await?;
+    client
+        .execute(
+            "INSERT INTO faena.outbox_node (sink, node, until) VALUES ($1, $2, $3)
+             ON CONFLICT (sink, node) DO UPDATE SET until = excluded.until",
+            &[&sink.id, &ask.node.0, &now.plus_ms(ask.lease_ms).as_ms()],
+        )
+        .await?;
+    let partitions: Vec<i16> = leases.iter().map(|lease| lease.partition).collect();
+    let nodes: Vec<Option<Uuid>> = leases.iter().map(|lease| lease.node.map(|node| node.0)).collect();
+    let epochs: Vec<i64> = leases.iter().map(|lease| lease.epoch).collect();
+    let untils: Vec<i64> = leases.iter().map(|lease| lease.until.as_ms()).collect();
+    client
+        .execute(
+            "UPDATE faena.outbox_lease l SET node = c.node, epoch = c.epoch, until = c.until
+             FROM unnest($2::int2[], $3::uuid[], $4::int8[], $5::int8[]) AS c(partition, node, epoch, until)
+             WHERE l.sink = $1 AND l.partition = c.partition",
+            &[&sink.id, &partitions, &nodes, &epochs, &untils],
+        )
+        .await?;
+    Ok(())
+}
+
+async fn read(
+    client: &Object,
+    ask: &OutboxAsk,
+    sink: &Sink,
+    partitions: Vec<Partition>,
+    now: Timestamp,
+) -> Result<OutboxTaken> {
+    let share = outbox::share(ask.limit, partitions.len());
+    let mut events = due(client, ask, sink, &partitions, share, now).await?;
+    if outbox::is_short(&events, ask.limit, share) {
+        events = due(client, ask, sink, &partitions, ask.limit, now).await?;
+    }
+    let numbers: Vec<i16> = partitions.iter().map(|partition| partition.number).collect();
+    let statement = client
+        .prepare_cached(
+            "SELECT due_at FROM faena.outbox WHERE sink = $1 AND due_at > greatest($2, 0) AND due_at > 0 AND partition = ANY($3)
+             ORDER BY sink, due_at LIMIT 1",
+        )
+        .await?;
+    let next = client.query_opt(&statement, &[&sink.id, &now.as_ms(), &numbers]).await?;
+    Ok(OutboxTaken { partitions, events, next_at: next.map(|row| Timestamp::from_ms(row.get(0))) })
+}
+
+/// Up to `share` rows of each part. Of a subject of which an earlier message is late, none; of one of which an earlier message was refused,
+/// that one alone; of one that is parked behind a dead letter, none.
+async fn due(
+    client: &Object,
+    ask: &OutboxAsk,
+    sink: &Sink,
+    partitions: &[Partition],
+    share: usize,
+    now: Timestamp,
+) -> Result<Vec<OutboxEvent>> {
+    let statement = client
+        .prepare_cached(
+            "SELECT e.position, e.id, e.type, e.subject, e.sequence, e.at, e.correlation, e.actor, e.traceparent, e.data,
+                    x.attempts, x.partition
+             FROM unnest($2::int2[]) AS p(partition) CROSS JOIN LATERAL (
+                 SELECT o.partition, o.position, o.attempts FROM faena.outbox o
+                 WHERE o.sink = $1 AND o.partition = p.partition AND o.due_at <= $3
+                   AND NOT EXISTS (SELECT FROM faena.outbox b
+                                   WHERE b.sink = o.sink AND b.subject = o.subject AND b.position < o.position AND b.due_at > 0
+                                     AND (b.due_at > $3 OR b.attempts > 0))
+                   AND NOT ($4 AND EXISTS (SELECT FROM faena.outbox_dlq d
+                                           WHERE d.sink = $5 AND d.aggregate_id = o.subject AND d.resolved_at IS NULL
+                                             AND d.position < o.position))
+                 ORDER BY o.position LIMIT $6) x
+             JOIN faena.event e ON e.position = x.position
+             ORDER BY x.position LIMIT $7",
+        )
+        .await?;
+    let numbers: Vec<i16> = partitions.iter().map(|partition| partition.number).collect();
+    let (share, limit) = (i64::try_from(share).unwrap_or(i64::MAX), i64::try_from(ask.limit).unwrap_or(i64::MAX));
+    let parameters: [&(dyn ToSql + Sync); 7] =
+        [&sink.id, &numbers, &now.as_ms(), &sink.park, &storable(&ask.sink), &share, &limit];
+    let rows = client.query(&statement, &parameters).await?;
+    Ok(rows
+        .iter()
+        .map(|row| OutboxEvent {
+            partition: row.get(11),
+            event: events::row(row),
+            attempts: u32::try_from(row.get::<_, i16>(10)).unwrap_or(0),
+        })
+        .collect())
+}
+
+pub async fn settle(
+    shared: &Shared,
+    name: &str,
+    held: &[Partition],
+    results: &[OutboxResult],
+    now: Timestamp,
+) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = settle_in(&client, name, held, results, now).await;
+    client.end(result).await
+}
+
+async fn settle_in(
+    client: &Object,
+    name: &str,
+    held: &[Partition],
+    results: &[OutboxResult],
+    now: Timestamp,
+) -> Result<()> {
+    client.batch_execute(BY_INDEX).await?;
+    let Some(sink) = id_of(client, name).await? else { return Ok(()) };
+    if results.iter().any(|result| result.refused.is_some()) {
+        refuse(client, name, sink, held, results, now).await?;
+    }
+    let confirmed = || results.iter().filter(|result| result.refused.is_none());
+    let partitions: Vec<i16> = confirmed().map(|result| result.partition).collect();
+    let positions: Vec<i64> = confirmed().map(|result| result.position).collect();
+    if positions.is_empty() {
+        return Ok(());
+    }
+    // The counter last: it is everybody's.
+    let statement = client
+        .prepare_cached(
+            "WITH gone AS (
+                 DELETE FROM faena.outbox o USING unnest($2::int2[], $3::int8[]) AS c(partition, position)
+                 WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position RETURNING 1)
+             UPDATE faena.sink SET sent = sent + (SELECT count(*) FROM gone) WHERE id = $1",
+        )
+        .await?;
+    client.execute(&statement, &[&sink, &partitions, &positions]).await?;
+    Ok(())
+}
+
+async fn refuse(
+    client: &Object,
+    name: &str,
+    sink: i16,
+    held: &[Partition],
+    results: &[OutboxResult],
+    now: Timestamp,
+) -> Result<()> {
+    // Locked: what is somebody else's later is not before the refusals are written down.
+    let leases = client
+        .query("SELECT partition, epoch FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR SHARE", &[&sink])
+        .await?;
+    let epochs: Vec<(i16, i64)> = leases.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let counted = counted(results, held, &epochs);
+    let partitions: Vec<i16> = counted.iter().map(|result| result.partition).collect();
+    let positions: Vec<i64> = counted.iter().map(|result| result.position).collect();
+    let agains: Vec<i64> = counted.iter().map(|result| result.again_at.as_ms().max(1)).collect();
+    let errors: Vec<Cow<'_, str>> =
+        counted.iter().filter_map(|result| result.refused.as_deref()).map(storable).collect();
+    let rows = client
+        .query(
+            "UPDATE faena.outbox o SET attempts = o.attempts + 1, due_at = c.due_at, error = c.error
+             FROM unnest($2::int2[], $3::int8[], $4::int8[], $5::text[]) AS c(partition, position, due_at, error)
+             WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position
+             RETURNING o.partition, o.position, o.attempts",
+            &[&sink, &partitions, &positions, &agains, &errors],
+        )
+        .await?;
+    let over = rows.iter().filter(|row| u32::try_from(row.get::<_, i16>(2)).is_ok_and(|tries| tries >= MAX_ATTEMPTS));
+    let mut over: Vec<(i64, i16)> = over.map(|row| (row.get(1), row.get(0))).collect();
+    over.sort_unstable();
+    if over.is_empty() { Ok(()) } else { bury(client, name, sink, &over, now).await }
+}
+
+/// Moves messages to the dead letters.
+async fn bury(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: Timestamp) -> Result<()> {
+    let ids: Vec<Uuid> = over.iter().map(|_| JobId::at(now).0).collect();
+    let positions: Vec<i64> = over.iter().map(|(position, _)| *position).collect();
+    let partitions: Vec<i16> = over.iter().map(|(_, partition)| *partition).collect();
+    client
+        .execute(
+            "INSERT INTO faena.outbox_dlq (id, sink, position, original_event_id, aggregate_id, aggregate_type, event_type, payload,
+                 metadata, error_message, retry_count, original_created_at, moved_at)
+             SELECT c.id, $5, e.position, e.id, e.subject, split_part(e.type, '.', 1), e.type, e.data,
+                    json_strip_nulls(json_build_object('type', e.type, 'correlationId', e.correlation, 'sequence', e.sequence,
+                        'actor', e.actor, 'traceparent', e.traceparent))::text,
+                    o.error, o.attempts, e.at, $6
+             FROM unnest($2::int2[], $3::int8[], $4::uuid[]) AS c(partition, position, id)
+             JOIN faena.outbox o ON o.sink = $1 AND o.partition = c.partition AND o.position = c.position
+             JOIN faena.event e ON e.position = o.position",
+            &[&sink, &partitions, &positions, &ids, &storable(name), &now.as_ms()],
+        )
+        .await?;
+    client
+        .execute(
+            "DELETE FROM faena.outbox o USING unnest($2::int2[], $3::int8[]) AS c(partition, position)
+             WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position",
+            &[&sink, &partitions, &positions],
+        )
+        .await?;
+    Ok(())
+}
+
+async fn id_of(client: &Object, name: &str) -> Result<Option<i16>> {
+    let statement = client.prepare_cached("SELECT id FROM faena.sink WHERE name = $1 AND queued").await?;
+    Ok(client.query_opt(&statement, &[&storable(name)]).await?.map(|row| row.get(0)))
+}
+
+pub async fn down(shared: &Shared, sink: &str, reason: Option<&str>, now: Timestamp) -> Result<()> {
+    let client = shared.client().await?;
+    let result = client
+        .execute(
+            "UPDATE faena.sink SET down_since = CASE WHEN $1::text IS NOT NULL THEN coalesce(down_since, $2) END, down_reason = $1
+             WHERE name = $3 AND down_reason IS DISTINCT FROM $1",
+            &[&reason.map(storable), &now.as_ms(), &storable(sink)],
+        )
+        .await;
+    client.keep(result.map(drop).map_err(Into::into))
+}
+
+pub async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
+    let client = shared.begin().await?;
+    let result = leave_in(&client, node).await;
+    client.end(result).await
+}
+
+async fn leave_in(client: &Object, node: NodeId) -> Result<()> {
+    // PostgreSQL: in the order in which others lock them.
+    client
+        .query("SELECT FROM faena.outbox_lease WHERE node = $1 ORDER BY sink, partition FOR UPDATE", &[&node.0])
+        .await?;
+    client.execute("UPDATE faena.outbox_lease SET node = NULL, until = 0 WHERE node = $1", &[&node.0]).await?;
+    client.execute("DELETE FROM faena.outbox_node WHERE node = $1", &[&node.0]).await?;
+    Ok(())
+}
+
+pub async fn sinks(shared: &Shared, now: Timestamp) -> Result<Vec<SinkView>> {
+    let client = shared.client().await?;
+    client.batch_execute(BEGIN_READ).await?;
+    let result = sinks_in(&client, now).await;
+    client.end(result).await
+}
+
+async fn sinks_in(client: &Object, now: Timestamp) -> Result<Vec<SinkView>> {
+    let rows = client
+        .query(
+            "SELECT s.name, s.park, s.sent, s.down_since, s.down_reason,
+                    (SELECT count(*) FROM (SELECT FROM faena.outbox o WHERE o.sink = s.id LIMIT $1) x),
+                    (SELECT e.at FROM faena.event e WHERE e.position = (SELECT min(first) FROM (
+                         SELECT (SELECT min(o.position) FROM faena.outbox o WHERE o.sink = s.id AND o.partition = l.partition) AS first
+                         FROM faena.outbox_lease l WHERE l.sink = s.id) f)),
+                    (SELECT count(*) FROM (SELECT FROM faena.outbox_dlq d WHERE d.sink = s.name AND d.resolved_at IS NULL LIMIT $1) x),
+                    ARRAY(SELECT p.pattern FROM faena.sink_pattern p WHERE p.sink = s.id ORDER BY p.pattern),
+                    h.nodes, h.parts
+             FROM faena.sink s CROSS JOIN LATERAL (
+                 SELECT array_agg(n.node ORDER BY n.node) AS nodes, array_agg(n.parts ORDER BY n.node) AS parts
+                 FROM (SELECT node, count(*) AS parts FROM faena.outbox_lease l
+                       WHERE l.sink = s.id AND node IS NOT NULL AND l.until > $2 GROUP BY node) n) h
+             WHERE s.queued ORDER BY s.name",
+            &[&COUNTED, &now.as_ms()],
+        )
+        .await?;
+    Ok(rows.iter().map(view).collect())
+}
+
+fn view(row: &Row) -> SinkView {
+    let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
+    let time = |at: usize| row.get::<_, Option<i64>>(at).map(Timestamp::from_ms);
+    let nodes = row.get::<_, Option<Vec<Uuid>>>(9).unwrap_or_default().into_iter().map(NodeId);
+    let parts = row.get::<_, Option<Vec<i64>>>(10).unwrap_or_default();
+    SinkView {
+        name: row.get(0),
+        types: row.get::<_, Vec<&str>>(8).into_iter().map(unlike).collect(),
+        on_bad: outbox::on_bad(row.get(1)).into(),
+        pending: count(5),
+        oldest_pending_at: time(6),
+        dead: count(7),
+        sent: count(2),
+        down_since: time(3),
+        down_reason: row.get(4),
+        holders: nodes.zip(parts.into_iter().map(|parts| u32::try_from(parts).unwrap_or(0))).collect(),
+    }
+}
+
+/// Which dead letters match.
+const MATCHES: &str = "($1::text IS NULL OR d.sink = $1) AND ($2::text IS NULL OR d.event_type LIKE $2)
+    AND ($3::uuid IS NULL OR d.aggregate_id = $3) AND ($4::int8 IS NULL OR d.moved_at >= $4) AND ($5::int8 IS NULL OR d.moved_at < $5)
+    AND ($6::bool IS NULL OR (d.resolved_at IS NOT NULL) = $6) AND (cardinality($7::uuid[]) = 0 OR d.id = ANY($7))";
+
+type Parameters = Vec<Box<dyn ToSql + Sync + Send>>;
+
+fn wanted_dead(filter: &DeadFilter) -> Parameters {
+    vec![
+        Box::new(filter.sink.as_deref().map(|sink| storable(sink).into_owned())),
+        Box::new(filter.event_type.as_deref().map(like)),
+        Box::new(filter.aggregate_id),
+        Box::new(filter.moved_after.map(Timestamp::as_ms)),
+        Box::new(filter.moved_before.map(Timestamp::as_ms)),
+        Box::new(filter.is_resolved),
+        Box::new(filter.ids.clone()),
+    ]
+}
+
+async fn query(client: &Object, sql: &str, parameters: &Parameters) -> Result<Vec<Row>> {
+    let parameters: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
+    Ok(client.query(sql, &parameters).await?)
+}
+
+pub async fn dead(shared: &Shared, filter: &DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
+    let mut parameters = wanted_dead(filter);
+    parameters.push(Box::new(after));
+    parameters.push(Box::new(i64::try_from(limit).unwrap_or(i64::MAX)));
+    let sql = format!(
+        "SELECT {DEAD_COLUMNS} FROM faena.outbox_dlq d WHERE {MATCHES} AND ($8::uuid IS NULL OR d.id < $8) ORDER BY d.id DESC LIMIT $9"
+    );
+    let client = shared.client().await?;
+    let rows = query(&client, &sql, &parameters).await;
+    Ok(client.keep(rows)?.iter().map(dead_row).collect())
+}
+
+fn dead_row(row: &Row) -> DeadEvent {
+    let json = |text: Option<&str>| text.and_then(|text| serde_json::from_str(text).ok());
+    DeadEvent {
+        id: row.get(0),
+        sink: row.get(1),
+        original_event_id: row.get(2),
+        aggregate_id: row.get(3),
+        aggregate_type: row.get(4),
+        event_type: row.get(5),
+        payload: json(row.get(6)).unwrap_or_default(),
+        metadata: json(row.get(7)),
+        error_message: row.get(8),
+        retry_count: u32::try_from(row.get::<_, i32>(9)).unwrap_or(0),
+        original_created_at: Timestamp::from_ms(row.get(10)),
+        moved_at: Timestamp::from_ms(row.get(11)),
+        resolved_at: row.get::<_, Option<i64>>(12).map(Timestamp::from_ms),
+        resolved_by: row.get(13),
+        resolution_notes: row.get(14),
+    }
+}
+
+pub async fn replay(
+    shared: &Shared,
+    filter: &DeadFilter,
+    per_second: Option<u32>,
+    by: &str,
+    now: Timestamp,
+) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = replay_in(&client, filter, per_second, by, now).await;
+    let count = client.end(result).await?;
+    shared.tell_events();
+    Ok(count)
+}
+
+async fn replay_in(
+    client: &Object,
+    filter: &DeadFilter,
+    per_second: Option<u32>,
+    by: &str,
+    now: Timestamp,
+) -> Result<usize> {
+    let mut parameters = wanted_dead(filter);
+    parameters.push(Box::new(REPLAYED_AT_ONCE));
+    parameters.push(Box::new(now.as_ms()));
+    parameters.push(Box::new(storable(by).into_owned()));
+    parameters.push(Box::new(REPLAYED));
+    parameters.push(Box::new(per_second.map(|per_second| i64::from(per_second.max(1)))));
+    // PostgreSQL: of two who replay the same letter at once, the second finds it resolved.
+    let sql = format!(
+        "WITH chosen AS MATERIALIZED (
+             SELECT d.id, s.id AS sink, d.position, d.aggregate_id,
+                    row_number() OVER (ORDER BY d.position, d.id) - 1 AS n
+             FROM faena.outbox_dlq d JOIN faena.sink s ON s.name = d.sink AND s.queued
+             WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT FROM faena.event e WHERE e.position = d.position)
+             ORDER BY d.position, d.id LIMIT $8),
+         resolved AS (
+             UPDATE faena.outbox_dlq d SET resolved_at = $9, resolved_by = $10, resolution_notes = $11
+             FROM chosen c WHERE d.id = c.id AND d.resolved_at IS NULL
+             RETURNING c.sink, c.position, c.aggregate_id, c.n),
+         put AS (
+             INSERT INTO faena.outbox (sink, partition, position, subject, due_at)
+             SELECT sink, get_byte(uuid_send(aggregate_id), 15) & 15, position, aggregate_id,
+                    coalesce($9::int8 + n * 1000 / $12::int8, 0)
+             FROM resolved ON CONFLICT DO NOTHING)
+         SELECT count(*) FROM resolved"
+    );
+    let count = count(&query(client, &sql, &parameters).await?);
+    if count > 0 {
+        audit::add(client, &outbox::replayed(filter, by, count), now).await?;
+    }
+    Ok(count)
+}
+
+fn count(rows: &[Row]) -> usize {
+    rows.first().and_then(|row| usize::try_from(row.get::<_, i64>(0)).ok()).unwrap_or(0)
+}
+
+pub async fn resolve(shared: &Shared, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = resolve_in(&client, filter, notes, by, now).await;
+    let count = client.end(result).await?;
+    shared.tell_events();
+    Ok(count)
+}
+
+async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
+    let mut parameters = wanted_dead(filter);
+    parameters.push(Box::new(now.as_ms()));
+    parameters.push(Box::new(storable(by).into_owned()));
+    parameters.push(Box::new(storable(notes).into_owned()));
+    let sql = format!(
+        "WITH resolved AS (
+             UPDATE faena.outbox_dlq d SET resolved_at = $8, resolved_by = $9, resolution_notes = $10
+             WHERE d.resolved_at IS NULL AND {MATCHES} RETURNING 1)
+         SELECT count(*) FROM resolved"
+    );
+    let count = count(&query(client, &sql, &parameters).await?);
+    if count > 0 {
+        audit::add(client, &outbox::resolved(filter, notes, by, count), now).await?;
+    }
+    Ok(count)
+}
+
+pub async fn republish(
+    shared: &Shared,
+    what: &Republish,
+    per_second: Option<u32>,
+    by: &str,
+    now: Timestamp,
+) -> Result<Option<usize>> {
+    let client = shared.begin().await?;
+    let result = republish_in(&client, what, per_second, by, now).await;
+    let count = client.end(result).await?;
+    shared.tell_events();
+    Ok(count)
+}
+
+async fn republish_in(
+    client: &Object,
+    what: &Republish,
+    per_second: Option<u32>,
+    by: &str,
+    now: Timestamp,
+) -> Result<Option<usize>> {
+    let Some(sink) = id_of(client, &what.sink).await? else { return Ok(None) };
+    let put = client
+        .execute(
+            "INSERT INTO faena.outbox (sink, partition, position, subject, due_at)
+             SELECT $4, get_byte(uuid_send(c.subject), 15) & 15, c.position, c.subject,
+                    coalesce($7::int8 + (row_number() OVER (ORDER BY c.position) - 1) * 1000 / $8::int8, 0)
+             FROM (SELECT e.position, e.subject FROM faena.event e
+                   WHERE e.at >= $1 AND e.at < $2 AND ($3::text IS NULL OR e.type LIKE $3)
+                     AND EXISTS (SELECT FROM faena.sink_pattern p WHERE p.sink = $4 AND e.type LIKE p.pattern)
+                     AND NOT EXISTS (SELECT FROM faena.outbox o WHERE o.position = e.position AND o.sink = $4)
+                     AND NOT EXISTS (SELECT FROM faena.outbox_dlq d
+                                     WHERE d.position = e.position AND d.sink = $5 AND d.resolved_at IS NULL)
+                   ORDER BY e.position LIMIT $6) c
+             ON CONFLICT DO NOTHING",
+            &[
+                &what.from.as_ms(),
+                &what.to.as_ms(),
+                &what.event_type.as_deref().map(like),
+                &sink,
+                &storable(&what.sink),
+                &(REPUBLISHED_AT_ONCE + 1),
+                &now.as_ms(),
+                &per_second.map(|per_second| i64::from(per_second.max(1))),
+            ],
+        )
+        .await?;
+    let put = usize::try_from(put).unwrap_or(usize::MAX);
+    if i64::try_from(put).is_ok_and(|put| put > REPUBLISHED_AT_ONCE) {
+        return Err(outbox::too_many_republished());
+    }
+    audit::add(client, &outbox::republished(what, by, put), now).await?;
+    Ok(Some(put))
+}

@@ -1,0 +1,23 @@
+//! What comes in from outside, once per consumer and message.
+
+use faena_domain::{NewJob, Timestamp};
+
+use super::{submit, writer::Tx};
+use crate::{Result, Submitted};
+
+pub fn submit(
+    tx: &Tx,
+    consumer: &str,
+    message: &str,
+    jobs: Vec<NewJob>,
+    now: Timestamp,
+) -> Result<Option<Vec<Submitted>>> {
+    let new = tx
+        .connection
+        .prepare_cached("INSERT OR IGNORE INTO inbox (consumer, id, at) VALUES (?, ?, ?)")?
+        .execute((consumer, message, now.as_ms()))?;
+    if new == 0 {
+        return Ok(None);
+    }
+    submit::submit(tx, jobs, now).map(Some)
+}
