@@ -94,7 +94,14 @@ impl Trouble {
     }
 
     /// `what` is unusable. Each further failure doubles the rest, up to `longest`.
-    pub fn came(&mut self, name: &str, what: &'static str, reason: &str, longest: Duration, now: Timestamp) -> Timestamp {
+    pub fn came(
+        &mut self,
+        name: &str,
+        what: &'static str,
+        reason: &str,
+        longest: Duration,
+        now: Timestamp,
+    ) -> Timestamp {
         if self.what != Some(what) {
             tracing::warn!(name, reason, "{what} cannot be used; nothing is lost, it is tried again");
             self.failures = 0;

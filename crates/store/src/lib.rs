@@ -52,9 +52,7 @@ use uuid::Uuid;
 
 pub use error::StoreError;
 pub use events::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
-pub use foreign::{
-    ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake,
-};
+pub use foreign::{ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake};
 pub use lanes::{Lane, LaneId};
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,

@@ -10,5 +10,5 @@ pub mod patch;
 pub mod queues;
 mod schedule_fields;
 pub mod schedules;
-mod submit;
+pub mod submit;
 pub mod webhooks;

@@ -218,8 +218,7 @@ impl Source {
                 },
             }
         }
-        let submits: Vec<_> =
-            jobs.iter().map(|(row, payload)| self.submit(store, bus, row, payload, now)).collect();
+        let submits: Vec<_> = jobs.iter().map(|(row, payload)| self.submit(store, bus, row, payload, now)).collect();
         let submits = stream::iter(submits).buffered(SUBMITS_AT_ONCE).collect::<Vec<Arrival>>();
         let (published, arrivals) = tokio::join!(self.publish(&messages), submits);
         if let Some(published) = published {

@@ -120,10 +120,7 @@ impl ForeignMapping {
         // Writing to a String cannot fail.
         let _ = write!(sql, "CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n);\n");
         let index = quoted(&format!("IX_{}_{}", self.table, columns.occurred_at));
-        let _ = writeln!(
-            sql,
-            "CREATE INDEX IF NOT EXISTS {index} ON {table} ({occurred}) WHERE {dispatched} IS NULL;"
-        );
+        let _ = writeln!(sql, "CREATE INDEX IF NOT EXISTS {index} ON {table} ({occurred}) WHERE {dispatched} IS NULL;");
         if let Some(processed) = &self.processed_table {
             let (id, at) = (quoted(&self.processed_id), quoted(&self.processed_at));
             let index = quoted(&format!("IX_{processed}_{}", self.processed_at));

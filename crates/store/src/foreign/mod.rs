@@ -70,7 +70,9 @@ impl ForeignOutbox {
     pub fn open(url: &str, mapping: ForeignMapping) -> Result<ForeignOutbox> {
         let mut config = connect::config(url).map_err(|_| {
             // Without the text: it may hold a password.
-            StoreError::Setup("the url of the source is not valid; write postgres://user:password@host:5432/database".into())
+            StoreError::Setup(
+                "the url of the source is not valid; write postgres://user:password@host:5432/database".into(),
+            )
         })?;
         config.application_name("faena outbox");
         Ok(ForeignOutbox { config, mapping, session: None, nudge: Arc::new(Notify::new()) })

@@ -7,9 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use tokio::{sync::Notify, task::AbortHandle};
-use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, NoTls, Socket, config::SslMode, tls::TlsStream,
-};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket, config::SslMode, tls::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{

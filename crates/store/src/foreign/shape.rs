@@ -131,7 +131,10 @@ impl Table {
         Ok(())
     }
 
-    fn need<'a>(&self, wanted: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>) -> Result<()> {
+    fn need<'a>(
+        &self,
+        wanted: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>,
+    ) -> Result<()> {
         let mut faults = Vec::new();
         for (key, name, kinds) in wanted {
             match self.columns.get(name) {
@@ -235,10 +238,7 @@ fn processed_sql(mapping: &ForeignMapping, known: &Table, id_type: &str) -> Resu
         )));
     }
     let name = quoted(id);
-    let read = format!(
-        "SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{own_type}[])",
-        known.name
-    );
+    let read = format!("SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{own_type}[])", known.name);
     // Somebody else may have recorded it meanwhile.
     let write = format!(
         "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{own_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
