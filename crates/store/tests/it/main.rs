@@ -13,6 +13,7 @@ mod doctor;
 mod ends;
 mod events;
 mod family;
+mod foreign;
 mod keys;
 mod letters;
 mod limits;
