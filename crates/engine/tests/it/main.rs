@@ -5,11 +5,13 @@
 mod bulk;
 mod driver;
 mod http;
+mod inbox;
 mod limits;
 mod outbox;
 mod runs;
 mod shell;
 mod simulation;
+mod sources;
 mod stop;
 mod webhooks;
 mod why;

@@ -9,7 +9,7 @@ mod postgres {
     };
     use tokio_postgres::Client;
 
-    use crate::support::on_empty_postgres;
+    use crate::support::{Ledger, on_empty_postgres};
 
     fn at(ms: i64) -> Timestamp {
         Timestamp::from_ms(1_800_000_000_000 + ms)
@@ -22,7 +22,7 @@ mod postgres {
 
     async fn on_mapped(mapping: ForeignMapping, messages: usize, test: impl AsyncFnOnce(&str, &Client)) {
         on_empty_postgres(async |url, ledger| {
-            let client = ledger.client().await;
+            let client = public(ledger).await;
             client.batch_execute(&mapping.init_sql()).await.unwrap();
             // Twice does no harm.
             client.batch_execute(&mapping.init_sql()).await.unwrap();
@@ -32,6 +32,12 @@ mod postgres {
             test(url, client).await;
         })
         .await;
+    }
+
+    async fn public(ledger: &Ledger) -> &Client {
+        let client = ledger.client().await;
+        client.batch_execute("SET search_path = public").await.unwrap();
+        client
     }
 
     fn id(number: usize) -> String {
@@ -271,7 +277,7 @@ mod postgres {
         on_empty_postgres(async |url, ledger| {
             let error = setup_error(url, ForeignMapping::default()).await;
             assert!(error.starts_with("the table \"OutboxMessages\" does not exist in the database"), "{error}");
-            let client = ledger.client().await;
+            let client = public(ledger).await;
             let make = "CREATE TABLE \"OutboxMessages\" (\"Id\" uuid, \"Type\" text, \"PayloadJson\" bytea, \"OccurredAt\" timestamp, \"Error\" text)";
             client.batch_execute(make).await.unwrap();
             let error = setup_error(url, ForeignMapping::default()).await;
@@ -315,7 +321,7 @@ mod postgres {
                             order_by: vec![evil.into(), "select".into()],
                             ..ForeignMapping::default()
                         };
-                        let client = ledger.client().await;
+                        let client = public(ledger).await;
                         let quoted = evil.replace('"', "\"\"");
                         let sql = format!(
                             "ALTER DATABASE \"{}\" SET timezone = 'Asia/Tokyo';
@@ -411,7 +417,7 @@ mod postgres {
     async fn the_tables_in_the_other_spelling_work_too() {
         let mapping = ForeignMapping { schema: Some("app".into()), ..ForeignMapping::in_snake_case() };
         on_empty_postgres(async |url, ledger| {
-            let client = ledger.client().await;
+            let client = public(ledger).await;
             client.batch_execute("CREATE SCHEMA app").await.unwrap();
             client.batch_execute(&mapping.init_sql()).await.unwrap();
             client.batch_execute("INSERT INTO app.outbox_messages (type, payload) VALUES ('a', '{}')").await.unwrap();
