@@ -91,6 +91,15 @@ pub fn router(api: Api) -> Router {
         .route("/bulk/{action}", post(rest::bulk::letters))
         .route("/{id}", get(rest::letters::show).delete(rest::letters::delete))
         .route("/{id}/retry", post(rest::letters::retry));
+    let outbox = Router::new()
+        .route("/", get(rest::outbox::sinks))
+        .route("/dead", get(rest::outbox::dead))
+        .route("/dead/replay", post(rest::outbox::replay_many))
+        .route("/dead/resolve", post(rest::outbox::resolve_many))
+        .route("/dead/{id}", get(rest::outbox::show))
+        .route("/dead/{id}/replay", post(rest::outbox::replay))
+        .route("/dead/{id}/resolve", post(rest::outbox::resolve))
+        .route("/republish", post(rest::outbox::republish));
     let queues = Router::new()
         .route("/", get(rest::queues::list))
         .route("/{name}", get(rest::queues::show).patch(rest::queues::patch))
@@ -114,6 +123,7 @@ pub fn router(api: Api) -> Router {
         .nest("/api/v1/jobs", jobs)
         .nest("/api/v1/schedules", schedules)
         .nest("/api/v1/dead-letter", letters)
+        .nest("/api/v1/outbox", outbox)
         .nest("/api/v1/queues", queues)
         .route("/api/v1/limits", get(rest::queues::limits).patch(rest::queues::set_limit))
         .route("/api/v1/limits/reset", post(rest::queues::reset_limit))

@@ -33,6 +33,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<Response, ApiError> {
     jobs(&api, &mut registry).await?;
     webhooks(&api, &mut registry).await?;
     schedules(&api, &mut registry).await?;
+    outbox(&api, &mut registry).await?;
     let mut text = String::new();
     encode(&mut text, &registry).expect("a String takes everything");
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -109,6 +110,28 @@ async fn schedules(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     let late = Gauge::<f64, AtomicU64>::default();
     late.set(api.engine.schedules.late_ms() as f64 / 1_000.0);
     registry.register("faena_schedule_late_seconds", "By how much the latest due time of this node was met late", late);
+    Ok(())
+}
+
+async fn outbox(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
+    let now = Timestamp::now();
+    let (pending, oldest, dead, up) = (Gauges::default(), Gauges::default(), Gauges::default(), Gauges::default());
+    let sent = Family::<Labels, Counter>::default();
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    for sink in api.engine.store.outbox_sinks(now).await? {
+        let label = vec![("sink", sink.name)];
+        pending.get_or_create(&label).set(number(sink.pending));
+        let waits_ms = sink.oldest_pending_at.map_or(0, |at| now.ms_since(at));
+        oldest.get_or_create(&label).set(waits_ms.max(0) / 1_000);
+        dead.get_or_create(&label).set(number(sink.dead));
+        up.get_or_create(&label).set(i64::from(sink.down_since.is_none()));
+        sent.get_or_create(&label).inc_by(sink.sent);
+    }
+    registry.register("faena_outbox_pending", "Events that wait for a sink, up to 1000000", pending);
+    registry.register("faena_outbox_oldest_seconds", "Since when the oldest of them has waited", oldest);
+    registry.register("faena_outbox_dead", "Messages that a sink would not take and nobody has resolved", dead);
+    registry.register("faena_outbox_sent", "Events that a sink has confirmed", sent);
+    registry.register("faena_outbox_sink_up", "0 while a sink is unusable", up);
     Ok(())
 }
 

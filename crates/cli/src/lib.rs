@@ -6,6 +6,7 @@ mod enqueue;
 mod jobs;
 mod letters;
 mod limits;
+mod outbox;
 mod queues;
 mod schedule_flags;
 mod schedules;
@@ -59,6 +60,11 @@ pub enum Command {
         #[command(subcommand)]
         command: letters::Command,
     },
+    /// Look at sinks of events and the messages they would not take, publish again
+    Outbox {
+        #[command(subcommand)]
+        command: outbox::Command,
+    },
     /// Show who did what
     Audit(audit::Arguments),
     /// Be a worker: run a command for each job of some types
@@ -87,6 +93,7 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Queues { command } => queues::run(command).await,
         Command::Limits { command } => limits::run(command).await,
         Command::Dlq { command } => letters::run(command).await,
+        Command::Outbox { command } => outbox::run(command).await,
         Command::Audit(arguments) => audit::run(arguments).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };

@@ -6,6 +6,7 @@ pub mod events;
 pub mod jobs;
 pub mod letters;
 pub mod list;
+pub mod outbox;
 pub mod patch;
 pub mod queues;
 mod schedule_fields;

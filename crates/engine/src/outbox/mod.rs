@@ -37,7 +37,7 @@ pub struct OutboxConfig {
     pub sinks: Vec<SinkConfig>,
     /// The first rest after a failure, of a sink or of a message; each further one doubles it, up to a minute.
     pub first_rest: Duration,
-    /// How long a part of the outbox stays a node's without a sign of life. More than twice any sink's timeout.
+    /// How long a part of the outbox stays a node's without a sign of life; longer where a sink's timeout needs it.
     pub lease: Duration,
     /// How many messages a relay takes at a time.
     pub batch: usize,

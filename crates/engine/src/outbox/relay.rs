@@ -34,7 +34,7 @@ use crate::{Round, config::ms};
 const LONGEST_REST: Duration = Duration::from_secs(60);
 /// A wish is repeated this often; it holds for days.
 const WISH_AGAIN_MS: i64 = 3_600_000;
-/// What must be left of a lease beyond a call to the sink.
+/// What must be left of a lease beyond a call to the sink. Half of it is left at least after each take: that one renews what is older.
 const MARGIN: Duration = Duration::from_secs(1);
 /// A server that stops waits this long for confirmations; what comes later is published again by others.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -42,9 +42,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Relay {
     pub(super) config: SinkConfig,
     pub nudge: Arc<Notify>,
-    /// Messages that the sink confirmed, or refused, through this node.
-    pub confirmed: AtomicU64,
-    pub refused: AtomicU64,
+    confirmed: AtomicU64,
+    refused: AtomicU64,
     sink: Box<dyn Sink>,
     source: String,
     lease: Duration,
@@ -89,7 +88,7 @@ impl Relay {
             refused: AtomicU64::new(0),
             sink,
             source: config.source.clone(),
-            lease: config.lease,
+            lease: config.lease.max(2 * (sink_config.target.timeout() + 2 * MARGIN)),
             batch: config.batch,
             first_rest: config.first_rest,
             wished_at: AtomicI64::new(i64::MIN),
@@ -100,6 +99,16 @@ impl Relay {
 
     pub fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// Messages that the sink confirmed through this node.
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed.load(Ordering::Relaxed)
+    }
+
+    /// Messages that it refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     pub async fn run_once(&self, store: &dyn Store, node: NodeId, now: Timestamp) -> Result<Round, StoreError> {
@@ -120,8 +129,6 @@ impl Relay {
         let at = now.plus_ms(ms(began.elapsed()));
         let handled = learned.results.len();
         let more = learned.down.is_none() && (is_full || learned.is_partial) && !self.stop.is_cancelled();
-        self.confirmed.fetch_add(learned.confirmed as u64, Ordering::Relaxed);
-        self.refused.fetch_add(learned.refused as u64, Ordering::Relaxed);
         // Of each refused message the store knows when it is due again; this loop has to look then.
         let again_at = learned.results.iter().filter(|result| result.refused.is_some()).map(|result| result.again_at);
         let next_at = again_at.chain(taken.next_at).min();
@@ -131,6 +138,8 @@ impl Relay {
             // There was no time for anything.
             return Ok(Round { more, ..Round::default() });
         }
+        self.confirmed.fetch_add(learned.confirmed as u64, Ordering::Relaxed);
+        self.refused.fetch_add(learned.refused as u64, Ordering::Relaxed);
         let rest_until = self.judge(store, learned.down, learned.confirmed, at).await?;
         Ok(Round { handled, more, next_at: rest_until.or(next_at) })
     }
@@ -161,7 +170,7 @@ impl Relay {
             if wave.is_empty() {
                 continue;
             }
-            if learned.down.is_some() || began.elapsed() + self.config.target.timeout() + MARGIN > self.lease {
+            if learned.down.is_some() || began.elapsed() + self.config.target.timeout() + MARGIN > self.lease / 2 {
                 learned.is_partial = true;
                 break;
             }

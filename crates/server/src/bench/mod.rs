@@ -10,6 +10,7 @@ mod latency;
 mod limit_postgres;
 mod limit_sqlite;
 mod limits;
+mod outbox;
 mod report;
 mod scratch;
 mod submit;
@@ -17,7 +18,7 @@ mod workers;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use report::Report;
 use scratch::Scratch;
 
@@ -53,6 +54,15 @@ pub struct Arguments {
     /// Instead: the drain with limits set, beside the drain without
     #[arg(long)]
     limits: bool,
+    /// Instead: events from the outbox to RabbitMQ, confirmed, beside the broker's bare rate
+    #[arg(long)]
+    outbox: bool,
+    /// The RabbitMQ for --outbox, like amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
+    #[arg(long, value_name = "URL")]
+    broker: Option<String>,
+    /// Events for --outbox
+    #[arg(long, default_value_t = 100_000, value_name = "N", requires = "outbox")]
+    events: usize,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
     /// Also write the figures to this file, as JSON
@@ -81,6 +91,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             workers::workers(scratch, &mut report).await
         } else if arguments.limits {
             limits::limits(scratch, arguments.jobs, &mut report).await
+        } else if arguments.outbox {
+            outbox::outbox(scratch, &broker(&arguments)?, arguments.events, &mut report).await
         } else if arguments.history {
             history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
         } else {
@@ -95,6 +107,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         std::fs::write(path, report.json())?;
     }
     Ok(())
+}
+
+/// Not shown by `--help` as a default would be: it may hold a password.
+fn broker(arguments: &Arguments) -> Result<String> {
+    let from_environment = || std::env::var("FAENA_TEST_RABBITMQ").ok();
+    arguments.broker.clone().or_else(from_environment).context("--outbox needs --broker URL")
 }
 
 async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {

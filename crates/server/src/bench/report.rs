@@ -42,6 +42,10 @@ impl Report {
         self.add(engine, what, value, unit, None, Some(format!("<= {goal} {unit}")), Some(value <= goal));
     }
 
+    pub fn at_least(&mut self, engine: &str, what: &str, value: f64, unit: &str, goal: f64) {
+        self.add(engine, what, value, unit, None, Some(format!(">= {goal} {unit}")), Some(value >= goal));
+    }
+
     #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
     fn add(
         &mut self,

@@ -116,6 +116,17 @@ const CODES: &[Code] = &[
     warning("worker-overdue", "workers should have been given up long ago", "{words} ({x:s} ago)", SERVE),
     error("worker-state", "workers have ended and have not", "{words} (state {x})", BY_HAND),
     error("worker-history", "changes of workers are not allowed ones", "{words}", BY_HAND),
+    error("outbox-without-event", "messages wait in the outbox whose event is gone", "event {x} of {id}", FIX)
+        .fixed("messages without an event removed from the outbox"),
+    error(
+        "outbox-unknown-sink",
+        "messages wait in the outbox for sinks that are not there",
+        "event {x} for sink {y}",
+        FIX,
+    )
+    .fixed("messages for unknown sinks removed from the outbox"),
+    warning("lease-unknown-sink", "leases are of sinks that are not there", "part {x} of sink {y}", FIX)
+        .fixed("leases of unknown sinks removed"),
     error("running-without-block", "jobs are marked as running and in nobody's hands", "{id} (run {x})", FIX)
         .fixed("marks of running jobs removed"),
     error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs let go on"),
@@ -247,8 +258,14 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
         [("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)),
     );
     steps.extend(
-        [("deliveries", DELIVERIES), ("run numbers", RUNS), ("rules", RULES), ("attempts", ATTEMPTS)]
-            .map(|(n, s)| query(n, s)),
+        [
+            ("deliveries", DELIVERIES),
+            ("run numbers", RUNS),
+            ("rules", RULES),
+            ("attempts", ATTEMPTS),
+            ("outbox", OUTBOX),
+        ]
+        .map(|(n, s)| query(n, s)),
     );
     steps.extend([
         walk("options", "SELECT id, options FROM job WHERE options IS NOT NULL", judge::options),
@@ -419,3 +436,15 @@ const ATTEMPTS: &str = "
                 UNION ALL SELECT id, retry_count FROM done WHERE retry_count > 0
                 UNION ALL SELECT id, retry_count FROM ended WHERE retry_count > 0) p) t
     WHERE t.known < t.retry_count";
+
+/// What waits for a sink has an event to publish and a sink to publish it to.
+const OUTBOX: &str = "
+    SELECT 'outbox-without-event' AS code, o.subject AS id, '' AS words, CAST(o.position AS bigint) AS x, CAST(NULL AS bigint) AS y,
+           CAST(NULL AS bigint) AS z
+    FROM outbox o WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = o.position)
+    UNION ALL
+    SELECT 'outbox-unknown-sink', o.subject, '', o.position, o.sink, NULL FROM outbox o
+    WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = o.sink)
+    UNION ALL
+    SELECT 'lease-unknown-sink', l.node, '', l.partition, l.sink, NULL FROM outbox_lease l
+    WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = l.sink)";

@@ -89,6 +89,16 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "bulk-stuck" => {
             Fix::Sql(&[Counted("UPDATE bulk SET due_at = {now} WHERE due_at IS NULL AND finished_at IS NULL")])
         }
+        "outbox-without-event" => Fix::Sql(&[Counted(
+            "DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = outbox.position)",
+        )]),
+        "outbox-unknown-sink" => {
+            Fix::Sql(&[Counted("DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox.sink)")])
+        }
+        "lease-unknown-sink" => Fix::Sql(&[
+            Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_lease.sink)"),
+            Also("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_node.sink)"),
+        ]),
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
     }

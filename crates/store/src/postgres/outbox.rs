@@ -136,7 +136,7 @@ async fn read(
     let numbers: Vec<i16> = partitions.iter().map(|partition| partition.number).collect();
     let statement = client
         .prepare_cached(
-            "SELECT due_at FROM faena.outbox WHERE sink = $1 AND due_at > greatest($2, 0) AND due_at > 0 AND partition = ANY($3)
+            "SELECT due_at FROM faena.outbox WHERE sink = $1 AND due_at > $2 AND due_at > 0 AND partition = ANY($3)
              ORDER BY sink, due_at LIMIT 1",
         )
         .await?;

@@ -104,7 +104,7 @@ fn read(
     for partition in &partitions {
         let next: Option<i64> = connection
             .prepare_cached(
-                "SELECT min(due_at) FROM outbox INDEXED BY outbox_due WHERE sink = ? AND due_at > ? AND partition = ?",
+                "SELECT min(due_at) FROM outbox INDEXED BY outbox_due WHERE sink = ? AND due_at > ? AND due_at > 0 AND partition = ?",
             )?
             .query_row((sink.id, now.as_ms().max(0), partition.number), |row| row.get(0))?;
         next_at = [next_at, next].into_iter().flatten().min();

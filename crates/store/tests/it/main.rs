@@ -21,6 +21,7 @@ mod lists;
 mod model;
 mod nodes;
 mod only;
+mod outbox;
 mod submits;
 mod support;
 mod times;
@@ -66,6 +67,30 @@ behaviours! {
         an_act_that_is_refused_tells_nothing,
         a_queued_event_waits_once_for_every_sink_that_wants_it,
         whatever_happens_the_events_of_a_job_end_where_it_stands;
+    outbox:
+        what_happened_waits_for_its_sink_in_order_until_it_is_confirmed,
+        as_much_is_taken_as_was_asked_for,
+        two_nodes_share_the_parts_and_never_both_have_one,
+        nodes_that_ask_at_once_never_both_have_a_part,
+        a_node_that_dies_is_replaced_after_its_lease_and_one_that_leaves_at_once,
+        a_lease_is_renewed_by_asking,
+        a_sink_that_nobody_wants_has_nothing,
+        a_refused_message_holds_back_its_subject_only,
+        five_refusals_make_a_dead_letter_that_tells_everything,
+        a_sink_that_skips_goes_on_without_a_dead_letter_and_one_that_parks_waits_for_it,
+        a_dead_letter_that_is_resolved_says_by_whom_and_why,
+        dead_letters_are_replayed_in_order_under_their_own_ids_at_a_pace,
+        a_replayed_letter_goes_before_what_was_parked_behind_it,
+        dead_letters_are_found_by_filter_and_in_pages,
+        sent_events_of_a_time_are_published_again_but_not_what_waits,
+        a_sink_that_is_down_says_since_when_and_why_and_costs_no_message_a_try,
+        late_news_of_a_lost_part_count_if_they_are_good,
+        every_event_is_sent_or_waits_or_is_dead,
+        what_waits_or_is_dead_is_not_pruned,
+        a_message_from_outside_makes_its_jobs_once_per_consumer,
+        a_message_that_comes_twice_at_once_makes_its_jobs_once,
+        a_message_whose_jobs_are_refused_is_not_dealt_with,
+        what_came_in_long_ago_is_forgotten;
     keys:
         a_repeated_idempotency_key_answers_with_the_first_job,
         an_idempotency_key_for_another_body_is_refused,

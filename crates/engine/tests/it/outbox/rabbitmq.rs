@@ -5,7 +5,7 @@ use std::time::Duration;
 use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
 use faena_domain::Timestamp;
 use faena_engine::{SinkConfig, Target};
-use faena_store::{DeadFilter, MAX_ATTEMPTS, OnBad, Store};
+use faena_store::{DeadFilter, MAX_ATTEMPTS, OnBad};
 use lapin::{
     ExchangeKind,
     options::{ExchangeDeclareOptions, ExchangeDeleteOptions},

@@ -11,7 +11,6 @@ use axum::{
 };
 use faena_domain::Timestamp;
 use faena_engine::{Engine, EngineConfig, Target, outbox::WebhookSinkOptions};
-use faena_store::Store;
 use parking_lot::Mutex;
 
 use super::{Arrived, all_sent, config, events_of_a_job_arrive, far_end::FarEnd, sink, submit_many, view};

@@ -1,0 +1,186 @@
+//! How fast events that wait in the outbox are confirmed by RabbitMQ, through one relay and through two, beside what the broker confirms
+//! when it is handed bare messages of the same size, a thousand at a time.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
+use faena_domain::{NewJob, Timestamp};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target};
+use faena_store::{EventWant, OnBad, Store, Wish};
+use lapin::{
+    BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind,
+    options::{
+        BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions,
+        QueueDeclareOptions, QueueDeleteOptions, QueuePurgeOptions,
+    },
+    types::FieldTable,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{limit_sqlite::PAYLOAD, report::Report, scratch::Scratch, submit};
+
+const SINK: &str = "bench";
+/// What a relay hands to the broker at a time.
+const BATCH: usize = 1_000;
+/// An event of a job, as it travels.
+const BODY_BYTES: usize = 500;
+const GOAL: f64 = 5_000.0;
+
+pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: &mut Report) -> Result<()> {
+    let engine = scratch.engine();
+    let broker_url = BrokerUrl::parse(broker).context("--broker")?;
+    let far_end = FarEnd::make(broker).await.with_context(|| format!("cannot use {broker_url}"))?;
+    let measured = async {
+        eprintln!("{engine}: {events} events to RabbitMQ");
+        let bare = far_end.bare(events).await?;
+        report.plain(engine, "RabbitMQ, bare pipelined publishes", bare, "messages/s");
+        let relays: &[usize] = if engine == "sqlite" { &[1] } else { &[1, 2] };
+        for count in relays {
+            let url = scratch.fresh().await?;
+            let waiting = fill(&url, events).await?;
+            let rate = relayed(&url, &broker_url, &far_end.name, *count, waiting).await?;
+            far_end.purge().await?;
+            let what = if *count == 1 { "1 relay".to_owned() } else { format!("{count} relays") };
+            report.against(engine, &format!("outbox, {what}, confirmed"), rate, "events/s", bare, None);
+            if *count == 1 {
+                report.at_least(engine, "outbox, 1 relay, beside its goal", rate, "events/s", GOAL);
+            }
+        }
+        anyhow::Ok(())
+    };
+    let result = measured.await;
+    // What was made on the broker goes even when the measurement failed.
+    far_end.remove().await?;
+    result
+}
+
+/// Jobs that nobody runs: each is created and queued, which makes two events.
+async fn fill(url: &str, events: usize) -> Result<u64> {
+    let store = submit::open(url).await?;
+    let now = Timestamp::now();
+    let until = now.plus_ms(24 * 3_600_000);
+    let want = EventWant { name: SINK.into(), types: vec!["*".into()], wish: Wish::Queued(OnBad::Skip), until };
+    store.event_want(vec![want], now).await?;
+    let mut left = events / 2;
+    while left > 0 {
+        let count = left.min(BATCH);
+        let jobs = (0..count).map(|_| NewJob { payload: PAYLOAD.into(), ..NewJob::new("noop") }).collect();
+        store.job_submit(jobs, Timestamp::now()).await?;
+        left -= count;
+    }
+    let waiting = view(&*store).await?.0;
+    store.close().await;
+    Ok(waiting)
+}
+
+/// How many wait, and how many were sent.
+async fn view(store: &dyn Store) -> Result<(u64, u64)> {
+    let sinks = store.outbox_sinks(Timestamp::now()).await?;
+    let sink = sinks.into_iter().find(|sink| sink.name == SINK).context("the sink is gone")?;
+    ensure!(sink.down_reason.is_none(), "the broker is down: {}", sink.down_reason.unwrap_or_default());
+    Ok((sink.pending, sink.sent))
+}
+
+async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, waiting: u64) -> Result<f64> {
+    let mut engines: Vec<(Arc<Engine>, Arc<dyn Store>)> = Vec::new();
+    let started = Instant::now();
+    for _ in 0..relays {
+        let store = submit::open(url).await?;
+        engines.push((Engine::start(store.clone(), config(broker, exchange)).await?, store));
+    }
+    let sent =
+        || engines.iter().flat_map(|(engine, _)| &engine.outbox.relays).map(|relay| relay.confirmed()).sum::<u64>();
+    // Counted from the first sign of work: connecting is not publishing.
+    let deadline = started + Duration::from_secs(600);
+    let mut first = 0;
+    while first == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        first = sent();
+        ensure!(Instant::now() < deadline, "nothing is published");
+    }
+    let began = Instant::now();
+    while sent() < waiting {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        ensure!(Instant::now() < deadline, "{} of {waiting} were published", sent());
+    }
+    let rate = (sent() - first) as f64 / began.elapsed().as_secs_f64();
+    for (engine, store) in engines {
+        engine.stop(CancellationToken::new()).await;
+        store.close().await;
+    }
+    Ok(rate)
+}
+
+/// The relay alone: no worker takes the jobs.
+fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
+    let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
+    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_bad: OnBad::Skip, target };
+    EngineConfig {
+        roles: Roles { api: false, engine: true, worker: false },
+        outbox: OutboxConfig { sinks: vec![sink], ..OutboxConfig::default() },
+        ..EngineConfig::default()
+    }
+}
+
+/// An exchange with one durable queue that takes everything.
+struct FarEnd {
+    _connection: Connection,
+    channel: Channel,
+    name: String,
+}
+
+impl FarEnd {
+    async fn make(url: &str) -> Result<FarEnd> {
+        let name = format!("faena-bench-{}", std::process::id());
+        let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        channel.exchange_declare(name.as_str().into(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
+        let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+        channel.queue_declare(name.as_str().into(), durable, FieldTable::default()).await?;
+        let bind = QueueBindOptions::default();
+        channel.queue_bind(name.as_str().into(), name.as_str().into(), "#".into(), bind, FieldTable::default()).await?;
+        Ok(FarEnd { _connection: connection, channel, name })
+    }
+
+    /// The least that is persistent and confirmed.
+    async fn bare(&self, count: usize) -> Result<f64> {
+        let body = vec![b'x'; BODY_BYTES];
+        let began = Instant::now();
+        let mut left = count;
+        while left > 0 {
+            let batch = left.min(BATCH);
+            let mut confirms = VecDeque::with_capacity(batch);
+            for _ in 0..batch {
+                let properties = BasicProperties::default().with_delivery_mode(2);
+                let (exchange, options) = (self.name.as_str().into(), BasicPublishOptions::default());
+                let sent = self.channel.basic_publish(exchange, "job.created".into(), options, &body, properties);
+                confirms.push_back(sent.await?);
+            }
+            for confirm in confirms {
+                ensure!(confirm.await?.is_ack(), "the broker did not confirm a message");
+            }
+            left -= batch;
+        }
+        let rate = count as f64 / began.elapsed().as_secs_f64();
+        self.purge().await?;
+        Ok(rate)
+    }
+
+    async fn purge(&self) -> Result<()> {
+        self.channel.queue_purge(self.name.as_str().into(), QueuePurgeOptions::default()).await?;
+        Ok(())
+    }
+
+    async fn remove(&self) -> Result<()> {
+        self.channel.queue_delete(self.name.as_str().into(), QueueDeleteOptions::default()).await?;
+        self.channel.exchange_delete(self.name.as_str().into(), ExchangeDeleteOptions::default()).await?;
+        Ok(())
+    }
+}
