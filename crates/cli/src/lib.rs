@@ -6,7 +6,7 @@ mod enqueue;
 mod jobs;
 mod letters;
 mod limits;
-mod outbox;
+pub mod outbox;
 mod queues;
 mod schedule_flags;
 mod schedules;
@@ -60,11 +60,9 @@ pub enum Command {
         #[command(subcommand)]
         command: letters::Command,
     },
-    /// Look at sinks of events and the messages they would not take, publish again
-    Outbox {
-        #[command(subcommand)]
-        command: outbox::Command,
-    },
+    /// The binary puts these together with `outbox init-sql`, which needs no server.
+    #[command(skip)]
+    Outbox { command: outbox::Command },
     /// Show who did what
     Audit(audit::Arguments),
     /// Be a worker: run a command for each job of some types

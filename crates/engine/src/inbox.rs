@@ -73,6 +73,8 @@ pub struct Inbox {
     pub jobs: AtomicU64,
     pub known: AtomicU64,
     pub rejected: AtomicU64,
+    /// Messages that wait for the database of jobs.
+    pub in_hand: AtomicU64,
     config: InboxConfig,
     reader: JobReader,
     stop: CancellationToken,
@@ -108,6 +110,7 @@ impl Inbox {
             jobs: AtomicU64::new(0),
             known: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            in_hand: AtomicU64::new(0),
             reader,
             stop,
             state: Mutex::new(State {
@@ -152,6 +155,7 @@ impl Inbox {
             }
         }
         let handled = count - state.in_hand.len();
+        self.in_hand.store(state.in_hand.len() as u64, Ordering::Relaxed);
         let next_at = if let Some(error) = store_error {
             let reason = error.to_string();
             Some(state.trouble.came(&self.name, "the database of jobs", &reason, LONGEST_REST_STORE, now))

@@ -46,7 +46,7 @@ enum Command {
     },
     /// Measure this machine's limit and Faena beside it
     Bench(bench::Arguments),
-    /// Prepare an application's own outbox
+    /// Look at sinks of events and the messages they would not take, publish again; print the tables of an outbox of your own
     Outbox {
         #[command(subcommand)]
         command: OutboxCommand,
@@ -77,6 +77,8 @@ enum OutboxCommand {
         #[arg(long, value_name = "TABLE")]
         dead_table: Option<String>,
     },
+    #[command(flatten)]
+    Client(faena_cli::outbox::Command),
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -171,6 +173,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             return runtime()?.block_on(doctor::run(&config, &arguments));
         }
         Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
+        Command::Outbox { command: OutboxCommand::Client(command) } => {
+            return run(Command::Client(faena_cli::Command::Outbox { command }));
+        }
         Command::Outbox { command: OutboxCommand::InitSql { names, schema, dead_table } } => {
             let mapping = match names {
                 Names::Pascal => ForeignMapping::default(),

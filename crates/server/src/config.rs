@@ -269,7 +269,7 @@ impl Config {
             },
             outbox: OutboxConfig {
                 keep: self.duration("outbox.keep"),
-                source: self.text("outbox.source").to_owned(),
+                source: self.text("outbox.origin").to_owned(),
                 // A sink that wants nothing of Faena's is there for sources.
                 sinks: self.sinks.iter().filter(|sink| !sink.types.is_empty()).cloned().collect(),
                 ..OutboxConfig::default()

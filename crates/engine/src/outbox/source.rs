@@ -96,6 +96,8 @@ struct Stopped {
 
 const SINK: &str = "the sink of a source";
 const DATABASE: &str = "the database of a source";
+/// They are not as the configuration says: somebody has to look.
+const TABLES: &str = "the table of a source";
 const STORE: &str = "the database of jobs";
 
 /// What became of the rows of a batch, as far as it is known.
@@ -305,7 +307,8 @@ fn fits(id: &str) -> bool {
 }
 
 fn unusable(error: StoreError) -> Stopped {
-    Stopped { what: DATABASE, reason: error.to_string() }
+    let what = if matches!(error, StoreError::Setup(_)) { TABLES } else { DATABASE };
+    Stopped { what, reason: error.to_string() }
 }
 
 fn lock_lost() -> Stopped {

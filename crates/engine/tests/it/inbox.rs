@@ -1,9 +1,6 @@
 //! Messages of a broker that become jobs.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use faena_brokers::{
     BrokerUrl,
@@ -11,7 +8,7 @@ use faena_brokers::{
     rabbitmq::{Binding, RabbitMqConsumerOptions},
 };
 use faena_domain::Priority;
-use faena_engine::{EngineConfig, InboxBroker, InboxConfig};
+use faena_engine::{Engine, EngineConfig, InboxBroker, InboxConfig};
 use faena_store::{Store, Tally};
 use lapin::{
     BasicProperties,
@@ -21,7 +18,10 @@ use lapin::{
 
 use crate::{
     outbox::far_end::channel,
-    sources::{application::reader, support::setting},
+    sources::{
+        application::{all_jobs, reader},
+        support::setting,
+    },
     world::{Place, World, eventually},
 };
 
@@ -56,11 +56,13 @@ fn figures(world: &World) -> (u64, u64, u64) {
     (figure(&inbox.jobs), figure(&inbox.known), figure(&inbox.rejected))
 }
 
-async fn the_database_goes_away_and_comes_back(place: &Place, send: impl AsyncFnOnce()) {
+async fn the_database_goes_away_and_comes_back(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
     place.shut().await;
     send().await;
-    // Long enough that it was noticed: a message is waiting for it.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    eventually("a message waits for it", async || {
+        (engine.inboxes[0].in_hand.load(Ordering::Relaxed) > 0).then_some(())
+    })
+    .await;
     place.reopen().await;
 }
 
@@ -133,7 +135,7 @@ mod rabbitmq {
                 (waiting(&url, &format!("{name}.dead")).await == 3).then_some(())
             })
             .await;
-            let job = crate::sources::application::first_job(&world.store).await;
+            let job = all_jobs(&world.store).await.remove(0);
             assert_eq!((job.correlation_id.as_str(), job.priority), ("order-7", Priority::High));
             world.stop().await;
             assert_eq!(waiting(&url, &name).await, 0, "all are acknowledged");
@@ -144,10 +146,10 @@ mod rabbitmq {
     async fn an_outage_of_the_database_loses_and_doubles_nothing() {
         let (url, name) = (setting("FAENA_TEST_RABBITMQ"), unique("inbox"));
         let (store, place) = open_postgres().await;
-        let engine = faena_engine::Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
+        let engine = Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
         is_there(&url, &name).await;
         publish(&url, &name, &[(Some("before"), b"{}")]).await;
-        the_database_goes_away_and_comes_back(&place, async || {
+        the_database_goes_away_and_comes_back(&engine, &place, async || {
             publish(&url, &name, &[(Some("1"), b"{}"), (Some("2"), b"{}"), (Some("1"), b"{}")]).await;
         })
         .await;
@@ -221,10 +223,10 @@ mod nats {
     async fn outages_of_the_database_and_of_the_broker_lose_and_double_nothing() {
         let mut broker = Broker::nats("").await;
         let (store, place) = open_postgres().await;
-        let engine = faena_engine::Engine::start(store.clone(), config(from(&broker.url(), "orders"))).await.unwrap();
+        let engine = Engine::start(store.clone(), config(from(&broker.url(), "orders"))).await.unwrap();
         let url = broker.url();
         publish(&url, "orders", &[(Some("before"), "{}")]).await;
-        the_database_goes_away_and_comes_back(&place, async || {
+        the_database_goes_away_and_comes_back(&engine, &place, async || {
             publish(&url, "orders", &[(Some("1"), "{}"), (Some("2"), "{}")]).await;
         })
         .await;

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{Fault, NewJob, Timestamp};
+use faena_domain::{Fault, JobView, NewJob, Timestamp};
 use faena_engine::{Bus, DatabaseUrl, JobReader, Round, Source, SourceConfig, Target, address::AddressRule};
-use faena_store::{ForeignMapping, Store};
+use faena_store::{Filter, ForeignMapping, Page, Store};
 use serde_json::{Value, json};
 use tokio_postgres::{Client, NoTls};
 
@@ -60,7 +60,11 @@ impl Application {
     }
 
     pub async fn attempts(&self) -> i64 {
-        self.client.query_one("SELECT coalesce(sum(\"Attempts\"), 0) FROM \"OutboxMessages\"", &[]).await.unwrap().get(0)
+        self.client
+            .query_one("SELECT coalesce(sum(\"Attempts\"), 0) FROM \"OutboxMessages\"", &[])
+            .await
+            .unwrap()
+            .get(0)
     }
 
     /// Ends the session that holds the lock, as an administrator does. `false`: nobody holds it.
@@ -119,14 +123,20 @@ impl Worker {
     }
 }
 
+pub async fn all_jobs(store: &Arc<dyn Store>) -> Vec<JobView> {
+    store.job_list(&Filter::default(), Page::Offset { offset: 0, limit: 1_000 }).await.unwrap().jobs
+}
+
 /// Reads as much of a job as these tests need.
 pub fn reader() -> JobReader {
     JobReader::new(|body| {
-        let body: Value =
-            serde_json::from_str(body).map_err(|error| vec![Fault::new("body", format!("is not valid JSON: {error}"))])?;
+        let body: Value = serde_json::from_str(body)
+            .map_err(|error| vec![Fault::new("body", format!("is not valid JSON: {error}"))])?;
         let kind = body["type"].as_str().ok_or_else(|| vec![Fault::new("type", "is required")])?;
         let mut job = NewJob::new(kind);
         job.correlation_id = body["correlationId"].as_str().map(str::to_owned);
+        job.queue = body["queue"].as_str().unwrap_or("default").to_owned();
+        job.priority = serde_json::from_value(body["priority"].clone()).unwrap_or_default();
         let payload = body.get("payload").cloned().unwrap_or_else(|| json!({}));
         if !payload.is_object() {
             return Err(vec![Fault::new("payload", "must be an object")]);

@@ -4,10 +4,10 @@ use std::{collections::HashSet, sync::Arc};
 
 use faena_domain::{JobState, Timestamp};
 use faena_engine::EngineConfig;
-use faena_store::{Filter, Store, Tally};
+use faena_store::{Store, Tally};
 use serde_json::json;
 
-use super::application::{Application, Line, connect, reader};
+use super::application::{Application, Line, all_jobs, connect, reader};
 use crate::world::{World, eventually, open_postgres, open_sqlite};
 
 async fn jobs(store: &Arc<dyn Store>) -> i64 {
@@ -32,7 +32,7 @@ mod postgres {
             let id = application.says("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
             eventually("it is done", async || (jobs_done(&world).await == 1).then_some(())).await;
             eventually("it is marked", async || application.line(&id).await.is_dispatched.then_some(())).await;
-            let job = world.store.job_list(Filter::default(), 10).await.unwrap().jobs.remove(0);
+            let job = all_jobs(&world.store).await.remove(0);
             assert_eq!((job.correlation_id.as_str(), job.status), ("c-1", JobState::Completed));
             let untouched = Line { is_dispatched: false, attempts: 0, error: None };
             assert_eq!(application.line(&other).await, untouched, "without a sink only jobs are taken");
@@ -120,14 +120,12 @@ mod postgres {
             .collect();
         let workers = [application.worker(&store, None), application.worker(&store, None)];
         let mut now = Timestamp::now();
+        let mut ended = 0;
         for round in 0.. {
             let [first, second] = &workers;
-            let crash = async {
-                if round % 2 == 0 {
-                    application.end_the_holder().await;
-                }
-            };
-            tokio::join!(first.round(now), second.round(now), crash);
+            let crash = async { round % 2 == 0 && application.end_the_holder().await };
+            let (_, _, is_ended) = tokio::join!(first.round(now), second.round(now), crash);
+            ended += usize::from(is_ended);
             // Whoever rests is done with it.
             now = now.plus_ms(60_000);
             if writers.iter().all(|writer| writer.is_finished()) {
@@ -141,14 +139,19 @@ mod postgres {
         for writer in writers {
             committed.extend(writer.await.unwrap());
         }
-        let page = store.job_list(Filter::default(), 1_000).await.unwrap();
-        let stored: Vec<String> = page
-            .jobs
+        let stored = all_jobs(&store).await;
+        let stored: Vec<String> = stored
             .iter()
-            .map(|job| serde_json::from_str::<serde_json::Value>(job.payload.get()).unwrap()["name"].as_str().unwrap().to_owned())
+            .map(|job| {
+                serde_json::from_str::<serde_json::Value>(job.payload.get()).unwrap()["name"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned()
+            })
             .collect();
         assert_eq!(stored.len(), committed.len(), "none twice");
         assert_eq!(stored.into_iter().collect::<HashSet<_>>(), committed);
         assert_eq!((application.pending().await, application.attempts().await), (0, 0));
+        assert!(ended > 0, "nobody was met at work");
     }
 }
