@@ -9,7 +9,9 @@ use crate::{Bus, config::ms};
 
 /// Reads a job as `POST /api/v1/jobs` does: the same fields, the same rules.
 #[derive(Clone)]
-pub struct JobReader(Arc<dyn Fn(&str) -> Result<NewJob, Vec<Fault>> + Send + Sync>);
+pub struct JobReader(Arc<Read>);
+
+type Read = dyn Fn(&str) -> Result<NewJob, Vec<Fault>> + Send + Sync;
 
 impl JobReader {
     pub fn new(read: impl Fn(&str) -> Result<NewJob, Vec<Fault>> + Send + Sync + 'static) -> JobReader {

@@ -17,11 +17,8 @@ use lapin::{
 };
 
 use crate::{
-    outbox::far_end::channel,
-    sources::{
-        application::{all_jobs, reader},
-        support::setting,
-    },
+    outbox::{far_end::channel, support::setting},
+    sources::application::{all_jobs, reader},
     world::{Place, World, eventually},
 };
 
@@ -69,7 +66,7 @@ async fn the_database_goes_away_and_comes_back(engine: &Engine, place: &Place, s
 mod rabbitmq {
     use super::*;
     use crate::{
-        sources::support::{Broker, Proxy},
+        outbox::support::{Broker, Proxy},
         world::{open_postgres, open_sqlite},
     };
 
@@ -180,7 +177,7 @@ mod rabbitmq {
 mod nats {
     use super::*;
     use crate::{
-        sources::support::Broker,
+        outbox::support::Broker,
         world::{open_postgres, open_sqlite},
     };
 

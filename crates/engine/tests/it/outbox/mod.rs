@@ -9,7 +9,7 @@ mod several;
 mod webhook;
 
 #[path = "../../../../brokers/tests/it/support/mod.rs"]
-mod support;
+pub mod support;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -8,12 +8,12 @@ use faena_engine::{EngineConfig, Target};
 use faena_store::Store;
 use serde_json::json;
 
-use super::{
-    application::{Application, Line, Worker, connect, reader},
-    support::{Broker, Proxy, setting},
-};
+use super::application::{Application, Line, Worker, connect, reader};
 use crate::{
-    outbox::far_end::{FarEnd, Queue},
+    outbox::{
+        far_end::{FarEnd, Queue},
+        support::{Broker, Proxy, setting},
+    },
     world::{Place, World, eventually, open_sqlite},
 };
 
