@@ -22,7 +22,7 @@ use faena_store::{EventWant, OnBad, Store, StoreError, Wish};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
-pub use relay::Relay;
+pub use relay::{Relay, Spent};
 pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 

@@ -44,6 +44,7 @@ pub struct Relay {
     pub nudge: Arc<Notify>,
     confirmed: AtomicU64,
     refused: AtomicU64,
+    spent: Mutex<Spent>,
     sink: Box<dyn Sink>,
     source: String,
     lease: Duration,
@@ -52,6 +53,14 @@ pub struct Relay {
     wished_at: AtomicI64,
     health: Mutex<Health>,
     stop: CancellationToken,
+}
+
+/// Where a relay's time has gone.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Spent {
+    pub taking: Duration,
+    pub publishing: Duration,
+    pub settling: Duration,
 }
 
 /// How the sink is, as far as this node knows.
@@ -86,6 +95,7 @@ impl Relay {
             nudge: Arc::new(Notify::new()),
             confirmed: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            spent: Mutex::default(),
             sink,
             source: config.source.clone(),
             lease: config.lease.max(2 * (sink_config.target.timeout() + 2 * MARGIN)),
@@ -111,6 +121,10 @@ impl Relay {
         self.refused.load(Ordering::Relaxed)
     }
 
+    pub fn spent(&self) -> Spent {
+        *self.spent.lock()
+    }
+
     pub async fn run_once(&self, store: &dyn Store, node: NodeId, now: Timestamp) -> Result<Round, StoreError> {
         self.wish(store, now).await?;
         let rest_until = self.health.lock().rest_until.filter(|until| *until > now);
@@ -125,7 +139,9 @@ impl Relay {
             return Ok(Round { next_at: taken.next_at, ..Round::default() });
         }
         let is_full = taken.events.len() >= self.batch;
+        let taking = began.elapsed();
         let learned = self.publish(&taken, began, now).await;
+        let publishing = began.elapsed() - taking;
         let at = now.plus_ms(ms(began.elapsed()));
         let handled = learned.results.len();
         let more = learned.down.is_none() && (is_full || learned.is_partial) && !self.stop.is_cancelled();
@@ -137,6 +153,12 @@ impl Relay {
         } else if learned.down.is_none() {
             // There was no time for anything.
             return Ok(Round { more, ..Round::default() });
+        }
+        {
+            let mut spent = self.spent.lock();
+            spent.taking += taking;
+            spent.publishing += publishing;
+            spent.settling += began.elapsed() - taking - publishing;
         }
         self.confirmed.fetch_add(learned.confirmed as u64, Ordering::Relaxed);
         self.refused.fetch_add(learned.refused as u64, Ordering::Relaxed);

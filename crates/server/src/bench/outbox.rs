@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
 use faena_domain::{NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target, outbox::Spent};
 use faena_store::{EventWant, OnBad, Store, Wish};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind,
@@ -43,11 +43,17 @@ pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: 
         for count in relays {
             let url = scratch.fresh().await?;
             let waiting = fill(&url, events).await?;
-            let rate = relayed(&url, &broker_url, &far_end.name, *count, waiting).await?;
+            let Relayed { rate, spent } = relayed(&url, &broker_url, &far_end.name, *count, waiting).await?;
             far_end.purge().await?;
             let what = if *count == 1 { "1 relay".to_owned() } else { format!("{count} relays") };
             report.against(engine, &format!("outbox, {what}, confirmed"), rate, "events/s", bare, None);
             if *count == 1 {
+                for (what, time) in
+                    [("reading", spent.taking), ("publishing", spent.publishing), ("settling", spent.settling)]
+                {
+                    let ms = time.as_secs_f64() * 1_000.0 / (waiting as f64 / BATCH as f64);
+                    report.plain(engine, &format!("outbox, {what} 1 000 events"), ms, "ms");
+                }
                 report.at_least(engine, "outbox, 1 relay, beside its goal", rate, "events/s", GOAL);
             }
         }
@@ -86,7 +92,13 @@ async fn view(store: &dyn Store) -> Result<(u64, u64)> {
     Ok((sink.pending, sink.sent))
 }
 
-async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, waiting: u64) -> Result<f64> {
+struct Relayed {
+    rate: f64,
+    /// By the first relay.
+    spent: Spent,
+}
+
+async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, waiting: u64) -> Result<Relayed> {
     let mut engines: Vec<(Arc<Engine>, Arc<dyn Store>)> = Vec::new();
     let started = Instant::now();
     for _ in 0..relays {
@@ -109,11 +121,12 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
         ensure!(Instant::now() < deadline, "{} of {waiting} were published", sent());
     }
     let rate = (sent() - first) as f64 / began.elapsed().as_secs_f64();
+    let spent = engines[0].0.outbox.relays[0].spent();
     for (engine, store) in engines {
         engine.stop(CancellationToken::new()).await;
         store.close().await;
     }
-    Ok(rate)
+    Ok(Relayed { rate, spent })
 }
 
 /// The relay alone: no worker takes the jobs.
