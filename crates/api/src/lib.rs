@@ -22,6 +22,7 @@ use faena_engine::Engine;
 use tokio_util::sync::CancellationToken;
 
 pub use error::ApiError;
+pub use rest::submit::job_reader;
 
 /// What handlers work with. Behind one reference: it is handed on several times per request.
 #[derive(Clone)]

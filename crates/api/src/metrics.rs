@@ -34,6 +34,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<Response, ApiError> {
     webhooks(&api, &mut registry).await?;
     schedules(&api, &mut registry).await?;
     outbox(&api, &mut registry).await?;
+    from_outside(&api, &mut registry);
     let mut text = String::new();
     encode(&mut text, &registry).expect("a String takes everything");
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -133,6 +134,31 @@ async fn outbox(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     registry.register("faena_outbox_sent", "Events that a sink has confirmed", sent);
     registry.register("faena_outbox_sink_up", "0 while a sink is unusable", up);
     Ok(())
+}
+
+/// What came from outboxes of applications and from brokers.
+fn from_outside(api: &Api, registry: &mut Registry) {
+    let (rows, messages) = (Family::<Labels, Counter>::default(), Family::<Labels, Counter>::default());
+    let add =
+        |family: &Family<Labels, Counter>, (key, name): (&'static str, &str), outcome: &str, counter: &AtomicU64| {
+            let name = name.split_once(':').map_or(name, |(_, name)| name);
+            let label = vec![(key, name.to_owned()), ("outcome", outcome.to_owned())];
+            family.get_or_create(&label).inc_by(counter.load(Ordering::Relaxed));
+        };
+    for source in &api.engine.sources {
+        let name = ("source", source.name.as_str());
+        add(&rows, name, "sent", &source.sent);
+        add(&rows, name, "refused", &source.refused);
+        add(&rows, name, "job", &source.jobs);
+    }
+    for inbox in &api.engine.inboxes {
+        let name = ("inbox", inbox.name.as_str());
+        add(&messages, name, "job", &inbox.jobs);
+        add(&messages, name, "known", &inbox.known);
+        add(&messages, name, "rejected", &inbox.rejected);
+    }
+    registry.register("faena_source_rows", "What became of rows of applications' outboxes through this node", rows);
+    registry.register("faena_inbox_messages", "What became of messages of brokers through this node", messages);
 }
 
 async fn queues(api: &Api, counts: &Counts, registry: &mut Registry) -> Result<(), ApiError> {

@@ -7,7 +7,7 @@ mod events;
 mod jobs;
 mod letters;
 mod limits;
-mod outbox;
+pub mod outbox;
 mod queues;
 mod schedule_flags;
 mod schedules;
@@ -63,11 +63,9 @@ pub enum Command {
         #[command(subcommand)]
         command: letters::Command,
     },
-    /// Look at sinks of events and the messages they would not take, publish again
-    Outbox {
-        #[command(subcommand)]
-        command: outbox::Command,
-    },
+    /// The binary puts these together with `outbox init-sql`, which needs no server.
+    #[command(skip)]
+    Outbox { command: outbox::Command },
     /// Follow what happens, as it happens
     Events(events::Arguments),
     /// Show everything with one correlation id, in the order in which it happened

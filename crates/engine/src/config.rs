@@ -5,7 +5,7 @@ use std::time::Duration;
 use faena_store::{Configured, Patience, Retention};
 use ipnet::IpNet;
 
-use crate::{OutboxConfig, PoolConfig, WebhookConfig};
+use crate::{InboxConfig, JobReader, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -48,6 +48,10 @@ pub struct EngineConfig {
     pub webhooks: WebhookConfig,
     /// Where events go.
     pub outbox: OutboxConfig,
+    /// Outboxes of applications, and queues of brokers, from which jobs come; and how those are read.
+    pub sources: Vec<SourceConfig>,
+    pub inboxes: Vec<InboxConfig>,
+    pub job_reader: JobReader,
     pub shell_allowed: bool,
     /// The largest answer that `http.request` keeps.
     pub http_answer_bytes: usize,
@@ -102,6 +106,9 @@ impl Default for EngineConfig {
             allowed_networks: Vec::new(),
             webhooks: WebhookConfig::default(),
             outbox: OutboxConfig::default(),
+            sources: Vec::new(),
+            inboxes: Vec::new(),
+            job_reader: JobReader::default(),
             shell_allowed: false,
             http_answer_bytes: 256 << 10,
             shell_output_bytes: 64 << 10,

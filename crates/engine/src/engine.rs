@@ -10,7 +10,7 @@ use std::{
 
 use faena_domain::{JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WorkerId};
 use faena_store::{CancelOutcome, NodeInfo, RunEnd, Signal, Store, StoreError, Submitted};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast::error::RecvError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -25,9 +25,10 @@ use crate::{
     driver::Driver,
     guardian, handlers,
     held::{Hands, Held},
+    inbox::Inbox,
     live::Live,
     nodes,
-    outbox::{Outbox, Relay},
+    outbox::{Outbox, Relay, Source},
     poller,
     pool::Pools,
     promoter, recorder,
@@ -73,6 +74,9 @@ pub struct Engine {
     pub(crate) bulk: Arc<Notify>,
     /// Brings events to sinks.
     pub outbox: Outbox,
+    /// Where rows and messages of others come from.
+    pub sources: Vec<Arc<Source>>,
+    pub inboxes: Vec<Arc<Inbox>>,
     /// Whoever watches what happens.
     pub live: Arc<Live>,
     /// How many runs end per minute.
@@ -103,7 +107,11 @@ const LOST_CLAIM: Duration = Duration::from_secs(45);
 const BULK: Duration = Duration::from_secs(10);
 /// A clock that was put forward is noticed after this time; a timer does not see it.
 const SCHEDULES: Duration = Duration::from_secs(10);
+/// The longest rest of what is out of order elsewhere.
+const FROM_OUTSIDE: Duration = Duration::from_secs(60);
 const RECONCILE: Duration = Duration::from_secs(15);
+/// How long those from whom work came have to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// How long a server that stops waits for its webhooks.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
 
@@ -113,7 +121,7 @@ impl Engine {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: config.node_name.clone() };
         store.node_join(info, ms(config.node_lease), now).await?;
-        let engine = Arc::new(Engine::new(store, config, node));
+        let engine = Arc::new(Engine::new(store, config, node)?);
         if engine.config.roles.worker {
             engine.builtin.admit(&engine, now).await?;
         }
@@ -135,10 +143,10 @@ impl Engine {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: config.node_name.clone() };
         store.node_join(info, ms(config.node_lease), now).await?;
-        Ok(Arc::new(Engine::new(store, config, node)))
+        Ok(Arc::new(Engine::new(store, config, node)?))
     }
 
-    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Engine {
+    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Result<Engine, StoreError> {
         let node = Arc::new(RwLock::new(node));
         let beats = Beats::default();
         let driver = || Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), beats: beats.clone() };
@@ -189,9 +197,14 @@ impl Engine {
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
         let outbox = Outbox::new(&config.outbox, &rule, &outgoing.stop);
+        let reader = &config.job_reader;
+        let sources = config.sources.iter().map(|source| Source::new(source, &rule, reader.clone()).map(Arc::new));
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let inboxes = config.inboxes.iter();
+        let inboxes = inboxes.map(|inbox| Arc::new(Inbox::new(inbox, reader.clone(), intake.stop.clone()))).collect();
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         let live = Arc::new(Live::new(store.clone()));
-        Engine {
+        Ok(Engine {
             store,
             config,
             beats,
@@ -217,6 +230,8 @@ impl Engine {
             promote: Arc::new(Notify::new()),
             bulk: Arc::new(Notify::new()),
             outbox,
+            sources,
+            inboxes,
             live,
             throughput: Throughput::default(),
             touch: nodes::Touch::default(),
@@ -225,7 +240,7 @@ impl Engine {
             intake,
             outgoing,
             slots: TaskTracker::new(),
-        }
+        })
     }
 
     /// Everything that runs, in the order in which a job meets it.
@@ -262,6 +277,12 @@ impl Engine {
             let period = if self.store.engine() == "sqlite" { SAFETY } else { POLL_POSTGRES };
             for relay in &self.outbox.relays {
                 add(relay_loop(relay.clone(), period));
+            }
+            for source in &self.sources {
+                add(source_loop(source.clone()));
+            }
+            for inbox in &self.inboxes {
+                add(inbox_loop(inbox.clone()));
             }
         }
         add(Loop::outgoing("live", poll, self.live.nudge.clone(), |e, now| async move { e.live.run_once(now).await }));
@@ -474,12 +495,20 @@ impl Engine {
         self.rules_changed().await;
     }
 
+    /// Locks and connections that bring in work go to whoever comes next.
+    async fn leave_the_outside(&self) {
+        let sources = join_all(self.sources.iter().map(|source| source.close()));
+        let inboxes = join_all(self.inboxes.iter().map(|inbox| inbox.close()));
+        let _ = tokio::time::timeout(GOODBYE, async { tokio::join!(sources, inboxes) }).await;
+    }
+
     /// Stops: no new jobs, what waits for a slot goes back at once, what runs may finish within the grace time (or until
     /// `hurry`), the rest goes back without costing a try.
     pub async fn stop(&self, hurry: CancellationToken) {
         self.intake.stop.cancel();
         self.intake.tasks.close();
         self.intake.tasks.wait().await;
+        self.leave_the_outside().await;
         self.drain.cancel();
         self.worker.hand_back_line();
         self.slots.close();
@@ -557,6 +586,23 @@ impl Loop {
     {
         Loop { brings_work: false, ..Loop::intake(name, period, nudge, round) }
     }
+}
+
+fn source_loop(source: Arc<Source>) -> Loop {
+    let (name, nudge) = (source.name.clone(), source.nudge.clone());
+    // It says itself when it is to look again.
+    Loop::intake(name, FROM_OUTSIDE, nudge, move |e, now| {
+        let source = source.clone();
+        async move { source.run_once(&*e.store, &e.bus, now).await }
+    })
+}
+
+fn inbox_loop(inbox: Arc<Inbox>) -> Loop {
+    let (name, nudge) = (inbox.name.clone(), inbox.nudge.clone());
+    Loop::intake(name, FROM_OUTSIDE, nudge, move |e, now| {
+        let inbox = inbox.clone();
+        async move { inbox.run_once(&*e.store, &e.bus, now).await }
+    })
 }
 
 fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {

@@ -4,6 +4,8 @@
 //! and is safe to run on every node at once.
 
 mod config;
+mod arrivals;
+mod inbox;
 mod beats;
 pub mod bulk;
 mod driver;
@@ -34,12 +36,14 @@ mod why;
 pub mod trace;
 mod engine;
 
+pub use arrivals::JobReader;
 pub use beats::{Beat, Beats};
 pub use bus::Bus;
 pub use config::{EngineConfig, Roles};
 pub use driver::{Driver, Round};
 pub use engine::{CancelAnswer, Engine};
-pub use outbox::{OutboxConfig, SinkConfig, Target};
+pub use inbox::{Inbox, InboxBroker, InboxConfig};
+pub use outbox::{DatabaseUrl, OutboxConfig, SinkConfig, Source, SourceConfig, Target};
 pub use pool::PoolConfig;
 pub use signature::{Secret, sign};
 pub use webhooks::{WebhookConfig, Webhooks};

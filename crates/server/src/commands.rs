@@ -3,6 +3,7 @@
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use faena_store::ForeignMapping;
 
 use crate::{
     bench,
@@ -45,6 +46,11 @@ enum Command {
     },
     /// Measure this machine's limit and Faena beside it
     Bench(bench::Arguments),
+    /// Look at sinks of events and the messages they would not take, publish again; print the tables of an outbox of your own
+    Outbox {
+        #[command(subcommand)]
+        command: OutboxCommand,
+    },
     /// Run a command, and kill it with all its children when standard input ends
     #[command(hide = true)]
     Guard {
@@ -55,6 +61,30 @@ enum Command {
     Completions { shell: clap_complete::Shell },
     #[command(flatten)]
     Client(faena_cli::Command),
+}
+
+#[derive(Subcommand)]
+enum OutboxCommand {
+    /// Print the tables of an outbox, for an application's PostgreSQL database
+    InitSql {
+        /// How tables and columns are written: OutboxMessages or outbox_messages
+        #[arg(long, value_enum, default_value = "pascal")]
+        names: Names,
+        /// The schema of the tables [default: where the search path leads]
+        #[arg(long)]
+        schema: Option<String>,
+        /// Also a table for messages that were refused too often
+        #[arg(long, value_name = "TABLE")]
+        dead_table: Option<String>,
+    },
+    #[command(flatten)]
+    Client(faena_cli::outbox::Command),
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Names {
+    Pascal,
+    Snake,
 }
 
 #[derive(clap::Args, Clone)]
@@ -143,6 +173,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             return runtime()?.block_on(doctor::run(&config, &arguments));
         }
         Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
+        Command::Outbox { command: OutboxCommand::Client(command) } => {
+            return run(Command::Client(faena_cli::Command::Outbox { command }));
+        }
+        Command::Outbox { command: OutboxCommand::InitSql { names, schema, dead_table } } => {
+            let mapping = match names {
+                Names::Pascal => ForeignMapping::default(),
+                Names::Snake => ForeignMapping::in_snake_case(),
+            };
+            print(&ForeignMapping { schema, dead_table, ..mapping }.init_sql())?;
+        }
         Command::Guard { argv } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(guard::run(argv));

@@ -6,13 +6,16 @@
 mod keys;
 mod pools;
 mod rules;
+mod inboxes;
 mod sinks;
+mod sources;
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
 use faena_domain::{JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
-    EngineConfig, OutboxConfig, PoolConfig, Roles, Secret, SinkConfig, Target, WebhookConfig, address::AddressRule,
+    EngineConfig, InboxConfig, OutboxConfig, PoolConfig, Roles, Secret, SinkConfig, SourceConfig, Target,
+    WebhookConfig, address::AddressRule,
 };
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
@@ -41,6 +44,8 @@ pub struct Config {
     pools: Vec<PoolConfig>,
     rules: Configured,
     sinks: Vec<SinkConfig>,
+    sources: Vec<sources::Source>,
+    inboxes: Vec<InboxConfig>,
 }
 
 /// An error that the operator can put right: printed as one line, exit code 2.
@@ -54,7 +59,14 @@ impl Config {
             .iter()
             .map(|key| (key.path, Setting { value: key.default.into(), origin: "default".into() }))
             .collect();
-        Config { settings, pools: Vec::new(), rules: Configured::default(), sinks: Vec::new() }
+        Config {
+            settings,
+            pools: Vec::new(),
+            rules: Configured::default(),
+            sinks: Vec::new(),
+            sources: Vec::new(),
+            inboxes: Vec::new(),
+        }
     }
 
     /// `file`: where it is, and whether it has to be there.
@@ -99,7 +111,14 @@ impl Config {
                 return Err(ConfigError(format!("[[sink]] {:?}: url: {what}", sink.name)));
             }
         }
+        self.sources()?;
         Ok(())
+    }
+
+    /// With their sinks.
+    fn sources(&self) -> Result<Vec<SourceConfig>, ConfigError> {
+        let sinks = || self.sinks.iter().map(|sink| (sink.name.as_str(), &sink.target));
+        self.sources.iter().map(|source| sources::resolve(source, sinks())).collect()
     }
 
     fn read_file(&mut self, path: &Path, required: bool) -> Result<(), ConfigError> {
@@ -125,9 +144,18 @@ impl Config {
                 rules::read(&section, content, &path.display().to_string(), &mut self.rules)?;
                 continue;
             }
-            let toml::Value::Table(content) = content else {
+            if section == "inbox" {
+                self.inboxes = inboxes::read(content, &path.display().to_string())?;
+                continue;
+            }
+            let toml::Value::Table(mut content) = content else {
                 return Err(ConfigError(format!("{}: {section} must be a section: [{section}]", path.display())));
             };
+            if section == "outbox"
+                && let Some(list) = content.remove("source")
+            {
+                self.sources = sources::read(list, &path.display().to_string())?;
+            }
             for (name, value) in content {
                 let dotted = format!("{section}.{name}");
                 let line = text.lines().position(|line| line.trim_start().starts_with(&name)).map_or(1, |at| at + 1);
@@ -241,10 +269,18 @@ impl Config {
             },
             outbox: OutboxConfig {
                 keep: self.duration("outbox.keep"),
-                source: self.text("outbox.source").to_owned(),
-                sinks: self.sinks.clone(),
+                source: self.text("outbox.origin").to_owned(),
+                // A sink that wants nothing of Faena's is there for sources.
+                sinks: self.sinks.iter().filter(|sink| !sink.types.is_empty()).cloned().collect(),
                 ..OutboxConfig::default()
             },
+            sources: self.sources().expect("checked when it was loaded"),
+            inboxes: self.inboxes.clone(),
+            job_reader: faena_api::job_reader(
+                self.limits(),
+                AddressRule::new(&self.allowed_networks()),
+                self.body_bytes().0,
+            ),
             shell_allowed: self.text("worker.shell") == "true",
             http_answer_bytes: self.size("worker.http_answer_bytes"),
             shell_output_bytes: self.size("worker.shell_output_bytes"),
@@ -300,6 +336,13 @@ impl Config {
             let what = format!("{} ({} to {})", pool.command.join(" "), pool.min, pool.max);
             (format!("pool.{}", pool.name), what, "faena.toml".to_owned())
         });
+        let sources = self.sources.iter().map(|source| {
+            let (name, what) = source.row();
+            (format!("outbox.source.{name}"), what, "faena.toml".to_owned())
+        });
+        let inboxes = self.inboxes.iter();
+        let inboxes =
+            inboxes.map(|inbox| (format!("inbox.{}", inbox.name), inboxes::describe(inbox), "faena.toml".to_owned()));
         let sinks = self
             .sinks
             .iter()
@@ -329,6 +372,8 @@ impl Config {
             .chain(limits)
             .chain(pools)
             .chain(sinks)
+            .chain(sources)
+            .chain(inboxes)
             .collect()
     }
 }
@@ -419,6 +464,8 @@ pub fn example() -> String {
     text.push_str(rules::EXAMPLE);
     text.push_str(pools::EXAMPLE);
     text.push_str(sinks::EXAMPLE);
+    text.push_str(sources::EXAMPLE);
+    text.push_str(inboxes::EXAMPLE);
     text
 }
 

@@ -13,6 +13,7 @@ pub mod doctor;
 mod error;
 mod events;
 mod fate;
+mod foreign;
 mod gates;
 mod lanes;
 mod lists;
@@ -52,6 +53,7 @@ use uuid::Uuid;
 
 pub use error::StoreError;
 pub use events::{EventPlace, EventQuery, EventSpan, EventWant, OnBad, StoredEvent, Wish};
+pub use foreign::{ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake};
 pub use lanes::{Lane, LaneId};
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,

@@ -15,7 +15,7 @@ use faena_store::StoreError;
 use faena_wire::{Changed, Created, CreatedBatch, Success};
 use sha2::{Digest, Sha256};
 
-use super::submit::{read_batch, read_job};
+use super::submit::{read_batch, read_single};
 use crate::{
     Api, ApiError,
     fields::body_object,
@@ -41,11 +41,8 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> Answer<
         Correlation::Given(_) => JobId::new(),
     };
     let mut faults = Vec::new();
-    let mut job = read_job(body_object(body, api.body_bytes)?, id, &api.limits, &api.engine.webhooks.rule, &mut faults);
-    if job.reference.is_some() || !job.depends_on_refs.is_empty() {
-        let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
-        faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
-    }
+    let mut job =
+        read_single(body_object(body, api.body_bytes)?, id, &api.limits, &api.engine.webhooks.rule, &mut faults);
     from_headers(headers, &mut job, body, &mut faults);
     if !faults.is_empty() {
         return Err(ApiError::invalid(faults));

@@ -12,6 +12,6 @@ pub mod queues;
 mod schedule_fields;
 pub mod schedules;
 pub mod stream;
-mod submit;
+pub mod submit;
 pub mod trace;
 pub mod webhooks;

@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 
 use faena_domain::{Fault, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn, RetryPolicy};
-use faena_engine::address::AddressRule;
+use faena_engine::{JobReader, address::AddressRule};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 
-use crate::{ApiError, fields::Fields};
+use crate::{
+    ApiError,
+    fields::{Fields, body_object},
+};
 
 /// One job from its fields. Everything that is wrong with it goes into `faults`.
 pub fn read_job(
@@ -79,6 +83,37 @@ pub fn read_job(
     faults.extend(own);
     faults.extend(checked);
     job
+}
+
+/// One job that comes alone.
+pub fn read_single(
+    fields: Fields<'_>,
+    id: JobId,
+    limits: &JobLimits,
+    rule: &AddressRule,
+    faults: &mut Vec<Fault>,
+) -> NewJob {
+    let job = read_job(fields, id, limits, rule, faults);
+    if job.reference.is_some() || !job.depends_on_refs.is_empty() {
+        let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
+        faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
+    }
+    job
+}
+
+/// Reads jobs that come by other ways than a request, by the same rules.
+pub fn job_reader(limits: JobLimits, rule: AddressRule, body_bytes: usize) -> JobReader {
+    JobReader::new(move |body| {
+        let fields = body_object(body.as_bytes(), body_bytes).map_err(|error| {
+            if error.details.is_empty() { vec![Fault::new("body", error.message)] } else { error.details }
+        })?;
+        let mut faults = Vec::new();
+        let mut job = read_single(fields, JobId::new(), &limits, &rule, &mut faults);
+        if job.options.idempotency_key.is_some() {
+            job.fingerprint = Some(Sha256::digest(body).into());
+        }
+        if faults.is_empty() { Ok(job) } else { Err(faults) }
+    })
 }
 
 /// How often a job is tried again, and when. `null` is the default.
@@ -247,7 +282,6 @@ impl From<RetryWhen> for RetryOn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::body_object;
 
     fn faults(body: &str) -> Vec<String> {
         let fields = body_object(body.as_bytes(), 1 << 20).expect("an object");

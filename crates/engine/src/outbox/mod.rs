@@ -4,6 +4,7 @@
 //! down what the sink said. Everything arrives at least once, under an id that tells repetitions from news.
 
 mod relay;
+mod source;
 mod webhook_sink;
 
 use std::{sync::Arc, time::Duration};
@@ -21,6 +22,7 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 pub use relay::{Relay, Spent};
+pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 
 use crate::address::AddressRule;

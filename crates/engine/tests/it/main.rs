@@ -5,6 +5,7 @@
 mod bulk;
 mod driver;
 mod http;
+mod inbox;
 mod limits;
 mod live;
 mod outbox;
@@ -12,6 +13,7 @@ mod runs;
 mod schedules;
 mod shell;
 mod simulation;
+mod sources;
 mod stop;
 mod trace;
 mod webhooks;

@@ -48,11 +48,30 @@ fn sqlite_url(folder: &tempfile::TempDir) -> String {
 
 /// A database of its own on the server that `./test` has started.
 pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
+    let (url, place) = open_database().await;
+    (open(&url).await, place)
+}
+
+/// An empty one: its address.
+pub async fn open_database() -> (String, Place) {
     let name = format!("faena_engine_{}", uuid::Uuid::new_v4().simple());
     run_sql(&format!("CREATE DATABASE {name}")).await;
-    let server = postgres_server();
-    let (base, _) = server.rsplit_once('/').unwrap();
-    (open(&format!("{base}/{name}")).await, Place::Database(name))
+    let place = Place::Database(name);
+    (postgres_url(&place), place)
+}
+
+impl Place {
+    /// Nobody gets in any more, and who is in is thrown out.
+    pub async fn shut(&self) {
+        let Place::Database(name) = self else { panic!("only PostgreSQL can be shut") };
+        run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
+        run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
+    }
+
+    pub async fn reopen(&self) {
+        let Place::Database(name) = self else { panic!("only PostgreSQL can be shut") };
+        run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
+    }
 }
 
 /// Another server's way to the same PostgreSQL database.

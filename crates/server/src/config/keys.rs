@@ -263,8 +263,8 @@ pub const KEYS: &[Key] = &[
         "How long events are kept; so long they can be published again.",
     ),
     key(
-        "outbox.source",
-        "FAENA_OUTBOX_SOURCE",
+        "outbox.origin",
+        "FAENA_OUTBOX_ORIGIN",
         Kind::Text,
         "/faena",
         "What events say where they come from: the `source` of CloudEvents.",

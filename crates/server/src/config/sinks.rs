@@ -23,7 +23,7 @@ pub const EXAMPLE: &str = "
 # rabbitmq, nats, redis, webhook or file.
 #kind = \"rabbitmq\"
 #url = \"amqp://guest:guest@127.0.0.1:5672/%2f\"
-# Which types of events; * stands for anything.
+# Which types of events; * stands for anything. []: it is only there for an [[outbox.source]].
 #types = [\"*\"]
 # When it refuses a message, later ones about the same job go on (skip) or wait (park).
 #on_bad = \"skip\"
@@ -164,8 +164,8 @@ fn check(entry: Entry) -> Result<SinkConfig, String> {
     }
     foreign_keys(&entry)?;
     let types = entry.types.clone().unwrap_or_else(|| vec!["*".into()]);
-    if types.is_empty() || types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
-        return Err("types: must name 1 to 100 types like \"job.*\" of 1 to 255 characters".into());
+    if types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
+        return Err("types: must name up to 100 types like \"job.*\" of 1 to 255 characters".into());
     }
     let on_bad = match entry.on_bad.unwrap_or(Bad::Skip) {
         Bad::Park => OnBad::Park,
@@ -364,7 +364,7 @@ mod tests {
                 "stream: a sink of kind rabbitmq has no such key; it has url, exchange",
             ),
             (format!("{bus}{url}timeout = \"15s\""), "timeout: \"15s\" must be a duration from 100ms to 14s"),
-            (format!("{bus}{url}types = []"), "types: must name"),
+            (format!("{bus}{url}types = [\"\"]"), "types: must name"),
             (format!("{bus}{url}on_bad = \"panic\""), "unknown variant `panic`"),
             (format!("{bus}{url}colour = 1"), "unknown field `colour`"),
             (format!("{bus}{url}{bus}{url}"), "number 2: there is another sink named \"bus\""),

@@ -9,7 +9,7 @@ mod bulk;
 mod change;
 pub mod claim;
 mod complete;
-mod connect;
+pub mod connect;
 pub mod doctor;
 mod due;
 mod end;

@@ -14,6 +14,7 @@ mod ends;
 mod events;
 mod family;
 mod following;
+mod foreign;
 mod keys;
 mod letters;
 mod limits;

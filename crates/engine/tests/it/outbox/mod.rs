@@ -1,6 +1,6 @@
 //! Events of real jobs at real far ends: what arrives, in which order, and what trouble costs.
 
-mod far_end;
+pub mod far_end;
 mod file;
 mod nats;
 mod rabbitmq;
@@ -9,7 +9,7 @@ mod several;
 mod webhook;
 
 #[path = "../../../../brokers/tests/it/support/mod.rs"]
-mod support;
+pub mod support;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,10 +30,10 @@ const EVENTS_PER_JOB: usize = 5;
 
 /// An event as it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Arrived {
+pub struct Arrived {
     /// As the far end tells repetitions from news.
-    message_id: String,
-    body: serde_json::Value,
+    pub message_id: String,
+    pub body: serde_json::Value,
 }
 
 impl Arrived {

@@ -1,0 +1,237 @@
+//! Messages of a broker that become jobs.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use faena_brokers::{
+    BrokerUrl,
+    nats::NatsConsumerOptions,
+    rabbitmq::{Binding, RabbitMqConsumerOptions},
+};
+use faena_domain::Priority;
+use faena_engine::{Engine, EngineConfig, InboxBroker, InboxConfig};
+use faena_store::{Store, Tally};
+use lapin::{
+    BasicProperties,
+    options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
+    types::{AMQPValue, FieldTable},
+};
+
+use crate::{
+    outbox::{far_end::channel, support::setting},
+    sources::application::{all_jobs, reader},
+    world::{Place, World, eventually},
+};
+
+fn config(broker: InboxBroker) -> EngineConfig {
+    let inbox = InboxConfig {
+        name: "orders".into(),
+        broker,
+        job_type: "noop".into(),
+        queue: Some("shipping".into()),
+        priority: Some(Priority::High),
+    };
+    EngineConfig { inboxes: vec![inbox], job_reader: reader(), ..EngineConfig::default() }
+}
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", uuid::Uuid::now_v7().simple())
+}
+
+async fn jobs_done(store: &Arc<dyn Store>, count: i64) {
+    eventually(&format!("{count} jobs are done"), async || {
+        let counts = store.counts().await.ok()?;
+        assert!(counts.total(Tally::Completed) <= count, "more jobs than messages");
+        (counts.total(Tally::Completed) == count).then_some(())
+    })
+    .await;
+}
+
+/// What the inbox of this server has done: jobs, messages that had come before, messages that were rejected.
+fn figures(world: &World) -> (u64, u64, u64) {
+    let inbox = &world.engine.inboxes[0];
+    let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    (figure(&inbox.jobs), figure(&inbox.known), figure(&inbox.rejected))
+}
+
+async fn the_database_goes_away_and_comes_back(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
+    place.shut().await;
+    send().await;
+    eventually("a message waits for it", async || {
+        (engine.inboxes[0].in_hand.load(Ordering::Relaxed) > 0).then_some(())
+    })
+    .await;
+    place.reopen().await;
+}
+
+mod rabbitmq {
+    use super::*;
+    use crate::{
+        outbox::support::{Broker, Proxy},
+        world::{open_postgres, open_sqlite},
+    };
+
+    fn from(url: &str, name: &str) -> InboxBroker {
+        let options = RabbitMqConsumerOptions::new(BrokerUrl::parse(url).unwrap(), name);
+        let bindings = vec![Binding { exchange: name.into(), pattern: "order.#".into() }];
+        InboxBroker::RabbitMq(RabbitMqConsumerOptions { bindings, ..options })
+    }
+
+    async fn publish(url: &str, exchange: &str, messages: &[(Option<&str>, &[u8])]) {
+        let (_connection, channel) = channel(url).await;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        for (id, body) in messages {
+            let mut headers = FieldTable::default();
+            headers.insert("CorrelationId".into(), AMQPValue::LongString("order-7".into()));
+            let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+            if let Some(id) = id {
+                properties = properties.with_message_id((*id).into());
+            }
+            let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+            let key = "order.paid".into();
+            channel.basic_publish(exchange.into(), key, options, body, properties).await.unwrap().await.unwrap();
+        }
+    }
+
+    /// Waits until the inbox has made its queue.
+    async fn is_there(url: &str, queue: &str) {
+        eventually("the queue is there", async || {
+            let (_connection, channel) = channel(url).await;
+            let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+            let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.ok()?;
+            (queue.consumer_count() > 0).then_some(())
+        })
+        .await;
+    }
+
+    async fn waiting(url: &str, queue: &str) -> u32 {
+        let (_connection, channel) = channel(url).await;
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
+    }
+
+    #[tokio::test]
+    async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
+        for place in [open_sqlite().await, open_postgres().await] {
+            let (url, name) = (setting("FAENA_TEST_RABBITMQ"), unique("inbox"));
+            let world = World::over(place, config(from(&url, &name))).await;
+            is_there(&url, &name).await;
+            let messages: [(Option<&str>, &[u8]); 8] = [
+                (Some("a"), b"{\"order\":1}"),
+                (Some("a"), b"{\"order\":1}"),
+                (None, b"{\"order\":2}"),
+                (None, b"{\"order\":2}"),
+                (Some("b"), b"{\"order\":"),
+                (Some("c"), b"[1]"),
+                (Some("d"), b"\xff\xfe"),
+                (Some("e"), b"{\"order\":3}"),
+            ];
+            publish(&url, &name, &messages).await;
+            jobs_done(&world.store, 3).await;
+            eventually("all are dealt with", async || (figures(&world) == (3, 2, 3)).then_some(())).await;
+            eventually("the bad ones are kept", async || {
+                (waiting(&url, &format!("{name}.dead")).await == 3).then_some(())
+            })
+            .await;
+            let job = all_jobs(&world.store).await.remove(0);
+            assert_eq!((job.correlation_id.as_str(), job.priority), ("order-7", Priority::High));
+            world.stop().await;
+            assert_eq!(waiting(&url, &name).await, 0, "all are acknowledged");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_outage_of_the_database_loses_and_doubles_nothing() {
+        let (url, name) = (setting("FAENA_TEST_RABBITMQ"), unique("inbox"));
+        let (store, place) = open_postgres().await;
+        let engine = Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
+        is_there(&url, &name).await;
+        publish(&url, &name, &[(Some("before"), b"{}")]).await;
+        the_database_goes_away_and_comes_back(&engine, &place, async || {
+            publish(&url, &name, &[(Some("1"), b"{}"), (Some("2"), b"{}"), (Some("1"), b"{}")]).await;
+        })
+        .await;
+        jobs_done(&store, 3).await;
+        engine.stop(tokio_util::sync::CancellationToken::new()).await;
+        assert_eq!(waiting(&url, &format!("{name}.dead")).await, 0, "an outage is no message's fault");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_broker_that_is_killed_or_cut_off_is_found_again_and_nothing_doubles() {
+        let mut broker = Broker::rabbitmq("").await;
+        let proxy = Proxy::to(broker.port()).await;
+        let world = World::over(open_sqlite().await, config(from(&broker.url_by(proxy.port()), "orders"))).await;
+        is_there(&broker.url(), "orders").await;
+        publish(&broker.url(), "orders", &[(Some("1"), b"{}"), (Some("2"), b"{}")]).await;
+        proxy.cut();
+        publish(&broker.url(), "orders", &[(Some("3"), b"{}"), (Some("2"), b"{}")]).await;
+        proxy.heal();
+        jobs_done(&world.store, 3).await;
+        broker.kill();
+        broker.start().await;
+        publish(&broker.url(), "orders", &[(Some("4"), b"{}"), (Some("1"), b"{}")]).await;
+        jobs_done(&world.store, 4).await;
+        world.stop().await;
+    }
+}
+
+mod nats {
+    use super::*;
+    use crate::{
+        outbox::support::Broker,
+        world::{open_postgres, open_sqlite},
+    };
+
+    fn from(url: &str, name: &str) -> InboxBroker {
+        let url = BrokerUrl::parse(url).unwrap();
+        let options = NatsConsumerOptions::new(url, name, format!("{name}.>"), format!("inbox-{name}"));
+        InboxBroker::Nats(options)
+    }
+
+    async fn publish(url: &str, name: &str, messages: &[(Option<&str>, &str)]) {
+        let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
+        eventually("the stream is there", async || context.get_stream(name).await.ok()).await;
+        for (id, body) in messages {
+            let mut headers = async_nats::HeaderMap::new();
+            headers.insert("CorrelationId", "order-7");
+            if let Some(id) = id {
+                headers.insert("Nats-Msg-Id", *id);
+            }
+            let subject = format!("{name}.paid");
+            context.publish_with_headers(subject, headers, body.to_string().into()).await.unwrap().await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
+        let (url, name) = (setting("FAENA_TEST_NATS"), unique("inbox"));
+        let world = World::over(open_sqlite().await, config(from(&url, &name))).await;
+        // Without an id its place in the stream is its id: the same said twice is two messages.
+        let messages = [(Some("a"), "{}"), (None, "{}"), (None, "{}"), (Some("b"), "7")];
+        publish(&url, &name, &messages).await;
+        jobs_done(&world.store, 3).await;
+        eventually("all are dealt with", async || (figures(&world) == (3, 0, 1)).then_some(())).await;
+        let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
+        let dead = context.get_stream(format!("{name}-inbox-{name}-dead")).await.unwrap();
+        assert_eq!(dead.cached_info().state.messages, 1);
+        world.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn outages_of_the_database_and_of_the_broker_lose_and_double_nothing() {
+        let mut broker = Broker::nats("").await;
+        let (store, place) = open_postgres().await;
+        let engine = Engine::start(store.clone(), config(from(&broker.url(), "orders"))).await.unwrap();
+        let url = broker.url();
+        publish(&url, "orders", &[(Some("before"), "{}")]).await;
+        the_database_goes_away_and_comes_back(&engine, &place, async || {
+            publish(&url, "orders", &[(Some("1"), "{}"), (Some("2"), "{}")]).await;
+        })
+        .await;
+        jobs_done(&store, 3).await;
+        broker.kill();
+        broker.start().await;
+        publish(&url, "orders", &[(Some("3"), "{}")]).await;
+        jobs_done(&store, 4).await;
+        engine.stop(tokio_util::sync::CancellationToken::new()).await;
+    }
+}

@@ -1,0 +1,147 @@
+//! An application with an outbox of its own, in a database of its own.
+
+use std::{sync::Arc, time::Duration};
+
+use faena_domain::{Fault, JobView, NewJob, Timestamp};
+use faena_engine::{Bus, DatabaseUrl, JobReader, Round, Source, SourceConfig, Target, address::AddressRule};
+use faena_store::{Filter, ForeignMapping, Page, Store};
+use serde_json::{Value, json};
+use tokio_postgres::{Client, NoTls};
+
+use crate::world::{Place, open_database};
+
+pub struct Application {
+    pub client: Client,
+    pub url: String,
+    _place: Place,
+}
+
+/// One line of its outbox.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Line {
+    pub is_dispatched: bool,
+    pub attempts: i32,
+    pub error: Option<String>,
+}
+
+impl Application {
+    pub async fn new() -> Application {
+        let (url, place) = open_database().await;
+        let client = connect(&url).await;
+        client.batch_execute(&ForeignMapping::default().init_sql()).await.unwrap();
+        Application { client, url, _place: place }
+    }
+
+    /// One committed message. Answers its id.
+    pub async fn says(&self, kind: &str, payload: Value) -> String {
+        let sql = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\", \"CorrelationId\", \"OccurredAt\")
+                   VALUES ($1, $2::text::jsonb, 'c-1', clock_timestamp()) RETURNING \"Id\"::text";
+        self.client.query_one(sql, &[&kind, &payload.to_string()]).await.unwrap().get(0)
+    }
+
+    pub async fn says_many(&self, count: i32) {
+        let sql = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\", \"OccurredAt\")
+                   SELECT 'TicketCreatedEvent', jsonb_build_object('number', n), to_timestamp(n) FROM generate_series(1, $1) n";
+        self.client.execute(sql, &[&count]).await.unwrap();
+    }
+
+    pub async fn line(&self, id: &str) -> Line {
+        let sql = "SELECT \"DispatchedAt\" IS NOT NULL, \"Attempts\", \"Error\" FROM \"OutboxMessages\" WHERE \"Id\" = $1::text::uuid";
+        let row = self.client.query_one(sql, &[&id]).await.unwrap();
+        Line { is_dispatched: row.get(0), attempts: row.get(1), error: row.get(2) }
+    }
+
+    pub async fn count(&self, what: &str) -> i64 {
+        self.client.query_one(&format!("SELECT count(*) FROM {what}"), &[]).await.unwrap().get(0)
+    }
+
+    pub async fn pending(&self) -> i64 {
+        self.count("\"OutboxMessages\" WHERE \"DispatchedAt\" IS NULL").await
+    }
+
+    pub async fn attempts(&self) -> i64 {
+        self.client
+            .query_one("SELECT coalesce(sum(\"Attempts\"), 0) FROM \"OutboxMessages\"", &[])
+            .await
+            .unwrap()
+            .get(0)
+    }
+
+    /// Ends the session that holds the lock, as an administrator does. `false`: nobody holds it.
+    pub async fn end_the_holder(&self) -> bool {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_locks
+                   WHERE locktype = 'advisory' AND objid = 42 AND granted
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        !self.client.query(sql, &[]).await.unwrap().is_empty()
+    }
+
+    pub fn config(&self, sink: Option<Target>) -> SourceConfig {
+        SourceConfig {
+            name: "app".into(),
+            url: DatabaseUrl(self.url.clone()),
+            mapping: ForeignMapping::default(),
+            sink,
+            period: Duration::from_millis(100),
+        }
+    }
+
+    pub fn worker(&self, store: &Arc<dyn Store>, sink: Option<Target>) -> Worker {
+        let rule = AddressRule::new(&["127.0.0.0/8".parse().unwrap()]);
+        let source = Source::new(&self.config(sink), &rule, reader()).unwrap();
+        Worker { source, store: store.clone(), bus: Bus::default() }
+    }
+}
+
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// One that goes when it is told.
+pub struct Worker {
+    pub source: Source,
+    store: Arc<dyn Store>,
+    bus: Bus,
+}
+
+impl Worker {
+    pub async fn round(&self, now: Timestamp) -> Round {
+        self.source.run_once(&*self.store, &self.bus, now).await.unwrap()
+    }
+
+    /// Rounds until nothing more is to be done at once.
+    pub async fn drain(&self, now: Timestamp) -> usize {
+        let mut handled = 0;
+        loop {
+            let round = self.round(now).await;
+            handled += round.handled;
+            if !round.more {
+                return handled;
+            }
+        }
+    }
+}
+
+pub async fn all_jobs(store: &Arc<dyn Store>) -> Vec<JobView> {
+    store.job_list(&Filter::default(), Page::Offset { offset: 0, limit: 1_000 }).await.unwrap().jobs
+}
+
+/// Reads as much of a job as these tests need.
+pub fn reader() -> JobReader {
+    JobReader::new(|body| {
+        let body: Value = serde_json::from_str(body)
+            .map_err(|error| vec![Fault::new("body", format!("is not valid JSON: {error}"))])?;
+        let kind = body["type"].as_str().ok_or_else(|| vec![Fault::new("type", "is required")])?;
+        let mut job = NewJob::new(kind);
+        job.correlation_id = body["correlationId"].as_str().map(str::to_owned);
+        job.queue = body["queue"].as_str().unwrap_or("default").to_owned();
+        job.priority = serde_json::from_value(body["priority"].clone()).unwrap_or_default();
+        let payload = body.get("payload").cloned().unwrap_or_else(|| json!({}));
+        if !payload.is_object() {
+            return Err(vec![Fault::new("payload", "must be an object")]);
+        }
+        job.payload = payload.to_string();
+        Ok(job)
+    })
+}

@@ -1,0 +1,169 @@
+//! Rows that become jobs.
+
+use std::{collections::HashSet, sync::Arc};
+
+use faena_domain::{JobState, Timestamp};
+use faena_engine::EngineConfig;
+use faena_store::{Store, Tally};
+use serde_json::json;
+
+use super::application::{Application, Line, all_jobs, connect, reader};
+use crate::world::{World, eventually, open_postgres, open_sqlite};
+
+async fn jobs(store: &Arc<dyn Store>) -> i64 {
+    let counts = store.counts().await.unwrap();
+    [Tally::Pending, Tally::Queued, Tally::Held, Tally::Completed].into_iter().map(|tally| counts.total(tally)).sum()
+}
+
+mod postgres {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_row_becomes_a_job_that_runs_with_the_rows_correlation_id() {
+        for place in [open_sqlite().await, open_postgres().await] {
+            let application = Application::new().await;
+            let config = EngineConfig {
+                sources: vec![application.config(None)],
+                job_reader: reader(),
+                ..EngineConfig::default()
+            };
+            let world = World::over(place, config).await;
+            let other = application.says("TicketCreatedEvent", json!({})).await;
+            let id = application.says("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
+            eventually("it is done", async || (jobs_done(&world).await == 1).then_some(())).await;
+            eventually("it is marked", async || application.line(&id).await.is_dispatched.then_some(())).await;
+            let job = all_jobs(&world.store).await.remove(0);
+            assert_eq!((job.correlation_id.as_str(), job.status), ("c-1", JobState::Completed));
+            let untouched = Line { is_dispatched: false, attempts: 0, error: None };
+            assert_eq!(application.line(&other).await, untouched, "without a sink only jobs are taken");
+            world.stop().await;
+        }
+    }
+
+    async fn jobs_done(world: &World) -> i64 {
+        world.store.counts().await.unwrap().total(Tally::Completed)
+    }
+
+    #[tokio::test]
+    async fn a_bad_body_is_marked_with_its_faults_and_the_others_flow_on() {
+        let (store, _place) = open_sqlite().await;
+        let application = Application::new().await;
+        let bad = application.says("faena.job", json!({"type": "noop", "payload": 7})).await;
+        let worse = application.says("faena.job", json!([])).await;
+        let good = application.says("faena.job", json!({"type": "noop"})).await;
+        application.worker(&store, None).drain(Timestamp::now()).await;
+        let line = application.line(&bad).await;
+        assert_eq!((line.attempts, line.error.as_deref()), (1, Some("payload: must be an object")));
+        assert_eq!(application.line(&worse).await.error.as_deref(), Some("type: is required"));
+        assert!(application.line(&good).await.is_dispatched);
+        assert_eq!(jobs(&store).await, 1);
+    }
+
+    #[tokio::test]
+    async fn a_row_whose_mark_got_lost_makes_no_second_job() {
+        for (store, _place) in [open_sqlite().await, open_postgres().await] {
+            let application = Application::new().await;
+            let id = application.says("faena.job", json!({"type": "noop"})).await;
+            application.worker(&store, None).drain(Timestamp::now()).await;
+            let forget = "UPDATE \"OutboxMessages\" SET \"DispatchedAt\" = NULL; TRUNCATE \"ProcessedEvents\"";
+            application.client.batch_execute(forget).await.unwrap();
+            application.worker(&store, None).drain(Timestamp::now()).await;
+            assert!(application.line(&id).await.is_dispatched);
+            assert_eq!(jobs(&store).await, 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn while_the_database_of_jobs_is_away_rows_wait_and_pay_nothing() {
+        let (store, place) = open_postgres().await;
+        let application = Application::new().await;
+        let id = application.says("faena.job", json!({"type": "noop"})).await;
+        let worker = application.worker(&store, None);
+        let now = Timestamp::now();
+        place.shut().await;
+        for minute in 0..7 {
+            worker.round(now.plus_ms(minute * 60_000)).await;
+        }
+        assert_eq!(application.line(&id).await, Line { is_dispatched: false, attempts: 0, error: None });
+        place.reopen().await;
+        assert_eq!(worker.drain(now.plus_ms(600_000)).await, 1);
+        assert_eq!(jobs(&store).await, 1);
+    }
+
+    /// Several writers, some of whose transactions are rolled back; two workers that crash between the job and the mark. Exactly the committed ones
+    /// exist.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn exactly_the_committed_rows_become_jobs() {
+        let (store, _place) = open_postgres().await;
+        let application = Application::new().await;
+        let writers: Vec<_> = (0..4)
+            .map(|writer| {
+                let url = application.url.clone();
+                tokio::spawn(async move {
+                    let client = connect(&url).await;
+                    let mut committed = Vec::new();
+                    for number in 0..100 {
+                        let name = format!("{writer}-{number}");
+                        let end = if number % 3 == 0 { "ROLLBACK" } else { "COMMIT" };
+                        let sql = format!(
+                            "BEGIN; INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\")
+                             VALUES ('faena.job', '{{\"type\": \"later\", \"payload\": {{\"name\": \"{name}\"}}}}'); {end}"
+                        );
+                        client.batch_execute(&sql).await.unwrap();
+                        if end == "COMMIT" {
+                            committed.push(name);
+                        }
+                    }
+                    committed
+                })
+            })
+            .collect();
+        // Every second mark ends the session that makes it: the jobs are stored, the rows are not marked.
+        application
+            .client
+            .batch_execute(
+                "CREATE SEQUENCE crashes;
+                 CREATE FUNCTION crash() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                     IF nextval('crashes') % 2 = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
+                     RETURN NULL;
+                 END $$;
+                 CREATE TRIGGER crash BEFORE UPDATE ON \"OutboxMessages\" FOR EACH STATEMENT EXECUTE FUNCTION crash()",
+            )
+            .await
+            .unwrap();
+        let workers = [application.worker(&store, None), application.worker(&store, None)];
+        let mut now = Timestamp::now();
+        loop {
+            let [first, second] = &workers;
+            tokio::join!(first.round(now), second.round(now));
+            // Whoever rests is done with it.
+            now = now.plus_ms(60_000);
+            if writers.iter().all(|writer| writer.is_finished()) {
+                break;
+            }
+        }
+        application.client.batch_execute("DROP TRIGGER crash ON \"OutboxMessages\"").await.unwrap();
+        for worker in &workers {
+            worker.drain(now).await;
+        }
+        let mut committed = HashSet::new();
+        for writer in writers {
+            committed.extend(writer.await.unwrap());
+        }
+        let stored = all_jobs(&store).await;
+        let stored: Vec<String> = stored
+            .iter()
+            .map(|job| {
+                serde_json::from_str::<serde_json::Value>(job.payload.get()).unwrap()["name"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned()
+            })
+            .collect();
+        assert_eq!(stored.len(), committed.len(), "none twice");
+        assert_eq!(stored.into_iter().collect::<HashSet<_>>(), committed);
+        assert_eq!((application.pending().await, application.attempts().await), (0, 0));
+        let marks: i64 = application.client.query_one("SELECT last_value FROM crashes", &[]).await.unwrap().get(0);
+        assert!(marks > 1, "nobody crashed and came back");
+    }
+}

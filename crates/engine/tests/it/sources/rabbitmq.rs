@@ -1,0 +1,257 @@
+//! To RabbitMQ.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
+use faena_domain::Timestamp;
+use faena_engine::{EngineConfig, Target};
+use faena_store::Store;
+use serde_json::json;
+
+use super::application::{Application, Line, Worker, connect, reader};
+use crate::{
+    outbox::{
+        far_end::{FarEnd, Queue},
+        support::{Broker, Proxy, setting},
+    },
+    world::{Place, World, eventually, open_sqlite},
+};
+
+fn shared() -> String {
+    setting("FAENA_TEST_RABBITMQ")
+}
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", uuid::Uuid::now_v7().simple())
+}
+
+fn target(url: &str, exchange: &str) -> Target {
+    let options = RabbitMqSinkOptions::new(BrokerUrl::parse(url).unwrap(), exchange);
+    Target::RabbitMq(RabbitMqSinkOptions { timeout: Duration::from_secs(3), ..options })
+}
+
+fn later(now: Timestamp, minutes: i64) -> Timestamp {
+    now.plus_ms(minutes * 60_000)
+}
+
+/// An application, a queue on a fresh exchange, and one worker between them.
+async fn story(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, Place)) {
+    let place = open_sqlite().await;
+    let (application, exchange) = (Application::new().await, unique("app"));
+    let queue = Queue::bound(&shared(), &exchange, pattern).await;
+    let worker = application.worker(&place.0, Some(target(&shared(), &exchange)));
+    (application, queue, worker, place)
+}
+
+#[tokio::test]
+async fn one_worker_drains_everything_in_order_at_once_and_lets_the_lock_go() {
+    let (application, queue, worker, _place) = story("ticket.created").await;
+    application.says_many(120).await;
+    assert_eq!(worker.drain(Timestamp::now()).await, 120, "not one batch of 50 per period");
+    let arrived = queue.arrived().await;
+    let numbers: Vec<i64> = arrived.iter().map(|one| one.body["number"].as_i64().unwrap()).collect();
+    assert_eq!(numbers, (1..=120).collect::<Vec<i64>>());
+    assert_eq!(arrived.iter().map(|one| &one.message_id).collect::<HashSet<_>>().len(), 120);
+    assert_eq!((application.pending().await, application.count("\"ProcessedEvents\"").await), (0, 120));
+    let free: bool = application.client.query_one("SELECT pg_try_advisory_lock(42)", &[]).await.unwrap().get(0);
+    assert!(free);
+}
+
+#[tokio::test]
+async fn of_two_workers_one_has_lock_42_and_the_other_waits() {
+    let (application, queue, first, (store, _place)) = story("#").await;
+    let second = application.worker(&store, Some(target(&shared(), &queue.exchange)));
+    application.says_many(60).await;
+    let now = Timestamp::now();
+    assert_eq!(first.round(now).await.handled, 50);
+    assert_eq!(second.round(now).await.handled, 0, "another worker is at it");
+    assert_eq!(first.drain(now).await, 10);
+    application.says_many(1).await;
+    assert_eq!(second.drain(now).await, 1, "the lock is let go when nothing is left");
+    assert_eq!(queue.arrived().await.len(), 61);
+}
+
+#[tokio::test]
+async fn a_broker_that_is_down_burns_no_attempts_however_long() {
+    let mut broker = Broker::rabbitmq("").await;
+    let queue = Queue::bound(&broker.url(), "app", "#").await;
+    let (store, _place) = open_sqlite().await;
+    let application = Application::new().await;
+    application.says_many(60).await;
+    let worker = application.worker(&store, Some(target(&broker.url(), "app")));
+    let now = Timestamp::now();
+    broker.kill();
+    for round in 0..12 {
+        assert_eq!(worker.round(later(now, round)).await.handled, 0);
+    }
+    assert!(worker.round(later(now, 11).plus_ms(500)).await.next_at.is_some(), "it rests");
+    assert_eq!((application.pending().await, application.attempts().await), (60, 0));
+    broker.start().await;
+    assert_eq!(worker.drain(later(now, 20)).await, 60);
+    assert_eq!(queue.arrived().await.len(), 60);
+}
+
+#[tokio::test]
+async fn a_line_that_is_cut_while_publishing_loses_nothing() {
+    let broker = Broker::rabbitmq("").await;
+    let proxy = Proxy::to(broker.port()).await;
+    let queue = Queue::bound(&broker.url(), "app", "#").await;
+    let (store, _place) = open_sqlite().await;
+    let application = Application::new().await;
+    application.says_many(200).await;
+    let worker = application.worker(&store, Some(target(&broker.url_by(proxy.port()), "app")));
+    let now = Timestamp::now();
+    proxy.cut_after(8_000);
+    worker.drain(now).await;
+    assert!(!proxy.is_whole() && application.pending().await > 0, "it was cut in the middle");
+    proxy.heal();
+    worker.drain(later(now, 1)).await;
+    assert_eq!((application.pending().await, application.attempts().await), (0, 0));
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!(ids.len(), 200);
+}
+
+#[tokio::test]
+async fn a_message_that_is_already_in_processed_events_is_marked_and_not_published() {
+    let (application, queue, worker, _place) = story("#").await;
+    let id = application.says("TicketCreatedEvent", json!({})).await;
+    application
+        .client
+        .batch_execute("INSERT INTO \"ProcessedEvents\" SELECT \"Id\", now() FROM \"OutboxMessages\"")
+        .await
+        .unwrap();
+    worker.drain(Timestamp::now()).await;
+    assert!(application.line(&id).await.is_dispatched);
+    assert_eq!(queue.arrived().await, []);
+}
+
+#[tokio::test]
+async fn a_key_that_no_queue_is_bound_to_counts_attempts_with_the_reason_and_the_others_flow_on() {
+    // `ticket.*` does not match `ticket.status.changed`.
+    let (application, queue, worker, _place) = story("ticket.*").await;
+    let lost = application.says("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
+    let good = application.says("TicketCreatedEvent", json!({"a": 1})).await;
+    let now = Timestamp::now();
+    worker.drain(now).await;
+    let reason = Some("no queue is bound for routing key ticket.status.changed".to_owned());
+    assert_eq!(application.line(&lost).await, Line { is_dispatched: false, attempts: 1, error: reason.clone() });
+    assert!(application.line(&good).await.is_dispatched);
+    assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it rests, its attempts are not burned at once");
+    for minute in 1..10 {
+        worker.drain(later(now, minute)).await;
+    }
+    assert_eq!(application.line(&lost).await, Line { is_dispatched: false, attempts: 5, error: reason });
+    queue.bind("ticket.status.changed").await;
+    application.client.batch_execute("UPDATE \"OutboxMessages\" SET \"Attempts\" = 0").await.unwrap();
+    worker.drain(later(now, 20)).await;
+    let ids: Vec<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!(ids, [good, lost]);
+}
+
+#[tokio::test]
+async fn a_payload_that_is_not_json_and_a_type_that_makes_no_key_are_marked_with_the_reason() {
+    let (application, queue, worker, _place) = story("#").await;
+    application.client.batch_execute("ALTER TABLE \"OutboxMessages\" ALTER \"PayloadJson\" TYPE text").await.unwrap();
+    let insert = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\") VALUES ($1, $2) RETURNING \"Id\"::text";
+    let mut ids: Vec<String> = Vec::new();
+    for (kind, payload) in
+        [("TicketCreatedEvent", "{\"a\":"), ("no key", "{}"), ("", "{}"), ("TicketCreatedEvent", "{}")]
+    {
+        ids.push(application.client.query_one(insert, &[&kind, &payload]).await.unwrap().get(0));
+    }
+    worker.drain(Timestamp::now()).await;
+    let error = async |number: usize| application.line(&ids[number]).await.error.unwrap_or_default();
+    assert!(error(0).await.starts_with("the payload is not JSON: EOF while parsing"), "{}", error(0).await);
+    assert_eq!(error(1).await, "the type \"no key\" makes no routing key: it contains ' '");
+    assert_eq!(error(2).await, "the type is empty and makes no routing key");
+    assert_eq!(queue.arrived().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_table_that_is_written_while_it_is_read_loses_nothing() {
+    let (application, queue, worker, _place) = story("#").await;
+    let writers = (0..4).map(|writer| {
+        let url = application.url.clone();
+        tokio::spawn(async move {
+            let client = connect(&url).await;
+            for number in 0..100 {
+                // Every fourth transaction is rolled back.
+                let end = if number % 4 == 0 { "ROLLBACK" } else { "COMMIT" };
+                let sql = format!(
+                    "BEGIN; INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\") VALUES ('a.b', '{{\"w\": {writer}}}'); {end}"
+                );
+                client.batch_execute(&sql).await.unwrap();
+            }
+        })
+    });
+    let writers: Vec<_> = writers.collect();
+    while writers.iter().any(|writer| !writer.is_finished()) {
+        worker.drain(Timestamp::now()).await;
+    }
+    worker.drain(Timestamp::now()).await;
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!((ids.len(), application.pending().await), (300, 0));
+}
+
+#[tokio::test]
+async fn after_a_crash_between_publish_and_mark_a_message_comes_again_under_the_same_id() {
+    let (application, queue, worker, (store, _place)) = story("#").await;
+    let id = application.says("TicketCreatedEvent", json!({})).await;
+    // The crash: whoever marks rows has its session ended, once.
+    application
+        .client
+        .batch_execute(
+            "CREATE TABLE crash (done bool);
+             CREATE FUNCTION crash() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 IF current_setting('application_name') = 'faena outbox' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER crash BEFORE UPDATE ON \"OutboxMessages\" FOR EACH ROW EXECUTE FUNCTION crash()",
+        )
+        .await
+        .unwrap();
+    let now = Timestamp::now();
+    assert_eq!(worker.round(now).await.handled, 0);
+    assert_eq!((application.pending().await, application.count("\"ProcessedEvents\"").await), (1, 0));
+    application.client.batch_execute("DROP TRIGGER crash ON \"OutboxMessages\"").await.unwrap();
+    let second = application.worker(&store, Some(target(&shared(), &queue.exchange)));
+    assert_eq!(second.drain(now).await, 1);
+    assert_eq!(worker.drain(later(now, 1)).await, 0, "it is never published after it is recorded");
+    let ids: Vec<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!(ids, [id.clone(), id]);
+}
+
+/// Servers as they are, with their loops, and an administrator who ends sessions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ended_sessions_cost_no_message_and_make_no_second_holder() {
+    let application = Application::new().await;
+    let exchange = unique("app");
+    let queue = Queue::bound(&shared(), &exchange, "#").await;
+    let config = || EngineConfig {
+        sources: vec![application.config(Some(target(&shared(), &exchange)))],
+        job_reader: reader(),
+        ..EngineConfig::default()
+    };
+    let worlds = [World::with(config()).await, World::with(config()).await];
+    let mut ended = 0;
+    for round in 1..=10 {
+        application.says_many(300).await;
+        while application.pending().await > 0 {
+            if application.end_the_holder().await {
+                ended += 1;
+                break;
+            }
+        }
+        let holders = "pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
+                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        assert!(application.count(holders).await <= 1, "round {round}");
+    }
+    eventually("everything is dispatched", async || (application.pending().await == 0).then_some(())).await;
+    for world in &worlds {
+        world.stop().await;
+    }
+    assert_eq!(application.attempts().await, 0);
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    assert_eq!(ids.len(), 3_000);
+    assert!(ended > 2, "only {ended} sessions were met at work");
+}

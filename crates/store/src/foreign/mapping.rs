@@ -1,0 +1,187 @@
+//! How an application's outbox is called: its tables, its columns, its lock.
+
+use std::fmt::Write;
+
+/// The names of an application's outbox. What is not said is named as in `faena outbox init-sql`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForeignMapping {
+    /// `None`: where the connection's search path finds the tables.
+    pub schema: Option<String>,
+    pub table: String,
+    pub columns: ForeignColumns,
+    /// Which events are dealt with, and when. `None`: nobody keeps that.
+    pub processed_table: Option<String>,
+    pub processed_id: String,
+    pub processed_at: String,
+    /// Where rows go that were refused too often. `None`: they stay, with their attempts.
+    pub dead_table: Option<String>,
+    /// The columns by which rows are put in order. Empty: the time at which they occurred.
+    pub order_by: Vec<String>,
+    /// The number of the advisory lock under which one worker at a time reads the table.
+    pub lock: i64,
+    pub batch: u32,
+    /// Tells that there is something new, if the application notifies.
+    pub channel: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForeignColumns {
+    pub id: String,
+    pub kind: String,
+    pub payload: String,
+    pub occurred_at: String,
+    pub dispatched_at: String,
+    pub attempts: String,
+    pub error: String,
+    pub correlation_id: Option<String>,
+}
+
+impl Default for ForeignMapping {
+    fn default() -> Self {
+        ForeignMapping {
+            schema: None,
+            table: "OutboxMessages".into(),
+            columns: ForeignColumns::default(),
+            processed_table: Some("ProcessedEvents".into()),
+            processed_id: "EventId".into(),
+            processed_at: "ProcessedAt".into(),
+            dead_table: None,
+            order_by: Vec::new(),
+            lock: 42,
+            batch: 50,
+            channel: None,
+        }
+    }
+}
+
+impl Default for ForeignColumns {
+    fn default() -> Self {
+        ForeignColumns {
+            id: "Id".into(),
+            kind: "Type".into(),
+            payload: "PayloadJson".into(),
+            occurred_at: "OccurredAt".into(),
+            dispatched_at: "DispatchedAt".into(),
+            attempts: "Attempts".into(),
+            error: "Error".into(),
+            correlation_id: Some("CorrelationId".into()),
+        }
+    }
+}
+
+impl ForeignMapping {
+    /// The same, `written_like_this`.
+    pub fn in_snake_case() -> ForeignMapping {
+        ForeignMapping {
+            table: "outbox_messages".into(),
+            columns: ForeignColumns {
+                id: "id".into(),
+                kind: "type".into(),
+                payload: "payload".into(),
+                occurred_at: "occurred_at".into(),
+                dispatched_at: "dispatched_at".into(),
+                attempts: "attempts".into(),
+                error: "error".into(),
+                correlation_id: Some("correlation_id".into()),
+            },
+            processed_table: Some("processed_events".into()),
+            processed_id: "event_id".into(),
+            processed_at: "processed_at".into(),
+            dead_table: None,
+            ..ForeignMapping::default()
+        }
+    }
+
+    /// A table's name as it stands in a statement.
+    pub(super) fn qualified(&self, table: &str) -> String {
+        match &self.schema {
+            Some(schema) => format!("{}.{}", quoted(schema), quoted(table)),
+            None => quoted(table),
+        }
+    }
+
+    /// What makes these tables, for the application to run.
+    pub fn init_sql(&self) -> String {
+        let columns = &self.columns;
+        let table = self.qualified(&self.table);
+        let (occurred, dispatched) = (quoted(&columns.occurred_at), quoted(&columns.dispatched_at));
+        let mut sql = String::from("-- What shall happen once your transaction is committed: insert a row in it.\n");
+        let mut lines = vec![
+            format!("{} uuid PRIMARY KEY DEFAULT gen_random_uuid()", quoted(&columns.id)),
+            format!("{} text NOT NULL", quoted(&columns.kind)),
+            format!("{} jsonb NOT NULL", quoted(&columns.payload)),
+            format!("{occurred} timestamptz NOT NULL DEFAULT now()"),
+            format!("{dispatched} timestamptz"),
+            format!("{} integer NOT NULL DEFAULT 0", quoted(&columns.attempts)),
+            format!("{} text", quoted(&columns.error)),
+        ];
+        lines.extend(columns.correlation_id.as_ref().map(|name| format!("{} text", quoted(name))));
+        let body = lines.join(",\n    ");
+        // Writing to a String cannot fail.
+        let _ = write!(sql, "CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n);\n");
+        let index = quoted(&format!("IX_{}_{}", self.table, columns.occurred_at));
+        let _ = writeln!(sql, "CREATE INDEX IF NOT EXISTS {index} ON {table} ({occurred}) WHERE {dispatched} IS NULL;");
+        if let Some(processed) = &self.processed_table {
+            let (id, at) = (quoted(&self.processed_id), quoted(&self.processed_at));
+            let index = quoted(&format!("IX_{processed}_{}", self.processed_at));
+            let processed = self.qualified(processed);
+            let _ = write!(
+                sql,
+                "\n-- Which of them are dealt with.\nCREATE TABLE IF NOT EXISTS {processed} (\n    {id} uuid PRIMARY KEY,\n    {at} timestamptz NOT NULL\n);\nCREATE INDEX IF NOT EXISTS {index} ON {processed} ({at});\n"
+            );
+        }
+        if let Some(dead) = &self.dead_table {
+            let dead = self.qualified(dead);
+            let _ = write!(
+                sql,
+                "\n-- Those that were refused too often; to try one again, insert it above.\nCREATE TABLE IF NOT EXISTS {dead} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES);\n"
+            );
+        }
+        sql
+    }
+}
+
+/// A name in quotes, whatever stands in it.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_end_its_quotes() {
+        assert_eq!(quoted("Outbox"), "\"Outbox\"");
+        assert_eq!(quoted("x\" ; DROP TABLE y; --"), "\"x\"\" ; DROP TABLE y; --\"");
+    }
+
+    #[test]
+    fn the_tables_are_printed_under_their_usual_names() {
+        let sql = ForeignMapping { dead_table: Some("DeadMessages".into()), ..ForeignMapping::default() }.init_sql();
+        let expected = r#"-- What shall happen once your transaction is committed: insert a row in it.
+CREATE TABLE IF NOT EXISTS "OutboxMessages" (
+    "Id" uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    "Type" text NOT NULL,
+    "PayloadJson" jsonb NOT NULL,
+    "OccurredAt" timestamptz NOT NULL DEFAULT now(),
+    "DispatchedAt" timestamptz,
+    "Attempts" integer NOT NULL DEFAULT 0,
+    "Error" text,
+    "CorrelationId" text
+);
+CREATE INDEX IF NOT EXISTS "IX_OutboxMessages_OccurredAt" ON "OutboxMessages" ("OccurredAt") WHERE "DispatchedAt" IS NULL;
+
+-- Which of them are dealt with.
+CREATE TABLE IF NOT EXISTS "ProcessedEvents" (
+    "EventId" uuid PRIMARY KEY,
+    "ProcessedAt" timestamptz NOT NULL
+);
+CREATE INDEX IF NOT EXISTS "IX_ProcessedEvents_ProcessedAt" ON "ProcessedEvents" ("ProcessedAt");
+
+-- Those that were refused too often; to try one again, insert it above.
+CREATE TABLE IF NOT EXISTS "DeadMessages" (LIKE "OutboxMessages" INCLUDING DEFAULTS INCLUDING INDEXES);
+"#;
+        assert_eq!(sql, expected);
+    }
+}

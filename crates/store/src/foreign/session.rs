@@ -1,0 +1,142 @@
+//! One connection to an application's database, on which the lock is held and the work is done.
+//!
+//! Lock and work share their fate: a session that ends takes the lock, the row locks and the open transaction with it, and whoever works under it is told at
+//! once. The server gives up on a client that vanished within half a minute, so nobody waits long for a lock of the dead.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use tokio::{sync::Notify, task::AbortHandle};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket, config::SslMode, tls::TlsStream};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    mapping::{ForeignMapping, quoted},
+    shape::Statements,
+};
+use crate::{Result, StoreError, error::chain, postgres::connect};
+
+/// For everything that is asked of the application's database at once.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The server's own patience: with a statement, with somebody else's lock, with a silent transaction, with a vanished client.
+const SETTINGS: &str = "SET statement_timeout = '10s'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '60s';
+    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = '25s'";
+
+pub struct Session {
+    pub client: Client,
+    pub statements: Statements,
+    pub holds_lock: bool,
+    pub in_transaction: bool,
+    gone: CancellationToken,
+    _reader: Abort,
+}
+
+impl Session {
+    pub async fn open(config: &Config, mapping: &ForeignMapping, nudge: Arc<Notify>) -> Result<Session> {
+        let (client, gone, reader) = if config.get_ssl_mode() == SslMode::Require {
+            let (client, connection) = config.connect(connect::tls()?).await.map_err(|error| unreachable(&error))?;
+            attend(client, connection, nudge)
+        } else {
+            let (client, connection) = config.connect(NoTls).await.map_err(|error| unreachable(&error))?;
+            attend(client, connection, nudge)
+        };
+        // From here on a failure closes the connection.
+        let reader = Abort(reader);
+        client.batch_execute(SETTINGS).await?;
+        let statements = Statements::prepare(&client, mapping).await?;
+        if let Some(channel) = &mapping.channel {
+            client.batch_execute(&format!("LISTEN {}", quoted(channel))).await?;
+        }
+        Ok(Session { client, statements, holds_lock: false, in_transaction: false, gone, _reader: reader })
+    }
+
+    /// Told when the connection is over.
+    pub fn gone(&self) -> CancellationToken {
+        self.gone.clone()
+    }
+
+    /// Takes the lock unless somebody else has it.
+    pub async fn lock(&mut self, lock: i64) -> Result<bool> {
+        if !self.holds_lock {
+            self.holds_lock = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&lock]).await?.get(0);
+        }
+        Ok(self.holds_lock)
+    }
+
+    pub async fn unlock(&mut self, lock: i64) -> Result<()> {
+        if std::mem::take(&mut self.holds_lock) {
+            self.client.execute("SELECT pg_advisory_unlock($1)", &[&lock]).await?;
+        }
+        Ok(())
+    }
+
+    /// Begins a transaction in which the lock is known to be this session's. It is not if something stands in between that hands out sessions by turns.
+    pub async fn begin(&mut self, lock: i64) -> Result<()> {
+        self.client.batch_execute("BEGIN").await?;
+        self.in_transaction = true;
+        let (high, low) = ((lock >> 32) as u32, lock as u32);
+        let held: bool = self
+            .client
+            .query_one(
+                "SELECT EXISTS (SELECT FROM pg_locks
+                                WHERE locktype = 'advisory' AND classid = $1 AND objid = $2 AND objsubid = 1 AND granted
+                                  AND pid = pg_backend_pid())",
+                &[&high, &low],
+            )
+            .await?
+            .get(0);
+        if held {
+            return Ok(());
+        }
+        Err(StoreError::Setup(format!(
+            "the lock {lock} is not held by the session that took it: connect to PostgreSQL itself, not through a pooler of transactions"
+        )))
+    }
+
+    pub async fn commit(&mut self) -> Result<()> {
+        self.in_transaction = false;
+        Ok(self.client.batch_execute("COMMIT").await?)
+    }
+
+    pub async fn rollback(&mut self) -> Result<()> {
+        self.in_transaction = false;
+        Ok(self.client.batch_execute("ROLLBACK").await?)
+    }
+}
+
+/// Ends the connection when dropped.
+struct Abort(AbortHandle);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Reads what the server says, until it says nothing more.
+fn attend<T>(
+    client: Client,
+    mut connection: Connection<Socket, T>,
+    nudge: Arc<Notify>,
+) -> (Client, CancellationToken, AbortHandle)
+where
+    T: TlsStream + Unpin + Send + 'static,
+{
+    let gone = CancellationToken::new();
+    let end = gone.clone().drop_guard();
+    let reader = tokio::spawn(async move {
+        let _end = end;
+        let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
+        while let Some(Ok(message)) = messages.next().await {
+            if let AsyncMessage::Notification(_) = message {
+                nudge.notify_one();
+            }
+        }
+    });
+    (client, gone, reader.abort_handle())
+}
+
+fn unreachable(error: &tokio_postgres::Error) -> StoreError {
+    StoreError::Unavailable(format!("cannot connect to the source's database: {}", chain(error)))
+}

@@ -1,0 +1,277 @@
+//! What an application's tables really look like, and the statements that fit them.
+//!
+//! Names come from the configuration and are always quoted; types come from the catalogue, so that ids of any usual type, times with and without a zone
+//! and payloads as text or JSON all work. Whatever does not fit is said at once, with the names that are missing.
+
+use std::collections::BTreeMap;
+
+use tokio_postgres::{Client, Statement};
+
+use super::mapping::{ForeignMapping, quoted};
+use crate::{MAX_ATTEMPTS, Result, StoreError};
+
+/// A payload beyond this is refused without being read.
+pub const MAX_PAYLOAD_BYTES: i32 = 4 * 1024 * 1024;
+
+/// The statements, prepared on one session.
+pub struct Statements {
+    /// `$1`: ids that are left out for now, `$2`: at most so many, `$3`: of this type alone, if one is given.
+    pub take: Statement,
+    /// Of the ids `$1` those that are dealt with.
+    pub processed: Option<Statement>,
+    /// The ids `$1` are dispatched at `$2` (ms).
+    pub mark: Statement,
+    /// The ids `$1` are dealt with at `$2` (ms).
+    pub record: Option<Statement>,
+    /// The id `$1` was refused because of `$2`. Answers its attempts.
+    pub refuse: Statement,
+    /// The ids `$1` go to the dead letters.
+    pub bury: Option<Statement>,
+}
+
+struct Column {
+    kind: String,
+    /// Characters that fit in.
+    length: Option<i32>,
+    is_generated: bool,
+    can_update: bool,
+}
+
+struct Table {
+    name: String,
+    columns: BTreeMap<String, Column>,
+}
+
+impl Statements {
+    pub async fn prepare(client: &Client, mapping: &ForeignMapping) -> Result<Statements> {
+        let table = Table::read(client, mapping, &mapping.table).await?;
+        table.check(mapping)?;
+        let names = &mapping.columns;
+        let id_type = table.columns[&names.id].kind.clone();
+        let (processed, record) = match &mapping.processed_table {
+            Some(name) => {
+                let known = Table::read(client, mapping, name).await?;
+                let (read, write) = processed_sql(mapping, &known, &id_type)?;
+                (Some(client.prepare(&read).await?), Some(client.prepare(&write).await?))
+            }
+            None => (None, None),
+        };
+        let bury = match &mapping.dead_table {
+            Some(name) => {
+                let dead = Table::read(client, mapping, name).await?;
+                Some(client.prepare(&bury_sql(mapping, &table, &dead)?).await?)
+            }
+            None => None,
+        };
+        Ok(Statements {
+            take: client.prepare(&take_sql(mapping, &table)).await?,
+            processed,
+            mark: client.prepare(&mark_sql(mapping, &table)).await?,
+            record,
+            refuse: client.prepare(&refuse_sql(mapping, &table)).await?,
+            bury,
+        })
+    }
+}
+
+impl Table {
+    async fn read(client: &Client, mapping: &ForeignMapping, name: &str) -> Result<Table> {
+        let shown = mapping.qualified(name);
+        let rows = client
+            .query(
+                "SELECT a.attname, t.typname, a.atttypmod, a.attgenerated <> '',
+                        has_column_privilege(a.attrelid, a.attnum, 'UPDATE')
+                 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                 WHERE a.attrelid = to_regclass($1)::oid AND a.attnum > 0 AND NOT a.attisdropped",
+                &[&shown],
+            )
+            .await?;
+        if rows.is_empty() {
+            let place = client.query_one("SELECT current_database()::text, current_user::text", &[]).await?;
+            let (database, user): (String, String) = (place.get(0), place.get(1));
+            return Err(StoreError::Setup(format!(
+                "the table {shown} does not exist in the database {database:?}, or the user {user:?} does not see it; `faena outbox init-sql` prints how to make it"
+            )));
+        }
+        let column = |row: &tokio_postgres::Row| {
+            let (kind, modifier): (String, i32) = (row.get(1), row.get(2));
+            let length = matches!(kind.as_str(), "varchar" | "bpchar").then_some(modifier - 4).filter(|most| *most > 0);
+            Column { kind, length, is_generated: row.get(3), can_update: row.get(4) }
+        };
+        let columns = rows.iter().map(|row| (row.get(0), column(row))).collect();
+        Ok(Table { name: shown, columns })
+    }
+
+    /// Whether everything is there that is read and written.
+    fn check(&self, mapping: &ForeignMapping) -> Result<()> {
+        let names = &mapping.columns;
+        let order = mapping.order_by.iter().map(|name| ("order_by", name, ANY));
+        let correlation = names.correlation_id.iter().map(|name| ("columns.correlation_id", name, ANY));
+        let wanted = [
+            ("columns.id", &names.id, IDS),
+            ("columns.type", &names.kind, TEXTS),
+            ("columns.payload", &names.payload, PAYLOADS),
+            ("columns.occurred_at", &names.occurred_at, TIMES),
+            ("columns.dispatched_at", &names.dispatched_at, TIMES),
+            ("columns.attempts", &names.attempts, NUMBERS),
+            ("columns.error", &names.error, TEXTS),
+        ];
+        self.need(wanted.into_iter().chain(correlation).chain(order))?;
+        for name in [&names.dispatched_at, &names.attempts, &names.error] {
+            if !self.columns[name].can_update {
+                return Err(StoreError::Setup(format!(
+                    "may not write the column {} of the table {}: GRANT UPDATE ({}) ON {} TO the user of the source",
+                    quoted(name),
+                    self.name,
+                    quoted(name),
+                    self.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn need<'a>(
+        &self,
+        wanted: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>,
+    ) -> Result<()> {
+        let mut faults = Vec::new();
+        for (key, name, kinds) in wanted {
+            match self.columns.get(name) {
+                None => faults.push(format!("no column {} (name yours with {key})", quoted(name))),
+                Some(column) if !kinds.is_empty() && !kinds.contains(&column.kind.as_str()) => faults.push(format!(
+                    "a column {} of type {}, which must be one of {}",
+                    quoted(name),
+                    column.kind,
+                    kinds.join(", ")
+                )),
+                Some(_) => {}
+            }
+        }
+        if faults.is_empty() {
+            return Ok(());
+        }
+        Err(StoreError::Setup(format!("the table {} has {}", self.name, faults.join("; "))))
+    }
+
+    /// A time in milliseconds, as this column keeps times: one without a zone means UTC.
+    fn moment(&self, column: &str, argument: &str) -> String {
+        let moment = format!("to_timestamp({argument}::double precision / 1000)");
+        if self.columns[column].kind == "timestamp" { format!("{moment} AT TIME ZONE 'UTC'") } else { moment }
+    }
+}
+
+const ANY: &[&str] = &[];
+const IDS: &[&str] = &["uuid", "text", "varchar", "bpchar", "int8", "int4"];
+const TEXTS: &[&str] = &["text", "varchar", "bpchar"];
+const PAYLOADS: &[&str] = &["text", "varchar", "json", "jsonb"];
+const TIMES: &[&str] = &["timestamptz", "timestamp"];
+const NUMBERS: &[&str] = &["int2", "int4", "int8"];
+
+fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
+    let names = &mapping.columns;
+    let [id, payload, occurred, attempts] =
+        [&names.id, &names.payload, &names.occurred_at, &names.attempts].map(|name| quoted(name));
+    let id_type = &table.columns[&names.id].kind;
+    let correlation = names.correlation_id.as_ref().map_or_else(|| "NULL".to_owned(), |name| quoted(name));
+    let mut order: Vec<String> = mapping.order_by.iter().map(|name| quoted(name)).collect();
+    if order.is_empty() {
+        order.push(occurred.clone());
+        // Numbers say who was first among rows of one moment.
+        order.extend(id_type.starts_with("int").then(|| id.clone()));
+    }
+    // An endless time has no number. A payload that is too large is not fetched.
+    format!(
+        "SELECT {id}::text, {kind}::text,
+                CASE WHEN octet_length({payload}::text) <= {MAX_PAYLOAD_BYTES} THEN {payload}::text END,
+                {payload} IS NULL,
+                CASE WHEN isfinite({occurred}) THEN (extract(epoch FROM {occurred}) * 1000)::int8 END,
+                {correlation}::text
+         FROM {table}
+         WHERE {dispatched} IS NULL AND coalesce({attempts}, 0) < {MAX_ATTEMPTS} AND NOT {id} = ANY ($1::text[]::{id_type}[])
+           AND ($3::text IS NULL OR {kind} = $3)
+         ORDER BY {order} LIMIT $2 FOR UPDATE SKIP LOCKED",
+        kind = quoted(&names.kind),
+        dispatched = quoted(&names.dispatched_at),
+        table = table.name,
+        order = order.join(", "),
+    )
+}
+
+fn mark_sql(mapping: &ForeignMapping, table: &Table) -> String {
+    let names = &mapping.columns;
+    format!(
+        "UPDATE {} SET {} = {} WHERE {} = ANY ($1::text[]::{}[])",
+        table.name,
+        quoted(&names.dispatched_at),
+        table.moment(&names.dispatched_at, "$2::int8"),
+        quoted(&names.id),
+        table.columns[&names.id].kind
+    )
+}
+
+fn refuse_sql(mapping: &ForeignMapping, table: &Table) -> String {
+    let names = &mapping.columns;
+    let [attempts, error, id] = [&names.attempts, &names.error, &names.id].map(|name| quoted(name));
+    let reason = match table.columns[&names.error].length {
+        Some(most) => format!("left($2::text, {most})"),
+        None => "$2::text".to_owned(),
+    };
+    format!(
+        "UPDATE {} SET {attempts} = coalesce({attempts}, 0) + 1, {error} = {reason} WHERE {id} = $1::text::{} RETURNING {attempts}::int8",
+        table.name, table.columns[&names.id].kind
+    )
+}
+
+fn processed_sql(mapping: &ForeignMapping, known: &Table, id_type: &str) -> Result<(String, String)> {
+    let (id, at) = (&mapping.processed_id, &mapping.processed_at);
+    known.need([("processed_id", id, IDS), ("processed_at", at, TIMES)].into_iter())?;
+    let own_type = &known.columns[id].kind;
+    let both_text = TEXTS.contains(&own_type.as_str()) && TEXTS.contains(&id_type);
+    let both_numbers = own_type.starts_with("int") && id_type.starts_with("int");
+    if own_type != id_type && !both_text && !both_numbers {
+        return Err(StoreError::Setup(format!(
+            "the column {} of the table {} has type {own_type}, but the ids of {} have type {id_type}: they must be alike",
+            quoted(id),
+            known.name,
+            mapping.qualified(&mapping.table)
+        )));
+    }
+    let name = quoted(id);
+    let read = format!("SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{own_type}[])", known.name);
+    // Somebody else may have recorded it meanwhile.
+    let write = format!(
+        "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{own_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
+        known.name,
+        quoted(at),
+        known.moment(at, "$2::int8")
+    );
+    Ok((read, write))
+}
+
+/// Moves whole rows, also what the application alone knows about.
+fn bury_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Result<String> {
+    let own = table.columns.iter().filter(|(_, column)| !column.is_generated);
+    let missing: Vec<String> =
+        own.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();
+    if !missing.is_empty() {
+        return Err(StoreError::Setup(format!(
+            "the table {} lacks columns of {}: {}; make it with CREATE TABLE {} (LIKE {})",
+            dead.name,
+            table.name,
+            missing.join(", "),
+            dead.name,
+            table.name
+        )));
+    }
+    let columns: Vec<String> = own.map(|(name, _)| quoted(name)).collect();
+    let columns = columns.join(", ");
+    Ok(format!(
+        "WITH gone AS (DELETE FROM {} WHERE {} = ANY ($1::text[]::{}[]) RETURNING {columns})
+         INSERT INTO {} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM gone",
+        table.name,
+        quoted(&mapping.columns.id),
+        table.columns[&mapping.columns.id].kind,
+        dead.name
+    ))
+}
