@@ -210,7 +210,7 @@ async fn a_change_that_makes_no_sense_changes_nothing() {
     insta::assert_snapshot!(both.faults(), @r"
     400 VALIDATION_ERROR: 3 fields are not valid
     queue: must be a string
-    cronExpression: stands next to intervalMs: give one of them, not both
+    cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)
     maxRetries: must be from 0 to 10, is 11
     ");
     insta::assert_snapshot!(patch(&app, &id, json!({})).await.faults(), @r"
@@ -305,7 +305,7 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     cronExpression: is missing: give cronExpression or intervalMs
 
     {"cronExpression":"@daily","intervalMs":5000,"jobName":"noop","name":"x"}
-    cronExpression: stands next to intervalMs: give one of them, not both
+    cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)
 
     {"cronExpression":"61 2 * * *","jobName":"noop","name":"x"}
     cronExpression: 61 is not from 0 to 59, in the minute field (number 1 of 5, position 1); allowed there: 0-59, *, lists 1,3, ranges 1-5 and steps */2. It reads: minute 61, hour 2, every day of month, every month, every day of week

@@ -89,7 +89,7 @@ async fn the_rules_are_those_of_rest() {
     assert_eq!(refused.metadata().get("x-error-code").unwrap(), "VALIDATION_ERROR");
     assert_eq!(
         refused.message(),
-        "2 fields are not valid; jobPayload: must be a JSON object; cronExpression: stands next to intervalMs: give one of them, not both"
+        "2 fields are not valid; jobPayload: must be a JSON object; cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)"
     );
     let unknown = UpdateScheduleRequest { id: "nightly".into(), schedule: Some(quiet()), clear: Vec::new() };
     assert_eq!(client.update(unknown).await.unwrap_err().code(), Code::NotFound);
