@@ -33,7 +33,7 @@ async fn a_schedule_has_its_whole_life_over_grpc() {
     let app = App::start().await;
     let mut client = client(&app);
     let made = client.create(CreateScheduleRequest { schedule: Some(quiet()) }).await.unwrap().into_inner();
-    assert_eq!(made.explanation, "At 02:30 (Europe/Madrid)");
+    assert_eq!(made.explanation, "At 02:30, except in 2035-12-25 (Europe/Madrid)");
     let id = made.id.clone();
     let shown: Value = app.get(&format!("{PATH}/{id}")).await.json();
     assert_eq!((&shown["except"], &shown["retryOn"]), (&json!(["2035-12-25"]), &json!("transient")));

@@ -289,23 +289,41 @@ async fn a_backlog_of_short_jobs_is_done_once_each_on_postgres() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
+    // How far ahead is claimed depends on how quickly jobs go, and so on what else this machine does.
+    let mut found = None;
+    for _ in 0..20 {
+        let world = behind_a_long_job().await;
+        if held(&world).await > 1 {
+            found = Some(world);
+            break;
+        }
+    }
+    let world = found.expect("nothing was ever claimed ahead");
+    let now = Timestamp::now();
+    world.engine.guard(now.plus_ms(9_000)).await.unwrap();
+    assert!(held(&world).await > 1, "not before their time");
+    world.engine.guard(now.plus_ms(10_500)).await.unwrap();
+    eventually("only the long job is in hands", async || (held(&world).await == 1).then_some(())).await;
+    let (_, idle) = world.engine.load();
+    assert_eq!((held(&world).await, idle), (1, 0), "they are not claimed again");
+}
+
+async fn held(world: &World) -> i64 {
+    world.store.counts().await.unwrap().total(Tally::Held)
+}
+
+/// A server with one slot, in which a long job runs in the middle of many short ones.
+async fn behind_a_long_job() -> World {
     let world = World::with(EngineConfig { concurrency: 1, ..EngineConfig::default() }).await;
     let short = |_| job("noop", "{}");
     let long = job("sleep", r#"{"ms": 600000}"#);
     let (before, after) = ((0..2_000).map(short), (0..2_000).map(short));
     world.store.job_submit(before.chain([long]).chain(after).collect(), Timestamp::now()).await.unwrap();
-    let held = async || world.store.counts().await.unwrap().total(Tally::Held);
-    eventually("the long job has begun, and others stand behind it", async || {
+    eventually("the long job has begun", async || {
         let running = Filter { states: vec![JobState::Processing], kind: Some("sleep".into()), ..Filter::default() };
         let page = world.store.job_list(&running, Page::After { id: None, limit: 1 }).await.unwrap();
-        (page.total == 1 && held().await > 1).then_some(())
+        (page.total == 1).then_some(())
     })
     .await;
-    let now = Timestamp::now();
-    world.engine.guard(now.plus_ms(9_000)).await.unwrap();
-    assert!(held().await > 1, "not before their time");
-    world.engine.guard(now.plus_ms(10_500)).await.unwrap();
-    eventually("only the long job is in hands", async || (held().await == 1).then_some(())).await;
-    let (_, idle) = world.engine.load();
-    assert_eq!((held().await, idle), (1, 0), "they are not claimed again");
+    world
 }
