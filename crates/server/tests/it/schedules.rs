@@ -234,7 +234,7 @@ async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
     );
     let whole = says(&["schedules", "show", "nightly"]);
     for part in [
-        "due           every 90 minutes",
+        "due            every 90 minutes",
         "next runs, if it were enabled",
         "last due times",
         "triggered",
