@@ -94,7 +94,12 @@ impl RedisSink {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(self.options.timeout));
         let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-        connected.map_err(|error| format!("cannot connect to {}: {error}", self.options.url))
+        let mut link = connected.map_err(|error| format!("cannot connect to {}: {error}", self.options.url))?;
+        // A server that is still loading its data refuses commands until it suddenly does not: the first messages of a window would be
+        // lost to it and the later ones taken.
+        let ready: Result<(), RedisError> = redis::cmd("PING").query_async(&mut link).await;
+        ready.map_err(|error| format!("{} does not take messages: {error}", self.options.url))?;
+        Ok(link)
     }
 
     fn pipeline<'a>(&self, messages: impl ExactSizeIterator<Item = &'a Message>) -> Pipeline {
