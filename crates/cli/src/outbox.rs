@@ -185,7 +185,7 @@ async fn show_sinks(connection: &Connection) -> Result<(), Problem> {
     for sink in found["sinks"].as_array().into_iter().flatten() {
         let types: Vec<&str> = sink["types"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let down = match sink["downSince"].as_str() {
-            Some(since) => format!("since {since}: {}", shorten(&word(sink, "downReason"), 60)),
+            Some(since) => format!("since {since}: {}", word(sink, "downReason")),
             None => String::new(),
         };
         table.add_row([

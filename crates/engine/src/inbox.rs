@@ -226,6 +226,9 @@ impl Inbox {
         let text = std::str::from_utf8(&message.body).map_err(|_| "the message is not UTF-8".to_owned())?;
         let payload: &RawValue =
             serde_json::from_str(text).map_err(|error| format!("the message is not JSON: {error}"))?;
+        if !payload.get().starts_with('{') {
+            return Err("the message is not a JSON object".into());
+        }
         let body = Body {
             r#type: &self.config.job_type,
             payload,

@@ -98,12 +98,14 @@ impl Live {
         self.want(now).await?;
         // Before the place is asked for: what comes between is told twice and left out once.
         let news = self.news.subscribe();
-        let (place, gap) = match from {
-            None => (self.store.event_end().await?, None),
-            Some(place) => (place, self.gap_after(place).await?),
+        let (place, gaps_upto) = match from {
+            None => (self.store.event_end().await?, 0),
+            // Who begins at 0 asks for what is kept, whatever that is.
+            Some(0) => (0, self.store.event_span(WISH).await?.map_or(0, |span| span.after)),
+            Some(place) => (place, 0),
         };
         self.nudge.notify_one();
-        Ok(Subscription::new(seat, news, filter, place, gap))
+        Ok(Subscription::new(seat, news, filter, place, gaps_upto))
     }
 
     /// How many watch here.
@@ -159,13 +161,13 @@ impl Live {
         Ok(())
     }
 
-    /// Whether somebody who has read up to `place` has missed something for good. Who begins at 0 asks for what is kept, whatever that is.
+    /// Whether somebody who has read up to `place` has missed something for good.
     async fn gap_after(&self, place: EventPlace) -> Result<Option<Gap>, StoreError> {
         let Some(span) = self.store.event_span(WISH).await? else { return Ok(None) };
         // A place that was never given out: this is another database, or an older copy of it.
         let foreign = place > span.last;
         let gap = Gap { after: place, first: if foreign { span.last } else { span.after } + 1 };
-        Ok((place > 0 && (foreign || place < span.after)).then_some(gap))
+        Ok((foreign || place < span.after).then_some(gap))
     }
 }
 

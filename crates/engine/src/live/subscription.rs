@@ -37,7 +37,7 @@ fn queue_of(event: &StoredEvent) -> Option<Cow<'_, str>> {
     serde_json::from_str::<Data>(&event.data).ok()?.queue
 }
 
-/// What happened between these is lost: it is kept no more, or was not kept because nobody watched.
+/// Of what happened between these something is lost: it is kept no more, or was not kept because nobody wanted it. What is kept of it follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
     /// Up to here nothing is missing.
@@ -61,6 +61,10 @@ pub struct Subscription {
     /// Everything up to here was read; what of it is to be told stands in `line`.
     read: EventPlace,
     line: VecDeque<Told>,
+    /// Gaps up to here were told, or nobody wants to know of them.
+    gaps_upto: EventPlace,
+    /// From where one goes on after the last gap: behind it, or at what is kept of it.
+    after_gap: EventPlace,
     /// What comes next is read from the store, not heard.
     behind: bool,
 }
@@ -71,16 +75,17 @@ impl Subscription {
         news: broadcast::Receiver<Arc<Batch>>,
         filter: EventFilter,
         from: EventPlace,
-        gap: Option<Gap>,
+        gaps_upto: EventPlace,
     ) -> Subscription {
-        // Who leaves before the gap was told is told of it next time.
         Subscription {
             seat,
             news,
             filter,
             place: from,
-            read: gap.map_or(from, |gap| gap.first - 1),
-            line: gap.map(Told::Lost).into_iter().collect(),
+            read: from,
+            line: VecDeque::new(),
+            gaps_upto,
+            after_gap: from,
             behind: true,
         }
     }
@@ -97,7 +102,7 @@ impl Subscription {
             if let Some(told) = self.line.pop_front() {
                 self.place = match &told {
                     Told::Event(event) => event.place,
-                    Told::Lost(gap) => gap.first - 1,
+                    Told::Lost(_) => self.after_gap,
                 };
                 return Ok(told);
             }
@@ -124,10 +129,15 @@ impl Subscription {
         let Ok(_turn) = live.catching_up.acquire().await else { return Ok(()) };
         let events = live.store.event_list(EventQuery::After(self.read), BATCH).await?;
         // Looked at afterwards: what is old may be removed at any moment.
-        let gap = if self.read > 0 { live.gap_after(self.read).await? } else { None };
-        if let Some(gap) = gap {
+        if self.read >= self.gaps_upto
+            && let Some(gap) = live.gap_after(self.read).await?
+        {
             self.line.push_back(Told::Lost(gap));
-            self.read = gap.first - 1;
+            self.gaps_upto = gap.first - 1;
+            if events.first().is_none_or(|event| event.place >= gap.first) {
+                self.read = gap.first - 1;
+            }
+            self.after_gap = self.read;
         }
         self.behind = events.len() == BATCH;
         if let Some(upto) = events.last().map(|event| event.place) {

@@ -166,7 +166,12 @@ impl Source {
             ForeignTake::Rows(rows) => rows,
         };
         if rows.is_empty() {
-            state.outbox.release().await.map_err(unusable)?;
+            if state.resting.is_empty() {
+                state.outbox.release().await.map_err(unusable)?;
+            } else {
+                // Only who knows how long rows rest lets them rest so long.
+                state.outbox.settle(&[], now).await.map_err(unusable)?;
+            }
             return Ok(Round { next_at: Some(next_at), ..Round::default() });
         }
         let gone = state.outbox.gone();

@@ -7,7 +7,7 @@ use faena_engine::{
     Engine, EngineConfig,
     live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told},
 };
-use faena_store::{EventPlace, EventQuery, StoredEvent};
+use faena_store::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
 
 use crate::world::{World, eventually, job, open_postgres, open_sqlite, submit};
 
@@ -80,6 +80,35 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
         places.push(event(&mut watcher).await.place);
     }
     assert_eq!(places, stored.iter().map(|event| event.place).collect::<Vec<_>>());
+}
+
+/// What a sink alone wanted before anybody watched is kept, and so it is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
+    for (types, is_complete) in [("*", true), ("job.*", false)] {
+        let world = World::new().await;
+        let wish = Wish::Queued(OnBad::Skip);
+        let sink = EventWant { name: "sink".into(), types: vec![types.into()], wish, until: Timestamp::MAX };
+        world.store.event_want(vec![sink], Timestamp::now()).await.unwrap();
+        world.store.job_submit((0..300).map(|_| job("noop", "{}")).collect(), Timestamp::now()).await.unwrap();
+        let stored = eventually("all have ended", async || {
+            let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
+            (stored.iter().filter(|event| event.kind == "job.completed").count() == 300).then_some(stored)
+        })
+        .await;
+        let mut first = watch(&world.engine, Some(0), EventFilter::default()).await;
+        for expected in &stored {
+            assert_eq!(event(&mut first).await.place, expected.place);
+        }
+        let (before, after) = stored.split_at(700);
+        let mut back = watch(&world.engine, Some(before[699].place), EventFilter::default()).await;
+        if !is_complete {
+            assert!(matches!(next(&mut back).await, Told::Lost(_)), "of workers and schedules nobody was told");
+        }
+        for expected in after {
+            assert_eq!(event(&mut back).await.place, expected.place);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -170,7 +170,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
         .await?;
     let (removed, last): (i64, Option<EventPlace>) = (removed.get(0), removed.get(1));
     if let Some(last) = last {
-        client.execute("UPDATE faena.sink SET since = greatest(since, $1) WHERE NOT queued", &[&last]).await?;
+        client.execute("UPDATE faena.sink SET since = greatest(since, $1)", &[&last]).await?;
     }
     client
         .execute(
@@ -234,7 +234,11 @@ pub async fn first(shared: &Shared) -> Result<Option<EventPlace>> {
 
 pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventSpan>> {
     let client = shared.client().await?;
-    let sql = "SELECT since, (SELECT last_value FROM faena.event_position_seq) FROM faena.sink WHERE name = $1";
+    // Who else wants everything has had it written down since then.
+    let sql = "SELECT least(since, (SELECT min(o.since) FROM faena.sink o JOIN faena.sink_pattern p ON p.sink = o.id
+                                    WHERE p.pattern = '%' AND o.since > 0)),
+                      (SELECT last_value FROM faena.event_position_seq)
+               FROM faena.sink WHERE name = $1";
     let row = client.query_opt(sql, &[&storable(name)]).await;
     let row = client.keep(row.map_err(crate::StoreError::from))?;
     Ok(row.map(|row| EventSpan { after: row.get(0), last: row.get(1) }))

@@ -123,7 +123,7 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
         .query_map((before.as_ms(), limit), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     if let Some(last) = removed.iter().max() {
-        tx.connection.prepare_cached("UPDATE sink SET since = max(since, ?) WHERE NOT queued")?.execute([last])?;
+        tx.connection.prepare_cached("UPDATE sink SET since = max(since, ?)")?.execute([last])?;
     }
     tx.connection
         .prepare_cached("DELETE FROM inbox WHERE (consumer, id) IN (SELECT consumer, id FROM inbox WHERE at < ?1 ORDER BY at LIMIT ?2)")?
@@ -161,7 +161,12 @@ pub fn first(connection: &Connection) -> Result<Option<EventPlace>> {
 
 pub fn span(connection: &Connection, name: &str) -> Result<Option<EventSpan>> {
     let after = connection
-        .prepare_cached("SELECT since FROM sink WHERE name = ?")?
+        .prepare_cached(
+            // Who else wants everything has had it written down since then.
+            "SELECT min(since, coalesce((SELECT min(o.since) FROM sink o JOIN sink_pattern p ON p.sink = o.id
+                                         WHERE p.pattern = '*' AND o.since > 0), since))
+             FROM sink WHERE name = ?",
+        )?
         .query_row([name], |row| row.get(0))
         .optional()?;
     let last = end(connection)?;

@@ -127,7 +127,8 @@ mod postgres {
             first.release().await.unwrap();
             assert!(rows(&mut second).await.is_empty());
             assert!(matches!(first.take(&[]).await.unwrap(), ForeignTake::Elsewhere));
-            let held = "pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted";
+            let held = "pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
+                        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             assert_eq!(count(client, held).await, 1);
             second.close();
             drop(second);
@@ -148,7 +149,8 @@ mod postgres {
             let taken = rows(&mut first).await;
             let gone = first.gone();
             let holder =
-                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted";
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             client.execute(holder, &[]).await.unwrap();
             tokio::time::timeout(Duration::from_secs(10), gone.cancelled()).await.expect("told at once");
             let late = first.settle(&dispatched(&taken), at(0)).await;
