@@ -2,10 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{
-    JobId, JobState, Progress, Run, Timestamp, WorkerState,
-    schedule::{TickOutcome, TickRow},
-};
+use crate::{JobId, JobState, Progress, Run, Timestamp, WorkerState};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum EventKind {
@@ -77,23 +74,5 @@ impl WorkerEvent {
     pub fn new(worker_id: &str, state: WorkerState, reason: Option<&str>, at: Timestamp) -> WorkerEvent {
         let kind = if state.is_terminal() { "worker.terminated" } else { "worker.status.changed" };
         WorkerEvent { kind, worker_id: worker_id.to_owned(), at, state, reason: reason.map(str::to_owned) }
-    }
-}
-
-/// What became of a schedule's due time.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ScheduleEvent {
-    /// `schedule.fired` or `schedule.missed`.
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    #[serde(flatten)]
-    pub tick: TickRow,
-}
-
-impl ScheduleEvent {
-    pub fn new(tick: TickRow) -> ScheduleEvent {
-        let fired = matches!(tick.outcome, TickOutcome::Fired | TickOutcome::Triggered);
-        ScheduleEvent { kind: if fired { "schedule.fired" } else { "schedule.missed" }, tick }
     }
 }

@@ -23,7 +23,7 @@ pub mod worker_state;
 
 pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, fits};
-pub use event::{Event, EventKind, ScheduleEvent, WorkerEvent};
+pub use event::{Event, EventKind, WorkerEvent};
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{Attempt, DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;

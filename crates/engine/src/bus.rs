@@ -1,17 +1,14 @@
-//! Tells whoever watches, in this process, what happens to jobs, workers and schedules. What was missed is read from the store.
+//! Tells whoever watches, in this process, what happens to jobs and workers. What was missed is read from the store.
 
-use faena_domain::{
-    Event, EventKind, JobId, JobState, Progress, Run, ScheduleEvent, Timestamp, WorkerEvent, WorkerState,
-    schedule::TickRow,
-};
+use faena_domain::{Event, EventKind, JobId, JobState, Progress, Run, Timestamp, WorkerEvent, WorkerState};
 use tokio::sync::broadcast;
 
 #[derive(Clone)]
-pub struct Bus(broadcast::Sender<Event>, broadcast::Sender<WorkerEvent>, broadcast::Sender<ScheduleEvent>);
+pub struct Bus(broadcast::Sender<Event>, broadcast::Sender<WorkerEvent>);
 
 impl Default for Bus {
     fn default() -> Self {
-        Bus(broadcast::channel(1_024).0, broadcast::channel(1_024).0, broadcast::channel(1_024).0)
+        Bus(broadcast::channel(1_024).0, broadcast::channel(1_024).0)
     }
 }
 
@@ -22,18 +19,6 @@ impl Bus {
 
     pub fn subscribe_to_workers(&self) -> broadcast::Receiver<WorkerEvent> {
         self.1.subscribe()
-    }
-
-    pub fn subscribe_to_schedules(&self) -> broadcast::Receiver<ScheduleEvent> {
-        self.2.subscribe()
-    }
-
-    pub fn ticks(&self, ticks: &[TickRow]) {
-        if self.2.receiver_count() > 0 {
-            for tick in ticks {
-                let _ = self.2.send(ScheduleEvent::new(tick.clone()));
-            }
-        }
     }
 
     pub fn worker(&self, key: &str, state: WorkerState, reason: Option<&str>, at: Timestamp) {

@@ -254,7 +254,7 @@ impl Engine {
         let mut add = |loop_: Loop| loops.push(loop_);
         if self.config.roles.engine {
             add(Loop::intake("scheduler", SCHEDULES, self.schedules.nudge.clone(), |e, now| async move {
-                schedules::run_once(&*e.store, &e.schedules, &e.bus, now).await
+                schedules::run_once(&*e.store, &e.schedules, now).await
             }));
             add(Loop::intake("promoter", SAFETY, self.promote.clone(), |e, now| async move {
                 promoter::run_once(&*e.store, now).await

@@ -16,7 +16,7 @@ use faena_domain::{
 use faena_store::{Store, StoreError};
 use tokio::sync::Notify;
 
-use crate::{Bus, Round};
+use crate::Round;
 
 /// How many schedules one transaction deals with.
 const BATCH: usize = 1_000;
@@ -56,15 +56,9 @@ impl Schedules {
     }
 }
 
-pub async fn run_once(
-    store: &dyn Store,
-    schedules: &Schedules,
-    bus: &Bus,
-    now: Timestamp,
-) -> Result<Round, StoreError> {
+pub async fn run_once(store: &dyn Store, schedules: &Schedules, now: Timestamp) -> Result<Round, StoreError> {
     let fired = store.schedule_fire(BATCH, now).await?;
     fired.ticks.iter().for_each(|tick| schedules.add(tick));
-    bus.ticks(&fired.ticks);
     let missed: u64 =
         fired.ticks.iter().filter(|tick| tick.outcome == TickOutcome::Missed).map(|tick| tick.count.unwrap_or(1)).sum();
     if missed > 0 {
