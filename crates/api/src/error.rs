@@ -8,7 +8,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use faena_domain::Fault;
+use faena_domain::FieldError;
 use faena_engine::workers::Refusal;
 use faena_store::StoreError;
 use faena_wire::{ErrorBody, ErrorInfo};
@@ -18,11 +18,11 @@ pub struct ApiError {
     pub status: StatusCode,
     pub code: &'static str,
     pub message: String,
-    pub details: Vec<Fault>,
+    pub details: Vec<FieldError>,
 }
 
 impl ApiError {
-    pub fn invalid(details: Vec<Fault>) -> ApiError {
+    pub fn invalid(details: Vec<FieldError>) -> ApiError {
         let message = match details.as_slice() {
             [one] => format!("{}: {}", one.path, one.message),
             many => format!("{} fields are not valid", many.len()),
@@ -52,7 +52,7 @@ impl From<StoreError> for ApiError {
             StoreError::NotFound(_) => plain(StatusCode::NOT_FOUND, "NOT_FOUND"),
             StoreError::InvalidTransition { .. } => plain(StatusCode::CONFLICT, "INVALID_TRANSITION"),
             StoreError::Conflict { holder, .. } => {
-                let details = holder.map(|id| Fault::new("id", id.to_string())).into_iter().collect();
+                let details = holder.map(|id| FieldError::new("id", id.to_string())).into_iter().collect();
                 ApiError { details, ..plain(StatusCode::CONFLICT, "CONFLICT") }
             }
             StoreError::Invalid(faults) => ApiError::invalid(faults),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use faena_domain::{Fault, Timestamp};
+use faena_domain::{FieldError, Timestamp};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -13,7 +13,7 @@ use crate::ApiError;
 pub struct Fields<'a> {
     fields: BTreeMap<String, &'a RawValue>,
     prefix: String,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<FieldError>,
 }
 
 /// The largest body, read whole.
@@ -32,7 +32,7 @@ pub fn body_object<'a>(bytes: &'a [u8], limit: usize) -> Result<Fields<'a>, ApiE
 }
 
 fn whole(message: &str) -> ApiError {
-    ApiError::invalid(vec![Fault::new("body", message)])
+    ApiError::invalid(vec![FieldError::new("body", message)])
 }
 
 /// Half a surrogate pair is JSON by its grammar and no text: most parsers refuse everything around it. Text that cannot hold
@@ -97,15 +97,15 @@ pub fn sound_json(json: &str) -> Result<(), String> {
 
 impl<'a> Fields<'a> {
     /// An object inside an array; its faults carry `prefix`.
-    pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, Fault> {
+    pub fn inner(raw: &'a RawValue, prefix: String) -> Result<Fields<'a>, FieldError> {
         match serde_json::from_str(raw.get()) {
             Ok(fields) => Ok(Fields { fields, prefix, faults: Vec::new() }),
-            Err(_) => Err(Fault::new(prefix.trim_end_matches('.'), "must be a JSON object")),
+            Err(_) => Err(FieldError::new(prefix.trim_end_matches('.'), "must be a JSON object")),
         }
     }
 
     pub fn fault(&mut self, name: &str, message: impl Into<String>) {
-        self.faults.push(Fault::new(format!("{}{name}", self.prefix), message));
+        self.faults.push(FieldError::new(format!("{}{name}", self.prefix), message));
     }
 
     /// The field as it was written; `null` counts as absent.
@@ -191,7 +191,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Everything that nobody asked for is refused.
-    pub fn finish(mut self) -> Vec<Fault> {
+    pub fn finish(mut self) -> Vec<FieldError> {
         let unknown: Vec<String> = self.fields.keys().cloned().collect();
         for name in unknown {
             self.fault(&name, "is not a known field");

@@ -63,13 +63,13 @@ fn workers(api: &Api, registry: &mut Registry) {
     registry.register("worker_jobs_held", "Jobs in the hands of each worker of this node", held);
     let failures = ConstCounter::new(workers.dispatch_failures.load(Ordering::Relaxed));
     registry.register("dispatch_failures", "Jobs that a worker was handed and did not take or start", failures);
-    let stale = ConstCounter::new(api.engine.desk.stale_reports.load(Ordering::Relaxed));
-    let acts = Family::<Labels, Counter>::default();
+    let stale = ConstCounter::new(api.engine.report_handler.stale_reports.load(Ordering::Relaxed));
+    let actions = Family::<Labels, Counter>::default();
     for check in Check::ALL {
         let label = vec![("check", check.as_str().to_owned())];
-        acts.get_or_create(&label).inc_by(api.engine.acts.of(check));
+        actions.get_or_create(&label).inc_by(api.engine.actions.of(check));
     }
-    registry.register("guardian_acts", "What the guardian of this node had to do, by what it watches", acts);
+    registry.register("guardian_acts", "What the guardian of this node had to do, by what it watches", actions);
     registry.register("stale_reports", "Reports that were refused: too late, or about a job in other hands", stale);
 }
 
@@ -184,7 +184,7 @@ async fn jobs(api: &Api, registry: &mut Registry) -> Result<(), ApiError> {
     for (tally, name) in [
         (Tally::Pending, "PENDING"),
         (Tally::Queued, "QUEUED"),
-        (Tally::Held, "HELD"),
+        (Tally::InFlight, "HELD"),
         (Tally::Retrying, "RETRYING"),
         (Tally::Completed, "COMPLETED"),
         (Tally::Failed, "FAILED"),

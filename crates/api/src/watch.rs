@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use faena_domain::{Fault, JobId, Timestamp};
+use faena_domain::{FieldError, JobId, Timestamp};
 use faena_engine::live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told};
-use faena_store::EventPlace;
+use faena_store::EventPosition;
 
 use crate::{Api, ApiError};
 
@@ -52,7 +52,7 @@ impl Watch {
 
     /// What comes next, and the place from which one may go on after it. A heartbeat comes first: it tells that nothing is missed from now
     /// on. `None`: the server closes.
-    pub async fn next(&mut self) -> Option<(Item, EventPlace)> {
+    pub async fn next(&mut self) -> Option<(Item, EventPosition)> {
         if !std::mem::replace(&mut self.greeted, true) {
             return Some((Item::Heartbeat, self.subscription.place()));
         }
@@ -90,32 +90,32 @@ impl From<Refused> for ApiError {
     }
 }
 
-fn read(ask: Ask) -> Result<(EventFilter, Option<EventPlace>), Vec<Fault>> {
+fn read(ask: Ask) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError>> {
     let mut faults = Vec::new();
     let mut check = |name: &str, text: &str| {
         if text.is_empty() || text.len() > MAX_TEXT || text.contains(char::is_control) {
-            faults.push(Fault::new(name, format!("must have 1 to {MAX_TEXT} bytes and no control characters")));
+            faults.push(FieldError::new(name, format!("must have 1 to {MAX_TEXT} bytes and no control characters")));
         }
     };
     ask.types.iter().for_each(|kind| check("types", kind));
     ask.queue.iter().for_each(|queue| check("queue", queue));
     ask.correlation_id.iter().for_each(|id| check("correlationId", id));
     if ask.types.len() > MAX_TYPES {
-        faults.push(Fault::new("types", format!("must be at most {MAX_TYPES}; * stands for anything: job.*")));
+        faults.push(FieldError::new("types", format!("must be at most {MAX_TYPES}; * stands for anything: job.*")));
     }
     let job = ask.job_id.and_then(|text| {
         let id = text.parse::<JobId>().ok();
         if id.is_none() {
-            faults.push(Fault::new("jobId", "must be the id of a job"));
+            faults.push(FieldError::new("jobId", "must be the id of a job"));
         }
         id
     });
     let from = ask.from.and_then(|(name, text)| {
-        let place = text.trim().parse::<EventPlace>().ok().filter(|place| *place >= 0);
+        let place = text.trim().parse::<EventPosition>().ok().filter(|place| *place >= 0);
         if place.is_none() {
             let message =
                 "must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept";
-            faults.push(Fault::new(name, message));
+            faults.push(FieldError::new(name, message));
         }
         place
     });

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use faena_domain::JobView;
-use faena_wire::{BulkAnswer, Changed, LetterList, LetterStats};
+use faena_wire::{BulkAnswer, Changed, DeadLetterList, DeadLetterStats};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -128,7 +128,7 @@ async fn show_list(list: List) -> Result<(), Problem> {
         print(&client.text(request).await?);
         return Ok(());
     }
-    let found: LetterList = client.call(request).await?;
+    let found: DeadLetterList = client.call(request).await?;
     let mut table = table(["id", "type", "queue", "runs", "failed", "reason", "error"]);
     for job in &found.data {
         table.add_row([
@@ -237,7 +237,7 @@ async fn show_stats(connection: &Connection) -> Result<(), Problem> {
         print(&client.text(request).await?);
         return Ok(());
     }
-    let stats: LetterStats = client.call(request).await?;
+    let stats: DeadLetterStats = client.call(request).await?;
     let mut lines = vec![format!("{} dead letters", stats.total)];
     for (title, counts) in [("by type", &stats.by_type), ("by queue", &stats.by_queue), ("by reason", &stats.by_reason)]
     {

@@ -89,7 +89,7 @@ async fn show_list(list: List) -> Result<(), Problem> {
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["id", "kind", "state", "runs", "slots", "done", "failed", "breaker", "last seen"]);
     for worker in &found.workers {
-        let kind = match (&worker.pool, worker.door.as_str()) {
+        let kind = match (&worker.pool, worker.transport.as_str()) {
             (Some(pool), _) => format!("pool {pool}"),
             (None, "") => "built-in".into(),
             (None, door) => door.into(),
@@ -145,7 +145,7 @@ fn describe(worker: &WorkerView) -> String {
     line("queues", if worker.queues.is_empty() { "all".into() } else { worker.queues.join(", ") });
     line("slots", worker.concurrency.to_string());
     line("pool", worker.pool.clone().unwrap_or_default());
-    line("door", worker.door.clone());
+    line("transport", worker.transport.clone());
     line("breaker", worker.breaker.clone());
     line("done", format!("{} completed, {} failed", worker.completed, worker.failed));
     line("registered", worker.registered_at.to_string());

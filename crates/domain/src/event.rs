@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{JobId, JobState, Progress, Run, Timestamp, WorkerState};
+use crate::{JobId, JobState, Progress, Run, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum EventKind {
@@ -55,24 +55,4 @@ pub struct Event {
     pub run: Option<Run>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-}
-
-/// A worker has changed its state.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WorkerEvent {
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    pub worker_id: String,
-    pub at: Timestamp,
-    pub state: WorkerState,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-impl WorkerEvent {
-    pub fn new(worker_id: &str, state: WorkerState, reason: Option<&str>, at: Timestamp) -> WorkerEvent {
-        let kind = if state.is_terminal() { "worker.terminated" } else { "worker.status.changed" };
-        WorkerEvent { kind, worker_id: worker_id.to_owned(), at, state, reason: reason.map(str::to_owned) }
-    }
 }

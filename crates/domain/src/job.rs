@@ -79,14 +79,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Fault {
+pub struct FieldError {
     pub path: String,
     pub message: String,
 }
 
-impl Fault {
-    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Fault {
-        Fault { path: path.into(), message: message.into() }
+impl FieldError {
+    pub fn new(path: impl Into<String>, message: impl Into<String>) -> FieldError {
+        FieldError { path: path.into(), message: message.into() }
     }
 }
 
@@ -122,14 +122,14 @@ impl NewJob {
     }
 
     /// Everything that is wrong with it, each fault with the path of its field.
-    pub fn check(&self, limits: &JobLimits) -> Vec<Fault> {
+    pub fn check(&self, limits: &JobLimits) -> Vec<FieldError> {
         let mut faults = Vec::new();
         let mut text = |path: &str, value: &str, max: usize| {
             let length = value.chars().count();
             if length == 0 || length > max {
-                faults.push(Fault::new(path, format!("must have 1 to {max} characters, has {length}")));
+                faults.push(FieldError::new(path, format!("must have 1 to {max} characters, has {length}")));
             } else if value.chars().any(char::is_control) {
-                faults.push(Fault::new(path, "must not contain control characters"));
+                faults.push(FieldError::new(path, "must not contain control characters"));
             }
         };
         let options = &self.options;
@@ -156,13 +156,13 @@ impl NewJob {
         if let Some(url) = &options.webhook_url {
             text("webhookUrl", url, 2_048);
             if !(url.starts_with("http://") || url.starts_with("https://")) {
-                faults.push(Fault::new("webhookUrl", "must start with http:// or https://"));
+                faults.push(FieldError::new("webhookUrl", "must start with http:// or https://"));
             }
         }
         self.options.retry.check(limits, &mut faults);
         let mut range = |path: &str, value: u64, min: u64, max: u64| {
             if !(min..=max).contains(&value) {
-                faults.push(Fault::new(path, format!("must be from {min} to {max}, is {value}")));
+                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
             }
         };
         if let Some(timeout_ms) = options.timeout_ms {
@@ -174,20 +174,20 @@ impl NewJob {
         if let (Some(start), Some(end)) = (options.scheduled_at, options.expires_at)
             && end <= start
         {
-            faults.push(Fault::new("expiresAt", "must be later than scheduledAt"));
+            faults.push(FieldError::new("expiresAt", "must be later than scheduledAt"));
         }
         if options.depends_on.contains(&self.id) {
-            faults.push(Fault::new("dependsOn", "must not contain the job itself"));
+            faults.push(FieldError::new("dependsOn", "must not contain the job itself"));
         }
         faults
     }
 }
 
 impl RetryPolicy {
-    pub fn check(&self, limits: &JobLimits, faults: &mut Vec<Fault>) {
+    pub fn check(&self, limits: &JobLimits, faults: &mut Vec<FieldError>) {
         let mut range = |path: &str, value: u64, min: u64, max: u64| {
             if !(min..=max).contains(&value) {
-                faults.push(Fault::new(path, format!("must be from {min} to {max}, is {value}")));
+                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
             }
         };
         range("maxRetries", u64::from(self.max_retries), 0, u64::from(limits.max_retries));
@@ -198,15 +198,18 @@ impl RetryPolicy {
             range(&format!("retryDelays[{index}]"), delay, 0, 7 * 24 * 3_600_000);
         }
         if !(1.0..=100.0).contains(&self.backoff_multiplier) {
-            faults.push(Fault::new("backoffMultiplier", "must be from 1 to 100"));
+            faults.push(FieldError::new("backoffMultiplier", "must be from 1 to 100"));
         }
         if !(0.0..=1.0).contains(&self.jitter) {
-            faults.push(Fault::new("jitter", "must be true, false or a number from 0 to 1"));
+            faults.push(FieldError::new("jitter", "must be true, false or a number from 0 to 1"));
         }
         if let RetryOn::Patterns(patterns) = &self.retry_on
             && (patterns.is_empty() || patterns.len() > 50 || patterns.iter().any(|p| p.is_empty() || p.len() > 200))
         {
-            faults.push(Fault::new("retryOn", "must be \"all\", \"transient\" or 1 to 50 patterns of 1 to 200 bytes"));
+            faults.push(FieldError::new(
+                "retryOn",
+                "must be \"all\", \"transient\" or 1 to 50 patterns of 1 to 200 bytes",
+            ));
         }
     }
 }

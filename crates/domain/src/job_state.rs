@@ -60,7 +60,7 @@ impl JobState {
     }
 
     /// Whether a worker has it, or is being started for it.
-    pub fn is_held(self) -> bool {
+    pub fn is_in_flight(self) -> bool {
         matches!(self, JobState::Scheduled | JobState::Assigned | JobState::Processing)
     }
 

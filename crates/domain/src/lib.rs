@@ -23,9 +23,11 @@ pub mod worker_state;
 
 pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, fits};
-pub use event::{Event, EventKind, WorkerEvent};
+pub use event::{Event, EventKind};
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
-pub use job::{Attempt, DEFAULT_QUEUE, Fault, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
+pub use job::{
+    Attempt, DEFAULT_QUEUE, FieldError, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step,
+};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Fault, Ordering, Timestamp, parse_duration};
+use crate::{FieldError, Ordering, Timestamp, parse_duration};
 
 /// Whose work a limit counts.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -140,10 +140,10 @@ impl Limit {
         self.concurrency.is_none() && self.rate.is_none()
     }
 
-    pub fn check(&self, faults: &mut Vec<Fault>) {
+    pub fn check(&self, faults: &mut Vec<FieldError>) {
         let mut range = |path: &str, value: u64, max: u64, hint: &str| {
             if !(1..=max).contains(&value) {
-                faults.push(Fault::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
+                faults.push(FieldError::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
             }
         };
         if let Some(n) = self.concurrency {

@@ -56,7 +56,7 @@ pub struct WorkerView {
     pub name: Option<String>,
     pub kind: WorkerKind,
     /// `websocket`, `grpc`, `http`; empty for the built-in worker and for one that has not connected yet.
-    pub door: String,
+    pub transport: String,
     pub state: WorkerState,
     pub category: String,
     /// Why it is in this state, where that is not plain.

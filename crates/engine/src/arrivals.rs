@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use faena_domain::{Fault, NewJob, Timestamp};
+use faena_domain::{FieldError, NewJob, Timestamp};
 use faena_store::{Store, StoreError};
 
 use crate::{Bus, config::ms};
@@ -11,10 +11,10 @@ use crate::{Bus, config::ms};
 #[derive(Clone)]
 pub struct JobReader(Arc<Read>);
 
-type Read = dyn Fn(&str) -> Result<NewJob, Vec<Fault>> + Send + Sync;
+type Read = dyn Fn(&str) -> Result<NewJob, Vec<FieldError>> + Send + Sync;
 
 impl JobReader {
-    pub fn new(read: impl Fn(&str) -> Result<NewJob, Vec<Fault>> + Send + Sync + 'static) -> JobReader {
+    pub fn new(read: impl Fn(&str) -> Result<NewJob, Vec<FieldError>> + Send + Sync + 'static) -> JobReader {
         JobReader(Arc::new(read))
     }
 
@@ -27,7 +27,7 @@ impl JobReader {
 impl Default for JobReader {
     /// Nobody has said how: every job is refused.
     fn default() -> Self {
-        JobReader::new(|_| Err(vec![Fault::new("body", "this server does not read jobs from outside")]))
+        JobReader::new(|_| Err(vec![FieldError::new("body", "this server does not read jobs from outside")]))
     }
 }
 
@@ -37,7 +37,7 @@ impl fmt::Debug for JobReader {
     }
 }
 
-fn told(faults: &[Fault]) -> String {
+fn told(faults: &[FieldError]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| format!("{}: {}", fault.path, fault.message)).collect();
     lines.join("; ")
 }

@@ -193,10 +193,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn while_it_is_not_closed_never_more_than_the_probes_are_under_way(acts in prop::collection::vec((0u8..3, 0i64..20_000), 1..200)) {
+        fn while_it_is_not_closed_never_more_than_the_probes_are_under_way(actions in prop::collection::vec((0u8..3, 0i64..20_000), 1..200)) {
             let mut breaker = Breaker::new(BreakerRule::default());
             let mut now = 0i64;
-            for (act, pause) in acts {
+            for (act, pause) in actions {
                 now += pause;
                 match act {
                     0 => {

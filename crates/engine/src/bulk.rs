@@ -44,7 +44,7 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     Ok(Round { handled: usize::try_from(handled).unwrap_or(usize::MAX), more: true, next_at: None })
 }
 
-/// Acts on the next few jobs. Should somebody else have done so, nothing happens.
+/// ActionCounts on the next few jobs. Should somebody else have done so, nothing happens.
 async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
     let size = per_second.map_or(MOST, |n| (n / 10).clamp(1, MOST));
@@ -70,10 +70,10 @@ impl Engine {
     }
 
     /// Carries out an action at once and answers with how it stands in the end, or after `patience`; then a loop goes on.
-    pub async fn bulk_run(&self, bulk: NewBulk, patience: Duration, now: Timestamp) -> Result<Bulk, StoreError> {
+    pub async fn bulk_run(&self, bulk: NewBulk, grace_periods: Duration, now: Timestamp) -> Result<Bulk, StoreError> {
         let id = bulk.id;
         self.store.bulk_begin(bulk, now.plus_ms(ms(LEASE)), now).await?;
-        let until = now.plus_ms(ms(patience));
+        let until = now.plus_ms(ms(grace_periods));
         loop {
             let bulk = self.bulk_of(id).await?;
             if bulk.finished_at.is_some() || Timestamp::now() > until {

@@ -1,30 +1,20 @@
-//! Tells whoever watches, in this process, what happens to jobs and workers. What was missed is read from the store.
+//! Tells whoever watches, in this process, what happens to jobs. What was missed is read from the store.
 
-use faena_domain::{Event, EventKind, JobId, JobState, Progress, Run, Timestamp, WorkerEvent, WorkerState};
+use faena_domain::{Event, EventKind, JobId, JobState, Progress, Run, Timestamp};
 use tokio::sync::broadcast;
 
 #[derive(Clone)]
-pub struct Bus(broadcast::Sender<Event>, broadcast::Sender<WorkerEvent>);
+pub struct Bus(broadcast::Sender<Event>);
 
 impl Default for Bus {
     fn default() -> Self {
-        Bus(broadcast::channel(1_024).0, broadcast::channel(1_024).0)
+        Bus(broadcast::channel(1_024).0)
     }
 }
 
 impl Bus {
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.0.subscribe()
-    }
-
-    pub fn subscribe_to_workers(&self) -> broadcast::Receiver<WorkerEvent> {
-        self.1.subscribe()
-    }
-
-    pub fn worker(&self, key: &str, state: WorkerState, reason: Option<&str>, at: Timestamp) {
-        if self.1.receiver_count() > 0 {
-            let _ = self.1.send(WorkerEvent::new(key, state, reason, at));
-        }
     }
 
     /// Nobody watching costs nothing.

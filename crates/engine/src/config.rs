@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_store::{Configured, Patience, Retention};
+use faena_store::{Configured, GracePeriods, Retention};
 use ipnet::IpNet;
 
 use crate::{InboxConfig, JobReader, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
@@ -60,8 +60,8 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    pub fn patience(&self) -> Patience {
-        Patience {
+    pub fn grace_periods(&self) -> GracePeriods {
+        GracePeriods {
             orphan_delay_ms: ms(self.orphan_delay),
             reconnect_ms: ms(self.reconnect_grace),
             silence_ms: ms(self.worker_silence),

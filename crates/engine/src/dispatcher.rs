@@ -13,14 +13,14 @@ use std::{
 };
 
 use faena_domain::Timestamp;
-use faena_store::{Claim, ClaimAsk, Lane, LaneId, Limited, Owner, Store, StoreError};
+use faena_store::{ClaimRequest, ClaimResult, Lane, LaneId, Limited, Owner, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use crate::{
     Engine, Round,
-    held::Hands,
-    workers::{Connected, Workers},
+    in_flight::InFlight,
+    workers::{ConnectedWorker, Workers},
 };
 
 /// The most jobs that one claim takes.
@@ -132,7 +132,7 @@ impl ReadyLanes {
 
 pub struct Dispatcher {
     pub lanes: Arc<ReadyLanes>,
-    pub hands: Arc<Hands>,
+    pub in_flight: Arc<InFlight>,
     pub workers: Arc<Workers>,
     /// Slots of the worker inside this process.
     pub slots: usize,
@@ -157,32 +157,32 @@ struct State {
 /// For whom a claim is made.
 enum Taker {
     Slots,
-    Worker(Arc<Connected>),
+    Worker(Arc<ConnectedWorker>),
 }
 
 /// What one round asks the store for.
 #[derive(Default)]
 struct Plan {
-    asks: Vec<ClaimAsk>,
+    asks: Vec<ClaimRequest>,
     takers: Vec<Taker>,
 }
 
 impl Dispatcher {
     pub fn new(
         lanes: Arc<ReadyLanes>,
-        hands: Arc<Hands>,
+        in_flight: Arc<InFlight>,
         workers: Arc<Workers>,
         slots: usize,
         (idle, line, low_water): (Arc<AtomicUsize>, Arc<Notify>, Arc<AtomicUsize>),
         kinds: HashSet<&'static str>,
     ) -> Dispatcher {
         let state = Mutex::new(State { claim: slots, last_full_claim: None, turn: 0 });
-        Dispatcher { lanes, hands, workers, slots, idle, line, low_water, kinds, state }
+        Dispatcher { lanes, in_flight, workers, slots, idle, line, low_water, kinds, state }
     }
 
     /// How many jobs to ask for now, for the slots of this process.
     fn wanted(&self) -> usize {
-        let waiting = self.hands.waiting();
+        let waiting = self.in_flight.waiting();
         let claim = self.state.lock().claim;
         if claim <= self.slots {
             self.idle.load(Ordering::Acquire).saturating_sub(waiting)
@@ -233,10 +233,10 @@ impl Dispatcher {
         if slots > 0 {
             let lanes =
                 candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
-            let at_once = self.idle.load(Ordering::Acquire).saturating_sub(self.hands.waiting());
+            let at_once = self.idle.load(Ordering::Acquire).saturating_sub(self.in_flight.waiting());
             plan.add(Owner::Node(engine.node_id()), lanes, (slots, at_once), Taker::Slots);
         }
-        let mut workers: Vec<(usize, Arc<Connected>)> = self
+        let mut workers: Vec<(usize, Arc<ConnectedWorker>)> = self
             .workers
             .all()
             .into_iter()
@@ -280,7 +280,7 @@ impl Dispatcher {
     }
 
     /// A lane of which the last ask got all it wanted may have more.
-    fn keep_full(&self, plan: &Plan, claims: &[Claim]) -> (usize, bool) {
+    fn keep_full(&self, plan: &Plan, claims: &[ClaimResult]) -> (usize, bool) {
         let mut last: HashMap<LaneId, bool> = HashMap::new();
         let mut handled = 0;
         for (ask, claim) in plan.asks.iter().zip(claims) {
@@ -295,7 +295,7 @@ impl Dispatcher {
         (handled, more)
     }
 
-    async fn hand_out(&self, engine: &Engine, plan: Plan, claims: Vec<Claim>, now: Timestamp) {
+    async fn hand_out(&self, engine: &Engine, plan: Plan, claims: Vec<ClaimResult>, now: Timestamp) {
         let mut deliveries = Vec::new();
         for ((ask, taker), claim) in plan.asks.into_iter().zip(plan.takers).zip(claims) {
             let count = claim.jobs.len();
@@ -310,7 +310,7 @@ impl Dispatcher {
             match taker {
                 Taker::Slots => {
                     self.adapt(count >= ask.limit, now);
-                    self.hands.take_in(jobs, engine.worker_id(), now);
+                    self.in_flight.add(jobs, engine.worker_id(), now);
                     if count == 1 {
                         self.line.notify_one();
                     } else if count > 0 {
@@ -318,7 +318,7 @@ impl Dispatcher {
                     }
                 }
                 Taker::Worker(worker) if count > 0 => {
-                    let held = self.hands.take_in_for(&worker, jobs.map(|(job, kind)| (job, kind, now)));
+                    let held = self.in_flight.add_for(&worker, jobs.map(|(job, kind)| (job, kind, now)));
                     worker.takes(&held, now);
                     deliveries.push((worker, held));
                 }
@@ -378,7 +378,7 @@ impl Dispatcher {
 impl Plan {
     fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, (limit, at_once): (usize, usize), taker: Taker) {
         if !lanes.is_empty() {
-            self.asks.push(ClaimAsk { owner, lanes, limit, at_once });
+            self.asks.push(ClaimRequest { owner, lanes, limit, at_once });
             self.takers.push(taker);
         }
     }

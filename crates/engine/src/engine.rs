@@ -24,7 +24,7 @@ use crate::{
     dispatcher::{Dispatcher, ReadyLanes},
     driver::Driver,
     guardian, handlers,
-    held::{Hands, Held},
+    in_flight::{InFlight, InFlightJob},
     inbox::Inbox,
     live::Live,
     nodes,
@@ -37,7 +37,7 @@ use crate::{
     schedules::{self, Schedules},
     throughput::Throughput,
     webhooks::Webhooks,
-    workers::{Desk, Turns, Workers, keeper},
+    workers::{KeyLocks, ReportHandler, Workers, status_writer},
 };
 
 pub struct Engine {
@@ -47,12 +47,12 @@ pub struct Engine {
     pub bus: Bus,
     /// The workers that are connected here, and what they report.
     pub workers: Arc<Workers>,
-    pub desk: Arc<Desk>,
+    pub report_handler: Arc<ReportHandler>,
     pub webhooks: Arc<Webhooks>,
     /// What became of due times on this node.
     pub schedules: Arc<Schedules>,
     pub(crate) node: Arc<RwLock<NodeId>>,
-    pub(crate) hands: Arc<Hands>,
+    pub(crate) in_flight: Arc<InFlight>,
     pub(crate) lanes: Arc<ReadyLanes>,
     pub(crate) recorder_nudge: Arc<Notify>,
     /// When the guardian looks next, in milliseconds.
@@ -60,17 +60,17 @@ pub struct Engine {
     pub(crate) builtin: BuiltIn,
     pub(crate) said: handlers::Said,
     pub(crate) pools: Pools,
-    pub(crate) turns: Turns,
+    pub(crate) turns: KeyLocks,
     reporter: Arc<Reporter>,
     worker: Arc<Worker>,
     pub(crate) dispatcher: Dispatcher,
     idle: Arc<AtomicUsize>,
     drain: CancellationToken,
     pub(crate) promote: Arc<Notify>,
-    pub(crate) touch: nodes::Touch,
+    pub(crate) lease_history: nodes::LeaseHistory,
     /// What the guardian has done.
-    pub acts: guardian::Acts,
-    pub(crate) agenda: guardian::Agenda,
+    pub actions: guardian::ActionCounts,
+    pub(crate) due_checks: guardian::DueChecks,
     pub(crate) bulk: Arc<Notify>,
     /// Brings events to sinks.
     pub outbox: Outbox,
@@ -89,7 +89,7 @@ pub struct Engine {
 
 /// What became of a request to cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CancelAnswer {
+pub enum CancelResult {
     Cancelled,
     /// A worker has been told and has not stopped yet.
     Asked {
@@ -152,7 +152,7 @@ impl Engine {
         let driver = || Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), beats: beats.clone() };
         let (intake, outgoing) = (driver(), driver());
         let bus = Bus::default();
-        let hands = Arc::new(Hands::default());
+        let in_flight = Arc::new(InFlight::default());
         let reporter = Arc::new(Reporter::new(bus.clone()));
         let lanes = Arc::new(ReadyLanes::default());
         let workers = Arc::new(Workers::default());
@@ -163,7 +163,7 @@ impl Engine {
         let worker = Arc::new(Worker {
             node: node.clone(),
             store: store.clone(),
-            hands: hands.clone(),
+            in_flight: in_flight.clone(),
             reporter: reporter.clone(),
             lanes: lanes.clone(),
             line: line.clone(),
@@ -175,10 +175,10 @@ impl Engine {
             drain: drain.clone(),
             config: config.clone(),
         });
-        let desk = Arc::new(Desk {
+        let report_handler = Arc::new(ReportHandler {
             store: store.clone(),
             node: node.clone(),
-            hands: hands.clone(),
+            in_flight: in_flight.clone(),
             reporter: reporter.clone(),
             lanes: lanes.clone(),
             workers: workers.clone(),
@@ -188,7 +188,7 @@ impl Engine {
         let slots = if config.roles.worker { config.concurrency } else { 0 };
         let dispatcher = Dispatcher::new(
             lanes.clone(),
-            hands.clone(),
+            in_flight.clone(),
             workers.clone(),
             slots,
             (idle.clone(), line, low_water),
@@ -210,18 +210,18 @@ impl Engine {
             beats,
             bus,
             workers,
-            desk,
+            report_handler,
             webhooks,
             schedules: Arc::default(),
             node,
-            hands,
+            in_flight,
             lanes,
             recorder_nudge,
             next_check_at: AtomicI64::new(i64::MAX),
             builtin: BuiltIn::default(),
             said: handlers::Said::default(),
             pools,
-            turns: Turns::default(),
+            turns: KeyLocks::default(),
             reporter,
             worker,
             dispatcher,
@@ -234,9 +234,9 @@ impl Engine {
             inboxes,
             live,
             throughput: Throughput::default(),
-            touch: nodes::Touch::default(),
-            acts: guardian::Acts::default(),
-            agenda: guardian::Agenda::default(),
+            lease_history: nodes::LeaseHistory::default(),
+            actions: guardian::ActionCounts::default(),
+            due_checks: guardian::DueChecks::default(),
             intake,
             outgoing,
             slots: TaskTracker::new(),
@@ -264,14 +264,14 @@ impl Engine {
             e.dispatcher.run_once(&e, now).await
         }));
         add(Loop::outgoing("recorder", SAFETY, self.recorder_nudge.clone(), |e, now| async move {
-            recorder::run_once(&*e.store, &e.hands, &e.bus, e.node_id(), now).await
+            recorder::run_once(&*e.store, &e.in_flight, &e.bus, e.node_id(), now).await
         }));
         add(Loop::outgoing("reporter", SAFETY, self.reporter.nudge.clone(), |e, now| async move {
             e.reporter.run_once(&*e.store, now).await
         }));
         if self.config.roles.engine {
             add(Loop::outgoing("webhooks", SAFETY, self.webhooks.nudge.clone(), |e, now| async move {
-                tell_the_world(&e, now).await
+                deliver_webhooks(&e, now).await
             }));
             // PostgreSQL: what other nodes write is told by signals that may be lost, and what they leave behind by none.
             let period = if self.store.engine() == "sqlite" { SAFETY } else { POLL_POSTGRES };
@@ -287,10 +287,10 @@ impl Engine {
         }
         add(Loop::outgoing("live", poll, self.live.nudge.clone(), |e, now| async move { e.live.run_once(now).await }));
         add(Loop::outgoing("keeper", beat, self.workers.news.clone(), |e, now| async move {
-            let round = e.write_down(now).await?;
+            let round = e.persist(now).await?;
             if round.handled > 0 {
                 // Changes are gathered, not chased.
-                tokio::time::sleep(keeper::GATHER).await;
+                tokio::time::sleep(status_writer::GATHER).await;
             }
             Ok(round)
         }));
@@ -345,29 +345,29 @@ impl Engine {
     }
 
     /// Cancels a job. One that runs is told to stop, and given a moment to do so before the answer.
-    pub async fn cancel(&self, id: JobId, reason: &str, by: &str, now: Timestamp) -> Result<CancelAnswer, StoreError> {
+    pub async fn cancel(&self, id: JobId, reason: &str, by: &str, now: Timestamp) -> Result<CancelResult, StoreError> {
         let state = match self.store.job_cancel(id, reason, Some(by), now).await? {
             CancelOutcome::Cancelled => {
                 self.bus.changed(id, JobState::Cancelled, None, now);
-                return Ok(CancelAnswer::Cancelled);
+                return Ok(CancelResult::Cancelled);
             }
             CancelOutcome::Asked { state } => state,
         };
         self.ask_to_stop(id, reason, now);
         let mut events = self.bus.subscribe();
-        let patience = tokio::time::sleep(Duration::from_secs(2));
-        tokio::pin!(patience);
+        let grace_periods = tokio::time::sleep(Duration::from_secs(2));
+        tokio::pin!(grace_periods);
         loop {
             let current = self.store.job_get(id).await?.map(|job| job.status);
             match current {
-                Some(JobState::Cancelled) => return Ok(CancelAnswer::Cancelled),
+                Some(JobState::Cancelled) => return Ok(CancelResult::Cancelled),
                 Some(from) if from.is_terminal() => {
                     return Err(StoreError::InvalidTransition { from, wanted: "be cancelled" });
                 }
                 _ => {}
             }
             tokio::select! {
-                () = &mut patience => return Ok(CancelAnswer::Asked { state: current.unwrap_or(state) }),
+                () = &mut grace_periods => return Ok(CancelResult::Asked { state: current.unwrap_or(state) }),
                 // Its end on this node is told at once; that on another node is seen by looking again.
                 _ = async { while events.recv().await.is_ok_and(|event| event.job_id != id) {} } => {}
                 () = tokio::time::sleep(Duration::from_millis(100)) => {}
@@ -376,13 +376,13 @@ impl Engine {
     }
 
     /// A job leaves this process's hands.
-    pub(crate) fn hand_in(&self, held: &Held, end: RunEnd) {
-        self.hands.let_go(held, end, |end| self.reporter.push(end, None));
+    pub(crate) fn hand_in(&self, held: &InFlightJob, end: RunEnd) {
+        self.in_flight.finish(held, end, |end| self.reporter.push(end, None));
     }
 
     /// Tells whoever has this job here to stop it, and sees to it that this is heeded.
     pub(crate) fn ask_to_stop(&self, id: JobId, reason: &str, now: Timestamp) {
-        if let Some(held) = self.hands.find(id) {
+        if let Some(held) = self.in_flight.find(id) {
             held.ask_to_stop(reason, now);
             self.workers.watch.notify_one();
         }
@@ -415,10 +415,10 @@ impl Engine {
     }
 
     /// Writes down what is new about the workers here.
-    pub async fn write_down(&self, now: Timestamp) -> Result<Round, StoreError> {
+    pub async fn persist(&self, now: Timestamp) -> Result<Round, StoreError> {
         let limits = (ms(self.config.reconnect_grace), ms(self.config.worker_heartbeat));
         let built_in = self.builtin.tell(self, now).await?;
-        let round = keeper::run_once(&*self.store, &self.workers, &self.hands, &self.bus, limits, now).await?;
+        let round = status_writer::run_once(&*self.store, &self.workers, &self.in_flight, limits, now).await?;
         if round.handled > 0 {
             // One of them may take jobs again.
             self.lanes.nudge.notify_one();
@@ -440,7 +440,7 @@ impl Engine {
 
     /// Jobs in this process's hands, and slots that are free.
     pub fn load(&self) -> (usize, usize) {
-        (self.hands.count(), self.idle.load(Ordering::Relaxed))
+        (self.in_flight.count(), self.idle.load(Ordering::Relaxed))
     }
 
     /// Hears what has become ready, here or on another node.
@@ -455,7 +455,7 @@ impl Engine {
                     Ok(Signal::Ready(lane)) => engine.lanes.add(lane),
                     Ok(Signal::Waiting) => {
                         engine.promote.notify_one();
-                        engine.agenda.look_for_expired();
+                        engine.due_checks.look_for_expired();
                         engine.workers.watch.notify_one();
                     }
                     Ok(Signal::Worker(id)) => engine.workers.ask(id),
@@ -468,7 +468,7 @@ impl Engine {
                         engine.live.nudge.notify_one();
                     }
                     Ok(Signal::Cancel(id)) => {
-                        if engine.hands.find(id).is_some() {
+                        if engine.in_flight.find(id).is_some() {
                             tokio::spawn(stop_here(engine.clone(), id));
                         }
                     }
@@ -486,7 +486,7 @@ impl Engine {
             self.lanes.add(lane.id);
         }
         self.promote.notify_one();
-        self.agenda.look_for_expired();
+        self.due_checks.look_for_expired();
         self.workers.watch.notify_one();
         self.webhooks.nudge.notify_one();
         self.schedules.nudge.notify_one();
@@ -518,7 +518,7 @@ impl Engine {
             () = hurry.cancelled() => {}
         }
         self.pools.kill();
-        for held in self.hands.all().into_iter().filter(|held| !held.is_remote()) {
+        for held in self.in_flight.all().into_iter().filter(|held| !held.is_remote()) {
             // Without a reason: it is handed back, not cancelled.
             held.cancel.cancel();
         }
@@ -540,7 +540,7 @@ impl Engine {
         self.outbox.leave(&*self.store, node).await;
         let left = tokio::time::timeout(
             Duration::from_secs(5),
-            self.store.node_leave(node, self.config.patience(), Timestamp::now()),
+            self.store.node_leave(node, self.config.grace_periods(), Timestamp::now()),
         )
         .await;
         if let Ok(Err(error)) = left {
@@ -614,7 +614,7 @@ fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {
 }
 
 /// Sends webhooks; a server that stops only writes down how the last ones went.
-async fn tell_the_world(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+async fn deliver_webhooks(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     if engine.intake.stop.is_cancelled() {
         return Ok(Round::done(engine.webhooks.settle(&*engine.store, now).await?));
     }
@@ -636,13 +636,13 @@ async fn stop_here(engine: Arc<Engine>, id: JobId) {
 async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let lease_ms = ms(engine.config.node_lease);
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
-        engine.touch.renewed(now, lease_ms);
+        engine.lease_history.renewed(now, lease_ms);
         return Ok(Round::done(1));
     }
     // Another node has taken this one for dead and given its jobs away. Start afresh, as a new node.
-    let lost = engine.hands.drop_all();
+    let lost = engine.in_flight.drop_all();
     tracing::error!(jobs = lost.len(), "this node was taken for dead (was it asleep?); its jobs run elsewhere now");
-    engine.workers.drop_all(&engine.hands, "this server was taken for dead; connect again");
+    engine.workers.drop_all(&engine.in_flight, "this server was taken for dead; connect again");
     for held in lost {
         held.ask_to_stop("this node lost its lease", now);
     }
@@ -659,7 +659,7 @@ async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
 /// Gives back what the database thinks is here and is not: the answer to a claim got lost on the way.
 async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     // In this order: a job that ends meanwhile goes from the hands to the reporter.
-    let mut known = engine.hands.runs();
+    let mut known = engine.in_flight.runs();
     known.extend(engine.reporter.runs());
     let before = now.plus_ms(-ms(LOST_CLAIM));
     let lost = engine.store.node_reconcile(engine.node_id(), known, before, now).await?;

@@ -20,8 +20,8 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{LogEvent, LogLine, Timestamp, WorkerState};
-use faena_store::{Outcome, StoreError};
+use faena_domain::{LogEvent, LogLine, Timestamp};
+use faena_store::{RunOutcome, StoreError};
 
 use crate::{Engine, Round, config::ms, nodes, workers::watch};
 
@@ -51,11 +51,11 @@ impl Check {
 
 /// How often the guardian of this node had to act.
 #[derive(Default)]
-pub struct Acts([AtomicU64; 5]);
+pub struct ActionCounts([AtomicU64; 5]);
 
-impl Acts {
-    pub(crate) fn count(&self, check: Check, acts: usize) {
-        self.0[check as usize].fetch_add(acts as u64, Ordering::Relaxed);
+impl ActionCounts {
+    pub(crate) fn count(&self, check: Check, actions: usize) {
+        self.0[check as usize].fetch_add(actions as u64, Ordering::Relaxed);
     }
 
     pub fn of(&self, check: Check) -> u64 {
@@ -66,12 +66,12 @@ impl Acts {
 /// When the database is looked at next. What happens in this process wakes the guardian far more often than there is
 /// anything to find there.
 #[derive(Default)]
-pub struct Agenda {
+pub struct DueChecks {
     expiry_at: AtomicI64,
     orphans_at: AtomicI64,
 }
 
-impl Agenda {
+impl DueChecks {
     /// Something was put off; it may expire before all that is known.
     pub fn look_for_expired(&self) {
         self.expiry_at.store(0, Ordering::Release);
@@ -136,8 +136,8 @@ impl Engine {
         take(Ok(line(self, now)));
         if self.config.roles.engine {
             let period = self.config.guardian_interval;
-            take(on_time(&self.agenda.expiry_at, period, now, expired(self, now)).await);
-            take(on_time(&self.agenda.orphans_at, period, now, orphans(self, now)).await);
+            take(on_time(&self.due_checks.expiry_at, period, now, expired(self, now)).await);
+            take(on_time(&self.due_checks.orphans_at, period, now, orphans(self, now)).await);
         }
         failed.map_or(Ok(all), Err)
     }
@@ -150,23 +150,23 @@ impl Engine {
 
 /// Jobs that were claimed while jobs were short, and stand behind long ones now, go back to where others can take them.
 fn line(engine: &Engine, now: Timestamp) -> Round {
-    let (late, next_at) = engine.hands.late_in_line(now.plus_ms(-LINE_MS));
+    let (late, next_at) = engine.in_flight.late_in_line(now.plus_ms(-LINE_MS));
     if !late.is_empty() {
         // Or they would be claimed again at once.
         engine.dispatcher.claim_no_more_ahead();
     }
     for held in &late {
         let line = LogLine::new(now, LogEvent::HandedBack, "no slot became free here in time");
-        let end = held.end(Outcome::HandedBack, vec![line], now);
+        let end = held.end(RunOutcome::HandedBack, vec![line], now);
         engine.hand_in(held, end);
     }
-    engine.acts.count(Check::Line, late.len());
+    engine.actions.count(Check::Line, late.len());
     Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(LINE_MS)) }
 }
 
 async fn expired(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let due = engine.store.job_expire(BATCH, now).await?;
-    engine.acts.count(Check::Expired, due.expired);
+    engine.actions.count(Check::Expired, due.expired);
     Ok(Round { handled: due.expired, more: due.more, next_at: due.next_at })
 }
 
@@ -184,8 +184,9 @@ async fn orphans(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
 
 async fn servers(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     let lease_ms = ms(engine.config.node_lease);
-    let round = nodes::run_once(&*engine.store, &engine.touch, lease_ms, engine.config.patience(), now).await?;
-    engine.acts.count(Check::Servers, round.handled);
+    let round =
+        nodes::run_once(&*engine.store, &engine.lease_history, lease_ms, engine.config.grace_periods(), now).await?;
+    engine.actions.count(Check::Servers, round.handled);
     Ok(round)
 }
 
@@ -196,12 +197,11 @@ async fn adrift(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     for lost in &swept.lost {
         let jobs = lost.freed.orphaned + lost.freed.returned;
         tracing::warn!(actor = ACTOR, worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
-        engine.bus.worker(&lost.key, WorkerState::Terminated, Some("lost"), now);
         if let Some(worker) = engine.workers.find(lost.id) {
             worker.close("it was given up for lost");
-            engine.workers.drop_worker(&worker, &engine.hands);
+            engine.workers.drop_worker(&worker, &engine.in_flight);
         }
     }
-    engine.acts.count(Check::Workers, swept.lost.len());
+    engine.actions.count(Check::Workers, swept.lost.len());
     Ok(Round { handled: swept.lost.len(), more: swept.more, next_at: swept.next_at })
 }

@@ -46,7 +46,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
     }
     let before = now.plus_ms(-ms(engine.config.no_handler_timeout));
     let ids = unserved.iter().map(|lane| lane.id).collect();
-    let failed = engine.store.job_give_up(ids, before, BATCH, now).await?;
+    let failed = engine.store.job_fail_unhandled(ids, before, BATCH, now).await?;
     if failed > 0 {
         tracing::warn!(jobs = failed, "jobs have failed because no worker can run them");
     }

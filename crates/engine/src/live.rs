@@ -17,7 +17,7 @@ use std::{
 };
 
 use faena_domain::Timestamp;
-use faena_store::{EventPlace, EventQuery, EventWant, Store, StoreError, StoredEvent, Wish};
+use faena_store::{EventPosition, EventQuery, EventSubscription, Store, StoreError, StoredEvent, SubscriptionMode};
 use tokio::sync::{Mutex, Notify, Semaphore, broadcast};
 
 use crate::{Round, config::ms};
@@ -42,7 +42,7 @@ pub struct Live {
     store: Arc<dyn Store>,
     news: broadcast::Sender<Arc<Batch>>,
     /// Up to where the reader has come, while there is anybody to read for.
-    last: Mutex<Option<EventPlace>>,
+    last: Mutex<Option<EventPosition>>,
     /// When it was last said that events are wanted.
     wanted_at: Mutex<Option<Timestamp>>,
     watching: AtomicUsize,
@@ -53,8 +53,8 @@ pub struct Live {
 
 /// What happened after one place and up to another.
 struct Batch {
-    after: EventPlace,
-    upto: EventPlace,
+    after: EventPosition,
+    upto: EventPosition,
     events: Vec<Arc<StoredEvent>>,
 }
 
@@ -90,7 +90,7 @@ impl Live {
     /// returned, whatever happens is told.
     pub async fn subscribe(
         self: &Arc<Live>,
-        from: Option<EventPlace>,
+        from: Option<EventPosition>,
         filter: EventFilter,
         now: Timestamp,
     ) -> Result<Subscription, Refused> {
@@ -101,7 +101,7 @@ impl Live {
         let (place, gaps_upto) = match from {
             None => (self.store.event_end().await?, 0),
             // Who begins at 0 asks for what is kept, whatever that is.
-            Some(0) => (0, self.store.event_span(WISH).await?.map_or(0, |span| span.after)),
+            Some(0) => (0, self.store.event_range(WISH).await?.map_or(0, |span| span.after)),
             Some(place) => (place, 0),
         };
         self.nudge.notify_one();
@@ -151,19 +151,20 @@ impl Live {
     async fn want(&self, now: Timestamp) -> Result<(), StoreError> {
         let mut wanted_at = self.wanted_at.lock().await;
         let fresh = wanted_at.is_some_and(|at| now.ms_since(at) < ms(WANT_AGAIN));
-        if fresh && self.store.events_wanted() {
+        if fresh && self.store.has_event_subscriptions() {
             return Ok(());
         }
         let until = now.plus_ms(ms(WANTED_FOR));
-        let want = EventWant { name: WISH.into(), types: vec!["*".into()], wish: Wish::Kept, until };
-        self.store.event_want(vec![want], now).await?;
+        let want =
+            EventSubscription { name: WISH.into(), types: vec!["*".into()], mode: SubscriptionMode::Keep, until };
+        self.store.event_subscribe(vec![want], now).await?;
         *wanted_at = Some(now);
         Ok(())
     }
 
     /// Whether somebody who has read up to `place` has missed something for good.
-    async fn gap_after(&self, place: EventPlace) -> Result<Option<Gap>, StoreError> {
-        let Some(span) = self.store.event_span(WISH).await? else { return Ok(None) };
+    async fn gap_after(&self, place: EventPosition) -> Result<Option<Gap>, StoreError> {
+        let Some(span) = self.store.event_range(WISH).await? else { return Ok(None) };
         // A place that was never given out: this is another database, or an older copy of it.
         let foreign = place > span.last;
         let gap = Gap { after: place, first: if foreign { span.last } else { span.after } + 1 };

@@ -7,43 +7,43 @@
 //! Safe on every node at once: the block of a hand-out is deleted first, and only one can delete it.
 
 use faena_domain::Timestamp;
-use faena_store::{Patience, Store, StoreError};
+use faena_store::{GracePeriods, Store, StoreError};
 use parking_lot::Mutex;
 
 use crate::{Round, guardian::ACTOR};
 
 /// Since when this process has been in touch with the database without a break.
 #[derive(Default)]
-pub struct Touch(Mutex<Option<(Timestamp, Timestamp)>>);
+pub struct LeaseHistory(Mutex<Option<(Timestamp, Timestamp)>>);
 
-impl Touch {
+impl LeaseHistory {
     /// Told at every renewal.
     pub fn renewed(&self, now: Timestamp, lease_ms: i64) {
-        let mut touch = self.0.lock();
-        let since = match *touch {
+        let mut lease_history = self.0.lock();
+        let since = match *lease_history {
             Some((since, last)) if now.ms_since(last) <= lease_ms => since,
             _ => now,
         };
-        *touch = Some((since, now));
+        *lease_history = Some((since, now));
     }
 
-    fn may_judge(&self, now: Timestamp, lease_ms: i64) -> bool {
+    fn can_reap(&self, now: Timestamp, lease_ms: i64) -> bool {
         matches!(*self.0.lock(), Some((since, last)) if now.ms_since(since) >= lease_ms && now.ms_since(last) <= lease_ms)
     }
 }
 
 pub async fn run_once(
     store: &dyn Store,
-    touch: &Touch,
+    lease_history: &LeaseHistory,
     lease_ms: i64,
-    patience: Patience,
+    grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     // SQLite: whoever held something before this process is dead for certain.
-    if store.engine() != "sqlite" && !touch.may_judge(now, lease_ms) {
+    if store.engine() != "sqlite" && !lease_history.can_reap(now, lease_ms) {
         return Ok(Round::default());
     }
-    let freed = store.node_recover(patience, now).await?;
+    let freed = store.node_recover(grace_periods, now).await?;
     let handled = freed.orphaned + freed.returned;
     if handled > 0 || freed.nodes > 0 {
         tracing::warn!(

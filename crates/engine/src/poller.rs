@@ -18,11 +18,11 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {
         engine.promote.notify_one();
-        engine.agenda.look_for_expired();
+        engine.due_checks.look_for_expired();
         engine.workers.watch.notify_one();
     }
     if poll.orphans {
-        engine.agenda.look_for_orphans();
+        engine.due_checks.look_for_orphans();
         engine.workers.watch.notify_one();
     }
     if engine.throughput.is_older(now, SAMPLE_MS) {

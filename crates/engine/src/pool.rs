@@ -22,7 +22,7 @@ use crate::{
     Engine, Round,
     breaker::{Breaker, BreakerRule},
     config::ms,
-    workers::{Card, Connected, Door},
+    workers::{ConnectedWorker, Transport, WorkerIdentity},
 };
 use process::Process;
 
@@ -56,7 +56,7 @@ struct Pool {
 
 /// One process, or the place for one.
 struct Member {
-    worker: Arc<Connected>,
+    worker: Arc<ConnectedWorker>,
     process: Option<Process>,
     started_at: Timestamp,
     /// Since when it has had nothing to do.
@@ -292,23 +292,23 @@ impl Pool {
     async fn add(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
         let id = WorkerId::new();
         let config = &self.config;
-        let mut card = Card {
+        let mut identity = WorkerIdentity {
             id,
             key: id.to_string(),
             kind: WorkerKind::Pool,
             session: 0,
-            door: Door::None,
+            transport: Transport::None,
             ability: self.ability(),
             concurrency: config.concurrency as usize,
             tells_starts: false,
             pool: Some(config.name.clone()),
             ephemeral: config.ephemeral,
         };
-        let entry = card.entry(Some(config.name.clone()), engine.node_id());
+        let entry = identity.entry(Some(config.name.clone()), engine.node_id());
         let admitted = engine.store.worker_admit(entry, now).await?;
-        card.session = admitted.session;
+        identity.session = admitted.session;
         let breaker = Breaker::new(BreakerRule::default());
-        let worker = Arc::new(Connected::new(card, WorkerState::Creating, breaker, now));
+        let worker = Arc::new(ConnectedWorker::new(identity, WorkerState::Creating, breaker, now));
         let mut member =
             Member { worker: worker.clone(), process: None, started_at: now, idle_since: None, stopping_since: None };
         engine.workers.put(worker);
@@ -329,18 +329,18 @@ impl Pool {
         let alive = members.values().filter(|member| member.stopping_since.is_none()).count();
         let spare = alive.saturating_sub(self.config.min);
         let idle_ms = ms(self.config.idle);
-        let mut let_go = 0;
+        let mut finish = 0;
         for (id, member) in members.iter_mut() {
             let idle = member.idle_since.is_some_and(|since| now.ms_since(since) >= idle_ms);
-            if let_go < spare && idle && member.stopping_since.is_none() && member.worker.state() == WorkerState::Ready
+            if finish < spare && idle && member.stopping_since.is_none() && member.worker.state() == WorkerState::Ready
             {
                 member.stopping_since = Some(now);
                 engine.workers.drain(*id, true, now);
                 member.process.as_mut().into_iter().for_each(Process::ask_to_stop);
-                let_go += 1;
+                finish += 1;
             }
         }
-        let_go
+        finish
     }
 
     fn ability(&self) -> Ability {

@@ -11,7 +11,7 @@ use faena_store::{NoteKind, RunNote, Store, StoreError};
 use crate::{
     Bus, Round,
     config::ms,
-    held::{Hands, Held},
+    in_flight::{InFlight, InFlightJob},
 };
 
 /// How long a job may run without its start being on record.
@@ -19,12 +19,12 @@ pub const RECORD_AFTER: Duration = Duration::from_millis(100);
 
 pub async fn run_once(
     store: &dyn Store,
-    hands: &Hands,
+    in_flight: &InFlight,
     bus: &Bus,
     node: NodeId,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
-    let (due, next) = hands.to_record(now.plus_ms(-ms(RECORD_AFTER)));
+    let (due, next) = in_flight.to_record(now.plus_ms(-ms(RECORD_AFTER)));
     let notes: Vec<RunNote> = due.iter().filter_map(|held| note(held, node, NoteKind::Started, now)).collect();
     let handled = notes.len();
     if handled > 0 {
@@ -37,7 +37,7 @@ pub async fn run_once(
 }
 
 /// A note about a job that has started.
-pub fn note(held: &Held, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
+pub fn note(held: &InFlightJob, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
     let job = &held.job;
     Some(RunNote {
         id: job.id,

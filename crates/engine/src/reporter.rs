@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::{
     Bus, Round,
-    workers::{Ack, Connected, Order, Refusal},
+    workers::{Ack, ConnectedWorker, Order, Refusal},
 };
 
 /// Ends that may wait; beyond that, slots wait before they take another job.
@@ -22,7 +22,7 @@ const BATCH: usize = 2_000;
 /// Who wants to know that an end is stored.
 pub enum Receipt {
     /// A worker on a stream, about its report `of`.
-    Worker(Arc<Connected>, &'static str),
+    Worker(Arc<ConnectedWorker>, &'static str),
     /// A call that waits: `true` if it counts.
     Call(oneshot::Sender<bool>),
 }
@@ -124,7 +124,7 @@ impl Reporter {
     fn acknowledge(&self, told: Vec<Untold>, answers: &[bool]) {
         // Acknowledgements of one worker mostly follow each other, and leave together.
         let mut acks: Vec<Order> = Vec::new();
-        let mut to: Option<Arc<Connected>> = None;
+        let mut to: Option<Arc<ConnectedWorker>> = None;
         for (Untold { end, receipts }, counts) in told.into_iter().zip(answers) {
             if *counts {
                 self.bus.changed(end.id, end.outcome.state(), Some(end.run), end.at);

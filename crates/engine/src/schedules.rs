@@ -1,4 +1,4 @@
-//! Turns due times into jobs.
+//! KeyLocks due times into jobs.
 //!
 //! There is no leader. Every node sleeps until the next due time and then asks the store, which gives each schedule that is due to one
 //! of them, under its row's lock; the job, the record of the due time and the schedule's next time are one transaction. So a node

@@ -1,11 +1,15 @@
 //! What the end of a run means for its job: completed, tried again, failed, cancelled, handed back.
 
 use faena_domain::{ErrorReason, Failure, LogEvent, LogLine, Timestamp, Verdict};
-use faena_store::Outcome;
+use faena_store::RunOutcome;
 
-use crate::held::Held;
+use crate::in_flight::InFlightJob;
 
-pub fn judge(held: &Held, result: Result<Option<String>, Failure>, now: Timestamp) -> (Outcome, Vec<LogLine>) {
+pub fn judge(
+    held: &InFlightJob,
+    result: Result<Option<String>, Failure>,
+    now: Timestamp,
+) -> (RunOutcome, Vec<LogLine>) {
     let job = &held.job;
     let failure = match result {
         Ok(result) => {
@@ -15,7 +19,7 @@ pub fn judge(held: &Held, result: Result<Option<String>, Failure>, now: Timestam
                 lines.push(LogLine::new(now, LogEvent::RetrySuccess, text));
             }
             lines.push(LogLine::new(now, LogEvent::Completed, ""));
-            return (Outcome::Completed { result }, lines);
+            return (RunOutcome::Completed { result }, lines);
         }
         Err(failure) => failure,
     };
@@ -23,9 +27,9 @@ pub fn judge(held: &Held, result: Result<Option<String>, Failure>, now: Timestam
         return match held.cancel_reason() {
             Some(cause) => {
                 let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());
-                (Outcome::Cancelled { cause }, vec![line])
+                (RunOutcome::Cancelled { cause }, vec![line])
             }
-            None => (Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, failure.message)]),
+            None => (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, failure.message)]),
         };
     }
     let event = if failure.reason == ErrorReason::Timeout { LogEvent::Timeout } else { LogEvent::Failed };
@@ -36,8 +40,8 @@ pub fn judge(held: &Held, result: Result<Option<String>, Failure>, now: Timestam
             let due_at = now.plus_ms(i64::try_from(delay_ms).unwrap_or(i64::MAX));
             let text = format!("try {} of {} at {due_at}", job.retry_count + 2, job.options.retry.max_retries + 1);
             let next = LogLine::new(now, LogEvent::RetryScheduled, text);
-            (Outcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
+            (RunOutcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
         }
-        Verdict::GiveUp => (Outcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
+        Verdict::GiveUp => (RunOutcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
     }
 }

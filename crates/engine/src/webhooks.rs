@@ -18,7 +18,7 @@ use std::{
 };
 
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{Delivery, Store, StoreError, WebhookAsk, WebhookNext, WebhookResult, host_of};
+use faena_store::{Delivery, Store, StoreError, WebhookNext, WebhookResult, WebhookTakeRequest, host_of};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use rand::seq::SliceRandom;
@@ -85,7 +85,7 @@ pub struct Webhooks {
     pub rule: AddressRule,
     client: Client,
     pub nudge: Arc<Notify>,
-    office: Mutex<Office>,
+    office: Mutex<SenderState>,
     /// Attempts that were delivered, were not, or of which nobody wanted to hear any more.
     pub delivered: AtomicU64,
     pub failed: AtomicU64,
@@ -94,7 +94,7 @@ pub struct Webhooks {
 
 /// What the senders are at.
 #[derive(Default)]
-struct Office {
+struct SenderState {
     hosts: HashMap<String, Host>,
     under_way: usize,
     /// Not written down yet.
@@ -219,7 +219,7 @@ impl Webhooks {
     }
 
     /// What there is room for, and when there is room again for a host that has none now.
-    fn ask(&self, node: NodeId, now: Timestamp) -> (WebhookAsk, Option<Timestamp>) {
+    fn ask(&self, node: NodeId, now: Timestamp) -> (WebhookTakeRequest, Option<Timestamp>) {
         let mut office = self.office.lock();
         office.hosts.retain(|_, host| {
             let failing = host.failed_at.is_some_and(|at| now.ms_since(at) < REMEMBERED_MS);
@@ -252,7 +252,7 @@ impl Webhooks {
         }
         let limit = self.config.concurrency.saturating_sub(office.under_way + office.results.len());
         let lease_ms = ms(self.config.timeout.saturating_add(LEASE_MARGIN));
-        (WebhookAsk { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, look_at)
+        (WebhookTakeRequest { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, look_at)
     }
 
     fn start(self: &Arc<Webhooks>, delivery: Delivery, now: Timestamp) {

@@ -6,7 +6,7 @@
 use faena_domain::{
     Ability, ErrorReason, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, Why, WorkerState, WorkerView,
 };
-use faena_store::{Filter, LaneId, Page, Standing, StoreError, StoredLimit, Tally};
+use faena_store::{Filter, JobPosition, LaneId, Page, StoreError, StoredLimit, Tally};
 use serde_json::json;
 
 use crate::{Engine, config::ms};
@@ -20,7 +20,7 @@ impl Engine {
     /// `None`: there is no such job.
     pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Why>, StoreError> {
         let Some(job) = self.store.job_get(id).await? else { return Ok(None) };
-        let Some(standing) = self.store.job_standing(id).await? else { return Ok(None) };
+        let Some(standing) = self.store.job_position(id).await? else { return Ok(None) };
         let reasons = match job.status {
             JobState::Pending => pending(&job, &standing, now),
             JobState::Retrying => vec![retrying(&job)],
@@ -34,7 +34,7 @@ impl Engine {
     }
 }
 
-fn pending(job: &JobView, standing: &Standing, now: Timestamp) -> Vec<Reason> {
+fn pending(job: &JobView, standing: &JobPosition, now: Timestamp) -> Vec<Reason> {
     let mut reasons = Vec::new();
     if !standing.parents.is_empty() {
         let named: Vec<String> = standing
@@ -75,7 +75,7 @@ fn retrying(job: &JobView) -> Reason {
 async fn queued(
     engine: &Engine,
     job: &JobView,
-    standing: &Standing,
+    standing: &JobPosition,
     now: Timestamp,
 ) -> Result<Vec<Reason>, StoreError> {
     let rules = engine.store.rules_load().await?;
@@ -131,7 +131,7 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
         let held: i64 = counts
             .by_lane
             .iter()
-            .filter(|((lane, tally), _)| *tally == Tally::Held && inside(*lane))
+            .filter(|((lane, tally), _)| *tally == Tally::InFlight && inside(*lane))
             .map(|(_, n)| n)
             .sum();
         if let Some(most) = limit.concurrency.filter(|most| held >= i64::from(*most)) {
@@ -149,7 +149,7 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
 }
 
 async fn holders(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, StoreError> {
-    let states = JobState::ALL.into_iter().filter(|state| state.is_held()).collect();
+    let states = JobState::ALL.into_iter().filter(|state| state.is_in_flight()).collect();
     let mut filter = Filter { states, ..Filter::default() };
     match scope {
         Scope::Queue(name) => filter.queue = Some(name.clone()),
@@ -160,7 +160,7 @@ async fn holders(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, StoreErro
     Ok(page.jobs.into_iter().map(|job| job.id).collect())
 }
 
-fn key_limit(key: &str, limit: Limit, standing: &Standing, now: Timestamp) -> Vec<Reason> {
+fn key_limit(key: &str, limit: Limit, standing: &JobPosition, now: Timestamp) -> Vec<Reason> {
     let scope = Scope::Key(key.to_owned());
     let mut reasons = Vec::new();
     if let Some(most) = limit.concurrency.filter(|most| standing.key_held >= u64::from(*most)) {
@@ -205,7 +205,8 @@ async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<R
     }
     let mut reasons = Vec::new();
     let ids = |list: &[&WorkerView]| list.iter().take(NAMED).map(|w| w.id.clone()).collect::<Vec<_>>();
-    let away: Vec<&WorkerView> = able.iter().copied().filter(|w| w.deadline.is_some() && w.door != "http").collect();
+    let away: Vec<&WorkerView> =
+        able.iter().copied().filter(|w| w.deadline.is_some() && w.transport != "http").collect();
     let open: Vec<&WorkerView> = able.iter().copied().filter(|w| w.breaker == "open").collect();
     let draining: Vec<&WorkerView> = able.iter().copied().filter(|w| w.state == WorkerState::Draining).collect();
     let fit = able.len() - away.len() - open.len() - draining.len();
@@ -259,16 +260,16 @@ fn breaker_opens_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Optio
 /// Reasons for which nothing of its kind runs at all.
 const STANDSTILL: [&str; 5] = ["queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
 
-fn only_ahead(job: &JobView, standing: &Standing) -> Reason {
+fn only_ahead(job: &JobView, standing: &JobPosition) -> Reason {
     let jobs = standing.ahead;
-    let exact = jobs < Standing::MOST_AHEAD;
+    let exact = jobs < JobPosition::MOST_AHEAD;
     Reason::new("jobs_ahead", ahead_text(job, standing), json!({"jobs": jobs, "exact": exact}))
 }
 
-fn ahead_text(job: &JobView, standing: &Standing) -> String {
+fn ahead_text(job: &JobView, standing: &JobPosition) -> String {
     match standing.ahead {
         1 => format!("1 job of queue {} goes before it", job.queue),
-        jobs if jobs < Standing::MOST_AHEAD => format!("{jobs} jobs of queue {} go before it", job.queue),
+        jobs if jobs < JobPosition::MOST_AHEAD => format!("{jobs} jobs of queue {} go before it", job.queue),
         jobs => format!("{jobs} or more jobs of queue {} go before it", job.queue),
     }
 }
@@ -277,11 +278,11 @@ fn ahead_text(job: &JobView, standing: &Standing) -> String {
 async fn ahead(
     engine: &Engine,
     job: &JobView,
-    standing: &Standing,
+    standing: &JobPosition,
     now: Timestamp,
 ) -> Result<Option<Reason>, StoreError> {
     let jobs = standing.ahead;
-    let exact = jobs < Standing::MOST_AHEAD;
+    let exact = jobs < JobPosition::MOST_AHEAD;
     let lanes = engine.store.lanes().await?;
     let lanes: Vec<LaneId> = lanes.iter().filter(|lane| lane.queue == job.queue).map(|lane| lane.id).collect();
     if engine.throughput.is_due(now) {
@@ -300,7 +301,12 @@ async fn ahead(
 }
 
 /// It is in somebody's hands: in whose, since when, until when, and whether that one is still there.
-async fn held(engine: &Engine, job: &JobView, standing: &Standing, now: Timestamp) -> Result<Vec<Reason>, StoreError> {
+async fn held(
+    engine: &Engine,
+    job: &JobView,
+    standing: &JobPosition,
+    now: Timestamp,
+) -> Result<Vec<Reason>, StoreError> {
     let mut reasons = Vec::new();
     let worker = job.worker_id.as_deref().unwrap_or("its worker");
     let config = &engine.config;
@@ -350,13 +356,13 @@ fn progress_text(progress: &faena_domain::Progress) -> String {
 async fn lost(
     engine: &Engine,
     job: &JobView,
-    standing: &Standing,
+    standing: &JobPosition,
     now: Timestamp,
 ) -> Result<Option<Reason>, StoreError> {
     if let Some(key) = &job.worker_id
         && let Some(worker) = engine.store.worker_get(key).await?
         && worker.ended_at.is_none()
-        && worker.door != "http"
+        && worker.transport != "http"
         && let Some(deadline) = worker.deadline
     {
         let message =

@@ -42,7 +42,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
         bar.set_message(name);
     };
     let looked = if arguments.fix {
-        doctor::repair(url, config.store(false), config.engine().patience(), now, &progress).await
+        doctor::repair(url, config.store(false), config.engine().grace_periods(), now, &progress).await
     } else {
         doctor::inspect(url, now, &progress).await.map(|inspection| (Vec::new(), inspection))
     };

@@ -6,7 +6,7 @@ CREATE TABLE faena.worker (
     key           text NOT NULL,
     name          text,
     kind          smallint NOT NULL,
-    door          text NOT NULL,
+    transport          text NOT NULL,
     node          uuid,
     session       bigint NOT NULL,
     state         smallint NOT NULL,

@@ -9,7 +9,7 @@ CREATE TABLE worker (
     key           TEXT NOT NULL,
     name          TEXT,
     kind          INTEGER NOT NULL,
-    door          TEXT NOT NULL,
+    transport          TEXT NOT NULL,
     node          BLOB,
     session       INTEGER NOT NULL,
     state         INTEGER NOT NULL,

@@ -25,7 +25,7 @@ CREATE TABLE event_head (
     state    INTEGER
 ) WITHOUT ROWID;
 
--- Who wants events. queued: they wait in the outbox until it has confirmed them; without, they are only kept. until: the wish is forgotten
+-- Who wants events. queued: they wait in the outbox until it has confirmed them; without, they are only kept. until: the mode is forgotten
 -- unless it is repeated. park: what follows a bad message of the same subject waits for it. sent: how many were confirmed.
 -- down_since, down_reason: the sink as a whole is unusable. since: everything that happened after this
 -- position is kept; before, nobody wanted it, or it was removed as old.

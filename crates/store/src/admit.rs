@@ -13,7 +13,7 @@ use faena_domain::{Bucket, Fairness, JobId, Rules, Scope, Timestamp};
 use parking_lot::Mutex;
 
 use crate::{
-    Claim, Lane, LaneId, Limited,
+    ClaimResult, Lane, LaneId, Limited,
     deal::{Candidate, deal},
     gates::{Gate, Gates},
 };
@@ -27,13 +27,13 @@ pub const BUSY_MS: i64 = 10;
 /// What an ask got under the rules.
 #[derive(Default)]
 pub struct Ruled {
-    pub claim: Claim,
+    pub claim: ClaimResult,
     /// Lanes of which it may not claim more ahead, but others may take.
     pub for_others: Vec<LaneId>,
 }
 
-impl From<Claim> for Ruled {
-    fn from(claim: Claim) -> Ruled {
+impl From<ClaimResult> for Ruled {
+    fn from(claim: ClaimResult) -> Ruled {
         Ruled { claim, for_others: Vec::new() }
     }
 }

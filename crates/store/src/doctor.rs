@@ -11,7 +11,7 @@ mod judge;
 use faena_domain::Timestamp;
 use uuid::Uuid;
 
-use crate::{Patience, Result, StoreError, StoreOptions, postgres, sqlite};
+use crate::{GracePeriods, Result, StoreError, StoreOptions, postgres, sqlite};
 
 pub(crate) use checks::{code_of, steps};
 pub(crate) use fixes::{Fix, Statement, fix_of};
@@ -83,7 +83,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
 pub async fn repair(
     url: &str,
     options: StoreOptions,
-    patience: Patience,
+    grace_periods: GracePeriods,
     now: Timestamp,
     progress: Progress<'_>,
 ) -> Result<(Vec<Repaired>, Inspection)> {
@@ -98,7 +98,7 @@ pub async fn repair(
         Some(path) => Hands::Sqlite(sqlite::Sqlite::open(path, options).await?),
         None => Hands::Postgres(postgres::Postgres::open(url, options).await?),
     };
-    let result = hands.repair(url, inspection, patience, now, progress).await;
+    let result = hands.repair(url, inspection, grace_periods, now, progress).await;
     hands.close().await;
     result
 }
@@ -122,7 +122,7 @@ impl Hands {
         &self,
         url: &str,
         mut inspection: Inspection,
-        patience: Patience,
+        grace_periods: GracePeriods,
         now: Timestamp,
         progress: Progress<'_>,
     ) -> Result<(Vec<Repaired>, Inspection)> {
@@ -131,7 +131,7 @@ impl Hands {
         for _ in 0..PASSES {
             let mut changed = 0;
             for finding in inspection.findings.iter().filter(|finding| finding.fixable) {
-                let count = self.fix(finding.code, finding.count, patience, now).await?;
+                let count = self.fix(finding.code, finding.count, grace_periods, now).await?;
                 changed += count;
                 note_repaired(&mut repaired, finding.code, count);
             }
@@ -143,11 +143,11 @@ impl Hands {
         Ok((repaired, inspection))
     }
 
-    async fn fix(&self, code: &'static str, found: u64, patience: Patience, now: Timestamp) -> Result<u64> {
+    async fn fix(&self, code: &'static str, found: u64, grace_periods: GracePeriods, now: Timestamp) -> Result<u64> {
         let fix = fix_of(code);
         match self {
-            Hands::Sqlite(store) => store.doctor_fix(code, fix, found, patience, now).await,
-            Hands::Postgres(store) => store.doctor_fix(code, fix, found, patience, now).await,
+            Hands::Sqlite(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
+            Hands::Postgres(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
         }
     }
 

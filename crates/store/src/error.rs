@@ -1,6 +1,6 @@
 //! What can go wrong, as far as somebody branches on it.
 
-use faena_domain::{Fault, JobId, JobState};
+use faena_domain::{FieldError, JobId, JobState};
 
 #[derive(thiserror::Error, Debug)]
 pub enum StoreError {
@@ -17,7 +17,7 @@ pub enum StoreError {
     #[error("{message}")]
     Conflict { message: String, holder: Option<JobId> },
     #[error("the request is not valid")]
-    Invalid(Vec<Fault>),
+    Invalid(Vec<FieldError>),
     /// Two transactions stood in each other's way; the same call works when it is made again.
     #[error("the database is busy: {0}")]
     Contended(String),

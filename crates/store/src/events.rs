@@ -7,26 +7,26 @@ use uuid::Uuid;
 
 /// Somebody wants events of some types.
 #[derive(Clone, PartialEq, Debug)]
-pub struct EventWant {
+pub struct EventSubscription {
     pub name: String,
     /// `job.*`, `schedule.missed`, `*`.
     pub types: Vec<String>,
-    pub wish: Wish,
+    pub mode: SubscriptionMode,
     /// The wish is forgotten then, unless it is repeated.
     pub until: Timestamp,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wish {
+pub enum SubscriptionMode {
     /// They are kept, for whoever reads them.
-    Kept,
+    Keep,
     /// They wait in the outbox until the sink of this name has confirmed them.
-    Queued(OnBad),
+    Queue(OnRejected),
 }
 
 /// What becomes of the later messages of a subject when a sink refuses one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum OnBad {
+pub enum OnRejected {
     /// They wait until it has gone through or somebody has resolved it.
     Park,
     /// They go on without it.
@@ -34,32 +34,32 @@ pub enum OnBad {
     Skip,
 }
 
-impl Wish {
+impl SubscriptionMode {
     pub fn is_queued(self) -> bool {
-        matches!(self, Wish::Queued(_))
+        matches!(self, SubscriptionMode::Queue(_))
     }
 
     pub fn parks(self) -> bool {
-        self == Wish::Queued(OnBad::Park)
+        self == SubscriptionMode::Queue(OnRejected::Park)
     }
 }
 
 /// Where an event stands among all. Readers go on from there.
-pub type EventPlace = i64;
+pub type EventPosition = i64;
 
 /// From where to where events are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct EventSpan {
+pub struct EventRange {
     /// Everything that happened after this place is kept. Before, nobody wanted it, or it was removed as old.
-    pub after: EventPlace,
+    pub after: EventPosition,
     /// No event has a later place yet.
-    pub last: EventPlace,
+    pub last: EventPosition,
 }
 
 /// What happened.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StoredEvent {
-    pub place: EventPlace,
+    pub place: EventPosition,
     pub id: Uuid,
     pub kind: String,
     pub subject: Uuid,
@@ -94,7 +94,7 @@ impl StoredEvent {
 #[derive(Clone, PartialEq, Debug)]
 pub enum EventQuery {
     /// What was committed after this place.
-    After(EventPlace),
+    After(EventPosition),
     /// What belongs together, the first one first.
     Correlation(String),
 }

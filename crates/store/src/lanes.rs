@@ -128,7 +128,7 @@ fn place(name: LaneName) -> usize {
 }
 
 pub fn too_many_lanes() -> StoreError {
-    StoreError::Invalid(vec![faena_domain::Fault::new(
+    StoreError::Invalid(vec![faena_domain::FieldError::new(
         "type",
         format!(
             "would be one of more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"

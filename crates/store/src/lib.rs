@@ -52,23 +52,23 @@ use faena_domain::{
 use uuid::Uuid;
 
 pub use error::StoreError;
-pub use events::{EventPlace, EventQuery, EventSpan, EventWant, OnBad, StoredEvent, Wish};
+pub use events::{EventPosition, EventQuery, EventRange, EventSubscription, OnRejected, StoredEvent, SubscriptionMode};
 pub use foreign::{ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake};
 pub use lanes::{Lane, LaneId};
 pub use outbox::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, PARTITIONS, Partition,
-    Republish, SinkView,
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, PARTITIONS,
+    Partition, Republish, SinkView,
 };
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage};
 pub use types::{
-    AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, Claim, ClaimAsk, ClaimedJob, Configured,
-    Counts, Due, Filter, Found, HeldJob, JobPage, JobPatch, Leave, LetterStats, Limited, NewBulk, NodeInfo, NoteKind,
-    Outcome, Owner, OwnerStanding, Page, Patience, Poll, QueuePatch, Recovered, Retention, RunEnd, RunNote, Signal,
-    Standing, StoreOptions, StoredLimit, Submitted, Swept, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost,
-    WorkerNews, WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, ClaimOwner, ClaimRequest, ClaimResult,
+    ClaimedJob, Configured, Counts, DeadLetterStats, DueResult, Filter, GracePeriods, JobIdPage, JobPage, JobPatch,
+    JobPosition, Leave, Limited, NewBulk, NodeInfo, NoteKind, Owner, Page, Poll, QueuePatch, Recovered, ResumedJob,
+    Retention, RunEnd, RunNote, RunOutcome, Signal, StoreOptions, StoredLimit, Submitted, SweepResult, Tally,
+    WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
 };
 pub use webhooks::{
-    Delivery, LOST_FORGIVEN, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken, host_of,
+    Delivery, LOST_FORGIVEN, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest, WebhookTaken, host_of,
     without_query,
 };
 
@@ -85,13 +85,19 @@ pub trait Store: Send + Sync + 'static {
     /// queues. No job is handed out twice. Each carries a new run number; jobs that share one are in one block (PostgreSQL
     /// makes one per lane) with one owner, which the last end of them closes. A worker that has ended, or has connected anew
     /// since the ask's session, is refused. Lanes that one ask has emptied are not looked at again for the next ones.
-    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>;
+    async fn job_claim(&self, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>>;
 
     /// The finished steps of these jobs, by job in the order in which they were finished.
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
 
     /// Fails up to `limit` jobs that have been ready in these lanes since before `before`: nobody can run them.
-    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize>;
 
     /// Writes down what a running job tells: that it started, its progress, a line of log, a finished step. Answers for each
     /// whether its run still holds the job; a note of a run that does not, changes nothing.
@@ -118,10 +124,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Moves up to `limit` jobs whose time has come: delayed and retrying ones become ready, those that wait for parents are
     /// looked at again.
-    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due>;
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult>;
 
     /// Fails up to `limit` jobs that are past their expiry and in nobody's hands. One that is may finish.
-    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due>;
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult>;
 
     /// Removes up to `limit` finished jobs that are older than their retention, and some old entries of the audit log; PostgreSQL also makes the partitions of the
     /// coming days and drops the empty ones.
@@ -131,25 +137,25 @@ pub trait Store: Send + Sync + 'static {
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
 
     /// Where it stands among others.
-    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>>;
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>>;
 
     /// Jobs that match, newest first, without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
 
     /// The ids of up to `limit` jobs that match, newer than `after` and not newer than `upto`, the oldest first.
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found>;
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage>;
 
     /// How each run of a job ended, the first one first.
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>>;
 
     /// Gives a failed job new tries; one in another state is not touched.
-    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
 
     /// Removes a failed job; one in another state is not touched.
-    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
 
     /// What the dead letters have in common; how many there are, the counters know.
-    async fn letter_stats(&self) -> Result<LetterStats>;
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats>;
 
     /// Keeps an action on many jobs, to be done step by step from `due_at` on. With its entry in the audit log, if it takes its time.
     async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
@@ -184,12 +190,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// Takes leave: what it still holds goes back to the queue without costing a try. Workers that were connected to it keep
     /// their jobs and have `patience` to connect elsewhere.
-    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize>;
+    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize>;
 
     /// Frees what dead nodes held: what had started costs a try and waits; the rest is ready again. Workers that were connected
     /// to them keep their jobs and have `patience` to connect elsewhere; the workers inside them are ended. Also frees what
     /// workers hold whose life is over, and webhooks that dead nodes were sending.
-    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered>;
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered>;
 
     /// Gives back what this node, or a worker connected to it, was handed before `before` without knowing it: a claim whose answer
     /// got lost on the way. `known` are the runs that it has jobs of.
@@ -200,7 +206,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Writes down what is new about connected workers. Answers for each whether it is still connected here (a worker that has
     /// ended, or has connected anew, is not changed) and what is wanted of it.
-    async fn worker_news(&self, news: Vec<WorkerNews>, now: Timestamp) -> Result<Vec<WorkerStanding>>;
+    async fn worker_update(&self, news: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
 
     /// Asks a living worker, wherever it is connected, to take no more jobs, or to take jobs again. `None`: no such worker lives.
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
@@ -211,7 +217,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Gives up workers whose deadline has passed, up to 100 of them: as `worker_end` with `Lost`. Forgets workers that ended
     /// before `forget_before`.
-    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept>;
+    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp)
+    -> Result<SweepResult>;
 
     /// A worker whole, by its key (the latest life under it) or by the id of a life.
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>>;
@@ -254,7 +261,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Takes webhooks that are due, and those whose sender has fallen silent, each for one attempt: the longest due first, up to
     /// the room that each host has. No attempt is handed out twice. What one host keeps waiting stands in no other's way.
-    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken>;
+    async fn webhook_take(&self, ask: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
     /// Writes down how attempts went, with a line in their job's log. Answers for each whether it was still its sender's; one
     /// that is not changes nothing.
@@ -312,10 +319,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes known who wants which events. From then on, and until nobody wants any, what happens is written down in the transaction in
     /// which it happens. Nobody wanting any costs nothing.
-    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()>;
+    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()>;
 
     /// Whether somebody wants events, as this process knows.
-    fn events_wanted(&self) -> bool;
+    fn has_event_subscriptions(&self) -> bool;
 
     /// Forgets wishes that nobody repeated, and up to `limit` events from before `before` that no sink still waits for. Answers how many.
     async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
@@ -325,17 +332,14 @@ pub trait Store: Send + Sync + 'static {
     async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>>;
 
     /// The place after everything that has happened so far.
-    async fn event_end(&self) -> Result<EventPlace>;
-
-    /// The place of the first event that is still kept.
-    async fn event_first(&self) -> Result<Option<EventPlace>>;
+    async fn event_end(&self) -> Result<EventPosition>;
 
     /// What is kept for this wish. Whoever has read up to a place before it has missed something for good. `None`: there is no such wish.
-    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>>;
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>>;
 
     /// Takes or keeps this node's share of a sink's parts (as many as there are parts per node that asks), and reads what is due of them. No
     /// part is two nodes' at once. A sink that nobody wants any more: nothing.
-    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken>;
+    async fn outbox_take(&self, ask: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken>;
 
     /// Writes down what a sink said: confirmed messages leave the outbox, refused ones are due again or become dead letters, in one
     /// transaction. A result of a part that has another holder by now counts if it is a confirmation.

@@ -3,11 +3,11 @@
 //! Every place where a job can stand keeps its ids in order per lane, so a page is the newest few of each lane and place, put
 //! together; the cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
-use faena_domain::{ErrorReason, Fault, JobId, JobOptions, JobState};
+use faena_domain::{ErrorReason, FieldError, JobId, JobOptions, JobState};
 use uuid::Uuid;
 
 use crate::{
-    Counts, Filter, Lane, LaneId, LetterStats, Page, Result, StoreError, Tally,
+    Counts, DeadLetterStats, Filter, Lane, LaneId, Page, Result, StoreError, Tally,
     plan::LabelKind,
     types::{CANCELLED, FAILED, PENDING, RETRYING},
 };
@@ -92,7 +92,7 @@ pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
     lanes.iter().copied().filter(has).collect()
 }
 
-impl LetterStats {
+impl DeadLetterStats {
     /// Takes in the newest letters of each lane, with their reasons.
     pub fn tell(&mut self, mut letters: Vec<(JobId, String)>) {
         letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
@@ -144,7 +144,7 @@ impl Ask {
         let source = if filter.error.is_some() || filter.reason.is_some() {
             if filter.states != [JobState::Failed] {
                 let path = if filter.error.is_some() { "error" } else { "reason" };
-                return Err(StoreError::Invalid(vec![Fault::new(path, "is only for failed jobs")]));
+                return Err(StoreError::Invalid(vec![FieldError::new(path, "is only for failed jobs")]));
             }
             Source::Letters(matching.iter().map(|lane| lane.id).collect())
         } else if let Some(value) = &filter.tag {
@@ -168,7 +168,7 @@ impl Ask {
         };
         let wanted = offset.saturating_add(limit);
         if wanted > COUNT_LIMIT {
-            return Err(StoreError::Invalid(vec![Fault::new(
+            return Err(StoreError::Invalid(vec![FieldError::new(
                 "page",
                 format!("pages end at job {COUNT_LIMIT}; go on with cursor"),
             )]));

@@ -1,6 +1,6 @@
 //! The outbox, as far as both engines agree: what a relay takes, what it tells, what people see and do.
 
-use faena_domain::{Fault, NodeId, Timestamp};
+use faena_domain::{FieldError, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -23,7 +23,7 @@ pub struct Partition {
 
 /// What a relay wants to publish to one sink.
 #[derive(Clone, Debug)]
-pub struct OutboxAsk {
+pub struct OutboxTakeRequest {
     pub sink: String,
     pub node: NodeId,
     pub lease_ms: i64,
@@ -167,7 +167,7 @@ pub struct Sharing {
 
 impl Sharing {
     /// What has to be written so that the asker has its share, and keeps it: the leases that change. `None`: nothing, not even that it asks.
-    pub fn shift(&self, ask: &OutboxAsk, now: Timestamp) -> Option<Vec<Lease>> {
+    pub fn shift(&self, ask: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
         let until = now.plus_ms(ask.lease_ms);
         let is_late = |end: Timestamp| end.ms_since(now) < ask.lease_ms / 2;
         let others = self.nodes.iter().filter(|(node, end)| *node != ask.node && *end > now).count();
@@ -249,7 +249,7 @@ pub fn republished(what: &Republish, by: &str, count: usize) -> AuditEntry {
 
 pub fn too_many_republished() -> StoreError {
     let text = format!("more than {REPUBLISHED_AT_ONCE} events happened then; name a shorter time");
-    StoreError::Invalid(vec![Fault::new("to", text)])
+    StoreError::Invalid(vec![FieldError::new("to", text)])
 }
 
 fn act(filter: &DeadFilter, action: &str, mut details: Value, by: &str, count: usize) -> AuditEntry {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::{Fault, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
+use faena_domain::{FieldError, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
 
 use sha2::{Digest, Sha256};
 
@@ -76,7 +76,7 @@ pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError>
         for parent in &job.options.depends_on {
             if !known.contains_key(parent) && !siblings.contains(parent) {
                 let path = if jobs.len() == 1 { "dependsOn".into() } else { format!("jobs[{index}].dependsOn") };
-                faults.push(Fault::new(path, format!("there is no job {parent}")));
+                faults.push(FieldError::new(path, format!("there is no job {parent}")));
             }
         }
     }
@@ -237,7 +237,7 @@ impl Deltas {
     }
 
     pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
-        if from == Tally::Held {
+        if from == Tally::InFlight {
             self.add(lane, Tally::Ran, n);
         }
         self.add(lane, from, -n);

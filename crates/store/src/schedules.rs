@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Fault, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
+    FieldError, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
     schedule::{JobStates, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
 };
 use serde_json::json;
@@ -103,7 +103,7 @@ pub fn refusal(error: StoreError) -> Result<String> {
 }
 
 /// What a schedule that stands there shall become, or why it cannot.
-pub type ScheduleEdit = Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<Fault>> + Send + Sync>;
+pub type ScheduleEdit = Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<FieldError>> + Send + Sync>;
 
 /// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
 pub struct ScheduleChange {
@@ -207,7 +207,7 @@ pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, no
     round
 }
 
-fn told(faults: &[Fault]) -> String {
+fn told(faults: &[FieldError]) -> String {
     let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
     texts.join("; ")
 }

@@ -35,7 +35,7 @@ pub struct Submitted {
 }
 
 #[derive(Clone, Debug)]
-pub struct ClaimAsk {
+pub struct ClaimRequest {
     pub owner: Owner,
     pub lanes: Vec<LaneId>,
     pub limit: usize,
@@ -63,7 +63,7 @@ impl Owner {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Claim {
+pub struct ClaimResult {
     /// In the order in which they shall run.
     pub jobs: Vec<ClaimedJob>,
     /// Nothing was looked for: the worker has ended, or has connected anew.
@@ -138,15 +138,15 @@ pub struct RunEnd {
     pub at: Timestamp,
     /// The log of this run, from `queued` to its end.
     pub log: String,
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// Whether more than the fast path writes may be stored about it: its start, a request to cancel, a unique key, an expiry.
     pub on_record: bool,
     /// All other jobs of the same hand-out have ended, so its block can go.
-    pub closes_block: bool,
+    pub closes_claim: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Outcome {
+pub enum RunOutcome {
     Completed {
         result: Option<String>,
     },
@@ -166,14 +166,14 @@ pub enum Outcome {
     HandedBack,
 }
 
-impl Outcome {
+impl RunOutcome {
     pub fn state(&self) -> JobState {
         match self {
-            Outcome::Completed { .. } => JobState::Completed,
-            Outcome::Retry { .. } => JobState::Retrying,
-            Outcome::Failed { .. } => JobState::Failed,
-            Outcome::Cancelled { .. } => JobState::Cancelled,
-            Outcome::HandedBack => JobState::Queued,
+            RunOutcome::Completed { .. } => JobState::Completed,
+            RunOutcome::Retry { .. } => JobState::Retrying,
+            RunOutcome::Failed { .. } => JobState::Failed,
+            RunOutcome::Cancelled { .. } => JobState::Cancelled,
+            RunOutcome::HandedBack => JobState::Queued,
         }
     }
 }
@@ -264,7 +264,7 @@ pub struct WorkerEntry {
     pub key: String,
     pub name: Option<String>,
     pub kind: WorkerKind,
-    pub door: String,
+    pub transport: String,
     pub node: NodeId,
     /// What it is from now on: `Creating` (a process is about to be started), `Ready` (it is connected).
     pub state: WorkerState,
@@ -283,12 +283,12 @@ pub struct WorkerAdmitted {
     /// The state it was in, if its life had begun before.
     pub was: Option<WorkerState>,
     /// What it has in its hands, oldest run first.
-    pub jobs: Vec<HeldJob>,
+    pub jobs: Vec<ResumedJob>,
 }
 
 /// A job that a worker has had in its hands since before it connected here.
 #[derive(Clone, Debug)]
-pub struct HeldJob {
+pub struct ResumedJob {
     pub job: ClaimedJob,
     pub kind: String,
     pub claimed_at: Timestamp,
@@ -298,7 +298,7 @@ pub struct HeldJob {
 
 /// What is new about a connected worker.
 #[derive(Clone, Debug)]
-pub struct WorkerNews {
+pub struct WorkerUpdate {
     pub id: WorkerId,
     pub session: i64,
     /// The states it has gone through since the last news, each allowed after the one before; none: it is as it was.
@@ -314,7 +314,7 @@ pub struct WorkerNews {
 
 /// What a node learns of a worker that it has news of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WorkerStanding {
+pub struct WorkerUpdateResult {
     /// `false`: it has ended, or has connected anew, perhaps to another node.
     pub connected: bool,
     /// Somebody wants it to take no more jobs.
@@ -331,7 +331,7 @@ pub enum WorkerEnd {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Swept {
+pub struct SweepResult {
     /// Who was given up for lost.
     pub lost: Vec<WorkerLost>,
     /// When to look again.
@@ -349,7 +349,7 @@ pub struct WorkerLost {
 
 /// How long who may be silent, and how long orphans wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct GracePeriods {
     pub orphan_delay_ms: i64,
     /// For a worker whose server has died, to connect to another one.
     pub reconnect_ms: i64,
@@ -359,7 +359,7 @@ pub struct Patience {
 
 /// What a promotion round did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Due {
+pub struct DueResult {
     pub promoted: usize,
     pub expired: usize,
     pub unblocked: usize,
@@ -369,7 +369,7 @@ pub struct Due {
     pub more: bool,
 }
 
-impl Due {
+impl DueResult {
     pub fn handled(&self) -> usize {
         self.promoted + self.expired + self.unblocked
     }
@@ -451,7 +451,7 @@ impl Page {
 
 /// The ids of jobs that match, the oldest first.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Found {
+pub struct JobIdPage {
     pub ids: Vec<JobId>,
     /// From where to go on; `None`: these were the last.
     pub next: Option<JobId>,
@@ -459,7 +459,7 @@ pub struct Found {
 
 /// What the dead letters have in common.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct LetterStats {
+pub struct DeadLetterStats {
     /// Of the newest ones: how many failed for which reason, and how many were looked at.
     pub by_reason: BTreeMap<String, u64>,
     pub looked_at: u64,
@@ -495,7 +495,7 @@ impl BulkAction {
         match self {
             BulkAction::Cancel => !state.is_terminal(),
             BulkAction::Retry => state.can_transition_to(JobState::Pending),
-            BulkAction::Delete => !state.is_held(),
+            BulkAction::Delete => !state.is_in_flight(),
         }
     }
 }
@@ -565,7 +565,7 @@ pub enum Tally {
     Pending = 0,
     Queued = 1,
     /// Handed out: `ASSIGNED` or `PROCESSING`.
-    Held = 2,
+    InFlight = 2,
     Retrying = 3,
     Completed = 4,
     Failed = 5,
@@ -584,7 +584,7 @@ impl Tally {
     pub const ALL: [Tally; 8] = [
         Tally::Pending,
         Tally::Queued,
-        Tally::Held,
+        Tally::InFlight,
         Tally::Retrying,
         Tally::Completed,
         Tally::Failed,
@@ -596,7 +596,7 @@ impl Tally {
         match state {
             JobState::Pending => Tally::Pending,
             JobState::Queued => Tally::Queued,
-            JobState::Scheduled | JobState::Assigned | JobState::Processing => Tally::Held,
+            JobState::Scheduled | JobState::Assigned | JobState::Processing => Tally::InFlight,
             JobState::Retrying => Tally::Retrying,
             JobState::Completed => Tally::Completed,
             JobState::Failed => Tally::Failed,
@@ -697,8 +697,8 @@ pub struct QueuePatch {
 
 /// Where a job stands among others, for whoever wants to know why it is not running.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Standing {
-    /// Ready jobs of its queue that go before it, counted up to `Standing::MOST_AHEAD`.
+pub struct JobPosition {
+    /// Ready jobs of its queue that go before it, counted up to `JobPosition::MOST_AHEAD`.
     pub ahead: u64,
     /// What it waits for; `None`: that was deleted.
     pub parents: Vec<(JobId, Option<JobState>)>,
@@ -707,19 +707,19 @@ pub struct Standing {
     pub key_holders: Vec<JobId>,
     /// What is left of its key's rate.
     pub key_bucket: Option<Bucket>,
-    pub owner: Option<OwnerStanding>,
+    pub owner: Option<ClaimOwner>,
     /// Since when somebody wants it cancelled, and why.
     pub cancel: Option<(Timestamp, String)>,
 }
 
-impl Standing {
+impl JobPosition {
     pub const MOST_AHEAD: u64 = 10_000;
     pub(crate) const MOST_NAMED: usize = 10;
 }
 
 /// Who has a job in hand, as far as the database knows.
 #[derive(Clone, PartialEq, Debug)]
-pub struct OwnerStanding {
+pub struct ClaimOwner {
     pub claimed_at: Timestamp,
     /// The server that looks after it, while that is on record.
     pub server: Option<String>,

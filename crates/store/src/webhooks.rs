@@ -9,7 +9,7 @@ use crate::{AuditEntry, Result, StoreError};
 
 /// What a sender wants to send now.
 #[derive(Clone, Debug)]
-pub struct WebhookAsk {
+pub struct WebhookTakeRequest {
     pub node: NodeId,
     pub limit: usize,
     /// To how many of one host at most.

@@ -4,7 +4,7 @@
 use faena_domain::{Ability, JobId, NodeId, Timestamp, WorkerChange, WorkerKind, WorkerState, WorkerView};
 use uuid::Uuid;
 
-use crate::{Patience, Result, StoreError, WorkerEnd, fate::Why};
+use crate::{GracePeriods, Result, StoreError, WorkerEnd, fate::Why};
 
 /// Changes of state that are kept of one life.
 pub const HISTORY: i64 = 200;
@@ -13,7 +13,8 @@ pub const ROUND: i64 = 100;
 /// Ended workers that one round forgets.
 pub const FORGET: i64 = 1_000;
 
-pub const COLUMNS: &str = "id, key, name, kind, door, node, state, reason, capabilities, queues, concurrency, pool,
+pub const COLUMNS: &str =
+    "id, key, name, kind, transport, node, state, reason, capabilities, queues, concurrency, pool,
     registered_at, seen_at, ended_at, deadline, completed, failed, breaker";
 
 /// The columns above, in their order.
@@ -22,7 +23,7 @@ pub struct WorkerRow {
     pub key: String,
     pub name: Option<String>,
     pub kind: i16,
-    pub door: String,
+    pub transport: String,
     pub node: Option<Uuid>,
     pub state: i16,
     pub reason: Option<String>,
@@ -48,7 +49,7 @@ impl WorkerRow {
             life: self.id.to_string(),
             name: self.name,
             kind: worker_kind(self.kind)?,
-            door: self.door,
+            transport: self.transport,
             state,
             category: state.category().as_str().to_owned(),
             reason: self.reason,
@@ -172,11 +173,16 @@ impl ServerGone {
 }
 
 /// How long a worker is waited for that has no server any more.
-pub fn deadline_without_server(door: &str, before: Option<i64>, patience: Patience, now: Timestamp) -> i64 {
-    if door == "http" {
-        return now.plus_ms(patience.silence_ms).as_ms();
+pub fn deadline_without_server(
+    transport: &str,
+    before: Option<i64>,
+    grace_periods: GracePeriods,
+    now: Timestamp,
+) -> i64 {
+    if transport == "http" {
+        return now.plus_ms(grace_periods.silence_ms).as_ms();
     }
-    let reconnect = now.plus_ms(patience.reconnect_ms).as_ms();
+    let reconnect = now.plus_ms(grace_periods.reconnect_ms).as_ms();
     before.map_or(reconnect, |before| before.min(reconnect))
 }
 

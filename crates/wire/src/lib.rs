@@ -15,7 +15,7 @@ pub mod v1 {
 use std::collections::BTreeMap;
 
 use faena_domain::{
-    AuditRow, BulkId, Fairness, Fault, JobId, JobState, JobView, Pause, Rate, ScheduleId, Timestamp, WebhookId,
+    AuditRow, BulkId, Fairness, FieldError, JobId, JobState, JobView, Pause, Rate, ScheduleId, Timestamp, WebhookId,
     WebhookView, WorkerView,
     schedule::{ScheduleView, ScheduledRun, TickRow},
 };
@@ -33,7 +33,7 @@ pub struct ErrorInfo {
     pub code: String,
     pub message: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub details: Vec<Fault>,
+    pub details: Vec<FieldError>,
     pub request_id: String,
 }
 
@@ -70,7 +70,7 @@ pub struct JobList {
 /// The answer to `GET /api/v1/dead-letter`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LetterList {
+pub struct DeadLetterList {
     pub data: Vec<JobView>,
     pub total: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ pub struct LetterList {
 /// The answer to `GET /api/v1/dead-letter/stats`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LetterStats {
+pub struct DeadLetterStats {
     pub total: u64,
     pub by_type: BTreeMap<String, u64>,
     pub by_queue: BTreeMap<String, u64>,

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use faena_domain::{Fault, JobId, JobState};
+use faena_domain::{FieldError, JobId, JobState};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
@@ -12,7 +12,7 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 pub enum Error {
     /// The server said no. `code` is one of the codes of the API, such as `NOT_FOUND` or `VALIDATION_ERROR`.
     #[error("{message} ({code}){}", listed(.details))]
-    Refused { status: u16, code: String, message: String, details: Vec<Fault> },
+    Refused { status: u16, code: String, message: String, details: Vec<FieldError> },
     /// There was no answer. Whether the server has done what was asked is not known; with an idempotency key it is safe to
     /// ask again.
     #[error("cannot reach {url}")]
@@ -36,7 +36,7 @@ fn because(error: &Option<String>) -> String {
 }
 
 /// One fault is the message itself.
-fn listed(details: &[Fault]) -> String {
+fn listed(details: &[FieldError]) -> String {
     if details.len() < 2 {
         return String::new();
     }

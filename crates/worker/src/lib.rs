@@ -71,7 +71,7 @@ mod worker;
 pub use client::{Client, ClientBuilder};
 pub use context::Context;
 pub use error::{Error, JobError};
-pub use faena_domain::{Fault, JobId, JobState, JobView, OnParentFailure, Priority, Progress, Run, Timestamp};
+pub use faena_domain::{FieldError, JobId, JobState, JobView, OnParentFailure, Priority, Progress, Run, Timestamp};
 pub use faena_wire::{Changed, Created};
 pub use handler::{Next, Outcome};
 pub use request::JobRequest;

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use faena_engine::live::Told;
-use faena_store::{EventPlace, StoredEvent};
+use faena_store::{EventPosition, StoredEvent};
 use faena_wire::v1::{
     Event, EventGap, EventMessage, EventPlaceReached, SubscribeRequest, event_message::Message,
     event_service_server::EventService,
@@ -40,7 +40,7 @@ impl EventService for Events {
     }
 }
 
-fn message(item: Item, place: EventPlace, source: &str) -> EventMessage {
+fn message(item: Item, place: EventPosition, source: &str) -> EventMessage {
     let message = match item {
         Item::Heartbeat => Message::Reached(EventPlaceReached { place }),
         Item::Told(Told::Event(event)) => Message::Event(told(&event, source)),

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use axum::http::HeaderMap;
 use bytes::Bytes;
 use faena_domain::{JobState, JobView, Timestamp};
-use faena_engine::CancelAnswer;
+use faena_engine::CancelResult;
 use faena_store::StoreError;
 use faena_wire::v1::{
     ChangedResponse, CreateJobRequest, CreateJobResponse, CreateJobsRequest, CreateJobsResponse, DeleteJobResponse,
@@ -80,8 +80,8 @@ impl JobService for Jobs {
             .await
             .map_err(ApiError::from)?;
         let (state, cancel_requested) = match answer {
-            CancelAnswer::Cancelled => (JobState::Cancelled, false),
-            CancelAnswer::Asked { state } => (state, true),
+            CancelResult::Cancelled => (JobState::Cancelled, false),
+            CancelResult::Asked { state } => (state, true),
         };
         Ok(Response::new(ChangedResponse { id: id.to_string(), status: state.to_string(), cancel_requested }))
     }

@@ -3,7 +3,7 @@
 use std::{pin::Pin, time::Duration};
 
 use faena_domain::{Progress, Timestamp};
-use faena_engine::workers::{Connection, Door, Order, Refusal, Registration, ReportKind};
+use faena_engine::workers::{Connection, Order, Refusal, Registration, ReportKind, Transport};
 use faena_wire::v1::{
     Ack, CancelOrder, Drain, Error, Heartbeat, JobDelivery, Register, Registered, Resume, ServerMessage, Step,
     WorkerMessage, server_message::Message as Told, worker_message::Message as Says,
@@ -70,7 +70,7 @@ async fn introduce(
         return Err(Status::invalid_argument("the first message must be register"));
     };
     let registration = registration(told).map_err(|refusal| Status::from(ApiError::from(refusal)))?;
-    let admitted = api.engine.worker_connect(registration, Door::Grpc, Timestamp::now()).await;
+    let admitted = api.engine.worker_connect(registration, Transport::Grpc, Timestamp::now()).await;
     let connection = admitted.map_err(|error| Status::from(ApiError::from(error)))?;
     let registered = Registered {
         worker_id: connection.worker.key.clone(),

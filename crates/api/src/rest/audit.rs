@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use faena_domain::Fault;
+use faena_domain::FieldError;
 use faena_store::AuditFilter;
 use faena_wire::AuditList;
 
@@ -24,7 +24,7 @@ fn read_query(query: &str) -> Answer<(AuditFilter, usize)> {
     let mut faults = Vec::new();
     for (name, value) in form_pairs(query) {
         if value.contains(char::is_control) {
-            faults.push(Fault::new(name, "must not contain control characters"));
+            faults.push(FieldError::new(name, "must not contain control characters"));
             continue;
         }
         match name.as_str() {
@@ -33,13 +33,13 @@ fn read_query(query: &str) -> Answer<(AuditFilter, usize)> {
             "target" => filter.target = Some(value),
             "before" => match value.parse() {
                 Ok(sequence) => filter.before = Some(sequence),
-                Err(_) => faults.push(Fault::new(name, "must be the next of another answer")),
+                Err(_) => faults.push(FieldError::new(name, "must be the next of another answer")),
             },
             "limit" => match value.parse() {
                 Ok(number @ 1..=1_000) => limit = number,
-                _ => faults.push(Fault::new(name, "must be a number from 1 to 1000")),
+                _ => faults.push(FieldError::new(name, "must be a number from 1 to 1000")),
             },
-            _ => faults.push(Fault::new(name, "is not a known parameter")),
+            _ => faults.push(FieldError::new(name, "is not a known parameter")),
         }
     }
     if faults.is_empty() { Ok((filter, limit)) } else { Err(ApiError::invalid(faults)) }

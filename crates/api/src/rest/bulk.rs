@@ -11,7 +11,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{BulkId, Fault, JobState, Timestamp};
+use faena_domain::{BulkId, FieldError, JobState, Timestamp};
 use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
 use faena_wire::{BulkAnswer, BulkExample, BulkList, BulkView};
 use serde_json::Value;
@@ -78,7 +78,7 @@ async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) ->
     let every_state = filter.states.is_empty() || fitting.iter().all(|state| filter.states.contains(state));
     if every_state && !narrow && !ask.all {
         let message = "would match every job; say \"all\": true if that is meant";
-        return Err(ApiError::invalid(vec![Fault::new("filter", message)]));
+        return Err(ApiError::invalid(vec![FieldError::new("filter", message)]));
     }
     if filter.states.is_empty() {
         filter.states = fitting;
@@ -165,7 +165,7 @@ fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> Answer<Ask> {
             _ => Err("must be a string".into()),
         };
         if let Err(message) = set {
-            faults.push(Fault::new(format!("filter.{name}"), message));
+            faults.push(FieldError::new(format!("filter.{name}"), message));
         }
     }
     if faults.is_empty() { Ok(Ask { filter, all, dry_run, per_second }) } else { Err(ApiError::invalid(faults)) }
@@ -177,8 +177,8 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<J
     for (name, value) in form_pairs(query.as_deref().unwrap_or("")) {
         match (name.as_str(), value.parse()) {
             ("limit", Ok(number @ 1..=100)) => limit = number,
-            ("limit", _) => faults.push(Fault::new(name, "must be a number from 1 to 100")),
-            _ => faults.push(Fault::new(name, "is not a known parameter")),
+            ("limit", _) => faults.push(FieldError::new(name, "must be a number from 1 to 100")),
+            _ => faults.push(FieldError::new(name, "is not a known parameter")),
         }
     }
     if !faults.is_empty() {
@@ -206,7 +206,7 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Json
 }
 
 async fn find(api: &Api, id: &str) -> Answer<Bulk> {
-    let id: BulkId = id.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))?;
+    let id: BulkId = id.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))?;
     let bulk = api.engine.store.bulk_get(id).await?;
     bulk.ok_or_else(|| ApiError::not_found(format!("there is no bulk action {id}")))
 }

@@ -9,8 +9,8 @@ use axum::{
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use faena_domain::{Fault, JobId, JobState, JobView, NewJob, Timestamp, Why};
-use faena_engine::CancelAnswer;
+use faena_domain::{FieldError, JobId, JobState, JobView, NewJob, Timestamp, Why};
+use faena_engine::CancelResult;
 use faena_store::StoreError;
 use faena_wire::{Changed, Created, CreatedBatch, Success};
 use sha2::{Digest, Sha256};
@@ -63,7 +63,7 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> Answer<
 pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Answer<Response> {
     if headers.contains_key("idempotency-key") {
         let message = "is for single jobs; give each job of a batch an idempotencyKey of its own";
-        return Err(ApiError::invalid(vec![Fault::new("Idempotency-Key", message)]));
+        return Err(ApiError::invalid(vec![FieldError::new("Idempotency-Key", message)]));
     }
     let body = read_bytes(body, api.batch_bytes).await?;
     let ids = submit_batch(&api, &body).await?;
@@ -85,14 +85,17 @@ pub async fn submit_batch(api: &Api, body: &Bytes) -> Answer<Vec<JobId>> {
 }
 
 /// The idempotency key and the trace of the request hold for its job.
-fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, faults: &mut Vec<Fault>) {
+fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, faults: &mut Vec<FieldError>) {
     if let Some(value) = headers.get("idempotency-key") {
         match value.to_str() {
             Ok(key) if job.options.idempotency_key.as_ref().is_some_and(|known| known != key) => {
-                faults.push(Fault::new("idempotencyKey", "differs from the header Idempotency-Key; give one of them"));
+                faults.push(FieldError::new(
+                    "idempotencyKey",
+                    "differs from the header Idempotency-Key; give one of them",
+                ));
             }
             Ok(key) if !key.is_empty() && key.len() <= 255 => job.options.idempotency_key = Some(key.to_owned()),
-            _ => faults.push(Fault::new("Idempotency-Key", "must have 1 to 255 visible characters")),
+            _ => faults.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible characters")),
         }
     }
     if job.options.idempotency_key.is_some() {
@@ -141,7 +144,7 @@ async fn read_bytes(body: Body, limit: usize) -> Answer<Bytes> {
     match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) if error.to_string().contains("length limit") => Err(ApiError::too_large(limit)),
-        Ok(Err(_)) => Err(ApiError::invalid(vec![Fault::new("body", "ended early")])),
+        Ok(Err(_)) => Err(ApiError::invalid(vec![FieldError::new("body", "ended early")])),
         Err(_) => Err(ApiError {
             status: StatusCode::REQUEST_TIMEOUT,
             code: "REQUEST_TIMEOUT",
@@ -160,13 +163,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Segment> {
         match Path::<String>::from_request_parts(parts, state).await {
             Ok(Path(text)) => Ok(Segment(text)),
-            Err(_) => Err(ApiError::invalid(vec![Fault::new("path", "must be UTF-8")])),
+            Err(_) => Err(ApiError::invalid(vec![FieldError::new("path", "must be UTF-8")])),
         }
     }
 }
 
 pub fn parse_id(text: &str) -> Answer<JobId> {
-    text.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))
+    text.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<JobView>> {
@@ -189,11 +192,11 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Resp
     let id = parse_id(&id)?;
     let answer = api.engine.cancel(id, "cancelled by request", &frame::actor(), Timestamp::now()).await?;
     Ok(match answer {
-        CancelAnswer::Cancelled => {
+        CancelResult::Cancelled => {
             Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })
                 .into_response()
         }
-        CancelAnswer::Asked { state } => {
+        CancelResult::Asked { state } => {
             let body = Changed { id, status: state, retry_count: None, cancel_requested: true };
             (StatusCode::ACCEPTED, Json(body)).into_response()
         }

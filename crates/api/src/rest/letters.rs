@@ -9,7 +9,7 @@ use axum::{
 };
 use faena_domain::{ErrorReason, JobId, JobState, JobView, Timestamp};
 use faena_store::{Filter, StoreError, Tally};
-use faena_wire::{Changed, LetterList, LetterStats};
+use faena_wire::{Changed, DeadLetterList, DeadLetterStats};
 
 use super::{
     jobs::{Answer, Segment, parse_id},
@@ -17,12 +17,12 @@ use super::{
 };
 use crate::{Api, ApiError, frame::actor};
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<LetterList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<DeadLetterList>)> {
     let mut ask: Query = read_query_as(query.as_deref().unwrap_or(""), set_letter_filter)?;
     ask.filter.states = vec![JobState::Failed];
     let found = find_as(&api, &ask).await?;
     let headers = page_headers(&ask, &found);
-    let list = LetterList {
+    let list = DeadLetterList {
         total: found.total,
         page: ask.page_number(),
         limit: ask.limit as u64,
@@ -64,7 +64,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<J
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<StatusCode> {
     let id = parse_id(&id)?;
-    let deleted = api.engine.store.letter_delete(id, &actor(), Timestamp::now()).await;
+    let deleted = api.engine.store.dead_letter_delete(id, &actor(), Timestamp::now()).await;
     deleted.map_err(|error| letter_error(id, error))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -73,7 +73,7 @@ pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<
     let id = parse_id(&id)?;
     let now = Timestamp::now();
     let store = &api.engine.store;
-    store.letter_retry(id, &actor(), now).await.map_err(|error| letter_error(id, error))?;
+    store.dead_letter_retry(id, &actor(), now).await.map_err(|error| letter_error(id, error))?;
     // It is ready at once, unless it waits for a parent that was retried before it.
     let mut status = JobState::Queued;
     for parent in store.job_get(id).await?.map(|job| job.depends_on).unwrap_or_default() {
@@ -96,9 +96,9 @@ fn no_letter(id: JobId, state: JobState) -> ApiError {
     ApiError::not_found(format!("job {id} is no dead letter: it is {state}, not FAILED"))
 }
 
-pub async fn stats(State(api): State<Api>) -> Answer<Json<LetterStats>> {
+pub async fn stats(State(api): State<Api>) -> Answer<Json<DeadLetterStats>> {
     let store = &api.engine.store;
-    let (lanes, counts, stats) = (store.lanes().await?, store.counts().await?, store.letter_stats().await?);
+    let (lanes, counts, stats) = (store.lanes().await?, store.counts().await?, store.dead_letter_stats().await?);
     let (mut by_type, mut by_queue) = (BTreeMap::new(), BTreeMap::new());
     let mut total = 0;
     for lane in lanes {
@@ -109,7 +109,7 @@ pub async fn stats(State(api): State<Api>) -> Answer<Json<LetterStats>> {
             *by_queue.entry(lane.queue).or_default() += failed;
         }
     }
-    Ok(Json(LetterStats {
+    Ok(Json(DeadLetterStats {
         total,
         by_type,
         by_queue,

@@ -7,7 +7,7 @@ use axum::{
     extract::{RawQuery, State},
     http::{HeaderMap, HeaderValue},
 };
-use faena_domain::{Fault, JobId, JobState, Priority, Timestamp};
+use faena_domain::{FieldError, JobId, JobState, Priority, Timestamp};
 use faena_store::{Filter, JobPage, Page};
 use faena_wire::JobList;
 
@@ -71,13 +71,13 @@ pub fn read_query_as(query: &str, set: SetFilter) -> Result<Query, ApiError> {
     let mut seen = HashSet::new();
     for (name, value) in form_pairs(query) {
         if !seen.insert(name.clone()) && name != "status" {
-            faults.push(Fault::new(name, "is given twice"));
+            faults.push(FieldError::new(name, "is given twice"));
         } else if let Err(message) = ask.set(&name, value, set) {
-            faults.push(Fault::new(name, message));
+            faults.push(FieldError::new(name, message));
         }
     }
     if ask.page.is_some() && ask.cursor.is_some() {
-        faults.push(Fault::new("page", "does not go with cursor"));
+        faults.push(FieldError::new("page", "does not go with cursor"));
     }
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
 }

@@ -5,7 +5,7 @@ use axum::{
     body::Body,
     extract::{RawQuery, State},
 };
-use faena_domain::{Fault, Timestamp};
+use faena_domain::{FieldError, Timestamp};
 use faena_store::{DeadEvent, DeadFilter, Republish};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -50,7 +50,7 @@ fn read_query(query: &str) -> Answer<Query> {
     let mut faults = Vec::new();
     for (name, value) in form_pairs(query) {
         if let Err(message) = ask.set(&name, value) {
-            faults.push(Fault::new(name, message));
+            faults.push(FieldError::new(name, message));
         }
     }
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
@@ -101,7 +101,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<D
 }
 
 fn parse_id(text: &str) -> Answer<Uuid> {
-    text.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))
+    text.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))
 }
 
 fn only(id: Uuid) -> DeadFilter {
@@ -200,11 +200,11 @@ fn filter_of(mut fields: Fields) -> Answer<DeadFilter> {
             _ => Err("must be a string".into()),
         };
         if let Err(message) = set {
-            faults.push(Fault::new(format!("filter.{name}"), message));
+            faults.push(FieldError::new(format!("filter.{name}"), message));
         }
     }
     if faults.is_empty() && filter == DeadFilter::default() && !all {
-        faults.push(Fault::new("filter", "would match every dead letter; say \"all\": true if that is meant"));
+        faults.push(FieldError::new("filter", "would match every dead letter; say \"all\": true if that is meant"));
     }
     if faults.is_empty() { Ok(filter) } else { Err(ApiError::invalid(faults)) }
 }

@@ -1,7 +1,7 @@
 //! `PATCH /jobs/:id`: changes a job that has not started.
 
 use axum::{Json, body::Body, extract::State};
-use faena_domain::{Fault, JobId, JobView, NewJob, Priority, Timestamp};
+use faena_domain::{FieldError, JobId, JobView, NewJob, Priority, Timestamp};
 use faena_store::{JobPatch, StoreError};
 
 use super::jobs::{Answer, Segment, parse_id, read_body};
@@ -27,7 +27,7 @@ async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> Answer<()> {
     let expires_at = patch.expires_at.unwrap_or(job.expires_at);
     match (scheduled_at, expires_at) {
         (Some(start), Some(end)) if end <= start => {
-            Err(ApiError::invalid(vec![Fault::new("expiresAt", "must be later than scheduledAt")]))
+            Err(ApiError::invalid(vec![FieldError::new("expiresAt", "must be later than scheduledAt")]))
         }
         _ => Ok(()),
     }
@@ -55,10 +55,10 @@ fn read_patch(api: &Api, body: &[u8]) -> Answer<JobPatch> {
     patch.apply_to(&mut changed.options);
     let checked =
         changed.check(&api.limits).into_iter().filter(|fault| !faults.iter().any(|known| known.path == fault.path));
-    let checked: Vec<Fault> = checked.collect();
+    let checked: Vec<FieldError> = checked.collect();
     faults.extend(checked);
     if patch.describe().is_empty() && faults.is_empty() {
-        faults.push(Fault::new(
+        faults.push(FieldError::new(
             "body",
             "names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be",
         ));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use axum::{Json, body::Body, extract::State};
-use faena_domain::{Fairness, Fault, Limit, NewJob, Pause, Priority, Rate, Scope, Timestamp};
+use faena_domain::{Fairness, FieldError, Limit, NewJob, Pause, Priority, Rate, Scope, Timestamp};
 use faena_store::{Counts, Lane, LaneId, QueuePatch, StoredLimit, Tally};
 use faena_wire::{Depth, LimitList, LimitView, QueueList, QueueView};
 
@@ -75,7 +75,7 @@ impl Seen {
             depth,
             pending: sum(Tally::Pending),
             retrying: sum(Tally::Retrying),
-            running: sum(Tally::Held),
+            running: sum(Tally::InFlight),
             oldest,
             waiting_ms: oldest.map(|at| u64::try_from(self.now.ms_since(at)).unwrap_or(0)),
             rate_per_minute: api.engine.throughput.per_minute(&ids, self.now),
@@ -124,7 +124,7 @@ pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -
     check_limit(concurrency, rate, &mut faults);
     if faults.is_empty() && patch == QueuePatch::default() {
         let message = "names nothing to change; concurrency, rate, strict and fairness can be";
-        faults.push(Fault::new("body", message));
+        faults.push(FieldError::new("body", message));
     }
     if !faults.is_empty() {
         return Err(ApiError::invalid(faults));
@@ -166,9 +166,9 @@ fn read_reason(api: &Api, body: &[u8]) -> Answer<Option<String>> {
     if faults.is_empty() { Ok(reason) } else { Err(ApiError::invalid(faults)) }
 }
 
-fn check_text(faults: &mut Vec<Fault>, path: &str, text: &str, most: usize) {
+fn check_text(faults: &mut Vec<FieldError>, path: &str, text: &str, most: usize) {
     if text.is_empty() || text.chars().count() > most || text.contains(char::is_control) {
-        faults.push(Fault::new(path, format!("must have 1 to {most} visible characters")));
+        faults.push(FieldError::new(path, format!("must have 1 to {most} visible characters")));
     }
 }
 
@@ -176,7 +176,7 @@ fn check_text(faults: &mut Vec<Fault>, path: &str, text: &str, most: usize) {
 fn check_queue(api: &Api, name: &str) -> Answer<()> {
     let job = NewJob { queue: name.into(), ..NewJob::new("named") };
     let fault = job.check(&api.limits).into_iter().find(|fault| fault.path == "queue");
-    fault.map_or(Ok(()), |fault| Err(ApiError::invalid(vec![Fault::new("name", fault.message)])))
+    fault.map_or(Ok(()), |fault| Err(ApiError::invalid(vec![FieldError::new("name", fault.message)])))
 }
 
 type LimitPatch = (Option<Option<u32>>, Option<Option<Rate>>);
@@ -212,7 +212,7 @@ fn read_rate(fields: &mut Fields) -> Option<Rate> {
     for (name, value) in [("count", count), ("periodMs", period_ms)] {
         let path = format!("rate.{name}");
         if value.is_none() && !faults.iter().any(|fault| fault.path == path) {
-            faults.push(Fault::new(path, "is missing"));
+            faults.push(FieldError::new(path, "is missing"));
         }
     }
     let good = faults.is_empty();
@@ -221,7 +221,7 @@ fn read_rate(fields: &mut Fields) -> Option<Rate> {
     good.then_some(Rate { count, period_ms: period_ms? })
 }
 
-fn check_limit(concurrency: Option<Option<u32>>, rate: Option<Option<Rate>>, faults: &mut Vec<Fault>) {
+fn check_limit(concurrency: Option<Option<u32>>, rate: Option<Option<Rate>>, faults: &mut Vec<FieldError>) {
     Limit { concurrency: concurrency.flatten(), rate: rate.flatten() }.check(faults);
 }
 
@@ -236,7 +236,8 @@ pub async fn limits(State(api): State<Api>) -> Answer<Json<LimitList>> {
             Scope::Type(name) => lane.kind == *name,
             Scope::Key(_) => false,
         });
-        let held = counted.map(|lane| counts.by_lane.get(&(lane.id, Tally::Held)).copied().unwrap_or(0)).sum::<i64>();
+        let held =
+            counted.map(|lane| counts.by_lane.get(&(lane.id, Tally::InFlight)).copied().unwrap_or(0)).sum::<i64>();
         u64::try_from(held).unwrap_or(0)
     };
     let limits = limits.into_iter().map(|stored| {
@@ -276,7 +277,7 @@ pub async fn set_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitL
     let mut faults = fields.finish();
     check_limit(concurrency, rate, &mut faults);
     if faults.is_empty() && concurrency.is_none() && rate.is_none() {
-        faults.push(Fault::new("body", "names nothing to change; concurrency and rate can be"));
+        faults.push(FieldError::new("body", "names nothing to change; concurrency and rate can be"));
     }
     let Some(scope) = scope.filter(|_| faults.is_empty()) else { return Err(ApiError::invalid(faults)) };
     let store = &api.engine.store;

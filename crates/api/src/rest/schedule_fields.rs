@@ -1,7 +1,7 @@
 //! From a body to what people want of a schedule. One reading for new ones and for changes, so that one set of rules holds.
 
 use faena_domain::{
-    Fault, Priority,
+    FieldError, Priority,
     schedule::{JobTemplate, Misfire, Overlap, ScheduleSpec, Timing},
 };
 use faena_engine::address::AddressRule;
@@ -14,12 +14,12 @@ pub struct Asked {
     pub spec: ScheduleSpec,
     pub is_active: Option<bool>,
     /// What could not be read. Whether the rest makes sense is for the domain to say.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<FieldError>,
 }
 
 impl Asked {
     /// Everything that is wrong. A field that could not be read is named once, not again for its default's sake.
-    pub fn faults_with(&self, checked: Vec<Fault>) -> Vec<Fault> {
+    pub fn faults_with(&self, checked: Vec<FieldError>) -> Vec<FieldError> {
         let known = |path: &str| self.faults.iter().any(|fault| fault.path == path);
         let news = checked.into_iter().filter(|fault| !known(&fault.path));
         self.faults.iter().cloned().chain(news).collect()

@@ -8,7 +8,7 @@ use axum::{
 };
 use bytes::Bytes;
 use faena_domain::{
-    Fault, JobId, JobState, JobView, ScheduleId, Timestamp,
+    FieldError, JobId, JobState, JobView, ScheduleId, Timestamp,
     schedule::{
         self, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow, Timed, not_understood,
     },
@@ -115,7 +115,7 @@ pub async fn find(api: &Api, query: &str) -> Answer<ScheduleList> {
     Ok(ScheduleList { schedules, total, page: page as u64, limit: limit as u64 })
 }
 
-/// Hands each parameter to `set`, which says what is wrong with it.
+/// InFlight each parameter to `set`, which says what is wrong with it.
 fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), String>) -> Answer<()> {
     let mut faults = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -125,7 +125,7 @@ fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), Strin
             value if value.contains(char::is_control) => Err("must not contain control characters".into()),
             value => set(&name, value),
         };
-        faults.extend(read.err().map(|message| Fault::new(name, message)));
+        faults.extend(read.err().map(|message| FieldError::new(name, message)));
     }
     if faults.is_empty() { Ok(()) } else { Err(ApiError::invalid(faults)) }
 }
@@ -174,7 +174,7 @@ pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> 
 
 pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> Answer<ScheduleView> {
     if body_object(&body, api.body_bytes)?.is_empty() {
-        return Err(ApiError::invalid(vec![Fault::new("body", "names nothing to change")]));
+        return Err(ApiError::invalid(vec![FieldError::new("body", "names nothing to change")]));
     }
     let (rule, limits, most) = (api.engine.webhooks.rule.clone(), api.limits.clone(), api.body_bytes);
     // What stands there is read under its lock, so that two changes at once do not undo each other.
@@ -212,7 +212,7 @@ async fn change(
     api: &Api,
     id: &str,
     action: &'static str,
-    edit: impl Fn(&Schedule) -> Result<SchedulePatch, Vec<Fault>> + Send + Sync + 'static,
+    edit: impl Fn(&Schedule) -> Result<SchedulePatch, Vec<FieldError>> + Send + Sync + 'static,
 ) -> Answer<ScheduleView> {
     let change = ScheduleChange { edit: Box::new(edit), limits: api.limits.clone(), action };
     let changed = api.engine.store.schedule_patch(parse_id(id)?, change, &actor(), Timestamp::now()).await?;

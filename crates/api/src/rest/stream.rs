@@ -7,9 +7,9 @@ use axum::{
     http::HeaderMap,
     response::sse::{Event as SseEvent, Sse},
 };
-use faena_domain::Fault;
+use faena_domain::FieldError;
 use faena_engine::live::{Gap, Told};
-use faena_store::{EventPlace, StoredEvent};
+use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
 use serde_json::json;
 
@@ -47,13 +47,13 @@ fn read_query(query: &str) -> Answer<Ask> {
             "correlationId" => ask.correlation_id = Some(value),
             "jobId" => ask.job_id = Some(value),
             "lastEventId" => ask.from = Some(("lastEventId", value)),
-            _ => faults.push(Fault::new(name, "is not a known parameter")),
+            _ => faults.push(FieldError::new(name, "is not a known parameter")),
         }
     }
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
 }
 
-fn message(item: Item, place: EventPlace, source: &str) -> SseEvent {
+fn message(item: Item, place: EventPosition, source: &str) -> SseEvent {
     let message = SseEvent::default().id(place.to_string());
     match item {
         // Without data it is no message to anybody, but it moves the place from which a client goes on.

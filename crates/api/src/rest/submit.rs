@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{Fault, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn, RetryPolicy};
+use faena_domain::{FieldError, JobId, JobLimits, NewJob, OnParentFailure, Priority, RetryOn, RetryPolicy};
 use faena_engine::{JobReader, address::AddressRule};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ pub fn read_job(
     id: JobId,
     limits: &JobLimits,
     rule: &AddressRule,
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<FieldError>,
 ) -> NewJob {
     let name = fields.text("name");
     let kind = fields.text("type");
@@ -77,9 +77,9 @@ pub fn read_job(
     let checked = job.check(limits).into_iter().map(|fault| {
         // Without a type the name is the type.
         let path = if named_only && fault.path == "type" { "name" } else { &fault.path };
-        Fault::new(format!("{prefix}{path}"), fault.message)
+        FieldError::new(format!("{prefix}{path}"), fault.message)
     });
-    let checked: Vec<Fault> = checked.filter(|fault| !own.iter().any(|known| known.path == fault.path)).collect();
+    let checked: Vec<FieldError> = checked.filter(|fault| !own.iter().any(|known| known.path == fault.path)).collect();
     faults.extend(own);
     faults.extend(checked);
     job
@@ -91,12 +91,12 @@ pub fn read_single(
     id: JobId,
     limits: &JobLimits,
     rule: &AddressRule,
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<FieldError>,
 ) -> NewJob {
     let job = read_job(fields, id, limits, rule, faults);
     if job.reference.is_some() || !job.depends_on_refs.is_empty() {
         let path = if job.reference.is_some() { "ref" } else { "dependsOn" };
-        faults.push(Fault::new(path, "refs are for batches; a single job depends on job ids"));
+        faults.push(FieldError::new(path, "refs are for batches; a single job depends on job ids"));
     }
     job
 }
@@ -105,7 +105,7 @@ pub fn read_single(
 pub fn job_reader(limits: JobLimits, rule: AddressRule, body_bytes: usize) -> JobReader {
     JobReader::new(move |body| {
         let fields = body_object(body.as_bytes(), body_bytes).map_err(|error| {
-            if error.details.is_empty() { vec![Fault::new("body", error.message)] } else { error.details }
+            if error.details.is_empty() { vec![FieldError::new("body", error.message)] } else { error.details }
         })?;
         let mut faults = Vec::new();
         let mut job = read_single(fields, JobId::new(), &limits, &rule, &mut faults);
@@ -148,16 +148,19 @@ pub fn read_batch(mut body: Fields<'_>, limits: &JobLimits, rule: &AddressRule) 
     let mut faults = body.finish();
     let list: Vec<&RawValue> = match raw.map(|raw| serde_json::from_str::<Vec<&RawValue>>(raw.get())) {
         Some(Ok(list)) if list.len() > limits.max_batch => {
-            faults.push(Fault::new("jobs", format!("must have at most {} jobs, has {}", limits.max_batch, list.len())));
+            faults.push(FieldError::new(
+                "jobs",
+                format!("must have at most {} jobs, has {}", limits.max_batch, list.len()),
+            ));
             Vec::new()
         }
         Some(Ok(list)) if list.is_empty() => {
-            faults.push(Fault::new("jobs", "must not be empty"));
+            faults.push(FieldError::new("jobs", "must not be empty"));
             Vec::new()
         }
         Some(Ok(list)) => list,
         _ => {
-            faults.push(Fault::new("jobs", "must be a list of jobs"));
+            faults.push(FieldError::new("jobs", "must be a list of jobs"));
             Vec::new()
         }
     };
@@ -180,15 +183,15 @@ pub fn read_batch(mut body: Fields<'_>, limits: &JobLimits, rule: &AddressRule) 
 /// A batch that is wrong throughout is not answered with a megabyte of faults.
 const MOST_FAULTS: usize = 100;
 
-/// Turns refs into ids. Says which refs are unknown, given twice, or go in a circle.
-fn resolve(jobs: &mut [NewJob]) -> Vec<Fault> {
+/// KeyLocks refs into ids. Says which refs are unknown, given twice, or go in a circle.
+fn resolve(jobs: &mut [NewJob]) -> Vec<FieldError> {
     let mut faults = Vec::new();
     let mut by_ref: HashMap<String, usize> = HashMap::new();
     for (index, job) in jobs.iter().enumerate() {
         if let Some(name) = &job.reference
             && by_ref.insert(name.clone(), index).is_some()
         {
-            faults.push(Fault::new(format!("jobs[{index}].ref"), format!("{name} is used twice")));
+            faults.push(FieldError::new(format!("jobs[{index}].ref"), format!("{name} is used twice")));
         }
     }
     let mut parents: Vec<Vec<usize>> = Vec::with_capacity(jobs.len());
@@ -197,7 +200,7 @@ fn resolve(jobs: &mut [NewJob]) -> Vec<Fault> {
         for name in &job.depends_on_refs {
             match by_ref.get(name) {
                 Some(parent) => known.push(*parent),
-                None => faults.push(Fault::new(
+                None => faults.push(FieldError::new(
                     format!("jobs[{index}].dependsOn"),
                     format!("{name} is neither a job id nor a ref of this batch"),
                 )),
@@ -206,7 +209,7 @@ fn resolve(jobs: &mut [NewJob]) -> Vec<Fault> {
         parents.push(known);
     }
     if let Some(index) = find_circle(&parents) {
-        faults.push(Fault::new(format!("jobs[{index}].dependsOn"), "goes in a circle"));
+        faults.push(FieldError::new(format!("jobs[{index}].dependsOn"), "goes in a circle"));
     }
     if faults.is_empty() {
         let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();

@@ -1,7 +1,7 @@
 //! `GET /trace/:correlationId`: everything that belongs together, as one timeline.
 
 use axum::{Json, extract::State};
-use faena_domain::{Fault, JobId, Trace};
+use faena_domain::{FieldError, JobId, Trace};
 
 use super::jobs::{Answer, Segment};
 use crate::{Api, ApiError};
@@ -9,7 +9,7 @@ use crate::{Api, ApiError};
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Trace>> {
     if id.is_empty() || id.len() > 255 || id.contains(char::is_control) {
         let message = "must have 1 to 255 bytes and no control characters";
-        return Err(ApiError::invalid(vec![Fault::new("correlationId", message)]));
+        return Err(ApiError::invalid(vec![FieldError::new("correlationId", message)]));
     }
     match faena_engine::trace::trace(&*api.engine.store, &id).await? {
         Some(trace) => Ok(Json(trace)),

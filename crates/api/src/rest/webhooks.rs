@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use faena_domain::{Fault, Timestamp, WebhookId, WebhookState, WebhookView};
+use faena_domain::{FieldError, Timestamp, WebhookId, WebhookState, WebhookView};
 use faena_store::WebhookFilter;
 use faena_wire::WebhookList;
 
@@ -32,7 +32,7 @@ fn read_query(query: &str) -> Answer<Query> {
     let mut faults = Vec::new();
     for (name, value) in form_pairs(query) {
         if let Err(message) = ask.set(&name, value) {
-            faults.push(Fault::new(name, message));
+            faults.push(FieldError::new(name, message));
         }
     }
     if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
@@ -83,7 +83,7 @@ pub async fn redeliver(State(api): State<Api>, Segment(text): Segment) -> Answer
 }
 
 fn webhook_id(text: &str) -> Answer<WebhookId> {
-    text.parse().map_err(|_| ApiError::invalid(vec![Fault::new("id", "must be a UUID")]))
+    text.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))
 }
 
 fn unknown(id: &str) -> ApiError {

@@ -12,8 +12,8 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{Fault, Progress, Timestamp};
-use faena_engine::workers::{Connected, Door, Order, Registration, Report, ReportKind};
+use faena_domain::{FieldError, Progress, Timestamp};
+use faena_engine::workers::{ConnectedWorker, Order, Registration, Report, ReportKind, Transport};
 use faena_wire::{Registered, Success};
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub async fn register(State(api): State<Api>, body: Body) -> Answer<Response> {
     };
     let _token: Option<String> = fields.text("token");
     refuse(fields)?;
-    let connection = api.engine.worker_connect(registration, Door::Http, Timestamp::now()).await?;
+    let connection = api.engine.worker_connect(registration, Transport::Http, Timestamp::now()).await?;
     let answer = Registered {
         worker_id: connection.worker.key.clone(),
         heartbeat_interval_ms: u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX),
@@ -71,7 +71,7 @@ pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) ->
     Ok(json_text(&told(&worker, orders, true)))
 }
 
-async fn wait(api: &Api, worker: &Arc<Connected>, max: Option<usize>, patience: Duration) -> Vec<Order> {
+async fn wait(api: &Api, worker: &Arc<ConnectedWorker>, max: Option<usize>, grace_periods: Duration) -> Vec<Order> {
     let free = worker.free();
     let wanted = max.unwrap_or(free).min(worker.concurrency);
     if wanted > free {
@@ -93,7 +93,7 @@ async fn wait(api: &Api, worker: &Arc<Connected>, max: Option<usize>, patience: 
     };
     let orders = tokio::select! {
         orders = worker.orders() => orders,
-        () = tokio::time::sleep(patience) => Vec::new(),
+        () = tokio::time::sleep(grace_periods) => Vec::new(),
         () = worker.closing.cancelled() => Vec::new(),
         () = api.closing.cancelled() => Vec::new(),
         () = is_there => Vec::new(),
@@ -109,7 +109,7 @@ pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> Answer<
 }
 
 /// What a worker hears with the answer to a call.
-fn told(worker: &Connected, orders: Vec<Order>, with_jobs: bool) -> String {
+fn told(worker: &ConnectedWorker, orders: Vec<Order>, with_jobs: bool) -> String {
     let mut jobs = Vec::new();
     let cancel: Vec<_> = worker
         .to_stop()
@@ -136,7 +136,7 @@ pub async fn report(
     path: Result<Path<(String, String, String)>, axum::extract::rejection::PathRejection>,
     body: Body,
 ) -> Answer<Json<serde_json::Value>> {
-    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid(vec![Fault::new("path", "must be UTF-8")]))?;
+    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid(vec![FieldError::new("path", "must be UTF-8")]))?;
     let job_id = parse_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = object_or_nothing(&api, &body)?;
@@ -144,7 +144,7 @@ pub async fn report(
     let kind = read_kind(&name, &mut fields)?;
     refuse(fields)?;
     let worker = caller(&api, &key).await?;
-    api.engine.desk.take_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
+    api.engine.report_handler.take_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
     Ok(Json(json!({"ok": true})))
 }
 
@@ -186,7 +186,7 @@ pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> Answer<Json
     Ok(Json(Success { success: true }))
 }
 
-async fn caller(api: &Api, key: &str) -> Answer<Arc<Connected>> {
+async fn caller(api: &Api, key: &str) -> Answer<Arc<ConnectedWorker>> {
     let worker = api.engine.worker_calling(key, Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
 }

@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{Query, State},
 };
-use faena_domain::{Fault, Timestamp, WorkerState, WorkerView};
+use faena_domain::{FieldError, Timestamp, WorkerState, WorkerView};
 use faena_wire::{Success, WorkerList};
 use serde::Deserialize;
 
@@ -26,19 +26,19 @@ pub async fn list(
     query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer<Json<WorkerList>> {
     let Query(query) =
-        query.map_err(|_| ApiError::invalid(vec![Fault::new("query", "only state and limit are known here")]))?;
+        query.map_err(|_| ApiError::invalid(vec![FieldError::new("query", "only state and limit are known here")]))?;
     let mut states = Vec::new();
     for name in query.state.as_deref().unwrap_or("").split(',').filter(|name| !name.is_empty()) {
         let known = WorkerState::ALL.into_iter().find(|state| state.as_str().eq_ignore_ascii_case(name));
         states.push(known.ok_or_else(|| {
             let names = WorkerState::ALL.map(WorkerState::as_str).join(", ");
-            ApiError::invalid(vec![Fault::new("state", format!("must be some of {names}"))])
+            ApiError::invalid(vec![FieldError::new("state", format!("must be some of {names}"))])
         })?);
     }
     let limit = match query.limit.as_deref().map(str::parse::<usize>) {
         None => 100,
         Some(Ok(limit @ 1..=1_000)) => limit,
-        Some(_) => return Err(ApiError::invalid(vec![Fault::new("limit", "must be from 1 to 1000")])),
+        Some(_) => return Err(ApiError::invalid(vec![FieldError::new("limit", "must be from 1 to 1000")])),
     };
     let mut workers = api.engine.store.worker_list(states, limit).await?;
     for worker in &mut workers {

@@ -6,7 +6,7 @@
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use faena_domain::Timestamp;
-use faena_engine::workers::{Connected, Order, Refusal, Registration, Report, ReportKind};
+use faena_engine::workers::{ConnectedWorker, Order, Refusal, Registration, Report, ReportKind};
 use futures_util::FutureExt;
 
 use super::flow::Flow;
@@ -72,7 +72,7 @@ pub trait Line: Send {
 }
 
 /// Until the stream ends, whoever ends it.
-pub async fn serve(api: Api, worker: Arc<Connected>, mut line: impl Line) {
+pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut line: impl Line) {
     let mut session = Session { flow: Flow::new(worker.concurrency), api, worker, left: false };
     let ending = session.talk(&mut line).await;
     let Session { api, worker, left, .. } = session;
@@ -91,7 +91,7 @@ pub async fn serve(api: Api, worker: Arc<Connected>, mut line: impl Line) {
 
 struct Session {
     api: Api,
-    worker: Arc<Connected>,
+    worker: Arc<ConnectedWorker>,
     flow: Flow,
     /// It has said goodbye.
     left: bool,
@@ -190,7 +190,7 @@ impl Session {
             refusals.push(Refusal::new("UNAVAILABLE", ApiError::from(error).message));
         }
         if !reports.is_empty() {
-            self.api.engine.desk.take(&self.worker, reports, now).await;
+            self.api.engine.report_handler.take(&self.worker, reports, now).await;
         }
         refusals
     }

@@ -9,8 +9,8 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use faena_domain::{Fault, Timestamp};
-use faena_engine::workers::{Connection, Door, Order, Refusal, Registration, ReportKind};
+use faena_domain::{FieldError, Timestamp};
+use faena_engine::workers::{Connection, Order, Refusal, Registration, ReportKind, Transport};
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
 
@@ -38,9 +38,8 @@ pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, W
             .write_buffer_size(32 << 10)
             .max_write_buffer_size(64 << 20)
             .on_upgrade(move |socket| serve(api, socket)),
-        Err(_) => {
-            ApiError::invalid(vec![Fault::new("Upgrade", "this is a WebSocket; connect to it as one")]).into_response()
-        }
+        Err(_) => ApiError::invalid(vec![FieldError::new("Upgrade", "this is a WebSocket; connect to it as one")])
+            .into_response(),
     }
 }
 
@@ -77,7 +76,7 @@ async fn introduce(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
         };
         let answer = match said {
             Ok(registration) => {
-                let admitted = api.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await;
+                let admitted = api.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await;
                 match admitted {
                     Ok(connection) => {
                         if send(socket, [registered(api, &connection)]).await {

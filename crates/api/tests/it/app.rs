@@ -90,7 +90,7 @@ impl App {
         self.call("POST", path, body).await
     }
 
-    /// Hands in a job and answers with its id.
+    /// InFlight in a job and answers with its id.
     pub async fn create(&self, body: &str) -> String {
         let answer = self.post("/api/v1/jobs", body.to_owned()).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 /// `actor action count`, the oldest first.
-async fn acts(app: &App) -> Vec<String> {
+async fn actions(app: &App) -> Vec<String> {
     let answer = app.get("/api/v1/audit").await.json();
     let entries = answer["entries"].as_array().unwrap().iter().rev();
     entries
@@ -39,7 +39,7 @@ async fn every_act_has_an_entry_and_a_refused_one_has_none() {
     app.post("/api/v1/queues/mail/resume", "").await;
     app.call("PATCH", "/api/v1/limits", r#"{"scope": "type", "name": "x", "concurrency": 1}"#).await;
     assert_eq!(
-        acts(&app).await,
+        actions(&app).await,
         [
             "loopback job.patch 1",
             "loopback job.cancel 1",
@@ -89,7 +89,7 @@ async fn a_caller_from_elsewhere_is_its_address_whatever_it_says_of_itself() {
         .body(Body::empty())
         .unwrap();
     assert_eq!(app.send(request).await.status, StatusCode::OK);
-    assert_eq!(acts(&app).await, ["ip 10.1.2.3 queue.pause 1"]);
+    assert_eq!(actions(&app).await, ["ip 10.1.2.3 queue.pause 1"]);
     assert_eq!(app.get("/api/v1/queues/mail").await.json()["paused"]["by"], "ip 10.1.2.3");
 }
 

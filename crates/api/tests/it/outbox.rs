@@ -2,27 +2,28 @@
 
 use axum::http::StatusCode;
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{EventWant, MAX_ATTEMPTS, OnBad, OutboxAsk, OutboxResult, Wish};
+use faena_store::{EventSubscription, MAX_ATTEMPTS, OnRejected, OutboxResult, OutboxTakeRequest, SubscriptionMode};
 use serde_json::{Value, json};
 
 use crate::app::App;
 
 async fn start() -> App {
     let app = App::start().await;
-    let want = EventWant {
+    let want = EventSubscription {
         name: "broker".into(),
         types: vec!["job.created".into()],
-        wish: Wish::Queued(OnBad::Park),
+        mode: SubscriptionMode::Queue(OnRejected::Park),
         until: Timestamp::MAX,
     };
-    app.engine.store.event_want(vec![want], Timestamp::now()).await.unwrap();
+    app.engine.store.event_subscribe(vec![want], Timestamp::now()).await.unwrap();
     app
 }
 
 /// Takes what waits; the sink refuses it, or takes it.
 async fn relay(app: &App, refused: Option<&str>) -> usize {
     let (store, now) = (&app.engine.store, Timestamp::now());
-    let ask = OutboxAsk { sink: "broker".into(), node: NodeId(uuid::Uuid::nil()), lease_ms: 60_000, limit: 100 };
+    let ask =
+        OutboxTakeRequest { sink: "broker".into(), node: NodeId(uuid::Uuid::nil()), lease_ms: 60_000, limit: 100 };
     let taken = store.outbox_take(ask, now).await.unwrap();
     let said = taken.events.iter().map(|event| OutboxResult {
         partition: event.partition,
@@ -112,9 +113,9 @@ async fn one_letter_is_replayed_or_resolved_once() {
     for action in ["/replay", "/resolve"] {
         assert_eq!(app.post(&path(&letters[1], action), "").await.status, StatusCode::CONFLICT);
     }
-    let acts = app.get("/api/v1/audit").await.json();
-    let acts: Vec<&Value> = acts["entries"].as_array().unwrap().iter().map(|entry| &entry["action"]).collect();
-    assert_eq!(acts, ["outbox.resolve", "outbox.replay"]);
+    let actions = app.get("/api/v1/audit").await.json();
+    let actions: Vec<&Value> = actions["entries"].as_array().unwrap().iter().map(|entry| &entry["action"]).collect();
+    assert_eq!(actions, ["outbox.resolve", "outbox.replay"]);
     let unknown = app.get("/api/v1/outbox/dead/00000000-0000-0000-0000-000000000000").await;
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Beat, DstGap, DstOverlap, Timing, template};
-use crate::{Fault, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp};
+use crate::{FieldError, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp};
 
 /// What becomes of due times that nobody was there for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -93,14 +93,14 @@ impl Default for ScheduleSpec {
 
 impl ScheduleSpec {
     /// Everything that is wrong with it, each fault with the name of its field; otherwise when it is due.
-    pub fn check(&self, limits: &JobLimits, anchor_at: Timestamp) -> Result<Beat, Vec<Fault>> {
+    pub fn check(&self, limits: &JobLimits, anchor_at: Timestamp) -> Result<Beat, Vec<FieldError>> {
         let mut faults = Vec::new();
         let mut text = |path: &str, value: &str, max: usize| {
             let length = value.chars().count();
             if length == 0 || length > max {
-                faults.push(Fault::new(path, format!("must have 1 to {max} characters, has {length}")));
+                faults.push(FieldError::new(path, format!("must have 1 to {max} characters, has {length}")));
             } else if value.chars().any(|c| c.is_control() && !(path == "description" && c == '\n')) {
-                faults.push(Fault::new(path, "must not contain control characters"));
+                faults.push(FieldError::new(path, "must not contain control characters"));
             }
         };
         text("name", &self.name, 255);
@@ -109,7 +109,7 @@ impl ScheduleSpec {
         }
         let mut range = |path: &str, value: u64, min: u64, max: u64| {
             if !(min..=max).contains(&value) {
-                faults.push(Fault::new(path, format!("must be from {min} to {max}, is {value}")));
+                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
             }
         };
         range("misfireGraceMs", self.misfire_grace_ms, 1_000, DAY_MS);
@@ -131,22 +131,25 @@ impl ScheduleSpec {
 }
 
 impl JobTemplate {
-    fn check(&self, limits: &JobLimits) -> Vec<Fault> {
+    fn check(&self, limits: &JobLimits) -> Vec<FieldError> {
         let mut job = NewJob::new(self.kind.clone());
         job.queue.clone_from(&self.queue);
         job.options = self.options.clone();
-        let named = |fault: Fault| {
+        let named = |fault: FieldError| {
             let path = match fault.path.as_str() {
                 "name" => "jobName".into(),
                 "type" => if self.options.name.is_some() { "jobType" } else { "jobName" }.into(),
                 _ => fault.path,
             };
-            Fault::new(path, fault.message)
+            FieldError::new(path, fault.message)
         };
         let faults = job.check(limits).into_iter().map(named);
-        let faults = faults.chain(template::check(&self.payload).map(|message| Fault::new("jobPayload", message)));
+        let faults = faults.chain(template::check(&self.payload).map(|message| FieldError::new("jobPayload", message)));
         faults
-            .chain(self.of_one_job().map(|path| Fault::new(path, "belongs to one job, not to every job of a schedule")))
+            .chain(
+                self.of_one_job()
+                    .map(|path| FieldError::new(path, "belongs to one job, not to every job of a schedule")),
+            )
             .collect()
     }
 
@@ -208,7 +211,7 @@ pub struct SchedulePatch {
 impl Schedule {
     /// A new one, which counts and fires from `now` on.
     #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
-    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
+    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<FieldError>> {
         let beat = spec.check(limits, now)?;
         let schedule = Schedule {
             id: ScheduleId::new(),
@@ -232,13 +235,13 @@ impl Schedule {
         Ok(timed)
     }
 
-    pub fn timed(self) -> Result<Timed, Vec<Fault>> {
+    pub fn timed(self) -> Result<Timed, Vec<FieldError>> {
         let beat = self.spec.timing.compile(self.anchor_at)?;
         Ok(Timed { schedule: self, beat })
     }
 
     /// What `patch` makes of it. Due times are derived anew only if the timing has changed.
-    pub fn patched(self, patch: SchedulePatch, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<Fault>> {
+    pub fn patched(self, patch: SchedulePatch, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<FieldError>> {
         let mut schedule = self;
         let mut re_timed = false;
         if let Some(spec) = patch.spec {
@@ -324,22 +327,25 @@ impl Schedule {
 }
 
 /// What is said of a schedule whose stored timing does not hold any more.
-pub fn not_understood(faults: &[Fault]) -> String {
+pub fn not_understood(faults: &[FieldError]) -> String {
     let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
     format!("it cannot be understood any more: {}", texts.join("; "))
 }
 
 impl Timed {
     /// Fires from now on. What was due while it was off is not made up for, and no due time is dealt with twice.
-    fn enable(&mut self, now: Timestamp) -> Result<(), Vec<Fault>> {
+    fn enable(&mut self, now: Timestamp) -> Result<(), Vec<FieldError>> {
         let schedule = &mut self.schedule;
         if schedule.spec.max_runs.is_some_and(|max| schedule.runs >= max) {
             let message = format!("it has run {} times; to go on it has to be allowed more than that", schedule.runs);
-            return Err(vec![Fault::new("maxRuns", message)]);
+            return Err(vec![FieldError::new("maxRuns", message)]);
         }
         schedule.cursor_at = schedule.cursor_at.max(now);
         let Some(next) = self.beat.next(schedule.cursor_at) else {
-            return Err(vec![Fault::new(self.ending_field(), "nothing is due any more after now; give a later end")]);
+            return Err(vec![FieldError::new(
+                self.ending_field(),
+                "nothing is due any more after now; give a later end",
+            )]);
         };
         schedule.next_at = Some(next.due);
         schedule.is_active = true;

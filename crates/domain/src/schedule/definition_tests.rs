@@ -1,7 +1,7 @@
 //! What edits make of a schedule, and what is refused.
 
 use super::*;
-use crate::{Fault, JobId, JobLimits, JobOptions, Timestamp};
+use crate::{FieldError, JobId, JobLimits, JobOptions, Timestamp};
 
 const MINUTE: i64 = 60_000;
 
@@ -19,7 +19,7 @@ fn made(spec: ScheduleSpec) -> Schedule {
     Schedule::new(spec, &JobLimits::default(), at(0)).expect("a schedule").schedule
 }
 
-fn patched(schedule: &Schedule, patch: SchedulePatch, now: Timestamp) -> Result<Schedule, Vec<Fault>> {
+fn patched(schedule: &Schedule, patch: SchedulePatch, now: Timestamp) -> Result<Schedule, Vec<FieldError>> {
     schedule.clone().patched(patch, &JobLimits::default(), now).map(|timed| timed.schedule)
 }
 
@@ -30,7 +30,7 @@ fn to(spec: ScheduleSpec) -> SchedulePatch {
 const ON: SchedulePatch = SchedulePatch { spec: None, is_active: Some(true) };
 const OFF: SchedulePatch = SchedulePatch { spec: None, is_active: Some(false) };
 
-fn paths(faults: Vec<Fault>) -> Vec<String> {
+fn paths(faults: Vec<FieldError>) -> Vec<String> {
     faults.into_iter().map(|fault| fault.path).collect()
 }
 

@@ -13,7 +13,7 @@ use super::{
     walk::{DstNote, Walk},
     zone,
 };
-use crate::{Fault, Timestamp};
+use crate::{FieldError, Timestamp};
 
 const LEAST_INTERVAL_MS: u64 = 1_000;
 const MOST_INTERVAL_MS: u64 = 3_650 * 86_400_000;
@@ -74,14 +74,14 @@ impl Default for Timing {
 
 impl Timing {
     /// `anchor`: when the schedule was made; intervals without `startAt` count from it.
-    pub fn compile(&self, anchor: Timestamp) -> Result<Beat, Vec<Fault>> {
+    pub fn compile(&self, anchor: Timestamp) -> Result<Beat, Vec<FieldError>> {
         let mut faults = Vec::new();
         let rhythm = self.rhythm(anchor, &mut faults);
-        let zone = zone::find(&self.timezone).map_err(|what| faults.push(Fault::new("timezone", what))).ok();
+        let zone = zone::find(&self.timezone).map_err(|what| faults.push(FieldError::new("timezone", what))).ok();
         if let (Some(start), Some(end)) = (self.start_at, self.end_at)
             && end <= start
         {
-            faults.push(Fault::new("endAt", format!("must be later than startAt, {start}, but is {end}")));
+            faults.push(FieldError::new("endAt", format!("must be later than startAt, {start}, but is {end}")));
         }
         let except = self.exceptions(&mut faults);
         let (Some(rhythm), Some(zone), true) = (rhythm, zone, faults.is_empty()) else { return Err(faults) };
@@ -108,23 +108,23 @@ impl Timing {
         }
     }
 
-    fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<Fault>) -> Option<Rhythm> {
+    fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<FieldError>) -> Option<Rhythm> {
         let fault = match (&self.cron_expression, self.interval_ms) {
             (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
                 Ok(cron) => return Some(Rhythm::Cron(Box::new(cron))),
-                Err(what) => Fault::new("cronExpression", what),
+                Err(what) => FieldError::new("cronExpression", what),
             },
             (None, Some(ms)) if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms) => {
                 let range = format!("must be from {LEAST_INTERVAL_MS} (1 s) to {MOST_INTERVAL_MS} (10 years), is {ms}");
-                Fault::new("intervalMs", range)
+                FieldError::new("intervalMs", range)
             }
             (None, Some(ms)) => {
                 let every_ms = i64::try_from(ms).unwrap_or(i64::MAX);
                 let first = self.start_at.unwrap_or_else(|| anchor.plus_ms(every_ms));
                 return Some(Rhythm::Every { first, every_ms });
             }
-            (None, None) => Fault::new("cronExpression", "is missing: give cronExpression or intervalMs"),
-            (Some(_), Some(_)) => Fault::new(
+            (None, None) => FieldError::new("cronExpression", "is missing: give cronExpression or intervalMs"),
+            (Some(_), Some(_)) => FieldError::new(
                 "cronExpression",
                 "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
             ),
@@ -133,17 +133,17 @@ impl Timing {
         None
     }
 
-    fn exceptions(&self, faults: &mut Vec<Fault>) -> Vec<Except> {
+    fn exceptions(&self, faults: &mut Vec<FieldError>) -> Vec<Except> {
         if self.except.len() > MOST_EXCEPTIONS {
             let count = self.except.len();
-            faults.push(Fault::new("except", format!("must have at most {MOST_EXCEPTIONS} entries, has {count}")));
+            faults.push(FieldError::new("except", format!("must have at most {MOST_EXCEPTIONS} entries, has {count}")));
             return Vec::new();
         }
         let mut except = Vec::with_capacity(self.except.len());
         for (nth, text) in self.except.iter().enumerate() {
             match Except::parse(text) {
                 Ok(entry) => except.push(entry),
-                Err(what) => faults.push(Fault::new(format!("except[{nth}]"), what)),
+                Err(what) => faults.push(FieldError::new(format!("except[{nth}]"), what)),
             }
         }
         except
@@ -323,25 +323,31 @@ impl Beat {
     }
 
     /// Why it never fires.
-    fn never_fires(&self, anchor: Timestamp) -> Option<Fault> {
+    fn never_fires(&self, anchor: Timestamp) -> Option<FieldError> {
         let after = self.start.map_or(anchor, |start| start.plus_ms(-1).max(anchor));
         if self.next(after).is_some() {
             return None;
         }
         if let Some(tick) = self.next_raw(after) {
             let first = self.local(tick.due);
-            return Some(Fault::new("except", format!("never fires: every due time from {first} on is blacked out")));
+            return Some(FieldError::new(
+                "except",
+                format!("never fires: every due time from {first} on is blacked out"),
+            ));
         }
         let endless = Beat { end: None, ..self.clone() };
         Some(match (endless.next_raw(after), &self.rhythm) {
             (Some(tick), _) => {
                 let first = self.local(tick.due);
-                Fault::new("endAt", format!("never fires: the first due time, {first}, is after the end"))
+                FieldError::new("endAt", format!("never fires: the first due time, {first}, is after the end"))
             }
-            (None, Rhythm::Cron(cron)) => {
-                Fault::new("cronExpression", format!("never fires: no date matches it. It reads: {}", cron.describe()))
+            (None, Rhythm::Cron(cron)) => FieldError::new(
+                "cronExpression",
+                format!("never fires: no date matches it. It reads: {}", cron.describe()),
+            ),
+            (None, Rhythm::Every { .. }) => {
+                FieldError::new("intervalMs", "never fires: the first due time is too far away")
             }
-            (None, Rhythm::Every { .. }) => Fault::new("intervalMs", "never fires: the first due time is too far away"),
         })
     }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{Beat, DstGap, DstOverlap, Older, Timing};
-use crate::{Fault, Timestamp};
+use crate::{FieldError, Timestamp};
 
 const ANCHOR: &str = "2026-01-01T00:00:00Z";
 
@@ -125,7 +125,7 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
     ];
     for (timing, expected) in cases {
         let faults = timing.compile(at(ANCHOR)).unwrap_err();
-        let expected: Vec<_> = expected.into_iter().map(|(path, message)| Fault::new(path, message)).collect();
+        let expected: Vec<_> = expected.into_iter().map(|(path, message)| FieldError::new(path, message)).collect();
         assert_eq!(faults, expected, "{timing:?}");
     }
 }

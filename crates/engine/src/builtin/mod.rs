@@ -14,7 +14,7 @@ use std::{
 };
 
 use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp};
-use faena_store::{NoteKind, Outcome, Store, StoreError};
+use faena_store::{NoteKind, RunOutcome, Store, StoreError};
 use futures_util::FutureExt;
 use parking_lot::RwLock;
 use tokio::sync::Notify;
@@ -24,7 +24,7 @@ use crate::{
     Bus, EngineConfig,
     dispatcher::ReadyLanes,
     driver::panic_text,
-    held::{Hands, Held},
+    in_flight::{InFlight, InFlightJob},
     recorder,
     reporter::Reporter,
     verdict::judge,
@@ -43,7 +43,7 @@ pub struct Worker {
     pub node: Arc<RwLock<NodeId>>,
     pub store: Arc<dyn Store>,
     pub config: EngineConfig,
-    pub hands: Arc<Hands>,
+    pub in_flight: Arc<InFlight>,
     pub reporter: Arc<Reporter>,
     pub lanes: Arc<ReadyLanes>,
     pub line: Arc<Notify>,
@@ -60,7 +60,7 @@ pub struct Worker {
 /// What a handler sees of its job.
 pub struct Context<'a> {
     worker: &'a Worker,
-    held: &'a Held,
+    held: &'a InFlightJob,
 }
 
 impl Context<'_> {
@@ -108,7 +108,7 @@ impl Worker {
         }
     }
 
-    async fn next_job(&self) -> Option<Arc<Held>> {
+    async fn next_job(&self) -> Option<Arc<InFlightJob>> {
         loop {
             if self.drain.is_cancelled() {
                 return None;
@@ -116,8 +116,8 @@ impl Worker {
             let notified = self.line.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(held) = self.hands.next_in_line() {
-                if self.hands.waiting() == self.low_water.load(Ordering::Relaxed) {
+            if let Some(held) = self.in_flight.next_in_line() {
+                if self.in_flight.waiting() == self.low_water.load(Ordering::Relaxed) {
                     self.lanes.nudge.notify_one();
                 }
                 return Some(held);
@@ -129,21 +129,21 @@ impl Worker {
         }
     }
 
-    async fn run_one(&self, held: Arc<Held>) {
+    async fn run_one(&self, held: Arc<InFlightJob>) {
         let now = Timestamp::now();
         if let Some(cause) = held.cancel_reason() {
             let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());
-            return self.let_go(&held, Outcome::Cancelled { cause }, vec![line], now);
+            return self.finish(&held, RunOutcome::Cancelled { cause }, vec![line], now);
         }
         if held.job.options.expires_at.is_some_and(|at| at <= now) {
             let error = "expired before it could start".to_owned();
             let line = LogLine::new(now, LogEvent::Expired, error.clone());
-            let outcome = Outcome::Failed { error, reason: ErrorReason::Expired };
-            return self.let_go(&held, outcome, vec![line], now);
+            let outcome = RunOutcome::Failed { error, reason: ErrorReason::Expired };
+            return self.finish(&held, outcome, vec![line], now);
         }
         held.start(now);
         if held.job.start_first && !self.start_is_on_record(&held, now).await {
-            return self.let_go(&held, Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
+            return self.finish(&held, RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
         }
         self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
         let result = match &*held.kind {
@@ -153,11 +153,11 @@ impl Worker {
         };
         let now = Timestamp::now();
         let (outcome, lines) = judge(&held, result, now);
-        self.let_go(&held, outcome, lines, now);
+        self.finish(&held, outcome, lines, now);
     }
 
     /// Runs a handler until it ends, its time is up, or it is told to stop. Dropping a handler stops what it does.
-    async fn run_handler(&self, held: &Held) -> Result<Option<String>, Failure> {
+    async fn run_handler(&self, held: &InFlightJob) -> Result<Option<String>, Failure> {
         self.record.notify_one();
         let context = Context { worker: self, held };
         let limit =
@@ -181,7 +181,7 @@ impl Worker {
     }
 
     /// `false`: this run does not hold the job any more, or the store is away; either way it must not begin.
-    async fn start_is_on_record(&self, held: &Held, now: Timestamp) -> bool {
+    async fn start_is_on_record(&self, held: &InFlightJob, now: Timestamp) -> bool {
         held.mark_recorded();
         let node = *self.node.read();
         let Some(note) = recorder::note(held, node, NoteKind::Started, now) else { return false };
@@ -195,17 +195,17 @@ impl Worker {
         }
     }
 
-    fn let_go(&self, held: &Held, outcome: Outcome, lines: Vec<LogLine>, now: Timestamp) {
+    fn finish(&self, held: &InFlightJob, outcome: RunOutcome, lines: Vec<LogLine>, now: Timestamp) {
         let end = held.end(outcome, lines, now);
-        self.hands.let_go(held, end, |end| self.reporter.push(end, None));
+        self.in_flight.finish(held, end, |end| self.reporter.push(end, None));
     }
 
-    /// Hands back everything that waits for a slot.
+    /// InFlight back everything that waits for a slot.
     pub fn hand_back_line(&self) {
         let now = Timestamp::now();
-        for held in self.hands.empty_line() {
+        for held in self.in_flight.empty_line() {
             let line = LogLine::new(now, LogEvent::HandedBack, "the server stops");
-            self.let_go(&held, Outcome::HandedBack, vec![line], now);
+            self.finish(&held, RunOutcome::HandedBack, vec![line], now);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The built-in worker's own entry among the workers: it has the same life cycle as all others.
 
 use faena_domain::{Ability, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
-use faena_store::{StoreError, WorkerEntry, WorkerNews};
+use faena_store::{StoreError, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 
 use super::kinds;
@@ -29,7 +29,7 @@ impl BuiltIn {
             key: id.to_string(),
             name: Some(engine.config.node_name.clone()),
             kind: WorkerKind::BuiltIn,
-            door: String::new(),
+            transport: String::new(),
             node: engine.node_id(),
             state: WorkerState::Ready,
             ability: Ability { capabilities, queues: Vec::new() },
@@ -50,14 +50,14 @@ impl BuiltIn {
     /// Writes down that it lives, and whether it has something to do. Answers how much there was to tell.
     pub async fn tell(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
         let Some(entry) = *self.0.lock() else { return Ok(0) };
-        let state = if engine.hands.is_idle_here() { WorkerState::Ready } else { WorkerState::Busy };
+        let state = if engine.in_flight.is_idle_here() { WorkerState::Ready } else { WorkerState::Busy };
         let beat_ms = crate::config::ms(engine.config.worker_heartbeat);
         if state == entry.state && now.ms_since(entry.told_at) < beat_ms {
             return Ok(0);
         }
         let changes =
             if state == entry.state { Vec::new() } else { vec![WorkerChange { at: now, state, reason: None }] };
-        let news = WorkerNews {
+        let news = WorkerUpdate {
             id: entry.id,
             session: entry.session,
             changes,
@@ -67,7 +67,7 @@ impl BuiltIn {
             failed: 0,
             breaker: "closed",
         };
-        engine.store.worker_news(vec![news], now).await?;
+        engine.store.worker_update(vec![news], now).await?;
         if let Some(known) = self.0.lock().as_mut().filter(|known| known.id == entry.id) {
             (known.state, known.told_at) = (state, now);
         }

@@ -106,7 +106,7 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     let (mut stdout, mut stderr) = (Captured::new(config), Captured::new(config));
     let (out, err) = (group.child.stdout().take(), group.child.stderr().take());
     let status = {
-        let capture = async { tokio::join!(stdout.take_in(out), stderr.take_in(err)) };
+        let capture = async { tokio::join!(stdout.add(out), stderr.add(err)) };
         tokio::pin!(capture);
         let status = tokio::select! {
             _ = &mut capture => group.child.wait().await,
@@ -148,7 +148,7 @@ impl Captured {
         Captured { limit: config.shell_output_bytes, kept: Vec::new(), truncated: false }
     }
 
-    async fn take_in(&mut self, from: Option<impl AsyncRead + Unpin>) {
+    async fn add(&mut self, from: Option<impl AsyncRead + Unpin>) {
         let Some(mut from) = from else { return };
         let mut buffer = vec![0; 8 << 10];
         while let Ok(count) = from.read(&mut buffer).await {

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 use faena_domain::{JobId, fits};
-use faena_store::{EventPlace, EventQuery, StoreError, StoredEvent};
+use faena_store::{EventPosition, EventQuery, StoreError, StoredEvent};
 use serde::Deserialize;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -41,9 +41,9 @@ fn queue_of(event: &StoredEvent) -> Option<Cow<'_, str>> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
     /// Up to here nothing is missing.
-    pub after: EventPlace,
+    pub after: EventPosition,
     /// From here on nothing is missing.
-    pub first: EventPlace,
+    pub first: EventPosition,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -57,14 +57,14 @@ pub struct Subscription {
     news: broadcast::Receiver<Arc<Batch>>,
     filter: EventFilter,
     /// Everything up to here was told, or is not wanted.
-    place: EventPlace,
+    place: EventPosition,
     /// Everything up to here was read; what of it is to be told stands in `line`.
-    read: EventPlace,
+    read: EventPosition,
     line: VecDeque<Told>,
     /// Gaps up to here were told, or nobody wants to know of them.
-    gaps_upto: EventPlace,
+    gaps_upto: EventPosition,
     /// From where one goes on after the last gap: behind it, or at what is kept of it.
-    after_gap: EventPlace,
+    after_gap: EventPosition,
     /// What comes next is read from the store, not heard.
     behind: bool,
 }
@@ -74,8 +74,8 @@ impl Subscription {
         seat: Seat,
         news: broadcast::Receiver<Arc<Batch>>,
         filter: EventFilter,
-        from: EventPlace,
-        gaps_upto: EventPlace,
+        from: EventPosition,
+        gaps_upto: EventPosition,
     ) -> Subscription {
         Subscription {
             seat,
@@ -91,7 +91,7 @@ impl Subscription {
     }
 
     /// Whoever goes on from here misses nothing and is told nothing twice.
-    pub fn place(&self) -> EventPlace {
+    pub fn place(&self) -> EventPosition {
         self.place
     }
 
@@ -146,7 +146,7 @@ impl Subscription {
         Ok(())
     }
 
-    fn take(&mut self, events: Vec<Arc<StoredEvent>>, upto: EventPlace) {
+    fn take(&mut self, events: Vec<Arc<StoredEvent>>, upto: EventPosition) {
         self.line.extend(events.into_iter().filter(|event| self.filter.lets_through(event)).map(Told::Event));
         self.read = self.read.max(upto);
     }

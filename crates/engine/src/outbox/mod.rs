@@ -17,7 +17,7 @@ use faena_brokers::{
     redis::{RedisSink, RedisSinkOptions},
 };
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{EventWant, OnBad, Store, StoreError, Wish};
+use faena_store::{EventSubscription, OnRejected, Store, StoreError, SubscriptionMode};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +63,7 @@ pub struct SinkConfig {
     pub name: String,
     /// `job.*`, `schedule.missed`, `*`.
     pub types: Vec<String>,
-    pub on_bad: OnBad,
+    pub on_bad: OnRejected,
     pub target: Target,
 }
 
@@ -106,11 +106,11 @@ const WISH_MS: i64 = 3 * 24 * 3_600_000;
 const GOODBYE: Duration = Duration::from_secs(2);
 
 impl SinkConfig {
-    fn want(&self, now: Timestamp) -> EventWant {
-        EventWant {
+    fn want(&self, now: Timestamp) -> EventSubscription {
+        EventSubscription {
             name: self.name.clone(),
             types: self.types.clone(),
-            wish: Wish::Queued(self.on_bad),
+            mode: SubscriptionMode::Queue(self.on_bad),
             until: now.plus_ms(WISH_MS),
         }
     }
@@ -140,7 +140,7 @@ impl Outbox {
         if self.relays.is_empty() {
             return Ok(());
         }
-        store.event_want(self.relays.iter().map(|relay| relay.config.want(now)).collect(), now).await?;
+        store.event_subscribe(self.relays.iter().map(|relay| relay.config.want(now)).collect(), now).await?;
         for relay in &self.relays {
             relay.wished(now);
         }

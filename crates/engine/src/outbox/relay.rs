@@ -22,7 +22,9 @@ use std::{
 
 use faena_brokers::{Message, Published, Sink, Verdict};
 use faena_domain::{CloudEvent, NodeId, Timestamp};
-use faena_store::{OnBad, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Store, StoreError, StoredEvent};
+use faena_store::{
+    OnRejected, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Store, StoreError, StoredEvent,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -141,14 +143,15 @@ impl Relay {
     }
 
     pub async fn run_once(&self, store: &dyn Store, node: NodeId, now: Timestamp) -> Result<Round, StoreError> {
-        self.wish(store, now).await?;
+        self.mode(store, now).await?;
         let rest_until = self.health.lock().rest_until.filter(|until| *until > now);
         if rest_until.is_some() {
             return Ok(Round { next_at: rest_until, ..Round::default() });
         }
         // Counted from before the call: the lease may begin as soon as the store hears of it.
         let began = Instant::now();
-        let ask = OutboxAsk { sink: self.config.name.clone(), node, lease_ms: ms(self.lease), limit: self.batch };
+        let ask =
+            OutboxTakeRequest { sink: self.config.name.clone(), node, lease_ms: ms(self.lease), limit: self.batch };
         let taken = store.outbox_take(ask, now).await?;
         if taken.events.is_empty() {
             return Ok(Round { next_at: taken.next_at, ..Round::default() });
@@ -182,9 +185,9 @@ impl Relay {
     }
 
     /// Repeats the wish for events before it is forgotten.
-    async fn wish(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
+    async fn mode(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
         if now.ms_since(Timestamp::from_ms(self.wished_at.load(Ordering::Relaxed))) >= WISH_AGAIN_MS {
-            store.event_want(vec![self.config.want(now)], now).await?;
+            store.event_subscribe(vec![self.config.want(now)], now).await?;
             self.wished(now);
         }
         Ok(())
@@ -197,8 +200,8 @@ impl Relay {
     async fn publish(&self, taken: &OutboxTaken, began: Instant, now: Timestamp) -> Learned {
         let mut learned = Learned::default();
         let waves = match self.config.on_bad {
-            OnBad::Skip => vec![taken.events.iter().collect()],
-            OnBad::Park => waves(&taken.events),
+            OnRejected::Skip => vec![taken.events.iter().collect()],
+            OnRejected::Park => waves(&taken.events),
         };
         let mut held_back: HashSet<Uuid> = HashSet::new();
         for wave in waves {

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::PoolConfig;
-use crate::{EngineConfig, builtin::INHERITED, workers::Connected};
+use crate::{EngineConfig, builtin::INHERITED, workers::ConnectedWorker};
 
 /// Dropping it kills it.
 pub struct Process {
@@ -26,7 +26,7 @@ enum Order {
 impl Process {
     pub fn start(
         pool: &PoolConfig,
-        worker: &Connected,
+        worker: &ConnectedWorker,
         config: &EngineConfig,
         nudge: Arc<Notify>,
     ) -> std::io::Result<Process> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use faena_domain::{Ability, JobId, NodeId, Run, Step, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
-use faena_store::{Lane, LaneId, WorkerEntry, WorkerNews};
+use faena_store::{Lane, LaneId, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 use super::Refusal;
 use crate::{
     breaker::{Breaker, BreakerState},
-    held::Held,
+    in_flight::InFlightJob,
 };
 
 /// By which door a worker has come in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Door {
+pub enum Transport {
     WebSocket,
     Grpc,
     /// It calls now and then; between two calls nothing can be told to it.
@@ -32,13 +32,13 @@ pub enum Door {
     None,
 }
 
-impl Door {
+impl Transport {
     pub fn as_str(self) -> &'static str {
         match self {
-            Door::WebSocket => "websocket",
-            Door::Grpc => "grpc",
-            Door::Http => "http",
-            Door::None => "",
+            Transport::WebSocket => "websocket",
+            Transport::Grpc => "grpc",
+            Transport::Http => "http",
+            Transport::None => "",
         }
     }
 }
@@ -54,7 +54,7 @@ pub enum Order {
 
 /// A job on its way to a worker.
 pub struct Delivery {
-    pub held: Arc<Held>,
+    pub held: Arc<InFlightJob>,
     pub lane: Arc<Lane>,
     /// When it will be told to stop.
     pub deadline: Timestamp,
@@ -70,9 +70,9 @@ pub struct Ack {
 }
 
 /// What a worker is at the moment.
-pub(crate) struct Standing {
+pub(crate) struct WorkerStatus {
     pub state: WorkerState,
-    pub held: HashMap<JobId, Arc<Held>>,
+    pub held: HashMap<JobId, Arc<InFlightJob>>,
     /// Runs that are over for us, whose handler was told to stop and has not said that it did. They take a slot.
     pub stopping: HashMap<JobId, Stopping>,
     pub breaker: Breaker,
@@ -100,16 +100,16 @@ pub(crate) struct Stopping {
     pub complained: bool,
 }
 
-pub struct Connected {
-    card: Card,
+pub struct ConnectedWorker {
+    identity: WorkerIdentity,
     /// Cancelled when the connection shall end; the reason is beside it.
     pub closing: CancellationToken,
     close_reason: Mutex<Option<String>>,
-    pub(crate) standing: Mutex<Standing>,
+    pub(crate) standing: Mutex<WorkerStatus>,
     orders: Mutex<VecDeque<Order>>,
     /// Told when there is something in `orders`.
     ordered: Notify,
-    /// Door::Http: how many jobs it waits for at this moment.
+    /// Transport::Http: how many jobs it waits for at this moment.
     pub(crate) waits_for: AtomicUsize,
     serves: Mutex<HashMap<LaneId, bool>>,
 }
@@ -121,7 +121,7 @@ const ORDERS: usize = 20_000;
 const REMEMBERED_LANES: usize = 1_000;
 
 /// Who a connected worker is. That does not change while it is connected.
-pub struct Card {
+pub struct WorkerIdentity {
     /// This life of it.
     pub id: WorkerId,
     /// What it calls itself.
@@ -129,7 +129,7 @@ pub struct Card {
     pub kind: WorkerKind,
     /// Which connection of this life.
     pub session: i64,
-    pub door: Door,
+    pub transport: Transport,
     pub ability: Ability,
     pub concurrency: usize,
     /// It says itself when it starts a job.
@@ -139,24 +139,24 @@ pub struct Card {
     pub ephemeral: bool,
 }
 
-impl Deref for Connected {
-    type Target = Card;
+impl Deref for ConnectedWorker {
+    type Target = WorkerIdentity;
 
-    fn deref(&self) -> &Card {
-        &self.card
+    fn deref(&self) -> &WorkerIdentity {
+        &self.identity
     }
 }
 
-impl Card {
+impl WorkerIdentity {
     /// How it is written down when it comes in.
     pub fn entry(&self, name: Option<String>, node: NodeId) -> WorkerEntry {
-        let state = if self.door == Door::None { WorkerState::Creating } else { WorkerState::Ready };
+        let state = if self.transport == Transport::None { WorkerState::Creating } else { WorkerState::Ready };
         WorkerEntry {
             id: self.id,
             key: self.key.clone(),
             name,
             kind: self.kind,
-            door: self.door.as_str().into(),
+            transport: self.transport.as_str().into(),
             node,
             state,
             ability: self.ability.clone(),
@@ -167,15 +167,20 @@ impl Card {
     }
 }
 
-impl Connected {
-    pub(crate) fn new(card: Card, state: WorkerState, breaker: Breaker, now: Timestamp) -> Connected {
-        let last_job = card.ephemeral;
+impl ConnectedWorker {
+    pub(crate) fn new(
+        identity: WorkerIdentity,
+        state: WorkerState,
+        breaker: Breaker,
+        now: Timestamp,
+    ) -> ConnectedWorker {
+        let last_job = identity.ephemeral;
         let told_breaker = breaker.state(now);
-        Connected {
-            card,
+        ConnectedWorker {
+            identity,
             closing: CancellationToken::new(),
             close_reason: Mutex::new(None),
-            standing: Mutex::new(Standing {
+            standing: Mutex::new(WorkerStatus {
                 state,
                 held: HashMap::new(),
                 stopping: HashMap::new(),
@@ -283,15 +288,15 @@ impl Connected {
             return 0;
         }
         let free = self.concurrency.saturating_sub(standing.held.len() + standing.stopping.len());
-        let wanted = match self.door {
-            Door::Http => free.min(self.waits_for.load(Ordering::Acquire)),
+        let wanted = match self.transport {
+            Transport::Http => free.min(self.waits_for.load(Ordering::Acquire)),
             _ => free,
         };
         standing.breaker.room(wanted, now)
     }
 
     /// These jobs are in its hands from now on.
-    pub(crate) fn takes(&self, jobs: &[Arc<Held>], now: Timestamp) {
+    pub(crate) fn takes(&self, jobs: &[Arc<InFlightJob>], now: Timestamp) {
         let mut standing = self.standing.lock();
         standing.held.extend(jobs.iter().map(|held| (held.job.id, held.clone())));
         standing.breaker.sent(jobs.len(), now);
@@ -333,7 +338,7 @@ impl Connected {
         self.standing.lock().drain
     }
 
-    /// Door::Http: it waits for up to `count` jobs, until the guard is dropped.
+    /// Transport::Http: it waits for up to `count` jobs, until the guard is dropped.
     pub fn wait_for(self: &Arc<Self>, count: usize) -> Waiting {
         self.waits_for.fetch_add(count, Ordering::AcqRel);
         Waiting(self.clone(), count)
@@ -347,9 +352,10 @@ impl Connected {
 
     /// Up to `count` jobs that were sent to it and of which nothing was heard since, the oldest first: it says that it has room,
     /// so their delivery got lost.
-    pub fn unheard(&self, count: usize) -> Vec<Arc<Held>> {
+    pub fn unheard(&self, count: usize) -> Vec<Arc<InFlightJob>> {
         let standing = self.standing.lock();
-        let mut jobs: Vec<Arc<Held>> = standing.held.values().filter(|held| !held.was_heard_of()).cloned().collect();
+        let mut jobs: Vec<Arc<InFlightJob>> =
+            standing.held.values().filter(|held| !held.was_heard_of()).cloned().collect();
         jobs.sort_by_key(|held| (held.claimed_at, held.job.id));
         jobs.truncate(count);
         jobs
@@ -372,7 +378,7 @@ impl Connected {
 }
 
 /// See `Connected::wait_for`.
-pub struct Waiting(Arc<Connected>, usize);
+pub struct Waiting(Arc<ConnectedWorker>, usize);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -380,7 +386,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Standing {
+impl WorkerStatus {
     /// Goes on to `next`, if that is allowed; otherwise nothing happens.
     pub fn become_state(&mut self, next: WorkerState, reason: Option<&str>, now: Timestamp) {
         if self.state.can_transition_to(next) {
@@ -411,7 +417,13 @@ impl Standing {
     }
 
     /// What the store should hear, if there is anything. A life that is not interrupted is told about every `beat_ms`.
-    pub fn news(&mut self, worker: &Connected, grace_ms: i64, beat_ms: i64, now: Timestamp) -> Option<WorkerNews> {
+    pub fn news(
+        &mut self,
+        worker: &ConnectedWorker,
+        grace_ms: i64,
+        beat_ms: i64,
+        now: Timestamp,
+    ) -> Option<WorkerUpdate> {
         let breaker = self.breaker.state(now);
         let dirty = !self.changes.is_empty()
             || self.completed + self.failed > 0
@@ -424,7 +436,7 @@ impl Standing {
         self.told_away = self.away_since;
         self.told_breaker = breaker;
         self.told_seen_at = self.seen_at;
-        Some(WorkerNews {
+        Some(WorkerUpdate {
             id: worker.id,
             session: worker.session,
             changes: shorten(std::mem::take(&mut self.changes)),
@@ -442,7 +454,7 @@ impl Standing {
     }
 
     /// The store did not hear it after all.
-    pub fn unsaid(&mut self, news: WorkerNews) {
+    pub fn unsaid(&mut self, news: WorkerUpdate) {
         let mut changes = news.changes;
         changes.append(&mut self.changes);
         self.changes = changes;

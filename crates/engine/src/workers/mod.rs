@@ -5,9 +5,9 @@
 //! node, and has its jobs still. A session counts its connections; only the latest one is heard.
 
 mod connected;
-mod desk;
-mod door;
-pub(crate) mod keeper;
+mod report_handler;
+mod registration;
+pub(crate) mod status_writer;
 pub(crate) mod watch;
 
 use std::{
@@ -23,14 +23,14 @@ use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use connected::Card;
-pub use connected::{Ack, Connected, Delivery, Door, Order, Waiting};
-pub use desk::{Desk, Report, ReportKind};
-pub use door::{Connection, Registration};
+pub use connected::WorkerIdentity;
+pub use connected::{Ack, ConnectedWorker, Delivery, Order, Transport, Waiting};
+pub use registration::{Connection, Registration};
+pub use report_handler::{Report, ReportHandler, ReportKind};
 
 use crate::{
     breaker::BreakerState,
-    held::{Hands, Held},
+    in_flight::{InFlight, InFlightJob},
 };
 
 /// Why something that a worker says counts for nothing.
@@ -52,9 +52,9 @@ impl Refusal {
 
 /// Locks by name: whoever comes in under one name does so one after the other; others do not wait for it.
 #[derive(Default)]
-pub(crate) struct Turns([tokio::sync::Mutex<()>; 32]);
+pub(crate) struct KeyLocks([tokio::sync::Mutex<()>; 32]);
 
-impl Turns {
+impl KeyLocks {
     pub fn of(&self, key: &str) -> &tokio::sync::Mutex<()> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
@@ -64,7 +64,7 @@ impl Turns {
 
 #[derive(Default)]
 pub struct Workers {
-    by_id: RwLock<HashMap<WorkerId, Arc<Connected>>>,
+    by_id: RwLock<HashMap<WorkerId, Arc<ConnectedWorker>>>,
     /// Something about workers is to be written down, or has come nearer.
     pub(crate) news: Arc<Notify>,
     pub(crate) watch: Arc<Notify>,
@@ -75,7 +75,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    pub fn all(&self) -> Vec<Arc<Connected>> {
+    pub fn all(&self) -> Vec<Arc<ConnectedWorker>> {
         self.by_id.read().values().cloned().collect()
     }
 
@@ -83,28 +83,28 @@ impl Workers {
         self.by_id.read().len()
     }
 
-    pub fn find(&self, id: WorkerId) -> Option<Arc<Connected>> {
+    pub fn find(&self, id: WorkerId) -> Option<Arc<ConnectedWorker>> {
         self.by_id.read().get(&id).cloned()
     }
 
-    pub fn find_by_key(&self, key: &str) -> Option<Arc<Connected>> {
+    pub fn find_by_key(&self, key: &str) -> Option<Arc<ConnectedWorker>> {
         self.by_id.read().values().find(|worker| worker.key == key).cloned()
     }
 
-    pub(crate) fn put(&self, worker: Arc<Connected>) -> Option<Arc<Connected>> {
+    pub(crate) fn put(&self, worker: Arc<ConnectedWorker>) -> Option<Arc<ConnectedWorker>> {
         self.by_id.write().insert(worker.id, worker)
     }
 
     /// Takes a worker out, with what it had in hand: it has ended, or is connected elsewhere. Nothing is told about its jobs.
-    pub(crate) fn drop_worker(&self, worker: &Arc<Connected>, hands: &Hands) {
+    pub(crate) fn drop_worker(&self, worker: &Arc<ConnectedWorker>, in_flight: &InFlight) {
         let held = self.take_out(worker);
         for held in held {
-            hands.forget(&held);
+            in_flight.forget(&held);
             held.cancel.cancel();
         }
     }
 
-    fn take_out(&self, worker: &Arc<Connected>) -> Vec<Arc<Held>> {
+    fn take_out(&self, worker: &Arc<ConnectedWorker>) -> Vec<Arc<InFlightJob>> {
         {
             let mut by_id = self.by_id.write();
             // A worker that has come back in the meantime is somebody else's business.
@@ -124,15 +124,15 @@ impl Workers {
     }
 
     /// This node was taken for dead: its workers have to come in again.
-    pub(crate) fn drop_all(&self, hands: &Hands, reason: &str) {
+    pub(crate) fn drop_all(&self, in_flight: &InFlight, reason: &str) {
         for worker in self.all() {
             worker.close(reason);
-            self.drop_worker(&worker, hands);
+            self.drop_worker(&worker, in_flight);
         }
     }
 
     /// A job that was handed to this worker did not get through to it.
-    pub fn dispatch_failed(&self, worker: &Connected, now: Timestamp) {
+    pub fn dispatch_failed(&self, worker: &ConnectedWorker, now: Timestamp) {
         self.dispatch_failures.fetch_add(1, Ordering::Relaxed);
         let opened = {
             let mut standing = worker.standing.lock();

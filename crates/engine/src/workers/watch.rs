@@ -9,12 +9,12 @@ use std::sync::{Arc, atomic::Ordering};
 use faena_domain::{ErrorReason, Failure, NodeId, Timestamp, WorkerState};
 use faena_store::{NoteKind, RunNote, StoreError, WorkerEnd};
 
-use super::{Connected, Door, ReportKind, connected::Stopping};
+use super::{ConnectedWorker, ReportKind, Transport, connected::Stopping};
 use crate::{
     Engine, Round,
     config::ms,
     guardian::{ACTOR, Check},
-    held::Held,
+    in_flight::InFlightJob,
 };
 
 /// How long a handler may take to stop after it was told to.
@@ -41,7 +41,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         if let Some(reason) = lost(engine, &worker, &mut next, now) {
             let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
             engine.worker_ends(&worker, end, &reason, now).await?;
-            engine.acts.count(Check::Workers, 1);
+            engine.actions.count(Check::Workers, 1);
             handled += 1;
             continue;
         }
@@ -59,7 +59,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
 }
 
 /// Why a worker is given up, if it is.
-fn lost(engine: &Engine, worker: &Connected, next: &mut Next, now: Timestamp) -> Option<String> {
+fn lost(engine: &Engine, worker: &ConnectedWorker, next: &mut Next, now: Timestamp) -> Option<String> {
     let standing = worker.standing.lock();
     let config = &engine.config;
     if matches!(standing.state, WorkerState::Creating | WorkerState::Connecting) {
@@ -75,15 +75,15 @@ fn lost(engine: &Engine, worker: &Connected, next: &mut Next, now: Timestamp) ->
     due.then(|| format!("nothing was heard of it for {:?}", config.worker_silence))
 }
 
-fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Timestamp) -> usize {
-    let jobs: Vec<Arc<Held>> = worker.standing.lock().held.values().cloned().collect();
+fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut Next, now: Timestamp) -> usize {
+    let jobs: Vec<Arc<InFlightJob>> = worker.standing.lock().held.values().cloned().collect();
     let mut handled = 0;
     for held in jobs {
         if let Some(failure) = overdue(engine, worker, &held, next, now) {
             let waits_for_start = held.started_at().is_none();
             let reason = failure.message.clone();
             let run = held.job.run;
-            engine.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
+            engine.report_handler.end(worker, &held, ReportKind::Fail(failure), None, now);
             if waits_for_start {
                 engine.workers.dispatch_failed(worker, now);
             }
@@ -98,7 +98,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
                 "a job was taken from its worker: {reason}"
             );
             next.is_due(now.plus_ms(STOP_MS), now);
-            engine.acts.count(Check::Jobs, 1);
+            engine.actions.count(Check::Jobs, 1);
             handled += 1;
         }
     }
@@ -106,7 +106,13 @@ fn watch_jobs(engine: &Engine, worker: &Arc<Connected>, next: &mut Next, now: Ti
 }
 
 /// What is wrong with a job in a worker's hands, if its time is up.
-fn overdue(engine: &Engine, worker: &Connected, held: &Held, next: &mut Next, now: Timestamp) -> Option<Failure> {
+fn overdue(
+    engine: &Engine,
+    worker: &ConnectedWorker,
+    held: &InFlightJob,
+    next: &mut Next,
+    now: Timestamp,
+) -> Option<Failure> {
     let there = worker.standing.lock().state.is_operational() || worker.is_draining();
     if let Some(asked_at) = held.cancel_asked_at()
         && next.is_due(if there { asked_at.plus_ms(STOP_MS) } else { asked_at }, now)
@@ -129,7 +135,12 @@ fn overdue(engine: &Engine, worker: &Connected, held: &Held, next: &mut Next, no
 }
 
 /// Handlers that go on although they were told to stop are said by name, once.
-async fn complain(engine: &Engine, worker: &Connected, next: &mut Next, now: Timestamp) -> Result<(), StoreError> {
+async fn complain(
+    engine: &Engine,
+    worker: &ConnectedWorker,
+    next: &mut Next,
+    now: Timestamp,
+) -> Result<(), StoreError> {
     let mut deaf = Vec::new();
     {
         let mut standing = worker.standing.lock();
@@ -157,9 +168,9 @@ async fn complain(engine: &Engine, worker: &Connected, next: &mut Next, now: Tim
     Ok(())
 }
 
-impl Connected {
+impl ConnectedWorker {
     /// Whether its breaker has something against it.
     pub(crate) fn is_flapping(&self, now: Timestamp) -> bool {
-        self.door != Door::Http && self.breaker_state(now) != crate::breaker::BreakerState::Closed
+        self.transport != Transport::Http && self.breaker_state(now) != crate::breaker::BreakerState::Closed
     }
 }

@@ -7,11 +7,11 @@ use faena_engine::{
     Engine, EngineConfig,
     live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told},
 };
-use faena_store::{EventPlace, EventQuery, EventWant, OnBad, StoredEvent, Wish};
+use faena_store::{EventPosition, EventQuery, EventSubscription, OnRejected, StoredEvent, SubscriptionMode};
 
 use crate::world::{World, eventually, job, open_postgres, open_sqlite, submit};
 
-async fn watch(engine: &Arc<Engine>, from: Option<EventPlace>, filter: EventFilter) -> Subscription {
+async fn watch(engine: &Arc<Engine>, from: Option<EventPosition>, filter: EventFilter) -> Subscription {
     engine.live.subscribe(from, filter, Timestamp::now()).await.unwrap()
 }
 
@@ -42,7 +42,7 @@ async fn until(subscription: &mut Subscription, kind: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_who_watches_is_told_from_then_on() {
     let world = World::new().await;
-    assert!(!world.store.events_wanted(), "nobody watches, so nothing is written down");
+    assert!(!world.store.has_event_subscriptions(), "nobody watches, so nothing is written down");
     let mut watcher =
         watch(&world.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
     world.ends(job("noop", "{}"), JobState::Completed).await;
@@ -87,9 +87,9 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
 async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
     for (types, is_complete) in [("*", true), ("job.*", false)] {
         let world = World::new().await;
-        let wish = Wish::Queued(OnBad::Skip);
-        let sink = EventWant { name: "sink".into(), types: vec![types.into()], wish, until: Timestamp::MAX };
-        world.store.event_want(vec![sink], Timestamp::now()).await.unwrap();
+        let mode = SubscriptionMode::Queue(OnRejected::Skip);
+        let sink = EventSubscription { name: "sink".into(), types: vec![types.into()], mode, until: Timestamp::MAX };
+        world.store.event_subscribe(vec![sink], Timestamp::now()).await.unwrap();
         world.store.job_submit((0..300).map(|_| job("noop", "{}")).collect(), Timestamp::now()).await.unwrap();
         let stored = eventually("all have ended", async || {
             let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
@@ -228,7 +228,7 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
     for minute in (0..120).step_by(5) {
         engine.turn("live", minutes(minute)).await.unwrap();
         engine.turn("retention", minutes(minute)).await.unwrap();
-        assert!(engine.store.events_wanted(), "{minute} minutes, and somebody watches");
+        assert!(engine.store.has_event_subscriptions(), "{minute} minutes, and somebody watches");
     }
     drop(watcher);
     for minute in 120..250 {
@@ -236,11 +236,11 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
         engine.turn("retention", minutes(minute)).await.unwrap();
         let away = minute - 120;
         assert!(
-            engine.store.events_wanted() || away >= 55,
+            engine.store.has_event_subscriptions() || away >= 55,
             "whoever comes back within the hour misses nothing: {away}"
         );
     }
-    assert!(!engine.store.events_wanted(), "two hours later it costs nothing again");
+    assert!(!engine.store.has_event_subscriptions(), "two hours later it costs nothing again");
 }
 
 #[tokio::test(flavor = "multi_thread")]

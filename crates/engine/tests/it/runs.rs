@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, NewJob, NodeId, Priority, RetryOn, Run, Timestamp};
-use faena_engine::{CancelAnswer, EngineConfig};
-use faena_store::{ClaimAsk, Filter, NodeInfo, Owner, Page, Store, Tally};
+use faena_engine::{CancelResult, EngineConfig};
+use faena_store::{ClaimRequest, Filter, NodeInfo, Owner, Page, Store, Tally};
 
 use crate::world::{World, count, events, eventually, job, once, open_postgres, open_sqlite, reopened, submit};
 
@@ -150,9 +150,9 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
     world.job_is(blocker, JobState::Processing).await;
     let id = world.submit(job("sleep", r#"{"ms": 1}"#)).await;
     let answer = world.engine.cancel(id, "changed my mind", "test", Timestamp::now()).await.unwrap();
-    assert_eq!(answer, CancelAnswer::Cancelled);
+    assert_eq!(answer, CancelResult::Cancelled);
     let answer = world.engine.cancel(blocker, "cancelled by request", "test", Timestamp::now()).await.unwrap();
-    assert_eq!(answer, CancelAnswer::Cancelled);
+    assert_eq!(answer, CancelResult::Cancelled);
     world.ends(job("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
     for (id, reason, started) in [(id, "changed my mind", 0), (blocker, "cancelled by request", 1)] {
         let job = world.job(id).await;
@@ -241,7 +241,7 @@ async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
     let dead = NodeId::new();
     store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
     let lanes = store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect();
-    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 10, at_once: 10 };
+    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 10, at_once: 10 };
     let claim = store.job_claim(vec![ask], Timestamp::now()).await.unwrap().remove(0);
     assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
     claim.jobs[0].run
@@ -309,7 +309,7 @@ async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
 }
 
 async fn held(world: &World) -> i64 {
-    world.store.counts().await.unwrap().total(Tally::Held)
+    world.store.counts().await.unwrap().total(Tally::InFlight)
 }
 
 /// A server with one slot, in which a long job runs in the middle of many short ones.

@@ -9,9 +9,9 @@ use std::{collections::HashMap, sync::Arc};
 use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp, WebhookId};
 use faena_engine::{
     Engine, EngineConfig, Roles,
-    workers::{Connected, Door, Order, Registration, Report, ReportKind},
+    workers::{ConnectedWorker, Order, Registration, Report, ReportKind, Transport},
 };
-use faena_store::{ClaimAsk, Delivery, Owner, Store, WebhookAsk, WebhookNext, WebhookResult};
+use faena_store::{ClaimRequest, Delivery, Owner, Store, WebhookNext, WebhookResult, WebhookTakeRequest};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::world::{Place, open_postgres};
@@ -44,7 +44,7 @@ enum Mood {
 
 struct Worker {
     key: String,
-    connected: Arc<Connected>,
+    connected: Arc<ConnectedWorker>,
     server: usize,
     mood: Mood,
     seen_at: Timestamp,
@@ -164,7 +164,7 @@ impl Simulation {
             ..Registration::default()
         };
         let connection =
-            self.servers[server].engine.worker_connect(registration, Door::WebSocket, self.now).await.unwrap();
+            self.servers[server].engine.worker_connect(registration, Transport::WebSocket, self.now).await.unwrap();
         let worker =
             Worker { key, connected: connection.worker, server, mood: Mood::Good, seen_at: self.now, lost: None };
         match at {
@@ -251,7 +251,7 @@ impl Simulation {
             return;
         }
         let owner = Owner::Node(self.servers[at].engine.node_id());
-        let ask = ClaimAsk { owner, lanes, limit: 3, at_once: 3 };
+        let ask = ClaimRequest { owner, lanes, limit: 3, at_once: 3 };
         for job in self.store.job_claim(vec![ask], self.now).await.unwrap().remove(0).jobs {
             let hand_out = HandOut { holder: Holder::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
             self.out.insert((job.id, job.run), hand_out);
@@ -266,7 +266,7 @@ impl Simulation {
             for name in ["poller", "promoter", "dispatcher", "recorder", "reporter"] {
                 engine.turn(name, self.now).await.unwrap();
             }
-            engine.write_down(self.now).await.unwrap();
+            engine.persist(self.now).await.unwrap();
             let told = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
             if told || self.servers[at].guard_at <= self.now {
                 let mut round = engine.turn("guardian", self.now).await.unwrap();
@@ -327,7 +327,7 @@ impl Simulation {
             let engine = self.servers[self.workers[at].server].engine.clone();
             let connected = self.workers[at].connected.clone();
             let report = Report { job_id: id, run: Some(run), kind };
-            let (answer, _) = tokio::join!(engine.desk.take_one(&connected, report, self.now), async {
+            let (answer, _) = tokio::join!(engine.report_handler.take_one(&connected, report, self.now), async {
                 // The reporter's turn comes when there is something to report.
                 tokio::task::yield_now().await;
                 engine.turn("reporter", self.now).await.unwrap();
@@ -344,7 +344,7 @@ impl Simulation {
     /// Every living server takes what is due, and tells of some of what it sends how it went.
     async fn send_webhooks(&mut self) {
         for at in self.living() {
-            let ask = WebhookAsk {
+            let ask = WebhookTakeRequest {
                 node: self.servers[at].engine.node_id(),
                 limit: 50,
                 per_host: 50,
@@ -438,7 +438,7 @@ impl Simulation {
                 };
                 format!("seed {}, at {}, run {run} of {who}, started {}: {job:#?}", self.seed, self.now, out.started_at)
             };
-            if job.status.is_held() && job.run.is_none_or(|current| current == run) {
+            if job.status.is_in_flight() && job.run.is_none_or(|current| current == run) {
                 assert!(self.now <= latest, "an orphan was missed (latest {latest}): {}", context());
                 continue;
             }
@@ -513,9 +513,9 @@ impl Simulation {
                 started_at: Some(self.now),
                 at: self.now,
                 log: String::new(),
-                outcome: faena_store::Outcome::Completed { result: None },
+                outcome: faena_store::RunOutcome::Completed { result: None },
                 on_record: true,
-                closes_block: false,
+                closes_claim: false,
             };
             if self.store.job_end(vec![end], self.now).await.unwrap()[0] {
                 *self.completed.entry(id).or_default() += 1;

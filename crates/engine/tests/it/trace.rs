@@ -50,9 +50,9 @@ async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
     assert_eq!((started.run, &started.worker_id), (parent.run, &parent.worker_id));
     let ends = of(TraceKind::Event, child.id).iter().filter(|entry| entry.what == "job.failed").count();
     assert_eq!(ends, 2, "{:#?}", found.timeline);
-    let acts = of(TraceKind::Audit, child.id);
-    assert_eq!(acts.len(), 1);
-    assert_eq!((acts[0].what.as_str(), acts[0].actor.as_deref()), ("job.retry", Some("key:ops")));
+    let actions = of(TraceKind::Audit, child.id);
+    assert_eq!(actions.len(), 1);
+    assert_eq!((actions[0].what.as_str(), actions[0].actor.as_deref()), ("job.retry", Some("key:ops")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,7 @@ use axum::{
 };
 use faena_domain::{JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WebhookId, WebhookState, WebhookView};
 use faena_engine::{EngineConfig, WebhookConfig, Webhooks, address::AddressRule};
-use faena_store::{Store, WebhookAsk, WebhookFilter};
+use faena_store::{Store, WebhookFilter, WebhookTakeRequest};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
@@ -424,8 +424,14 @@ fn sender(config: WebhookConfig) -> Arc<Webhooks> {
 async fn what_a_dead_sender_had_in_its_hands_is_sent_by_another() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     let job = rounds.ended(receiver.url("/good")).await;
-    let dead =
-        WebhookAsk { node: NodeId::new(), limit: 10, per_host: 10, rooms: Vec::new(), allowed: 3, lease_ms: 40_000 };
+    let dead = WebhookTakeRequest {
+        node: NodeId::new(),
+        limit: 10,
+        per_host: 10,
+        rooms: Vec::new(),
+        allowed: 3,
+        lease_ms: 40_000,
+    };
     let taken = rounds.store.webhook_take(dead, rounds.start).await.unwrap();
     assert_eq!(taken.deliveries.len(), 1);
     let next_at = rounds.round(39_999).await;

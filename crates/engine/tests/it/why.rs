@@ -7,9 +7,9 @@ use faena_domain::{
 };
 use faena_engine::{
     EngineConfig, Roles,
-    workers::{Connected, Delivery, Door, Order, Registration, Report, ReportKind},
+    workers::{ConnectedWorker, Delivery, Order, Registration, Report, ReportKind, Transport},
 };
-use faena_store::{ClaimAsk, NodeInfo, Owner, QueuePatch};
+use faena_store::{ClaimRequest, NodeInfo, Owner, QueuePatch};
 
 use crate::world::{World, eventually, job, once, open_postgres};
 
@@ -20,17 +20,17 @@ fn without_worker() -> EngineConfig {
     EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() }
 }
 
-async fn connect(world: &World, key: &str, concurrency: u32) -> Arc<Connected> {
+async fn connect(world: &World, key: &str, concurrency: u32) -> Arc<ConnectedWorker> {
     let registration = Registration {
         worker_id: Some(key.into()),
         capabilities: vec![KIND.into()],
         concurrency: Some(concurrency),
         ..Registration::default()
     };
-    world.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await.unwrap().worker
+    world.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
-async fn next_delivery(worker: &Connected) -> Delivery {
+async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
         for order in worker.orders().await {
             if let Order::Job(delivery) = order {
@@ -40,9 +40,9 @@ async fn next_delivery(worker: &Connected) -> Delivery {
     }
 }
 
-async fn tell(world: &World, worker: &Arc<Connected>, id: JobId, kind: ReportKind) {
+async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
     let report = Report { job_id: id, run: None, kind };
-    world.engine.desk.take_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
+    world.engine.report_handler.take_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
 }
 
 async fn why(world: &World, id: JobId) -> Why {
@@ -270,7 +270,7 @@ async fn a_job_of_a_server_that_is_gone_says_so() {
     let dead = NodeId::new();
     world.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
     let lanes = world.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
-    let ask = ClaimAsk { owner: Owner::Node(dead), lanes, limit: 1, at_once: 1 };
+    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, at_once: 1 };
     world.store.job_claim(vec![ask], now).await.unwrap();
     assert_eq!(codes(&why_at(&world, id, now.plus_ms(50_000)).await), ["assigned"]);
     let silent = why_at(&world, id, now.plus_ms(59_000)).await;

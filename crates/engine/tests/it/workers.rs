@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use faena_domain::{ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
 use faena_engine::{
-    CancelAnswer, EngineConfig, PoolConfig,
+    CancelResult, EngineConfig, PoolConfig,
     breaker::BreakerState,
-    workers::{Connected, Delivery, Door, Order, Registration, Report, ReportKind},
+    workers::{ConnectedWorker, Delivery, Order, Registration, Report, ReportKind, Transport},
 };
 use faena_store::StoreError;
 
@@ -23,17 +23,17 @@ fn registration(key: &str) -> Registration {
     }
 }
 
-async fn connect(world: &World, registration: Registration) -> Arc<Connected> {
-    world.engine.worker_connect(registration, Door::WebSocket, Timestamp::now()).await.unwrap().worker
+async fn connect(world: &World, registration: Registration) -> Arc<ConnectedWorker> {
+    world.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
-/// Hands in a job and waits until it has arrived.
-async fn delivered(world: &World, worker: &Connected, job: NewJob) -> Delivery {
+/// InFlight in a job and waits until it has arrived.
+async fn delivered(world: &World, worker: &ConnectedWorker, job: NewJob) -> Delivery {
     world.submit(job).await;
     next_delivery(worker).await
 }
 
-async fn next_delivery(worker: &Connected) -> Delivery {
+async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
         for order in worker.orders().await {
             if let Order::Job(delivery) = order {
@@ -43,14 +43,20 @@ async fn next_delivery(worker: &Connected) -> Delivery {
     }
 }
 
-fn cancels(worker: &Connected) -> Vec<String> {
+fn cancels(worker: &ConnectedWorker) -> Vec<String> {
     let told = worker.take_orders().into_iter();
     told.filter_map(|order| if let Order::Cancel { reason, .. } = order { Some(reason) } else { None }).collect()
 }
 
-async fn tell(world: &World, worker: &Arc<Connected>, id: JobId, kind: ReportKind) -> Result<(), &'static str> {
+async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) -> Result<(), &'static str> {
     let report = Report { job_id: id, run: None, kind };
-    world.engine.desk.take_one(worker, report, Timestamp::now()).await.unwrap().map_err(|refusal| refusal.code)
+    world
+        .engine
+        .report_handler
+        .take_one(worker, report, Timestamp::now())
+        .await
+        .unwrap()
+        .map_err(|refusal| refusal.code)
 }
 
 async fn look(world: &World, now: Timestamp) -> usize {
@@ -94,7 +100,7 @@ async fn a_worker_whose_connection_broke_has_the_grace_time() {
     let cut_at = Timestamp::now();
     world.engine.worker_gone(&worker, false, cut_at).await;
     assert_eq!(look(&world, cut_at.plus_ms(9_999)).await, 0);
-    let back = world.engine.worker_connect(registration("cut"), Door::WebSocket, Timestamp::now()).await.unwrap();
+    let back = world.engine.worker_connect(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.id == worker.id);
     assert_eq!(look(&world, cut_at.plus_ms(10_000)).await, 0, "it is back");
     assert_eq!(tell(&world, &back.worker, first.job.id, ReportKind::Complete { result: None }).await, Ok(()));
@@ -172,7 +178,7 @@ async fn a_job_past_its_time_ends_at_once_and_its_slot_when_the_handler_stops() 
 
     let run = Some(held.job.run);
     let report = Report { job_id: held.job.id, run, kind: ReportKind::Complete { result: None } };
-    let answer = world.engine.desk.take_one(&worker, report, Timestamp::now()).await.unwrap();
+    let answer = world.engine.report_handler.take_one(&worker, report, Timestamp::now()).await.unwrap();
     assert_eq!(answer.unwrap_err().code, "STALE_RUN");
     assert_eq!(worker.free(), 2, "it has stopped");
 }
@@ -188,13 +194,13 @@ async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
         tell(&world, &worker, polite.job.id, ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
     };
     let (answer, ()) = tokio::join!(cancel, stop);
-    assert_eq!(answer.unwrap(), CancelAnswer::Cancelled);
+    assert_eq!(answer.unwrap(), CancelResult::Cancelled);
     let job = world.job(polite.job.id).await;
     assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
 
     let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
     let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
-    assert_eq!(answer, CancelAnswer::Asked { state: JobState::Processing });
+    assert_eq!(answer, CancelResult::Asked { state: JobState::Processing });
     for _ in 0..2 {
         let told: Vec<_> = worker.to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
         assert_eq!(told, [(stubborn.job.id, stubborn.job.run)], "one that calls is told with each call");
@@ -232,7 +238,7 @@ async fn a_worker_that_hands_everything_back_is_left_alone_for_a_while() {
 async fn the_name_of_a_built_in_worker_is_refused() {
     let world = World::new().await;
     let name = world.engine.worker_id().to_string();
-    let refused = world.engine.worker_connect(registration(&name), Door::Http, Timestamp::now()).await;
+    let refused = world.engine.worker_connect(registration(&name), Transport::Http, Timestamp::now()).await;
     assert!(matches!(refused, Err(StoreError::Invalid(faults)) if faults[0].path == "workerId"));
 }
 
@@ -262,7 +268,8 @@ async fn a_server_that_stops_leaves_jobs_in_their_workers_hands() {
     let world = world.restarted(EngineConfig::default()).await;
     assert!(worker.closing.is_cancelled(), "it is told to connect again");
     assert_eq!(world.job(held.job.id).await.worker_id.as_deref(), Some("patient"));
-    let back = world.engine.worker_connect(registration("patient"), Door::WebSocket, Timestamp::now()).await.unwrap();
+    let back =
+        world.engine.worker_connect(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed);
     assert_eq!(tell(&world, &back.worker, held.job.id, ReportKind::Complete { result: None }).await, Ok(()));
     let job = world.job_is(held.job.id, JobState::Completed).await;
@@ -304,7 +311,7 @@ async fn a_job_that_waits_for_its_process_is_cancelled_at_once_and_never_deliver
     let id = world.submit(NewJob::new(KIND)).await;
     world.job_is(id, JobState::Scheduled).await;
     let answer = world.engine.cancel(id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
-    assert_eq!(answer, CancelAnswer::Cancelled);
+    assert_eq!(answer, CancelResult::Cancelled);
     let job = world.job(id).await;
     assert_eq!((job.status, job.started_at), (JobState::Cancelled, None));
     let log: Vec<_> = job.execution_log.iter().map(|line| line.event.as_str()).collect();

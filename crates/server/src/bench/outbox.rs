@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
 use faena_domain::{NewJob, Timestamp};
 use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target, outbox::Spent};
-use faena_store::{EventWant, OnBad, Store, Wish};
+use faena_store::{EventSubscription, OnRejected, Store, SubscriptionMode};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind,
     options::{
@@ -70,8 +70,13 @@ async fn fill(url: &str, events: usize) -> Result<u64> {
     let store = submit::open(url).await?;
     let now = Timestamp::now();
     let until = now.plus_ms(24 * 3_600_000);
-    let want = EventWant { name: SINK.into(), types: vec!["*".into()], wish: Wish::Queued(OnBad::Skip), until };
-    store.event_want(vec![want], now).await?;
+    let want = EventSubscription {
+        name: SINK.into(),
+        types: vec!["*".into()],
+        mode: SubscriptionMode::Queue(OnRejected::Skip),
+        until,
+    };
+    store.event_subscribe(vec![want], now).await?;
     let mut left = events / 2;
     while left > 0 {
         let count = left.min(BATCH);
@@ -132,7 +137,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
 /// The relay alone: no worker takes the jobs.
 fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
-    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_bad: OnBad::Skip, target };
+    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_bad: OnRejected::Skip, target };
     EngineConfig {
         roles: Roles { api: false, engine: true, worker: false },
         outbox: OutboxConfig { sinks: vec![sink], ..OutboxConfig::default() },

@@ -1,6 +1,6 @@
 //! `[[queue]]` and `[[limit]]`: what holds for queues, and how much may run.
 
-use faena_domain::{Fairness, Fault, Limit, QueueRule, Rate, Scope};
+use faena_domain::{Fairness, FieldError, Limit, QueueRule, Rate, Scope};
 use faena_store::Configured;
 use serde::Deserialize;
 
@@ -108,7 +108,7 @@ fn numbers(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, Stri
         None => None,
     };
     let limit = Limit { concurrency, rate };
-    let mut faults: Vec<Fault> = Vec::new();
+    let mut faults: Vec<FieldError> = Vec::new();
     limit.check(&mut faults);
     match faults.first() {
         Some(fault) => Err(format!("{}: {}", fault.path, fault.message)),

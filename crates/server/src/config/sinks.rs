@@ -11,7 +11,7 @@ use faena_engine::{
     Secret, SinkConfig, Target,
     outbox::{LONGEST_TIMEOUT, WebhookSinkOptions},
 };
-use faena_store::OnBad;
+use faena_store::OnRejected;
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -168,8 +168,8 @@ fn check(entry: Entry) -> Result<SinkConfig, String> {
         return Err("types: must name up to 100 types like \"job.*\" of 1 to 255 characters".into());
     }
     let on_bad = match entry.on_bad.unwrap_or(Bad::Skip) {
-        Bad::Park => OnBad::Park,
-        Bad::Skip => OnBad::Skip,
+        Bad::Park => OnRejected::Park,
+        Bad::Skip => OnRejected::Skip,
     };
     Ok(SinkConfig { name: entry.name.clone(), types, on_bad, target: target(&entry)? })
 }
@@ -316,7 +316,7 @@ pub fn describe(sink: &SinkConfig) -> String {
         Target::Webhook(options) => format!("webhook {options}"),
         Target::File(options) => format!("file {}", options.path.display()),
     };
-    let on_bad = if sink.on_bad == OnBad::Park { ", parks" } else { "" };
+    let on_bad = if sink.on_bad == OnRejected::Park { ", parks" } else { "" };
     format!("{target}, types {}{on_bad}", sink.types.join(","))
 }
 

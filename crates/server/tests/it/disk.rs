@@ -78,7 +78,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Hands in jobs until one is refused for lack of space; the ids of those that were taken.
+/// InFlight in jobs until one is refused for lack of space; the ids of those that were taken.
 async fn submit_until_refused(faena: &Faena) -> BTreeSet<String> {
     let mut taken = BTreeSet::new();
     let payload = "y".repeat(20_000);

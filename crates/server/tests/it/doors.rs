@@ -489,8 +489,8 @@ macro_rules! stories {
         stories!(@on sdk Sdk, Sqlite: $($story)*);
         stories!(@on websocket_postgres Frames<WebSocket>, Postgres: $($story)*);
     };
-    (@on $door:ident $hand:ty, $engine:ident: $($story:ident)*) => {
-        mod $door {
+    (@on $transport:ident $hand:ty, $engine:ident: $($story:ident)*) => {
+        mod $transport {
             use super::*;
             $(
                 #[tokio::test(flavor = "multi_thread")]

@@ -30,7 +30,7 @@ impl Drop for Program {
     }
 }
 
-async fn greets_refuses_and_stops(program: &str, script: &str, door: &str) {
+async fn greets_refuses_and_stops(program: &str, script: &str, transport: &str) {
     let folder = tempfile::tempdir().unwrap();
     let faena =
         Faena::start(folder.path(), &[("FAENA_WORKER_HEARTBEAT", "500ms"), ("FAENA_WORKER_SILENCE", "3s")]).await;
@@ -50,7 +50,7 @@ async fn greets_refuses_and_stops(program: &str, script: &str, door: &str) {
         list["workers"].as_array().unwrap().iter().find(|worker| worker["kind"] == "remote").cloned()
     })
     .await;
-    assert_eq!((there["door"].as_str(), &there["capabilities"]), (Some(door), &json!(["greet"])), "{there:#}");
+    assert_eq!((there["door"].as_str(), &there["capabilities"]), (Some(transport), &json!(["greet"])), "{there:#}");
     let done = faena.job_is(&good, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["result"], json!({"greeting": "Hello, Ada \"ñ\" 日本"}));
@@ -97,8 +97,8 @@ async fn the_python_worker_over_the_websocket_greets_refuses_and_stops() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_node_worker_greets_refuses_and_stops() {
     let has_websocket = Command::new("node").args(["-p", "typeof WebSocket"]).output().expect("node is needed");
-    let door = if has_websocket.stdout.starts_with(b"function") { "websocket" } else { "http" };
-    greets_refuses_and_stops("node", "node/worker.mjs", door).await;
+    let transport = if has_websocket.stdout.starts_with(b"function") { "websocket" } else { "http" };
+    greets_refuses_and_stops("node", "node/worker.mjs", transport).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

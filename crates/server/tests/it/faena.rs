@@ -129,7 +129,7 @@ impl Faena {
         (answer.status(), answer.json().await.unwrap())
     }
 
-    /// Hands in one job and answers with its id.
+    /// InFlight in one job and answers with its id.
     pub async fn submit(&self, body: Value) -> String {
         let (status, answer) = self.post("/api/v1/jobs", body).await;
         assert_eq!(status, StatusCode::CREATED, "{answer}");

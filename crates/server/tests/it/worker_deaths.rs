@@ -23,7 +23,7 @@ use crate::{
     load::{Random, assert_all_completed_once},
 };
 
-/// Hands in `count` jobs that take a random time, and answers with their ids.
+/// InFlight in `count` jobs that take a random time, and answers with their ids.
 async fn submit_sleepers(
     faena: &Faena,
     count: u64,

@@ -104,7 +104,7 @@ pub async fn cancel_in(
     if state.is_terminal() {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
     }
-    if state.is_held() {
+    if state.is_in_flight() {
         client
             .execute(
                 "INSERT INTO faena.cancel (id, reason, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
@@ -349,7 +349,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
 
 pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
     let found = find(client, id).await?;
-    if found.state.is_held() {
+    if found.state.is_in_flight() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
     }
     if !found.state.is_terminal() {

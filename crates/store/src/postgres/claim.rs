@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::{Shared, limited};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
+    ClaimRequest, ClaimResult, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
     admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
@@ -172,9 +172,9 @@ const MOST_TOGETHER: usize = 256;
 ///
 /// What the first ones were handed is theirs, so a failure further on leaves the others empty-handed and is not told: they
 /// ask again.
-pub async fn claim(shared: &Shared, asks: &[ClaimAsk], now: Timestamp) -> Result<Vec<Claim>> {
-    let mut claims: Vec<Claim> = Vec::new();
-    claims.resize_with(asks.len(), Claim::default);
+pub async fn claim(shared: &Shared, asks: &[ClaimRequest], now: Timestamp) -> Result<Vec<ClaimResult>> {
+    let mut claims: Vec<ClaimResult> = Vec::new();
+    claims.resize_with(asks.len(), ClaimResult::default);
     let mut empty: HashSet<LaneId> = HashSet::new();
     let mut together = FIRST_TOGETHER;
     let mut next = 0;
@@ -237,7 +237,7 @@ impl Group {
     fn gather(
         shared: &Shared,
         rules: &Rules,
-        asks: &[ClaimAsk],
+        asks: &[ClaimRequest],
         from: usize,
         together: usize,
         empty: &HashSet<LaneId>,
@@ -272,7 +272,12 @@ impl Group {
     }
 }
 
-async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Timestamp) -> Result<Vec<Claim>> {
+async fn claim_group(
+    shared: &Shared,
+    asks: &[ClaimRequest],
+    group: &Group,
+    now: Timestamp,
+) -> Result<Vec<ClaimResult>> {
     let client = shared.client().await?;
     let portions: Vec<Portion> = match group.asks.as_slice() {
         [(at, lanes)] if lanes.len() > 1 => {
@@ -292,7 +297,7 @@ async fn claim_group(shared: &Shared, asks: &[ClaimAsk], group: &Group, now: Tim
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
         let refused = jobs.is_empty() && !may_claim(&client, owner).await?;
         let jobs = if several_lanes { in_order(shared, jobs) } else { jobs };
-        claims.push(Claim { jobs, refused, ..Claim::default() });
+        claims.push(ClaimResult { jobs, refused, ..ClaimResult::default() });
     }
     client.keep(Ok(claims))
 }

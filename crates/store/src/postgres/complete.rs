@@ -11,7 +11,7 @@ use super::{
     Lease,
     end::{Work, ended, key, small},
 };
-use crate::{LaneId, Outcome, Result, RunEnd, lanes::LaneCache};
+use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache};
 
 /// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
 pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec<&'a RunEnd>> {
@@ -20,7 +20,7 @@ pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec
     for work in works {
         let Work::Ends(list) = work else { return None };
         for end in list {
-            let plain = matches!(end.outcome, Outcome::Completed { .. }) && !end.on_record;
+            let plain = matches!(end.outcome, RunOutcome::Completed { .. }) && !end.on_record;
             if !plain || !seen.insert(end.id) {
                 return None;
             }
@@ -40,7 +40,7 @@ pub async fn complete(
     ends: &[&RunEnd],
 ) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
     let columns = DoneColumns::of(ends.iter().copied());
-    let closed: Vec<Run> = ends.iter().filter(|end| end.closes_block).map(|end| end.run).collect();
+    let closed: Vec<Run> = ends.iter().filter(|end| end.closes_claim).map(|end| end.run).collect();
     let put = client
         .prepare_cached(
             "WITH put AS (
@@ -119,7 +119,7 @@ impl<'a> DoneColumns<'a> {
             results: ends
                 .clone()
                 .map(|end| match &end.outcome {
-                    Outcome::Completed { result } => result.as_deref(),
+                    RunOutcome::Completed { result } => result.as_deref(),
                     _ => None,
                 })
                 .collect(),

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{Postgres, Shared, audit, connect, due};
 use crate::{
-    AuditEntry, Patience, Result, Store, StoreError,
+    AuditEntry, GracePeriods, Result, Store, StoreError,
     doctor::{
         Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema,
         nothing_there, steps,
@@ -207,7 +207,7 @@ impl Postgres {
         code: &'static str,
         fix: Fix,
         found: u64,
-        patience: Patience,
+        grace_periods: GracePeriods,
         now: Timestamp,
     ) -> Result<u64> {
         match fix {
@@ -215,7 +215,7 @@ impl Postgres {
             Fix::Recover => {
                 let mut count = 0;
                 loop {
-                    let freed = self.node_recover(patience, now).await?;
+                    let freed = self.node_recover(grace_periods, now).await?;
                     let some = freed.orphaned + freed.returned + freed.nodes;
                     count += some as u64;
                     if some == 0 {

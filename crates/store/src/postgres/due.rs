@@ -16,14 +16,14 @@ use super::{
     webhooks,
 };
 use crate::{
-    Due, LaneId, Leave, Result, Retention, Signal, StoreError, Tally,
+    DueResult, LaneId, Leave, Result, Retention, Signal, StoreError, Tally,
     plan::{Deltas, Taken, next_look_at, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
 
-pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due> {
+pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<DueResult> {
     let promoted = promote_due(shared, limit, now).await?;
-    let mut due = Due { promoted, more: promoted == limit, ..Due::default() };
+    let mut due = DueResult { promoted, more: promoted == limit, ..DueResult::default() };
     look_at_parents(shared, limit, now, &mut due).await?;
     let client = shared.client().await?;
     let next = read::next_due_at(&client).await;
@@ -84,10 +84,10 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
     Ok(count)
 }
 
-pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due> {
+pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<DueResult> {
     let next_at = next_expiry_at(shared).await?;
     if next_at.is_none_or(|at| at > now) {
-        return Ok(Due { next_at, ..Due::default() });
+        return Ok(DueResult { next_at, ..DueResult::default() });
     }
     let client = shared.begin().await?;
     let result = expire_in(&client, shared.own_shard(), limit, now).await;
@@ -97,7 +97,7 @@ pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due
         family::tell_children(shared, &expired, now).await?;
     }
     let next_at = next_expiry_at(shared).await?;
-    Ok(Due { expired: expired.len(), more: seen == limit, next_at, ..Due::default() })
+    Ok(DueResult { expired: expired.len(), more: seen == limit, next_at, ..DueResult::default() })
 }
 
 async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
@@ -127,7 +127,7 @@ async fn expire_in(
     let mut expired = Vec::new();
     for row in &rows {
         let (at, id): (i64, JobId) = (row.get(0), JobId(row.get(1)));
-        let Some(state) = states.get(&id).copied().filter(|state| !state.is_held() && !state.is_terminal()) else {
+        let Some(state) = states.get(&id).copied().filter(|state| !state.is_in_flight() && !state.is_terminal()) else {
             continue;
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
@@ -211,7 +211,7 @@ async fn give_up_in(
 }
 
 /// Jobs that wait for parents and were not told look for themselves.
-async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut Due) -> Result<()> {
+async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut DueResult) -> Result<()> {
     let client = shared.begin().await?;
     let result = async {
         let rows = client
@@ -397,7 +397,7 @@ async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
     let states = read::states_of(client, &ids).await?;
     let heard: Vec<Uuid> =
-        ids.iter().filter(|id| !states.get(id).is_some_and(|state| state.is_held())).map(|id| id.0).collect();
+        ids.iter().filter(|id| !states.get(id).is_some_and(|state| state.is_in_flight())).map(|id| id.0).collect();
     if !heard.is_empty() {
         client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&heard]).await?;
     }

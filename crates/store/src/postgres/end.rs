@@ -21,7 +21,7 @@ use super::{
     submit::put_lines,
 };
 use crate::{
-    LaneId, Leave, Outcome, Result, RunEnd, RunNote, Signal, StoreError, Tally,
+    LaneId, Leave, Result, RunEnd, RunNote, RunOutcome, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::{Deltas, key_number},
     types::{CANCELLED, FAILED, RETRYING, state_code},
@@ -159,7 +159,7 @@ async fn write(
                 for end in list.iter().filter(|end| held.contains_key(&end.run)) {
                     // Of several ends of one run the first counts.
                     ends.entry(key(end)).or_insert(end);
-                    if end.closes_block {
+                    if end.closes_claim {
                         closed.push(end.run);
                     }
                 }
@@ -202,7 +202,7 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
     }
     let mut deltas = Deltas::default();
     let (completed, mut others): (Vec<RunEnd>, Vec<RunEnd>) =
-        ends.into_iter().partition(|end| matches!(end.outcome, Outcome::Completed { .. }));
+        ends.into_iter().partition(|end| matches!(end.outcome, RunOutcome::Completed { .. }));
     let mut records = Vec::new();
     effects.written = put_done(client, &completed, since, &mut deltas).await?;
     for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
@@ -252,7 +252,7 @@ async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result
 async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     let returning: Vec<Uuid> = ends
         .iter()
-        .filter(|end| matches!(end.outcome, Outcome::Retry { .. } | Outcome::HandedBack))
+        .filter(|end| matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack))
         .map(|end| end.id.0)
         .collect();
     if returning.is_empty() {
@@ -261,11 +261,11 @@ async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     let rows = client.query("SELECT id, reason FROM faena.cancel WHERE id = ANY($1)", &[&returning]).await?;
     let asked: HashMap<Uuid, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     for end in ends {
-        if matches!(end.outcome, Outcome::Retry { .. } | Outcome::HandedBack)
+        if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack)
             && let Some(cause) = asked.get(&end.id.0)
         {
             LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
-            end.outcome = Outcome::Cancelled { cause: cause.clone() };
+            end.outcome = RunOutcome::Cancelled { cause: cause.clone() };
         }
     }
     Ok(())
@@ -299,7 +299,7 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     parameters.push(&until);
     let rows = client.query(&statement, &parameters).await?;
     for row in &rows {
-        deltas.moved(row.get(0), Tally::Held, Tally::Completed, 1);
+        deltas.moved(row.get(0), Tally::InFlight, Tally::Completed, 1);
     }
     Ok(rows.iter().map(|row| (row.get(1), row.get(2))).collect())
 }
@@ -312,7 +312,7 @@ async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effec
     client.execute("UPDATE faena.block SET strict = true WHERE run = ANY($1) AND NOT strict", &[&runs]).await?;
     put_rows(client, &over, true).await?;
     for end in over {
-        deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
+        deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
         effects.written.insert(key(end));
         effects.finished.push(end.id.0);
     }
@@ -321,9 +321,9 @@ async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effec
     let mut ready = Line::default();
     for end in back {
         effects.written.insert(key(end));
-        deltas.moved(end.lane, Tally::Held, Tally::of(end.outcome.state()), 1);
+        deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
         match &end.outcome {
-            Outcome::Retry { due_at, .. } => waiting.push(end.lane, end.id, *due_at, end.retry_count + 1),
+            RunOutcome::Retry { due_at, .. } => waiting.push(end.lane, end.id, *due_at, end.retry_count + 1),
             _ => {
                 ready.push(end.lane, end.id, end.ready_at, end.retry_count);
                 effects.ready.push((end.lane, end.ready_at.as_ms()));
@@ -423,10 +423,10 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
     let (errors, reasons): (Vec<Option<Cow<str>>>, Vec<Option<&str>>) = ends
         .iter()
         .map(|end| match &end.outcome {
-            Outcome::Failed { error, reason } | Outcome::Retry { error, reason, .. } => {
+            RunOutcome::Failed { error, reason } | RunOutcome::Retry { error, reason, .. } => {
                 (Some(storable(error)), Some(reason.as_str()))
             }
-            Outcome::Cancelled { cause } => (Some(storable(cause)), Some("cancelled")),
+            RunOutcome::Cancelled { cause } => (Some(storable(cause)), Some("cancelled")),
             _ => (None, None),
         })
         .unzip();

@@ -8,11 +8,11 @@ use tokio_postgres::Row;
 
 use super::{Shared, end::storable};
 use crate::{
-    EventPlace, EventQuery, EventSpan, EventWant, PARTITIONS, Result, StoredEvent,
-    events::{COLUMNS, INBOX_KEPT_MS, Wish},
+    EventPosition, EventQuery, EventRange, EventSubscription, PARTITIONS, Result, StoredEvent,
+    events::{COLUMNS, INBOX_KEPT_MS, SubscriptionMode},
 };
 
-pub async fn want(shared: &Shared, wants: &[EventWant], now: Timestamp) -> Result<()> {
+pub async fn want(shared: &Shared, wants: &[EventSubscription], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let result = want_in(&client, wants, now).await;
     let wanted = client.end(result).await?;
@@ -20,7 +20,7 @@ pub async fn want(shared: &Shared, wants: &[EventWant], now: Timestamp) -> Resul
     Ok(())
 }
 
-async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result<bool> {
+async fn want_in(client: &Object, wants: &[EventSubscription], now: Timestamp) -> Result<bool> {
     alone(client).await?;
     for want in wants {
         let row = client
@@ -29,7 +29,7 @@ async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park,
                      until = greatest(s.until, excluded.until)
                  RETURNING id",
-                &[&storable(&want.name), &want.wish.is_queued(), &want.wish.parks(), &want.until.as_ms()],
+                &[&storable(&want.name), &want.mode.is_queued(), &want.mode.parks(), &want.until.as_ms()],
             )
             .await?;
         let id: i16 = row.get(0);
@@ -42,7 +42,7 @@ async fn want_in(client: &Object, wants: &[EventWant], now: Timestamp) -> Result
             .await?;
         let patterns: Vec<String> = want.types.iter().map(|kind| like(kind)).collect();
         // Of what is only kept, everybody's types add up: several watch under one name.
-        if let Wish::Queued(_) = want.wish {
+        if let SubscriptionMode::Queue(_) = want.mode {
             client
                 .execute("DELETE FROM faena.sink_pattern WHERE sink = $1 AND NOT pattern = ANY($2)", &[&id, &patterns])
                 .await?;
@@ -168,7 +168,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
             &[&before.as_ms(), &limit],
         )
         .await?;
-    let (removed, last): (i64, Option<EventPlace>) = (removed.get(0), removed.get(1));
+    let (removed, last): (i64, Option<EventPosition>) = (removed.get(0), removed.get(1));
     if let Some(last) = last {
         client.execute("UPDATE faena.sink SET since = greatest(since, $1)", &[&last]).await?;
     }
@@ -215,24 +215,18 @@ async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Ve
 }
 
 /// Up to here everything has been committed or never will be.
-async fn settled(client: &Object) -> Result<EventPlace> {
+async fn settled(client: &Object) -> Result<EventPosition> {
     let statement = client.prepare_cached("SELECT faena.settled_events()").await?;
     Ok(client.query_one(&statement, &[]).await?.get(0))
 }
 
-pub async fn end(shared: &Shared) -> Result<EventPlace> {
+pub async fn end(shared: &Shared) -> Result<EventPosition> {
     let client = shared.client().await?;
     let end = settled(&client).await;
     client.keep(end)
 }
 
-pub async fn first(shared: &Shared) -> Result<Option<EventPlace>> {
-    let client = shared.client().await?;
-    let row = client.query_one("SELECT min(position) FROM faena.event", &[]).await.map_err(crate::StoreError::from);
-    Ok(client.keep(row)?.get(0))
-}
-
-pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventSpan>> {
+pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
     let client = shared.client().await?;
     // Who else wants everything has had it written down since then.
     let sql = "SELECT least(since, (SELECT min(o.since) FROM faena.sink o JOIN faena.sink_pattern p ON p.sink = o.id
@@ -241,7 +235,7 @@ pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventSpan>> {
                FROM faena.sink WHERE name = $1";
     let row = client.query_opt(sql, &[&storable(name)]).await;
     let row = client.keep(row.map_err(crate::StoreError::from))?;
-    Ok(row.map(|row| EventSpan { after: row.get(0), last: row.get(1) }))
+    Ok(row.map(|row| EventRange { after: row.get(0), last: row.get(1) }))
 }
 
 pub fn row(row: &Row) -> StoredEvent {

@@ -156,7 +156,7 @@ async fn free_block(
             freed.finished.push(job.id);
         }
         records.push((job.id.0, if finished { Leave::Over } else { Leave::Back }));
-        deltas.moved(job.lane, Tally::Held, tally, 1);
+        deltas.moved(job.lane, Tally::InFlight, tally, 1);
         freed.left.push(job.lane);
     }
     attempts.put(client, "attempt").await?;

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{Shared, audit, change, family, read};
 use crate::{
-    LaneId, LetterStats, Result, Signal, StoreError,
+    DeadLetterStats, LaneId, Result, Signal, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
     lists::{self, Ask, Letters, Scan},
@@ -79,14 +79,14 @@ pub async fn search(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId)
     Ok(ask.letters(scans.collect(), per_lane))
 }
 
-pub async fn stats(shared: &Shared) -> Result<LetterStats> {
+pub async fn stats(shared: &Shared) -> Result<DeadLetterStats> {
     let client = shared.client().await?;
     client.batch_execute(read::BEGIN_READ).await?;
     let stats = stats_in(&client).await;
     client.end(stats).await
 }
 
-async fn stats_in(client: &Object) -> Result<LetterStats> {
+async fn stats_in(client: &Object) -> Result<DeadLetterStats> {
     let lanes = lists::failing(&read::counts_in(client).await?);
     let first = |order: &str| {
         format!(
@@ -95,7 +95,7 @@ async fn stats_in(client: &Object) -> Result<LetterStats> {
                  WHERE lane = l.lane AND state = {FAILED} ORDER BY id {order} LIMIT $2) x"
         )
     };
-    let mut stats = LetterStats::default();
+    let mut stats = DeadLetterStats::default();
     let rows = client.query(&first("DESC"), &[&lanes, &(lists::per_lane(lanes.len()) as i64)]).await?;
     stats.tell(rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect());
     let rows = client.query(&first("ASC"), &[&lanes, &1_i64]).await?;

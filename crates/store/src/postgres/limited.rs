@@ -21,7 +21,7 @@ use super::{
     rules,
 };
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
+    ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
     admit::{self, Admission, BUSY_MS, OpenLine, Ruled, Wanted},
     assemble::parse_options,
     gates::{Gate, Gates},
@@ -104,13 +104,13 @@ struct Served {
 
 pub async fn claim(
     shared: &Shared,
-    asks: &[ClaimAsk],
+    asks: &[ClaimRequest],
     group: &Group,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Vec<Ruled>> {
-    let mut open: Vec<ClaimAsk> =
-        group.asks.iter().map(|(at, lanes)| ClaimAsk { lanes: lanes.clone(), ..asks[*at].clone() }).collect();
+    let mut open: Vec<ClaimRequest> =
+        group.asks.iter().map(|(at, lanes)| ClaimRequest { lanes: lanes.clone(), ..asks[*at].clone() }).collect();
     let mut claims: Vec<Ruled> = Vec::new();
     claims.resize_with(open.len(), Ruled::default);
     for _ in 0..ROUNDS {
@@ -137,19 +137,28 @@ pub async fn claim(
     Ok(claims)
 }
 
-async fn serve(shared: &Shared, asks: &[ClaimAsk], rules: &Rules, now: Timestamp) -> Result<Served> {
+async fn serve(shared: &Shared, asks: &[ClaimRequest], rules: &Rules, now: Timestamp) -> Result<Served> {
     let client = shared.client().await?;
     let result = serve_in(shared, &client, asks, rules, now).await;
     client.end(result).await
 }
 
-async fn serve_in(shared: &Shared, client: &Lease, asks: &[ClaimAsk], rules: &Rules, now: Timestamp) -> Result<Served> {
+async fn serve_in(
+    shared: &Shared,
+    client: &Lease,
+    asks: &[ClaimRequest],
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Served> {
     let lanes = admit::distinct(asks.iter().flat_map(|ask| ask.lanes.iter().copied()));
     let lanes: Vec<Lane> = lanes.into_iter().filter_map(|lane| shared.lanes.get(lane)).collect();
     let (mut gates, living) = begin(client, asks, &lanes, rules, now).await?;
     let keyed = lanes.iter().any(|lane| lane.keyed);
     if keyed && !living {
-        return Ok(Served { claims: vec![Claim { refused: true, ..Claim::default() }.into()], more: false });
+        return Ok(Served {
+            claims: vec![ClaimResult { refused: true, ..ClaimResult::default() }.into()],
+            more: false,
+        });
     }
     let served = match asks {
         [ask] if keyed || lanes.len() > 1 => serve_one(shared, client, ask, lanes, &mut gates, rules, now).await?,
@@ -162,7 +171,7 @@ async fn serve_in(shared: &Shared, client: &Lease, asks: &[ClaimAsk], rules: &Ru
 /// Begins the transaction: locks the worker (if there is one) and the limits, then counts what is in hands.
 async fn begin(
     client: &Object,
-    asks: &[ClaimAsk],
+    asks: &[ClaimRequest],
     lanes: &[Lane],
     rules: &Rules,
     now: Timestamp,
@@ -171,7 +180,7 @@ async fn begin(
     let numbers: Vec<i16> = scopes.iter().map(|scope| scope.parts().0).collect();
     let names: Vec<&str> = scopes.iter().map(|scope| scope.parts().1).collect();
     let owner = match asks {
-        [ClaimAsk { owner: Owner::Worker { id, session }, .. }] => Some((id.0, *session)),
+        [ClaimRequest { owner: Owner::Worker { id, session }, .. }] => Some((id.0, *session)),
         _ => None,
     };
     let (id, session) = owner.unwrap_or_default();
@@ -205,7 +214,7 @@ async fn begin(
 async fn serve_singles(
     shared: &Shared,
     client: &Object,
-    asks: &[ClaimAsk],
+    asks: &[ClaimRequest],
     gates: &mut Gates,
     now: Timestamp,
 ) -> Result<Served> {
@@ -228,14 +237,14 @@ async fn serve_singles(
     } else {
         take(shared, client, &owners, asked, Frame::Inside, now).await?
     };
-    let mut claims: Vec<Claim> = Vec::with_capacity(asks.len());
+    let mut claims: Vec<ClaimResult> = Vec::with_capacity(asks.len());
     for (ask, jobs) in asks.iter().zip(&mut jobs) {
         for job in jobs.iter_mut() {
             job.limited = gates.waited(job.lane, job.ready_at);
         }
         let jobs = std::mem::take(jobs);
         let refused = jobs.is_empty() && !may_claim(client, ask.owner).await?;
-        claims.push(Claim { jobs, refused, ..Claim::default() });
+        claims.push(ClaimResult { jobs, refused, ..ClaimResult::default() });
     }
     for Portion { ask, lane, quota } in portions {
         gates.give_back(lane, quota - claims[ask].jobs.len().min(quota));
@@ -253,7 +262,7 @@ async fn serve_singles(
 async fn serve_one(
     shared: &Shared,
     client: &Object,
-    ask: &ClaimAsk,
+    ask: &ClaimRequest,
     lanes: Vec<Lane>,
     gates: &mut Gates,
     rules: &Rules,
@@ -280,7 +289,7 @@ async fn serve_one(
     }
     let limited: Vec<Limited> = admission.limited();
     let refused = jobs.is_empty() && !may_claim(client, ask.owner).await?;
-    let ruled = Ruled { claim: Claim { jobs, refused, limited }, for_others: admission.for_others() };
+    let ruled = Ruled { claim: ClaimResult { jobs, refused, limited }, for_others: admission.for_others() };
     Ok(Served { claims: vec![ruled], more })
 }
 

@@ -53,13 +53,14 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
-    Due, EventPlace, EventQuery, EventSpan, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId,
-    LetterStats, NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch,
-    Recovered, Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter,
-    SchedulePage, Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted,
-    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding, admit::Turns, lanes::LaneCache, rules::RuleCache,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, ClaimRequest, ClaimResult, Configured, Counts, DeadEvent,
+    DeadFilter, DeadLetterStats, DueResult, EventPosition, EventQuery, EventRange, EventSubscription, Filter, Fired,
+    GracePeriods, JobIdPage, JobPage, JobPatch, JobPosition, Lane, LaneId, NewBulk, NodeInfo, OutboxResult,
+    OutboxTakeRequest, OutboxTaken, Page, Partition, Poll, QueuePatch, Recovered, Republish, Result, Retention, RunEnd,
+    RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, SinkView, Store, StoreError,
+    StoreOptions, StoredEvent, StoredLimit, Submitted, SweepResult, WebhookFilter, WebhookResult, WebhookTakeRequest,
+    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult, admit::Turns,
+    lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -260,7 +261,7 @@ impl Store for Postgres {
         self.submits.call(|answer| submit::Call { jobs, now, answer }).await
     }
 
-    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+    async fn job_claim(&self, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
         claim::claim(&self.shared, &asks, now).await
     }
 
@@ -268,7 +269,13 @@ impl Store for Postgres {
         self.shared.retrying(|| read::steps(&self.shared, &ids)).await
     }
 
-    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize> {
         self.shared.retrying(|| due::give_up(&self.shared, &lanes, before, limit, now)).await
     }
 
@@ -298,11 +305,11 @@ impl Store for Postgres {
         self.shared.retrying(|| change::delete(&self.shared, id, by, now)).await
     }
 
-    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
         self.shared.retrying(|| due::promote(&self.shared, limit, now)).await
     }
 
-    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due> {
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
         self.shared.retrying(|| due::expire(&self.shared, limit, now)).await
     }
 
@@ -314,7 +321,7 @@ impl Store for Postgres {
         self.shared.retrying(|| read::get(&self.shared, id)).await
     }
 
-    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>> {
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
         self.shared.retrying(|| standing::standing(&self.shared, id)).await
     }
 
@@ -322,7 +329,7 @@ impl Store for Postgres {
         self.shared.retrying(|| read::list(&self.shared, filter, page)).await
     }
 
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found> {
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
         self.shared.retrying(|| read::find(&self.shared, filter, Page::Upward { after, upto, limit })).await
     }
 
@@ -330,15 +337,15 @@ impl Store for Postgres {
         self.shared.retrying(|| letters::attempts(&self.shared, id)).await
     }
 
-    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         self.shared.retrying(|| letters::retry(&self.shared, id, by, now)).await
     }
 
-    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         self.shared.retrying(|| letters::delete(&self.shared, id, by, now)).await
     }
 
-    async fn letter_stats(&self) -> Result<LetterStats> {
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
         self.shared.retrying(|| letters::stats(&self.shared)).await
     }
 
@@ -382,12 +389,12 @@ impl Store for Postgres {
         self.shared.retrying(|| nodes::renew(&self.shared, node, lease_ms, now)).await
     }
 
-    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| nodes::leave(&self.shared, node, patience, now)).await
+    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| nodes::leave(&self.shared, node, grace_periods, now)).await
     }
 
-    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered> {
-        self.shared.retrying(|| nodes::recover(&self.shared, patience, now)).await
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+        self.shared.retrying(|| nodes::recover(&self.shared, grace_periods, now)).await
     }
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
@@ -398,7 +405,7 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::admit(&self.shared, &entry, now)).await
     }
 
-    async fn worker_news(&self, news: Vec<WorkerNews>, _now: Timestamp) -> Result<Vec<WorkerStanding>> {
+    async fn worker_update(&self, news: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
         self.shared.retrying(|| workers::news(&self.shared, &news)).await
     }
 
@@ -416,7 +423,12 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::end(&self.shared, id, session, &end, now)).await
     }
 
-    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
+    async fn worker_sweep(
+        &self,
+        orphan_delay_ms: i64,
+        forget_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<SweepResult> {
         workers::sweep(&self.shared, orphan_delay_ms, forget_before, now).await
     }
 
@@ -472,7 +484,7 @@ impl Store for Postgres {
         self.shared.retrying(|| audit::list(&self.shared, &filter, limit)).await
     }
 
-    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+    async fn webhook_take(&self, ask: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
         self.shared.retrying(|| webhooks::take(&self.shared, &ask, now)).await
     }
 
@@ -543,11 +555,11 @@ impl Store for Postgres {
         self.shared.retrying(|| schedules::counts(&self.shared)).await
     }
 
-    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()> {
+    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
         self.shared.retrying(|| events::want(&self.shared, &wants, now)).await
     }
 
-    fn events_wanted(&self) -> bool {
+    fn has_event_subscriptions(&self) -> bool {
         self.shared.events_on.load(Ordering::Relaxed)
     }
 
@@ -559,19 +571,15 @@ impl Store for Postgres {
         self.shared.retrying(|| events::list(&self.shared, &query, limit)).await
     }
 
-    async fn event_end(&self) -> Result<EventPlace> {
+    async fn event_end(&self) -> Result<EventPosition> {
         self.shared.retrying(|| events::end(&self.shared)).await
     }
 
-    async fn event_first(&self) -> Result<Option<EventPlace>> {
-        self.shared.retrying(|| events::first(&self.shared)).await
-    }
-
-    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>> {
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
         self.shared.retrying(|| events::span(&self.shared, name)).await
     }
 
-    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+    async fn outbox_take(&self, ask: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
         self.shared.retrying(|| outbox::take(&self.shared, &ask, now)).await
     }
 

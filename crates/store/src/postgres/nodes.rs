@@ -3,7 +3,7 @@
 use faena_domain::{NodeId, Run, Timestamp};
 
 use super::{Shared, free::free_blocks, webhooks, workers::let_go};
-use crate::{NodeInfo, Patience, Recovered, Result, fate::Why, workers::ServerGone};
+use crate::{GracePeriods, NodeInfo, Recovered, Result, fate::Why, workers::ServerGone};
 
 pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
@@ -25,7 +25,7 @@ pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp)
     client.keep(renewed.map(|rows| rows == 1).map_err(Into::into))
 }
 
-pub async fn leave(shared: &Shared, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
+pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
     let client = shared.client().await?;
     // Its own, and those of the workers inside it.
     let rows = client
@@ -38,7 +38,7 @@ pub async fn leave(shared: &Shared, node: NodeId, patience: Patience, now: Times
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
     let returned = give_back(shared, &runs, "its server stopped", now).await?;
-    while let_go(shared, Some(node), ServerGone::Stopped, patience, now).await? > 0 {}
+    while let_go(shared, Some(node), ServerGone::Stopped, grace_periods, now).await? > 0 {}
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
     client.keep(Ok(()))?;
@@ -76,18 +76,18 @@ async fn give_back(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) ->
 }
 
 /// Frees what nobody holds any more, and lets go the workers of dead servers; a bounded part of each.
-pub async fn recover(shared: &Shared, patience: Patience, now: Timestamp) -> Result<Recovered> {
+pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
     let client = shared.client().await?;
     let dead = client.execute("DELETE FROM faena.node WHERE lease_until < $1", &[&now.as_ms()]).await?;
     client.keep(Ok(()))?;
-    let_go(shared, None, ServerGone::Died, patience, now).await?;
+    let_go(shared, None, ServerGone::Died, grace_periods, now).await?;
     webhooks::free(shared, now).await?;
     let client = shared.client().await?;
     let rows =
         client.query(&format!("SELECT run FROM faena.block b WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let freed = free_blocks(shared, &runs, Why::Died { delay_ms: patience.orphan_delay_ms }, now).await?;
+    let freed = free_blocks(shared, &runs, Why::Died { delay_ms: grace_periods.orphan_delay_ms }, now).await?;
     Ok(Recovered { nodes: usize::try_from(dead).unwrap_or(0), ..freed })
 }
 

@@ -14,8 +14,8 @@ use super::{
     read::BEGIN_READ,
 };
 use crate::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Partition, Republish,
-    Result, SinkView,
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Partition,
+    Republish, Result, SinkView,
     outbox::{self, COUNTED, DEAD_COLUMNS, Lease, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, Sharing, counted},
 };
 
@@ -37,7 +37,7 @@ enum Share {
 }
 
 /// PostgreSQL: a look without locks, in one snapshot; only when the share is not as it should be, it is claimed and looked at again.
-pub async fn take(shared: &Shared, ask: &OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+pub async fn take(shared: &Shared, ask: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     if let Some(taken) = look(shared, ask, Share::IfRight, now).await? {
         return Ok(taken);
     }
@@ -47,14 +47,19 @@ pub async fn take(shared: &Shared, ask: &OutboxAsk, now: Timestamp) -> Result<Ou
     Ok(look(shared, ask, Share::AsItIs, now).await?.unwrap_or_default())
 }
 
-async fn look(shared: &Shared, ask: &OutboxAsk, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
+async fn look(shared: &Shared, ask: &OutboxTakeRequest, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
     let client = shared.client().await?;
     client.batch_execute(BEGIN_READ).await?;
     let result = look_in(&client, ask, share, now).await;
     client.end(result).await
 }
 
-async fn look_in(client: &Object, ask: &OutboxAsk, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
+async fn look_in(
+    client: &Object,
+    ask: &OutboxTakeRequest,
+    share: Share,
+    now: Timestamp,
+) -> Result<Option<OutboxTaken>> {
     let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(Some(OutboxTaken::default())) };
     let sharing = sharing(client, &sink).await?;
     if share == Share::IfRight && sharing.shift(ask, now).is_some() {
@@ -94,7 +99,7 @@ async fn sharing(client: &Object, sink: &Sink) -> Result<Sharing> {
 }
 
 /// PostgreSQL: the leases of this sink are locked first, so that one node at a time shares them out; other sinks' are not touched.
-async fn claim(client: &Object, ask: &OutboxAsk, now: Timestamp) -> Result<()> {
+async fn claim(client: &Object, ask: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
     let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(()) };
     client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
     let Some(leases) = sharing(client, &sink).await?.shift(ask, now) else { return Ok(()) };
@@ -123,7 +128,7 @@ async fn claim(client: &Object, ask: &OutboxAsk, now: Timestamp) -> Result<()> {
 
 async fn read(
     client: &Object,
-    ask: &OutboxAsk,
+    ask: &OutboxTakeRequest,
     sink: &Sink,
     partitions: Vec<Partition>,
     now: Timestamp,
@@ -148,7 +153,7 @@ async fn read(
 /// that one alone; of one that is parked behind a dead letter, none.
 async fn due(
     client: &Object,
-    ask: &OutboxAsk,
+    ask: &OutboxTakeRequest,
     sink: &Sink,
     partitions: &[Partition],
     share: usize,

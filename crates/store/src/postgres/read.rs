@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Shared, letters, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
+    Counts, Filter, JobIdPage, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     gates::waits_for,
     lists::{self, Ask, Candidate, Letters, Source},
@@ -493,7 +493,7 @@ async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
 }
 
 /// The ids of one page, without counting.
-pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<Found> {
+pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
     shared.load_lanes().await?;
     let client = shared.client().await?;
     client.batch_execute(BEGIN_READ).await?;
@@ -501,7 +501,7 @@ pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<Found>
     client.end(result).await
 }
 
-async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<Found> {
+async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobIdPage> {
     let ask = Ask::new(filter, page, &shared.lanes.all())?;
     let (ids, end) = match &ask.source {
         Source::Lanes(lanes) => {
@@ -519,7 +519,7 @@ async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) 
         }
     };
     let next = ask.next(&ids, end);
-    Ok(Found { ids, next })
+    Ok(JobIdPage { ids, next })
 }
 
 /// Those of the page and behind it that match, and where the search ended, if not with the last job.
@@ -660,7 +660,7 @@ async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, l
         let part: Vec<JobId> = part.iter().copied().filter(|id| in_lanes.contains(&id.0)).collect();
         seen += part.len();
         let states = states_of(client, &part).await?;
-        let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_held() && ask.wants(*state));
+        let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_in_flight() && ask.wants(*state));
         held.extend(part.into_iter().filter(wanted));
     }
     held.truncate(limit);

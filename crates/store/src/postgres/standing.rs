@@ -4,20 +4,20 @@ use deadpool_postgres::Object;
 use faena_domain::{Bucket, JobId, JobState, Timestamp};
 
 use super::{Shared, read};
-use crate::{Lane, LaneId, OwnerStanding, Result, Standing};
+use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub async fn standing(shared: &Shared, id: JobId) -> Result<Option<Standing>> {
+pub async fn standing(shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
     let client = shared.client().await?;
     let result = standing_in(shared, &client, id).await;
     client.keep(result)
 }
 
-async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Standing>> {
+async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobPosition>> {
     let Some(row) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await? else {
         return Ok(None);
     };
     let lane: LaneId = row.get(0);
-    let mut standing = Standing { parents: parents(client, id).await?, ..Standing::default() };
+    let mut standing = JobPosition { parents: parents(client, id).await?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(client, lane, id).await? {
         if !shared.lanes.contains(lane) {
             shared.load_lanes().await?;
@@ -31,7 +31,7 @@ async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Opti
                 .await?
                 .map(|row| Bucket { tokens: row.get(0), at: Timestamp::from_ms(row.get(1)) });
         }
-    } else if read::states_of(client, &[id]).await?.get(&id).is_some_and(|state| state.is_held()) {
+    } else if read::states_of(client, &[id]).await?.get(&id).is_some_and(|state| state.is_in_flight()) {
         standing.owner = owner(client, id).await?;
         standing.cancel = client
             .query_opt("SELECT at, reason FROM faena.cancel WHERE id = $1", &[&id.0])
@@ -67,10 +67,10 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
     let mut ahead = 0;
     for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
         let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
-        let left = i64::try_from(Standing::MOST_AHEAD - ahead).unwrap_or(0);
+        let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
         let found: i64 = client.query_one(&count, &[&lane.id, &before, &id.0, &left]).await?.get(0);
         ahead += u64::try_from(found).unwrap_or(0);
-        if ahead >= Standing::MOST_AHEAD {
+        if ahead >= JobPosition::MOST_AHEAD {
             break;
         }
     }
@@ -79,13 +79,13 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
 
 async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
     let held: i64 = client.query_one("SELECT count(*) FROM faena.hold WHERE key = $1", &[&key]).await?.get(0);
-    let most = Standing::MOST_NAMED as i64;
+    let most = JobPosition::MOST_NAMED as i64;
     let named = client.query("SELECT id FROM faena.hold WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
     Ok((u64::try_from(held).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
 }
 
 /// The hand-out it is in, and who stands behind that.
-async fn owner(client: &Object, id: JobId) -> Result<Option<OwnerStanding>> {
+async fn owner(client: &Object, id: JobId) -> Result<Option<ClaimOwner>> {
     let row = client
         .query_opt(
             "SELECT b.claimed_at, n.name, n.lease_until, w.deadline FROM faena.block b
@@ -95,7 +95,7 @@ async fn owner(client: &Object, id: JobId) -> Result<Option<OwnerStanding>> {
             &[&id.0],
         )
         .await?;
-    Ok(row.map(|row| OwnerStanding {
+    Ok(row.map(|row| ClaimOwner {
         claimed_at: Timestamp::from_ms(row.get(0)),
         server: row.get(1),
         lease_until: row.get::<_, Option<i64>>(2).or(row.get(3)).map(Timestamp::from_ms),

@@ -81,11 +81,11 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     }
 }
 
-type Outcome = Option<Result<Vec<Submitted>>>;
+type RunOutcome = Option<Result<Vec<Submitted>>>;
 
 /// One transaction. `None` for a call that has to be tried again without the others.
-async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<Outcome>> {
-    let mut outcomes: Vec<Outcome> = calls.iter().map(|_| None).collect();
+async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<RunOutcome>> {
+    let mut outcomes: Vec<RunOutcome> = calls.iter().map(|_| None).collect();
     let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
     for (at, (jobs, _)) in calls.iter().enumerate() {
         match lanes_of(shared, jobs).await {
@@ -124,7 +124,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
     close(shared, Ok(outcomes), &rows)
 }
 
-fn close(shared: &Shared, outcomes: Result<Vec<Outcome>>, rows: &Rows) -> Result<Vec<Outcome>> {
+fn close(shared: &Shared, outcomes: Result<Vec<RunOutcome>>, rows: &Rows) -> Result<Vec<RunOutcome>> {
     if outcomes.is_ok() {
         tell_ready(shared, rows);
     }
@@ -172,7 +172,7 @@ async fn store_with_keys(
     shard: i16,
     calls: &[&(Vec<NewJob>, Timestamp)],
     lanes: &[Vec<LaneId>],
-    outcomes: &mut [Outcome],
+    outcomes: &mut [RunOutcome],
     rows: &mut Rows,
 ) -> Result<()> {
     let parents: Vec<JobId> = calls.iter().flat_map(|(jobs, _)| plan::outside_parents(jobs)).collect();
@@ -221,7 +221,7 @@ struct Taken {
 }
 
 /// Takes the keys of all jobs. Whoever else is just taking the same key is waited for, and counts only if it commits.
-async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcomes: &mut [Outcome]) -> Result<Taken> {
+async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcomes: &mut [RunOutcome]) -> Result<Taken> {
     struct Wish<'a> {
         call: usize,
         kind: i16,

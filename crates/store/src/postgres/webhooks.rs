@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Shared, audit, end::storable};
 use crate::{
-    Delivery, Result, Retention, Signal, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken,
+    Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest, WebhookTaken,
     types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
@@ -84,13 +84,13 @@ struct Line {
     due_at: i64,
 }
 
-pub async fn take(shared: &Shared, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+pub async fn take(shared: &Shared, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let client = shared.begin().await?;
     let result = take_in(&client, ask, now).await;
     client.end(result).await
 }
 
-async fn take_in(client: &Object, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+async fn take_in(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     // Looks into indexes only; a planner that knows nothing of a fresh table would read it whole.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut taken = WebhookTaken::default();
@@ -115,7 +115,7 @@ const HOSTS: &str = "WITH RECURSIVE hosts AS (
                  ORDER BY w.host LIMIT 1) FROM hosts WHERE hosts.host IS NOT NULL)";
 
 /// Safe on every node at once: what one node has locked the others pass.
-async fn due(client: &Object, ask: &WebhookAsk, now: Timestamp) -> Result<Vec<Line>> {
+async fn due(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<Line>> {
     let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
     let (hosts, rooms): (Vec<&str>, Vec<i64>) =
         ask.rooms.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();

@@ -21,8 +21,8 @@ use super::{
     free::{Freed, free_in},
 };
 use crate::{
-    ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, StoreError, Swept, WorkerAdmitted, WorkerEnd,
-    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, StoreError, SweepResult, WorkerAdmitted,
+    WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
     assemble::parse_options,
     audit::{act, drain_action},
     workers::{
@@ -36,7 +36,7 @@ struct Living {
     id: WorkerId,
     key: String,
     kind: WorkerKind,
-    door: String,
+    transport: String,
     node: Option<Uuid>,
     session: i64,
     state: WorkerState,
@@ -52,7 +52,7 @@ async fn living_of(
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Vec<Living>> {
     let sql = format!(
-        "SELECT id, key, kind, door, node, session, state, reason, deadline FROM faena.worker w
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM faena.worker w
          WHERE ended_at IS NULL AND {condition} ORDER BY id LIMIT {ROUND} {lock}"
     );
     let statement = client.prepare_cached(&sql).await?;
@@ -63,7 +63,7 @@ async fn living_of(
                 id: WorkerId(row.get(0)),
                 key: row.get(1),
                 kind: worker_kind(row.get(2))?,
-                door: row.get(3),
+                transport: row.get(3),
                 node: row.get(4),
                 session: row.get(5),
                 state: worker_state(row.get(6)),
@@ -106,7 +106,7 @@ async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Res
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     let begun = client
         .execute(
-            "INSERT INTO faena.worker (id, key, name, kind, door, node, session, state, capabilities, queues, concurrency,
+            "INSERT INTO faena.worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency,
                                        pool, registered_at, connected_at, seen_at, deadline)
              VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13)
              ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
@@ -115,7 +115,7 @@ async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Res
                 &storable(&entry.key),
                 &entry.name.as_deref().map(storable),
                 &kind_code(entry.kind),
-                &storable(&entry.door),
+                &storable(&entry.transport),
                 &entry.node.0,
                 &worker_code(state),
                 &names(&entry.ability.capabilities),
@@ -148,7 +148,7 @@ async fn go_on(
     let session = living.session + 1;
     client
         .execute(
-            "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, door = $4, node = $5, session = $6, state = $7,
+            "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
                  reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
                  connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13
              WHERE id = $1",
@@ -156,7 +156,7 @@ async fn go_on(
                 &living.id.0,
                 &entry.name.as_deref().map(storable),
                 &kind_code(kind),
-                &storable(&entry.door),
+                &storable(&entry.transport),
                 &entry.node.0,
                 &session,
                 &worker_code(state),
@@ -179,7 +179,7 @@ fn concurrency(entry: &WorkerEntry) -> i32 {
 }
 
 /// Everything that the worker has in hand.
-async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<HeldJob>> {
+async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let rows = held_rows(client, id).await?;
     if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
         shared.load_lanes().await?;
@@ -188,7 +188,7 @@ async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec
     for row in rows {
         let (job, lane): (JobId, LaneId) = (JobId(row.get(0)), row.get(1));
         let ready_at = Timestamp::from_ms(row.get(6));
-        held.push(HeldJob {
+        held.push(ResumedJob {
             job: ClaimedJob {
                 id: job,
                 run: row.get(2),
@@ -228,7 +228,7 @@ async fn held_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-pub async fn news(shared: &Shared, news: &[WorkerNews]) -> Result<Vec<WorkerStanding>> {
+pub async fn news(shared: &Shared, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let client = shared.begin().await?;
     let result = news_in(&client, news).await;
     client.end(result).await
@@ -246,7 +246,7 @@ struct Told {
     failed: i64,
 }
 
-async fn news_in(client: &Object, news: &[WorkerNews]) -> Result<Vec<WorkerStanding>> {
+async fn news_in(client: &Object, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let ids: Vec<Uuid> = news.iter().map(|news| news.id.0).collect();
     // PostgreSQL: in order, so that two nodes never wait for each other; no key changes, so that claims do not wait.
     let rows = client
@@ -273,7 +273,7 @@ async fn news_in(client: &Object, news: &[WorkerNews]) -> Result<Vec<WorkerStand
     let mut standings = Vec::with_capacity(news.len());
     for (at, news) in news.iter().enumerate() {
         let known = told.get_mut(&news.id.0).filter(|known| known.session == news.session);
-        standings.push(WorkerStanding {
+        standings.push(WorkerUpdateResult {
             connected: known.is_some(),
             drain: known.as_ref().is_some_and(|known| known.drain),
         });
@@ -290,7 +290,7 @@ async fn news_in(client: &Object, news: &[WorkerNews]) -> Result<Vec<WorkerStand
 }
 
 impl Told {
-    fn hear(&mut self, at: usize, news: &WorkerNews) {
+    fn hear(&mut self, at: usize, news: &WorkerUpdate) {
         let changes = allowed(self.state, &news.changes);
         if let Some(change) = changes.last() {
             self.state = change.state;
@@ -303,9 +303,9 @@ impl Told {
     }
 }
 
-async fn put_news(client: &Object, news: &[WorkerNews], told: &BTreeMap<Uuid, Told>) -> Result<()> {
+async fn put_news(client: &Object, news: &[WorkerUpdate], told: &BTreeMap<Uuid, Told>) -> Result<()> {
     let ids: Vec<Uuid> = told.keys().copied().collect();
-    let last: Vec<&WorkerNews> = told.values().filter_map(|known| news.get(known.last?)).collect();
+    let last: Vec<&WorkerUpdate> = told.values().filter_map(|known| news.get(known.last?)).collect();
     let states: Vec<i16> = told.values().map(|known| worker_code(known.state)).collect();
     let reasons: Vec<Option<String>> =
         told.values().map(|known| known.reason.as_deref().map(|text| storable(text).into_owned())).collect();
@@ -445,7 +445,7 @@ pub async fn let_go(
     shared: &Shared,
     node: Option<NodeId>,
     gone: ServerGone,
-    patience: Patience,
+    grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<usize> {
     let client = shared.begin().await?;
@@ -458,7 +458,7 @@ pub async fn let_go(
             }
         };
         for worker in &living {
-            let_go_one(&client, worker, gone, patience, now).await?;
+            let_go_one(&client, worker, gone, grace_periods, now).await?;
         }
         Ok(living.len())
     }
@@ -470,13 +470,13 @@ async fn let_go_one(
     client: &Object,
     living: &Living,
     gone: ServerGone,
-    patience: Patience,
+    grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<()> {
     if living.kind == WorkerKind::BuiltIn {
         return close_life(client, living, gone.reason(), now).await;
     }
-    let deadline = deadline_without_server(&living.door, living.deadline, patience, now);
+    let deadline = deadline_without_server(&living.transport, living.deadline, grace_periods, now);
     client
         .execute(
             "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",
@@ -493,8 +493,13 @@ async fn next_deadline(client: &Object) -> Result<Option<Timestamp>> {
     Ok(client.query_one(&statement, &[]).await?.get::<_, Option<i64>>(0).map(Timestamp::from_ms))
 }
 
-pub async fn sweep(shared: &Shared, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
-    let mut swept = Swept::default();
+pub async fn sweep(
+    shared: &Shared,
+    orphan_delay_ms: i64,
+    forget_before: Timestamp,
+    now: Timestamp,
+) -> Result<SweepResult> {
+    let mut swept = SweepResult::default();
     // PostgreSQL: each is given up for itself, and tried again for itself, so that none of them goes untold.
     for id in shared.retrying(|| overdue(shared, now)).await? {
         swept.lost.extend(shared.retrying(|| give_up_one(shared, id, orphan_delay_ms, now)).await?);
@@ -640,7 +645,7 @@ fn worker_row(row: &Row) -> WorkerRow {
         key: row.get(1),
         name: row.get(2),
         kind: row.get(3),
-        door: row.get(4),
+        transport: row.get(4),
         node: row.get(5),
         state: row.get(6),
         reason: row.get(7),

@@ -24,7 +24,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
     if state.is_terminal() {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
     }
-    if state.is_held() {
+    if state.is_in_flight() {
         tx.connection.prepare_cached("INSERT OR IGNORE INTO cancel (id, reason, at) VALUES (?, ?, ?)")?.execute((
             id.0,
             reason,
@@ -229,7 +229,7 @@ const SHIFT: &str = "UPDATE waiting SET lane = ? WHERE lane = ? AND state IN (0,
 
 pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
-    if state.is_held() {
+    if state.is_in_flight() {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be deleted; cancel it first" });
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{limited, submit::apply, writer::Tx};
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, LaneId, Owner, Result, Tally,
+    ClaimRequest, ClaimResult, ClaimedJob, LaneId, Owner, Result, Tally,
     admit::{self, Ruled},
     assemble::parse_options,
     deal::{Candidate, deal},
@@ -23,14 +23,14 @@ pub struct ReadyRow {
 }
 
 /// One ask after the other. A thousand idle workers must not look a thousand times for one job.
-pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+pub fn claim(tx: &Tx, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut empty = HashSet::new();
     let rules = tx.shared.rules.current();
     asks.into_iter()
         .map(|mut ask| {
             ask.lanes.retain(|lane| !empty.contains(lane));
             if ask.lanes.is_empty() {
-                return Ok(Claim::default());
+                return Ok(ClaimResult::default());
             }
             let (lanes, limit) = (ask.lanes.clone(), ask.limit);
             let Ruled { claim, for_others } = claim_by_rules(tx, ask, &rules, now)?;
@@ -43,7 +43,7 @@ pub fn claim(tx: &Tx, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>>
 }
 
 /// Lanes that no rule says anything about take the short way.
-fn claim_by_rules(tx: &Tx, mut ask: ClaimAsk, rules: &Rules, now: Timestamp) -> Result<Ruled> {
+fn claim_by_rules(tx: &Tx, mut ask: ClaimRequest, rules: &Rules, now: Timestamp) -> Result<Ruled> {
     if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(ask.lanes.iter().copied()) {
         return Ok(claim_one(tx, ask, now)?.into());
     }
@@ -60,9 +60,9 @@ fn claim_by_rules(tx: &Tx, mut ask: ClaimAsk, rules: &Rules, now: Timestamp) -> 
     Ok(ruled)
 }
 
-fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
+fn claim_one(tx: &Tx, ask: ClaimRequest, now: Timestamp) -> Result<ClaimResult> {
     if !may_claim(tx, ask.owner)? {
-        return Ok(Claim { refused: true, ..Claim::default() });
+        return Ok(ClaimResult { refused: true, ..ClaimResult::default() });
     }
     let mut candidates = Vec::new();
     let lanes: BTreeSet<LaneId> = ask.lanes.iter().copied().collect();
@@ -70,14 +70,14 @@ fn claim_one(tx: &Tx, ask: ClaimAsk, now: Timestamp) -> Result<Claim> {
         heads(tx, *lane, ask.limit, &mut candidates)?;
     }
     if candidates.is_empty() {
-        return Ok(Claim::default());
+        return Ok(ClaimResult::default());
     }
     let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
     let turn = usize::try_from(run).unwrap_or(0);
     let dealt = if one_lane { candidates } else { deal(candidates, ask.limit, turn) };
     let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
-    Ok(Claim { jobs: hand_out(tx, run, ask.owner, rows, now)?, ..Claim::default() })
+    Ok(ClaimResult { jobs: hand_out(tx, run, ask.owner, rows, now)?, ..ClaimResult::default() })
 }
 
 pub fn next_run(tx: &Tx) -> Result<i64> {
@@ -106,7 +106,7 @@ pub fn hand_out(
         let mut payload = tx.connection.prepare_cached("SELECT correlation, options, payload FROM job WHERE id = ?")?;
         for (id, ready_at, row) in rows {
             delete.execute((row.lane, ready_at.as_ms(), id.0))?;
-            deltas.moved(row.lane, Tally::Queued, Tally::Held, 1);
+            deltas.moved(row.lane, Tally::Queued, Tally::InFlight, 1);
             let found =
                 payload.query_row([id.0], |r| Ok((r.get(0)?, r.get::<_, Option<String>>(1)?, r.get(2)?))).optional()?;
             let Some((correlation_id, options, payload)) = found else {

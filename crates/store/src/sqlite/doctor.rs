@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Sqlite, audit, opening, writer::Tx};
 use crate::{
-    AuditEntry, Patience, Result, Store, StoreError,
+    AuditEntry, GracePeriods, Result, Store, StoreError,
     doctor::{
         Cell, Dialect, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema, nothing_there, steps,
     },
@@ -191,7 +191,7 @@ impl Sqlite {
         code: &'static str,
         fix: Fix,
         found: u64,
-        patience: Patience,
+        grace_periods: GracePeriods,
         now: Timestamp,
     ) -> Result<u64> {
         match fix {
@@ -199,7 +199,7 @@ impl Sqlite {
             Fix::Recover => {
                 let mut count = 0;
                 loop {
-                    let freed = self.node_recover(patience, now).await?;
+                    let freed = self.node_recover(grace_periods, now).await?;
                     count += (freed.orphaned + freed.returned) as u64;
                     if freed.nodes == 0 {
                         break;

@@ -14,13 +14,13 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    Due, LaneId, Leave, Result, Retention, Tally,
+    DueResult, LaneId, Leave, Result, Retention, Tally,
     plan::{Deltas, Taken, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
 
-pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
-    let mut due = Due::default();
+pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
+    let mut due = DueResult::default();
     let mut deltas = Deltas::default();
     let rows: Vec<(LaneId, i16, Uuid, i64, bool, u32)> = tx
         .connection
@@ -50,7 +50,7 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
     Ok(due)
 }
 
-pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
+pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
     let mut deltas = Deltas::default();
     let mut expired = 0;
     let rows: Vec<(i64, Uuid)> = tx
@@ -65,7 +65,7 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
             .prepare_cached("DELETE FROM expiry WHERE expires_at = ? AND id = ?")?
             .execute((expires_at, id.0))?;
         let Some(state) = read::state_of(tx.connection, id)? else { continue };
-        if state.is_held() || state.is_terminal() {
+        if state.is_in_flight() || state.is_terminal() {
             continue;
         }
         let Some((lane, _)) = read::lane_and_options(tx.connection, id)? else { continue };
@@ -80,7 +80,7 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Due> {
         expired += 1;
     }
     apply(tx, deltas);
-    Ok(Due { expired, more, next_at: read::next_expiry_at(tx.connection)?, ..Due::default() })
+    Ok(DueResult { expired, more, next_at: read::next_expiry_at(tx.connection)?, ..DueResult::default() })
 }
 
 /// Fails jobs that have waited in line for too long for somebody who can run them.
@@ -189,7 +189,7 @@ fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
         .query_map([now.plus_ms(-3_600_000).as_ms()], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     for id in old {
-        if !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_held) {
+        if !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_in_flight) {
             tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id])?;
         }
     }

@@ -14,7 +14,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    LaneId, Leave, Outcome, Result, RunEnd, Tally,
+    LaneId, Leave, Result, RunEnd, RunOutcome, Tally,
     plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
@@ -30,7 +30,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
         let id = end.id;
         let block = block_of(tx, end.run, &mut blocks)?;
         if block == Block::Plain && complete_plainly(tx, &end)? {
-            deltas.moved(end.lane, Tally::Held, Tally::Completed, 1);
+            deltas.moved(end.lane, Tally::InFlight, Tally::Completed, 1);
             if parents_matter {
                 finished.push(id);
             }
@@ -75,21 +75,21 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     let end = turn_cancelled(tx, end)?;
     let state = end.outcome.state();
     match &end.outcome {
-        Outcome::Completed { result } => {
+        RunOutcome::Completed { result } => {
             put_done(tx, &end, result.as_deref())?;
         }
-        Outcome::Failed { error, reason } => put_ended(tx, &end, FAILED, error, reason.as_str())?,
-        Outcome::Cancelled { cause } => put_ended(tx, &end, CANCELLED, cause, "cancelled")?,
-        Outcome::Retry { due_at, error, reason } => {
+        RunOutcome::Failed { error, reason } => put_ended(tx, &end, FAILED, error, reason.as_str())?,
+        RunOutcome::Cancelled { cause } => put_ended(tx, &end, CANCELLED, cause, "cancelled")?,
+        RunOutcome::Retry { due_at, error, reason } => {
             put_attempt(tx, &end, RETRYING, Some(error), Some(reason.as_str()))?;
             put_waiting(tx, end.lane, RETRYING, end.id, *due_at, false, end.retry_count + 1)?;
         }
-        Outcome::HandedBack => {
+        RunOutcome::HandedBack => {
             put_attempt(tx, &end, state_code(JobState::Queued), None, None)?;
             put_ready(tx, end.lane, end.ready_at, end.id, end.retry_count, false)?;
         }
     }
-    deltas.moved(end.lane, Tally::Held, Tally::of(state), 1);
+    deltas.moved(end.lane, Tally::InFlight, Tally::of(state), 1);
     // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
     if end.on_record || state != JobState::Completed || tx.is_keyed(end.lane) {
         forget(tx, end.id, Leave::of(state))?;
@@ -99,7 +99,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
 
 /// A job that somebody wants cancelled does not go back to any line.
 fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
-    if matches!(end.outcome, Outcome::Retry { .. } | Outcome::HandedBack) {
+    if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack) {
         let asked: Option<String> = tx
             .connection
             .prepare_cached("SELECT reason FROM cancel WHERE id = ?")?
@@ -107,7 +107,7 @@ fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
             .optional()?;
         if let Some(cause) = asked {
             LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
-            end.outcome = Outcome::Cancelled { cause };
+            end.outcome = RunOutcome::Cancelled { cause };
         }
     }
     Ok(end)
@@ -256,7 +256,7 @@ pub fn block_of(tx: &Tx, run: Run, blocks: &mut HashMap<Run, Block>) -> Result<B
 }
 
 fn close_block(tx: &Tx, end: &RunEnd, blocks: &mut HashMap<Run, Block>) -> Result<()> {
-    if end.closes_block {
+    if end.closes_claim {
         tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([end.run])?;
         blocks.insert(end.run, Block::Gone);
     }
@@ -266,7 +266,7 @@ fn close_block(tx: &Tx, end: &RunEnd, blocks: &mut HashMap<Run, Block>) -> Resul
 /// The fast path: a completion with nothing else on record. `false`: it is none, or it is stored already.
 fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     match &end.outcome {
-        Outcome::Completed { result } if !end.on_record && !tx.is_keyed(end.lane) => {
+        RunOutcome::Completed { result } if !end.on_record && !tx.is_keyed(end.lane) => {
             put_done(tx, end, result.as_deref())
         }
         _ => Ok(false),

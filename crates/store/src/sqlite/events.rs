@@ -5,11 +5,11 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{Shared, writer::Tx};
 use crate::{
-    EventPlace, EventQuery, EventSpan, EventWant, PARTITIONS, Result, StoredEvent,
-    events::{COLUMNS, Wish},
+    EventPosition, EventQuery, EventRange, EventSubscription, PARTITIONS, Result, StoredEvent,
+    events::{COLUMNS, SubscriptionMode},
 };
 
-pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
+pub fn want(tx: &Tx, wants: &[EventSubscription], now: Timestamp) -> Result<()> {
     for want in wants {
         let (id, since): (i64, i64) = tx
             .connection
@@ -18,7 +18,7 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park, until = max(until, excluded.until)
                  RETURNING id, since",
             )?
-            .query_row((&want.name, want.wish.is_queued(), want.wish.parks(), want.until.as_ms()), |row| {
+            .query_row((&want.name, want.mode.is_queued(), want.mode.parks(), want.until.as_ms()), |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?;
         if since == 0 {
@@ -26,7 +26,7 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
             tx.connection.prepare_cached("UPDATE sink SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
         // Of what is only kept, everybody's types add up: several watch under one name.
-        if let Wish::Queued(_) = want.wish {
+        if let SubscriptionMode::Queue(_) = want.mode {
             tx.connection.prepare_cached("DELETE FROM sink_pattern WHERE sink = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {
                 tx.connection
@@ -44,7 +44,7 @@ pub fn want(tx: &Tx, wants: &[EventWant], now: Timestamp) -> Result<()> {
 }
 
 /// A position that no event has: what was read up to before is told from what is read up to since.
-fn burn(connection: &Connection) -> Result<EventPlace> {
+fn burn(connection: &Connection) -> Result<EventPosition> {
     let burnt = end(connection)? + 1;
     let known =
         connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([burnt])?;
@@ -110,7 +110,7 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
         }
     }
     switch(tx.connection, tx.shared, now)?;
-    let removed: Vec<EventPlace> = tx
+    let removed: Vec<EventPosition> = tx
         .connection
         .prepare_cached(
             "DELETE FROM event WHERE position IN (
@@ -146,7 +146,7 @@ pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result
     Ok(rows?)
 }
 
-pub fn end(connection: &Connection) -> Result<EventPlace> {
+pub fn end(connection: &Connection) -> Result<EventPosition> {
     // The counter of positions: what was removed meanwhile counts too.
     let last: Option<i64> = connection
         .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'event'")?
@@ -155,11 +155,7 @@ pub fn end(connection: &Connection) -> Result<EventPlace> {
     Ok(last.unwrap_or(0))
 }
 
-pub fn first(connection: &Connection) -> Result<Option<EventPlace>> {
-    Ok(connection.prepare_cached("SELECT min(position) FROM event")?.query_row([], |row| row.get(0))?)
-}
-
-pub fn span(connection: &Connection, name: &str) -> Result<Option<EventSpan>> {
+pub fn span(connection: &Connection, name: &str) -> Result<Option<EventRange>> {
     let after = connection
         .prepare_cached(
             // Who else wants everything has had it written down since then.
@@ -170,7 +166,7 @@ pub fn span(connection: &Connection, name: &str) -> Result<Option<EventSpan>> {
         .query_row([name], |row| row.get(0))
         .optional()?;
     let last = end(connection)?;
-    Ok(after.map(|after| EventSpan { after, last }))
+    Ok(after.map(|after| EventRange { after, last }))
 }
 
 pub fn row(row: &Row) -> rusqlite::Result<StoredEvent> {

@@ -88,7 +88,7 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
         if terminal {
             finished.push(id);
         }
-        deltas.moved(lane, Tally::Held, to, 1);
+        deltas.moved(lane, Tally::InFlight, to, 1);
         lanes.push(lane);
         forget(tx, id, if terminal { Leave::Over } else { Leave::Back })?;
     }

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 
 use super::{audit, change, read, writer::Tx};
 use crate::{
-    LaneId, LetterStats, Result, StoreError,
+    DeadLetterStats, LaneId, Result, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
     lists::{self, Ask, Letters, Scan},
@@ -54,9 +54,9 @@ pub fn search(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobI
     Ok(ask.letters(scans, per_lane))
 }
 
-pub fn stats(connection: &Connection) -> Result<LetterStats> {
+pub fn stats(connection: &Connection) -> Result<DeadLetterStats> {
     let lanes = lists::failing(&read::counts(connection)?);
-    let mut stats = LetterStats::default();
+    let mut stats = DeadLetterStats::default();
     let mut newest: Vec<(JobId, String)> = Vec::new();
     let mut reasons = connection.prepare_cached(&format!(
         "SELECT id, coalesce(reason, 'error') FROM ended WHERE lane = ? AND state = {FAILED} ORDER BY id DESC LIMIT ?"

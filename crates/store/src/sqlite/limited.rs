@@ -11,7 +11,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    Claim, ClaimAsk, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
+    ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
     admit::{self, Admission, OpenLine, Ruled, Wanted},
     assemble::parse_options,
     gates::{Gate, Gates, holds_for},
@@ -20,9 +20,9 @@ use crate::{
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
 const ROUNDS: usize = 16;
 
-pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Ruled> {
+pub fn claim(tx: &Tx, ask: ClaimRequest, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Ruled> {
     if !may_claim(tx, ask.owner)? {
-        return Ok(Claim { refused: true, ..Claim::default() }.into());
+        return Ok(ClaimResult { refused: true, ..ClaimResult::default() }.into());
     }
     let mut gates = gates(tx, rules, lanes, now)?;
     if let [lane] = lanes
@@ -32,7 +32,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timesta
         put_gates(tx, &gates, now)?;
         return Ok(ruled);
     }
-    let mut claim = Claim::default();
+    let mut claim = ClaimResult::default();
     let mut for_others = Vec::new();
     for round in 1..=ROUNDS {
         let (left, at_once) = (ask.limit - claim.jobs.len(), ask.at_once.saturating_sub(claim.jobs.len()));
@@ -61,7 +61,7 @@ pub fn claim(tx: &Tx, ask: ClaimAsk, lanes: &[Lane], rules: &Rules, now: Timesta
 
 /// One lane without keys, which is what most claims are: there is nothing to choose, the first ones go. (Measured: through the choice
 /// below, a drain under a limit of 10 000 ran at 78 % of one without.)
-fn claim_lane(tx: &Tx, ask: &ClaimAsk, lane: LaneId, gates: &mut Gates, now: Timestamp) -> Result<Ruled> {
+fn claim_lane(tx: &Tx, ask: &ClaimRequest, lane: LaneId, gates: &mut Gates, now: Timestamp) -> Result<Ruled> {
     gates.begin(ask.at_once);
     let room = gates.room(lane);
     let mut ruled = Ruled::default();
@@ -119,9 +119,9 @@ fn held_in(tx: &Tx, lane: LaneId) -> Result<i64> {
     let counted: Option<i64> = tx
         .connection
         .prepare_cached("SELECT n FROM counter WHERE lane = ? AND tally = ?")?
-        .query_row((lane, Tally::Held as i16), |row| row.get(0))
+        .query_row((lane, Tally::InFlight as i16), |row| row.get(0))
         .optional()?;
-    Ok(counted.unwrap_or(0) + tx.uncounted(lane, Tally::Held))
+    Ok(counted.unwrap_or(0) + tx.uncounted(lane, Tally::InFlight))
 }
 
 /// Reads who could go and chooses. Answers with the keyed lanes that have more open lines than were looked at.

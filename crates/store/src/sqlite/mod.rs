@@ -47,13 +47,13 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, Claim, ClaimAsk, Configured, Counts, DeadEvent, DeadFilter,
-    Due, EventPlace, EventQuery, EventSpan, EventWant, Filter, Fired, Found, JobPage, JobPatch, Lane, LaneId,
-    LetterStats, NewBulk, NodeInfo, OutboxAsk, OutboxResult, OutboxTaken, Page, Partition, Patience, Poll, QueuePatch,
-    Recovered, Republish, Result, Retention, RunEnd, RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter,
-    SchedulePage, Signal, SinkView, Standing, Store, StoreError, StoreOptions, StoredEvent, StoredLimit, Submitted,
-    Swept, WebhookAsk, WebhookFilter, WebhookResult, WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews,
-    WorkerStanding,
+    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, ClaimRequest, ClaimResult, Configured, Counts, DeadEvent,
+    DeadFilter, DeadLetterStats, DueResult, EventPosition, EventQuery, EventRange, EventSubscription, Filter, Fired,
+    GracePeriods, JobIdPage, JobPage, JobPatch, JobPosition, Lane, LaneId, NewBulk, NodeInfo, OutboxResult,
+    OutboxTakeRequest, OutboxTaken, Page, Partition, Poll, QueuePatch, Recovered, Republish, Result, Retention, RunEnd,
+    RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, SinkView, Store, StoreError,
+    StoreOptions, StoredEvent, StoredLimit, Submitted, SweepResult, WebhookFilter, WebhookResult, WebhookTakeRequest,
+    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult,
     admit::Turns,
     audit::{act, drain_action, retried_by},
     lanes::{LaneCache, LaneName},
@@ -257,7 +257,7 @@ impl Store for Sqlite {
         self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
     }
 
-    async fn job_claim(&self, asks: Vec<ClaimAsk>, now: Timestamp) -> Result<Vec<Claim>> {
+    async fn job_claim(&self, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
         self.writer.call(move |tx| claim::claim(tx, asks, now)).await
     }
 
@@ -265,7 +265,13 @@ impl Store for Sqlite {
         self.read(move |connection, _| read::steps(connection, &ids)).await
     }
 
-    async fn job_give_up(&self, lanes: Vec<LaneId>, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize> {
         self.writer.call(move |tx| due::give_up(tx, &lanes, before, limit, now)).await
     }
 
@@ -298,15 +304,15 @@ impl Store for Sqlite {
         self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
     }
 
-    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<Due> {
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
         self.writer.call(move |tx| due::promote(tx, limit, now)).await
     }
 
-    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<Due> {
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
         // SQLite: mostly there is nothing to do; a look is enough to know, and when to look again.
         let next_at = self.read(|connection, _| read::next_expiry_at(connection)).await?;
         if next_at.is_none_or(|at| at > now) {
-            return Ok(Due { next_at, ..Due::default() });
+            return Ok(DueResult { next_at, ..DueResult::default() });
         }
         self.writer.call(move |tx| due::expire(tx, limit, now)).await
     }
@@ -320,7 +326,7 @@ impl Store for Sqlite {
         self.read(move |connection, shared| read::get(connection, shared, id)).await
     }
 
-    async fn job_standing(&self, id: JobId) -> Result<Option<Standing>> {
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
         self.read(move |connection, shared| standing::standing(connection, shared, id)).await
     }
 
@@ -329,7 +335,7 @@ impl Store for Sqlite {
         self.read(move |connection, shared| read::list(connection, shared, &filter, page)).await
     }
 
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<Found> {
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
         let filter = filter.clone();
         let page = Page::Upward { after, upto, limit };
         self.read(move |connection, shared| read::find(connection, shared, &filter, page)).await
@@ -339,17 +345,17 @@ impl Store for Sqlite {
         self.read(move |connection, _| letters::attempts(connection, id)).await
     }
 
-    async fn letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         let by = by.to_owned();
         self.writer.call(move |tx| letters::retry(tx, id, &by, now)).await
     }
 
-    async fn letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         let by = by.to_owned();
         self.writer.call(move |tx| letters::delete(tx, id, &by, now)).await
     }
 
-    async fn letter_stats(&self) -> Result<LetterStats> {
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
         self.read(|connection, _| letters::stats(connection)).await
     }
 
@@ -396,12 +402,12 @@ impl Store for Sqlite {
         self.read(move |connection, _| nodes::is_known(connection, node, now)).await
     }
 
-    async fn node_leave(&self, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
-        self.writer.call(move |tx| nodes::leave(tx, node, patience, now)).await
+    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| nodes::leave(tx, node, grace_periods, now)).await
     }
 
-    async fn node_recover(&self, patience: Patience, now: Timestamp) -> Result<Recovered> {
-        self.writer.call(move |tx| nodes::recover(tx, patience, now)).await
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+        self.writer.call(move |tx| nodes::recover(tx, grace_periods, now)).await
     }
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
@@ -417,7 +423,7 @@ impl Store for Sqlite {
         self.writer.call(move |tx| workers::admit(tx, &entry, now)).await
     }
 
-    async fn worker_news(&self, news: Vec<WorkerNews>, _now: Timestamp) -> Result<Vec<WorkerStanding>> {
+    async fn worker_update(&self, news: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
         self.writer.call(move |tx| workers::news(tx, &news)).await
     }
 
@@ -437,11 +443,16 @@ impl Store for Sqlite {
         self.writer.call(move |tx| workers::end(tx, id, session, &end, now)).await
     }
 
-    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
+    async fn worker_sweep(
+        &self,
+        orphan_delay_ms: i64,
+        forget_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<SweepResult> {
         // SQLite: mostly there is nothing to do; a look is enough to know, and when to look again.
         let (due, next_at) = self.read(move |connection, _| workers::due(connection, forget_before, now)).await?;
         if !due {
-            return Ok(Swept { next_at, ..Swept::default() });
+            return Ok(SweepResult { next_at, ..SweepResult::default() });
         }
         self.writer.call(move |tx| workers::sweep(tx, orphan_delay_ms, forget_before, now)).await
     }
@@ -503,7 +514,7 @@ impl Store for Sqlite {
         self.read(move |connection, _| audit::list(connection, &filter, limit)).await
     }
 
-    async fn webhook_take(&self, ask: WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+    async fn webhook_take(&self, ask: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
         self.writer.call(move |tx| webhooks::take(tx, &ask, now)).await
     }
 
@@ -579,11 +590,11 @@ impl Store for Sqlite {
         self.read(|connection, _| schedules::counts(connection)).await
     }
 
-    async fn event_want(&self, wants: Vec<EventWant>, now: Timestamp) -> Result<()> {
+    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
         self.writer.call(move |tx| events::want(tx, &wants, now)).await
     }
 
-    fn events_wanted(&self) -> bool {
+    fn has_event_subscriptions(&self) -> bool {
         self.shared.events_on.load(Ordering::Relaxed)
     }
 
@@ -595,20 +606,16 @@ impl Store for Sqlite {
         self.read(move |connection, _| events::list(connection, &query, limit)).await
     }
 
-    async fn event_end(&self) -> Result<EventPlace> {
+    async fn event_end(&self) -> Result<EventPosition> {
         self.read(|connection, _| events::end(connection)).await
     }
 
-    async fn event_first(&self) -> Result<Option<EventPlace>> {
-        self.read(|connection, _| events::first(connection)).await
-    }
-
-    async fn event_span(&self, name: &str) -> Result<Option<EventSpan>> {
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
         let name = name.to_owned();
         self.read(move |connection, _| events::span(connection, &name)).await
     }
 
-    async fn outbox_take(&self, ask: OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+    async fn outbox_take(&self, ask: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
         let asked = ask.clone();
         if let Some(taken) = self.read(move |connection, _| outbox::look(connection, &asked, now)).await? {
             return Ok(taken);

@@ -9,7 +9,7 @@ use super::{
     workers::{let_go, living_of},
     writer::Tx,
 };
-use crate::{NodeInfo, Patience, Recovered, Result, fate::Why, workers::ServerGone};
+use crate::{GracePeriods, NodeInfo, Recovered, Result, fate::Why, workers::ServerGone};
 
 pub fn join(tx: &Tx, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     tx.connection.execute(
@@ -23,7 +23,7 @@ pub fn is_known(connection: &Connection, node: NodeId, _now: Timestamp) -> Resul
     Ok(connection.prepare_cached("SELECT 1 FROM node WHERE id = ?")?.exists([node.0])?)
 }
 
-pub fn leave(tx: &Tx, node: NodeId, patience: Patience, now: Timestamp) -> Result<usize> {
+pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
     // Its own, and those of the workers inside it.
     let runs: Vec<Run> = tx
         .connection
@@ -40,7 +40,7 @@ pub fn leave(tx: &Tx, node: NodeId, patience: Patience, now: Timestamp) -> Resul
             break;
         }
         for worker in living {
-            let_go(tx, &worker, ServerGone::Stopped, patience, now)?;
+            let_go(tx, &worker, ServerGone::Stopped, grace_periods, now)?;
         }
     }
     tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
@@ -70,10 +70,10 @@ pub fn give_back(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<us
 }
 
 /// Frees what nobody holds any more, and lets go the workers of dead servers; a bounded part of each.
-pub fn recover(tx: &Tx, patience: Patience, now: Timestamp) -> Result<Recovered> {
+pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
     // SQLite: the living process is the only one in `node` (the others were removed when it took the file's lock).
     for worker in living_of(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
-        let_go(tx, &worker, ServerGone::Died, patience, now)?;
+        let_go(tx, &worker, ServerGone::Died, grace_periods, now)?;
     }
     webhooks::free(tx, now)?;
     let runs: Vec<Run> = tx
@@ -81,7 +81,7 @@ pub fn recover(tx: &Tx, patience: Patience, now: Timestamp) -> Result<Recovered>
         .prepare(&format!("SELECT run FROM block WHERE {OWNERLESS} ORDER BY run LIMIT 20"))?
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let freed = free_blocks(tx, &runs, Why::Died { delay_ms: patience.orphan_delay_ms }, now)?;
+    let freed = free_blocks(tx, &runs, Why::Died { delay_ms: grace_periods.orphan_delay_ms }, now)?;
     Ok(Recovered { nodes: usize::from(!runs.is_empty()), ..freed })
 }
 

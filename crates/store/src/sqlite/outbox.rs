@@ -10,8 +10,8 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxAsk, OutboxEvent, OutboxResult, OutboxTaken, Partition, Republish,
-    Result, SinkView,
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Partition,
+    Republish, Result, SinkView,
     outbox::{
         self, COUNTED, DEAD_COLUMNS, Lease, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, Sharing, counted, due_at,
         partition_of,
@@ -25,7 +25,7 @@ struct Sink {
 }
 
 /// What is due, if this node's share is as it should be. SQLite: a look, so that who has nothing to write does not wait for the writer.
-pub fn look(connection: &Connection, ask: &OutboxAsk, now: Timestamp) -> Result<Option<OutboxTaken>> {
+pub fn look(connection: &Connection, ask: &OutboxTakeRequest, now: Timestamp) -> Result<Option<OutboxTaken>> {
     let Some(sink) = wanted(connection, &ask.sink, now)? else { return Ok(Some(OutboxTaken::default())) };
     let sharing = sharing(connection, &sink)?;
     if sharing.shift(ask, now).is_some() {
@@ -34,7 +34,7 @@ pub fn look(connection: &Connection, ask: &OutboxAsk, now: Timestamp) -> Result<
     read(connection, ask, &sink, sharing.held(ask.node, now), now).map(Some)
 }
 
-pub fn take(tx: &Tx, ask: &OutboxAsk, now: Timestamp) -> Result<OutboxTaken> {
+pub fn take(tx: &Tx, ask: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     let Some(sink) = wanted(tx.connection, &ask.sink, now)? else { return Ok(OutboxTaken::default()) };
     if let Some(leases) = sharing(tx.connection, &sink)?.shift(ask, now) {
         claim(tx, ask, &sink, &leases, now)?;
@@ -69,7 +69,7 @@ fn sharing(connection: &Connection, sink: &Sink) -> Result<Sharing> {
     Ok(Sharing { leases, nodes })
 }
 
-fn claim(tx: &Tx, ask: &OutboxAsk, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
+fn claim(tx: &Tx, ask: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO outbox_node (sink, node, until) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET until = excluded.until",
@@ -90,7 +90,7 @@ fn claim(tx: &Tx, ask: &OutboxAsk, sink: &Sink, leases: &[Lease], now: Timestamp
 
 fn read(
     connection: &Connection,
-    ask: &OutboxAsk,
+    ask: &OutboxTakeRequest,
     sink: &Sink,
     partitions: Vec<Partition>,
     now: Timestamp,
@@ -116,7 +116,7 @@ fn read(
 /// that one alone; of one that is parked behind a dead letter, none.
 fn due(
     connection: &Connection,
-    ask: &OutboxAsk,
+    ask: &OutboxTakeRequest,
     sink: &Sink,
     partitions: &[Partition],
     share: usize,

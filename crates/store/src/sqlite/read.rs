@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, Filter, Found, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    Counts, Filter, JobIdPage, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     gates::waits_for,
     lists::{self, Ask, Candidate, Letters, Source},
@@ -421,7 +421,7 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
 }
 
 /// The ids of one page, without counting.
-pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<Found> {
+pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
     shared.lanes.insert(lanes(connection)?);
     let ask = Ask::new(filter, page, &shared.lanes.all())?;
     let (ids, end) = match &ask.source {
@@ -437,7 +437,7 @@ pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
         }
     };
     let next = ask.next(&ids, end);
-    Ok(Found { ids, next })
+    Ok(JobIdPage { ids, next })
 }
 
 /// Those of the page and behind it that match, and where the search ended, if not with the last job.
@@ -554,7 +554,7 @@ fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId,
         }
         if let Some(state) = state_of(connection, id)?
             && ask.wants(state)
-            && state.is_held()
+            && state.is_in_flight()
             && lane_and_options(connection, id)?.is_some_and(|(lane, _)| lanes.contains(&lane))
         {
             ids.push(id);

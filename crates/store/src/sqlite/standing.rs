@@ -5,11 +5,11 @@ use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{Shared, read};
-use crate::{Lane, LaneId, OwnerStanding, Result, Standing};
+use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<Standing>> {
+pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
     let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
-    let mut standing = Standing { parents: parents(connection, id)?, ..Standing::default() };
+    let mut standing = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
         if !shared.lanes.contains(lane) {
             shared.lanes.insert(read::lanes(connection)?);
@@ -23,7 +23,7 @@ pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<O
                 .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
                 .optional()?;
         }
-    } else if read::state_of(connection, id)?.is_some_and(JobState::is_held) {
+    } else if read::state_of(connection, id)?.is_some_and(JobState::is_in_flight) {
         standing.owner = owner(connection, id)?;
         standing.cancel = connection
             .prepare_cached("SELECT at, reason FROM cancel WHERE id = ?")?
@@ -58,10 +58,10 @@ fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id
     let mut ahead = 0;
     for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
         let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
-        let left = i64::try_from(Standing::MOST_AHEAD - ahead).unwrap_or(0);
+        let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
         let found: i64 = count.query_row((lane.id, before, id.0, left), |row| row.get(0))?;
         ahead += u64::try_from(found).unwrap_or(0);
-        if ahead >= Standing::MOST_AHEAD {
+        if ahead >= JobPosition::MOST_AHEAD {
             break;
         }
     }
@@ -73,13 +73,13 @@ fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
         connection.prepare_cached("SELECT count(*) FROM hold WHERE key = ?")?.query_row([key], |row| row.get(0))?;
     let named = connection
         .prepare_cached("SELECT id FROM hold WHERE key = ? ORDER BY id LIMIT ?")?
-        .query_map((key, Standing::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
+        .query_map((key, JobPosition::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
         .collect::<rusqlite::Result<_>>()?;
     Ok((u64::try_from(held).unwrap_or(0), named))
 }
 
 /// The hand-out it is in, and who stands behind that. SQLite: a server that is on record has the file's lock, so it is alive.
-fn owner(connection: &Connection, id: JobId) -> Result<Option<OwnerStanding>> {
+fn owner(connection: &Connection, id: JobId) -> Result<Option<ClaimOwner>> {
     Ok(connection
         .prepare_cached(
             "SELECT b.claimed_at, n.name, w.deadline FROM block b
@@ -92,7 +92,7 @@ fn owner(connection: &Connection, id: JobId) -> Result<Option<OwnerStanding>> {
             let alive = server.as_ref().map(|_| Timestamp::MAX);
             let deadline = row.get::<_, Option<i64>>(2)?.map(Timestamp::from_ms);
             let claimed_at = Timestamp::from_ms(row.get(0)?);
-            Ok(OwnerStanding { claimed_at, server, lease_until: alive.or(deadline) })
+            Ok(ClaimOwner { claimed_at, server, lease_until: alive.or(deadline) })
         })
         .optional()?)
 }

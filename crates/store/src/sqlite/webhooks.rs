@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use super::{audit, note::add_note, writer::Tx};
 use crate::{
-    Delivery, LaneId, Result, Retention, Signal, WebhookAsk, WebhookFilter, WebhookNext, WebhookResult, WebhookTaken,
+    Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest,
+    WebhookTaken,
     types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
@@ -65,7 +66,7 @@ struct Line {
     due_at: i64,
 }
 
-pub fn take(tx: &Tx, ask: &WebhookAsk, now: Timestamp) -> Result<WebhookTaken> {
+pub fn take(tx: &Tx, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let hosts = hosts(tx.connection)?;
     let mut lines = Vec::new();
     for host in &hosts {

@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use super::{audit, claim::block_jobs, end::ended_as, free::free_blocks, read, writer::Tx};
 use crate::{
-    AuditEntry, ClaimedJob, HeldJob, LaneId, Patience, Recovered, Result, Signal, Swept, WorkerAdmitted, WorkerEnd,
-    WorkerEntry, WorkerLost, WorkerNews, WorkerStanding,
+    AuditEntry, ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, SweepResult, WorkerAdmitted,
+    WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
     assemble::parse_options,
     workers::{
         COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
@@ -23,7 +23,7 @@ pub struct Living {
     id: WorkerId,
     key: String,
     kind: WorkerKind,
-    door: String,
+    transport: String,
     node: Option<Uuid>,
     session: i64,
     state: WorkerState,
@@ -34,7 +34,7 @@ pub struct Living {
 /// The living workers of which this is true, up to as many as one round takes.
 pub fn living_of(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<Living>> {
     let sql = format!(
-        "SELECT id, key, kind, door, node, session, state, reason, deadline FROM worker
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM worker
          WHERE ended_at IS NULL AND {condition} ORDER BY deadline, id LIMIT {ROUND}"
     );
     let mut statement = tx.connection.prepare_cached(&sql)?;
@@ -45,7 +45,7 @@ pub fn living_of(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<
             id: WorkerId(row.get(0)?),
             key: row.get(1)?,
             kind: worker_kind(row.get(2)?)?,
-            door: row.get(3)?,
+            transport: row.get(3)?,
             node: row.get(4)?,
             session: row.get(5)?,
             state: worker_state(row.get(6)?),
@@ -68,7 +68,7 @@ fn begin_life(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmi
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     tx.connection
         .prepare_cached(
-            "INSERT INTO worker (id, key, name, kind, door, node, session, state, capabilities, queues, concurrency, pool,
+            "INSERT INTO worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency, pool,
                                  registered_at, connected_at, seen_at, deadline)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13)",
         )?
@@ -77,7 +77,7 @@ fn begin_life(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmi
             &entry.key,
             &entry.name,
             kind_code(entry.kind),
-            &entry.door,
+            &entry.transport,
             entry.node.0,
             worker_code(state),
             names(&entry.ability.capabilities),
@@ -99,7 +99,7 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
     let session = living.session + 1;
     tx.connection
         .prepare_cached(
-            "UPDATE worker SET name = coalesce(?2, name), kind = ?3, door = ?4, node = ?5, session = ?6, state = ?7,
+            "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
                  reason = NULL, capabilities = ?8, queues = ?9, concurrency = ?10, pool = coalesce(?11, pool),
                  connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13
              WHERE id = ?1",
@@ -108,7 +108,7 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
             living.id.0,
             &entry.name,
             kind_code(kind),
-            &entry.door,
+            &entry.transport,
             entry.node.0,
             session,
             worker_code(state),
@@ -128,7 +128,7 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
 }
 
 /// Everything that the worker has in hand.
-fn held_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<HeldJob>> {
+fn held_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let mut held = Vec::new();
     for block in blocks_of(tx.connection, id)? {
         for (job, retry_count) in &block.jobs {
@@ -141,7 +141,7 @@ fn held_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<HeldJob>> {
 }
 
 /// `None`: it has ended under this run.
-fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Option<HeldJob>> {
+fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Option<ResumedJob>> {
     type Columns = (LaneId, Option<String>, Option<String>, String);
     let columns: Option<Columns> = tx
         .connection
@@ -158,7 +158,7 @@ fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Optio
         .query_row((id.0, block.run), |r| Ok((r.get(0)?, r.get(1)?)))
         .optional()?;
     let ready_at = running.map_or(block.first_ready_at, |(_, ready_at)| ready_at);
-    Ok(Some(HeldJob {
+    Ok(Some(ResumedJob {
         job: ClaimedJob {
             id,
             run: block.run,
@@ -201,17 +201,17 @@ fn blocks_of(connection: &Connection, id: WorkerId) -> Result<Vec<Block>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-pub fn news(tx: &Tx, news: &[WorkerNews]) -> Result<Vec<WorkerStanding>> {
+pub fn news(tx: &Tx, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     news.iter().map(|news| news_of_one(tx, news)).collect()
 }
 
-fn news_of_one(tx: &Tx, news: &WorkerNews) -> Result<WorkerStanding> {
+fn news_of_one(tx: &Tx, news: &WorkerUpdate) -> Result<WorkerUpdateResult> {
     let row: Option<(i16, Option<String>, bool)> = tx
         .connection
         .prepare_cached("SELECT state, reason, drain FROM worker WHERE id = ? AND session = ? AND ended_at IS NULL")?
         .query_row((news.id.0, news.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
-    let Some((code, reason, drain)) = row else { return Ok(WorkerStanding { connected: false, drain: false }) };
+    let Some((code, reason, drain)) = row else { return Ok(WorkerUpdateResult { connected: false, drain: false }) };
     let changes = allowed(worker_state(code), &news.changes);
     let (code, reason) =
         changes.last().map_or((code, reason), |change| (worker_code(change.state), change.reason.clone()));
@@ -234,7 +234,7 @@ fn news_of_one(tx: &Tx, news: &WorkerNews) -> Result<WorkerStanding> {
             news.breaker,
         ))?;
     add_changes(tx, news.id, &changes)?;
-    Ok(WorkerStanding { connected: true, drain })
+    Ok(WorkerUpdateResult { connected: true, drain })
 }
 
 fn add_changes(tx: &Tx, id: WorkerId, changes: &[WorkerChange]) -> Result<()> {
@@ -296,11 +296,11 @@ fn close_life(tx: &Tx, living: &Living, reason: &str, now: Timestamp) -> Result<
 }
 
 /// Its server is gone: a worker inside it went with it, any other keeps what it holds and has some time to connect elsewhere.
-pub fn let_go(tx: &Tx, living: &Living, gone: ServerGone, patience: Patience, now: Timestamp) -> Result<()> {
+pub fn let_go(tx: &Tx, living: &Living, gone: ServerGone, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
     if living.kind == WorkerKind::BuiltIn {
         return close_life(tx, living, gone.reason(), now);
     }
-    let deadline = deadline_without_server(&living.door, living.deadline, patience, now);
+    let deadline = deadline_without_server(&living.transport, living.deadline, grace_periods, now);
     tx.connection.prepare_cached("UPDATE worker SET node = NULL, reason = ?, deadline = ? WHERE id = ?")?.execute((
         gone.waiting_reason(),
         deadline,
@@ -323,8 +323,8 @@ fn next_deadline(connection: &Connection) -> Result<Option<Timestamp>> {
     Ok(next.map(Timestamp::from_ms))
 }
 
-pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<Swept> {
-    let mut swept = Swept::default();
+pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<SweepResult> {
+    let mut swept = SweepResult::default();
     for living in living_of(tx, "deadline <= ?", &[&now.as_ms()])? {
         let reason = living.reason.clone().unwrap_or_else(|| SILENT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
@@ -435,7 +435,7 @@ fn worker_row(row: &Row) -> rusqlite::Result<WorkerRow> {
         key: row.get(1)?,
         name: row.get(2)?,
         kind: row.get(3)?,
-        door: row.get(4)?,
+        transport: row.get(4)?,
         node: row.get(5)?,
         state: row.get(6)?,
         reason: row.get(7)?,

@@ -1,7 +1,7 @@
 //! What people do to jobs: cancel, retry, patch, delete.
 
 use faena_domain::{JobId, JobState, Priority};
-use faena_store::{CancelOutcome, ClaimedJob, JobPatch, Outcome, RunEnd, StoreError, Tally};
+use faena_store::{CancelOutcome, ClaimedJob, JobPatch, RunEnd, RunOutcome, StoreError, Tally};
 
 use crate::support::*;
 
@@ -47,7 +47,7 @@ pub async fn a_running_job_is_asked_to_stop(world: &World) {
 }
 
 pub async fn a_job_asked_to_stop_does_not_come_back(world: &World) {
-    for outcome in [world.retry(50), Outcome::HandedBack] {
+    for outcome in [world.retry(50), RunOutcome::HandedBack] {
         let job = world.running(world.job("a", 0).unique("k")).await;
         world.cancel(job.id, 1).await;
         // Whoever ends it has not heard of the request yet.
@@ -287,7 +287,7 @@ pub async fn a_deleted_job_leaves_nothing(world: &World) {
         assert_eq!(world.ledger.tables_with(id).await, [""; 0]);
         assert!(world.store.job_get(id).await.unwrap().is_none());
     }
-    assert_eq!([world.total(Tally::Queued).await, world.total(Tally::Held).await], [0, 1]);
+    assert_eq!([world.total(Tally::Queued).await, world.total(Tally::InFlight).await], [0, 1]);
     world.submit(mark(1)).await;
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use faena_domain::{JobId, NewJob, Priority};
-use faena_store::{ClaimAsk, Owner};
+use faena_store::{ClaimRequest, Owner};
 
 use crate::support::*;
 
@@ -103,7 +103,7 @@ pub async fn a_job_is_handed_to_one_worker_only(world: &World) {
             tokio::spawn(async move {
                 let mut mine = Vec::new();
                 loop {
-                    let ask = ClaimAsk { owner: Owner::Node(node), lanes: lanes.clone(), limit: 37, at_once: 37 };
+                    let ask = ClaimRequest { owner: Owner::Node(node), lanes: lanes.clone(), limit: 37, at_once: 37 };
                     let jobs = store.job_claim(vec![ask], now).await.unwrap().remove(0).jobs;
                     if jobs.is_empty() {
                         return mine;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use faena_domain::{JobId, Limit, NewJob, NodeId, Scope, Timestamp, WorkerState};
 use faena_store::{
-    AuditFilter, ClaimAsk, NoteKind, Outcome, Owner, StoreOptions,
+    AuditFilter, ClaimRequest, NoteKind, Owner, RunOutcome, StoreOptions,
     doctor::{self, Inspection, Severity},
 };
 
@@ -209,7 +209,7 @@ async fn work(world: &World, stop: &AtomicBool, ended: &AtomicUsize) {
             let outcome = match n % 4 {
                 0 => world.retry(ms + 1),
                 1 => failed("no"),
-                2 => Outcome::HandedBack,
+                2 => RunOutcome::HandedBack,
                 _ => completed(),
             };
             ends.push(world.an_end(job, outcome, ms));
@@ -684,7 +684,7 @@ async fn a_damaged_file_is_told_and_not_written_to() {
 /// The claims of a node that has not joined are nobody's.
 pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     world.submit(world.job("a", 0)).await;
-    let ask = ClaimAsk { owner: Owner::Node(NodeId::new()), lanes: world.lanes().await, limit: 1, at_once: 1 };
+    let ask = ClaimRequest { owner: Owner::Node(NodeId::new()), lanes: world.lanes().await, limit: 1, at_once: 1 };
     world.store.job_claim(vec![ask], world.start).await.unwrap();
     let found = finds(world, &["block-without-owner"]).await.findings.remove(0);
     assert!(found.text.contains("(1 jobs)"), "{}", found.text);
@@ -755,7 +755,7 @@ pub async fn due_times_without_or_with_two_jobs_are_told(world: &World) {
 }
 
 pub async fn what_waits_in_the_outbox_for_nothing_is_removed(world: &World) {
-    crate::outbox::sink(world, "s", &["job.*"], faena_store::OnBad::Skip).await;
+    crate::outbox::sink(world, "s", &["job.*"], faena_store::OnRejected::Skip).await;
     fill(world).await;
     finds(world, &[]).await;
     let one = "(SELECT min(position) FROM event)";

@@ -1,14 +1,14 @@
 //! What runs tell, and how they end.
 
 use faena_domain::{ErrorReason, JobState, LogEvent, LogLine, Progress};
-use faena_store::{ClaimedJob, NoteKind, Outcome, RunEnd, Tally};
+use faena_store::{ClaimedJob, NoteKind, RunEnd, RunOutcome, Tally};
 
 use crate::support::*;
 
 pub async fn a_completed_job_shows_its_result(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let result = r#"{"n":12345678901234567890,"z":1,"a":"ñ"}"#;
-    assert!(world.end(&job, Outcome::Completed { result: Some(result.into()) }, 5).await);
+    assert!(world.end(&job, RunOutcome::Completed { result: Some(result.into()) }, 5).await);
     let view = world.get(job.id).await;
     assert_eq!((view.status, view.completed_at, view.run), (JobState::Completed, Some(world.at(5)), Some(job.run)));
     assert_eq!(view.result.unwrap().get(), result);
@@ -16,7 +16,7 @@ pub async fn a_completed_job_shows_its_result(world: &World) {
     assert_eq!((view.error, view.error_reason), (None, None));
 
     let silent = world.running(world.job("a", 6)).await;
-    assert!(world.end(&silent, Outcome::Completed { result: None }, 7).await);
+    assert!(world.end(&silent, RunOutcome::Completed { result: None }, 7).await);
     assert!(world.get(silent.id).await.result.is_none());
 }
 
@@ -34,7 +34,7 @@ pub async fn many_ends_in_one_call_are_answered_in_order(world: &World) {
                 0 => completed(),
                 1 => failed("no"),
                 2 => world.retry(99),
-                _ => Outcome::HandedBack,
+                _ => RunOutcome::HandedBack,
             };
             let mut end = world.an_end(job, outcome, 10);
             if n % 5 == 0 {
@@ -45,7 +45,7 @@ pub async fn many_ends_in_one_call_are_answered_in_order(world: &World) {
         .collect();
     let answers = world.store.job_end(ends, world.at(10)).await.unwrap();
     assert_eq!(answers, (0..60).map(|n| n % 5 != 0).collect::<Vec<_>>());
-    assert_eq!(world.total(Tally::Held).await, 12);
+    assert_eq!(world.total(Tally::InFlight).await, 12);
     let held = world.list(faena_store::Filter { states: vec![JobState::Assigned], ..Default::default() }).await;
     assert_eq!(held.len(), 12);
 }
@@ -211,17 +211,17 @@ pub async fn notes_of_a_stale_run_change_nothing(world: &World) {
 }
 
 pub async fn the_same_end_told_again_counts_once(world: &World) {
-    let outcomes = [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()];
+    let outcomes = [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()];
     for (n, outcome) in outcomes.into_iter().enumerate() {
         // Each as the last of its block, and with another one left in it.
-        for closes_block in [true, false] {
-            let job = world.running(world.job(&format!("k{n}{closes_block}"), 0)).await;
-            let end = RunEnd { closes_block, ..world.an_end(&job, outcome.clone(), 5) };
+        for closes_claim in [true, false] {
+            let job = world.running(world.job(&format!("k{n}{closes_claim}"), 0)).await;
+            let end = RunEnd { closes_claim, ..world.an_end(&job, outcome.clone(), 5) };
             assert!(world.tell_end(end.clone()).await);
             let (state, counts) = (world.state(job.id).await, world.store.counts().await.unwrap());
             assert_eq!(state, outcome.state());
             let late = RunEnd { at: world.at(6), ..end.clone() };
-            assert!(world.tell_end(end).await, "{outcome:?} told again, block closed: {closes_block}");
+            assert!(world.tell_end(end).await, "{outcome:?} told again, block closed: {closes_claim}");
             assert!(!world.tell_end(late).await, "{outcome:?} told at another time is another end");
             assert_eq!((world.state(job.id).await, world.store.counts().await.unwrap()), (state, counts));
             assert_eq!(world.get(job.id).await.updated_at, world.at(5));
@@ -231,10 +231,10 @@ pub async fn the_same_end_told_again_counts_once(world: &World) {
 }
 
 pub async fn the_same_end_twice_in_one_call_counts_once(world: &World) {
-    for outcome in [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()] {
+    for outcome in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()] {
         let job = world.running(world.job("a", 0)).await;
         let end = world.an_end(&job, outcome.clone(), 5);
-        let again = RunEnd { closes_block: true, ..end.clone() };
+        let again = RunEnd { closes_claim: true, ..end.clone() };
         let late = RunEnd { at: world.at(6), ..end.clone() };
         let answers = world.store.job_end(vec![end, late, again], world.at(6)).await.unwrap();
         assert_eq!(answers, [true, false, true], "{outcome:?}");
@@ -244,7 +244,7 @@ pub async fn the_same_end_twice_in_one_call_counts_once(world: &World) {
 }
 
 pub async fn another_end_of_an_ended_run_changes_nothing(world: &World) {
-    let outcomes = [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()];
+    let outcomes = [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()];
     for first in &outcomes {
         for second in outcomes.iter().filter(|second| second.state() != first.state()) {
             let job = world.running(world.job("a", 0)).await;
@@ -261,7 +261,7 @@ pub async fn an_end_after_its_block_was_closed_is_stale_unless_it_was_told_befor
     world.submit_all(vec![world.job("a", 0), world.job("a", 0)]).await;
     let jobs = world.claim(2, 1).await;
     world.complete(&jobs[0], 2).await;
-    let last = RunEnd { closes_block: true, ..world.an_end(&jobs[1], world.retry(50), 3) };
+    let last = RunEnd { closes_claim: true, ..world.an_end(&jobs[1], world.retry(50), 3) };
     assert!(world.tell_end(last).await);
     assert_eq!(world.ledger.number("SELECT count(*) FROM block").await, 0);
 
@@ -278,11 +278,11 @@ pub async fn a_report_of_a_deleted_job_changes_nothing(world: &World) {
     world.submit_all((0..6).map(|_| world.job("a", 0)).collect()).await;
     let jobs = world.claim(6, 1).await;
     for (job, outcome) in
-        jobs.iter().zip([completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()])
+        jobs.iter().zip([completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()])
     {
         assert!(world.end(job, outcome, 2).await);
         world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
-        for late in [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()] {
+        for late in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()] {
             assert!(!world.end(job, late, 3).await);
         }
         assert!(!world.note(job, NoteKind::Message("late".into()), 3).await);
@@ -314,7 +314,7 @@ pub async fn a_failed_try_waits_and_comes_back_with_its_count(world: &World) {
 
 pub async fn a_job_that_failed_for_good_stands_among_the_dead(world: &World) {
     let job = world.running(world.job("a", 0)).await;
-    let outcome = Outcome::Failed { error: "timed out".into(), reason: ErrorReason::Timeout };
+    let outcome = RunOutcome::Failed { error: "timed out".into(), reason: ErrorReason::Timeout };
     assert!(world.end(&job, outcome, 5).await);
     let view = world.get(job.id).await;
     assert_eq!((view.status, view.completed_at), (JobState::Failed, Some(world.at(5))));
@@ -339,7 +339,7 @@ pub async fn a_job_handed_back_keeps_its_count_and_its_place(world: &World) {
 
 pub async fn a_plain_job_leaves_only_what_it_needs(world: &World) {
     let job = world.running(world.job("a", 0)).await;
-    let end = RunEnd { on_record: false, closes_block: true, ..world.an_end(&job, completed(), 1) };
+    let end = RunEnd { on_record: false, closes_claim: true, ..world.an_end(&job, completed(), 1) };
     assert!(world.tell_end(end).await);
     assert_eq!(world.ledger.tables_with(job.id).await, ["job", "done"]);
     assert_eq!(world.ledger.number("SELECT count(*) FROM block").await, 0);
@@ -354,11 +354,11 @@ pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: 
     assert!(world.note(&bad[0], percent(1.0, nul), 2).await);
     assert!(world.note(&bad[0], step(nul, "1"), 2).await);
     world.store.job_cancel(bad[1].id, nul, None, world.at(3)).await.unwrap();
-    let retry = Outcome::Retry { due_at: world.at(9), error: nul.into(), reason: ErrorReason::Error };
+    let retry = RunOutcome::Retry { due_at: world.at(9), error: nul.into(), reason: ErrorReason::Error };
     let ends = vec![
         world.an_end(&good, completed(), 4),
         world.an_end(&bad[0], failed(nul), 4),
-        world.an_end(&bad[1], Outcome::Cancelled { cause: nul.into() }, 4),
+        world.an_end(&bad[1], RunOutcome::Cancelled { cause: nul.into() }, 4),
         world.an_end(&bad[2], retry, 4),
     ];
     assert_eq!(world.store.job_end(ends, world.at(4)).await.unwrap(), [true; 4]);
@@ -424,5 +424,5 @@ pub async fn four_reporters_at_once_count_right(world: &World) {
     };
     tokio::join!(tell(0), tell(1), tell(2), tell(3));
     assert_eq!([world.total(Tally::Completed).await, world.total(Tally::Retrying).await], [342, 58]);
-    assert_eq!(world.total(Tally::Held).await, 0);
+    assert_eq!(world.total(Tally::InFlight).await, 0);
 }

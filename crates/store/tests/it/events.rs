@@ -3,21 +3,21 @@
 use std::collections::HashMap;
 
 use faena_domain::{JobId, JobState, Timestamp};
-use faena_store::{EventQuery, EventWant, JobPatch, NoteKind, OnBad, StoredEvent, Wish};
+use faena_store::{EventQuery, EventSubscription, JobPatch, NoteKind, OnRejected, StoredEvent, SubscriptionMode};
 
 use crate::support::{Build, Dice, World, failed};
 
-pub fn want(types: &[&str], wish: Wish) -> EventWant {
-    EventWant {
+pub fn want(types: &[&str], mode: SubscriptionMode) -> EventSubscription {
+    EventSubscription {
         name: "watcher".into(),
         types: types.iter().map(|kind| (*kind).to_owned()).collect(),
-        wish,
+        mode,
         until: Timestamp::MAX,
     }
 }
 
 async fn listen(world: &World, types: &[&str]) {
-    world.store.event_want(vec![want(types, Wish::Kept)], world.at(0)).await.unwrap();
+    world.store.event_subscribe(vec![want(types, SubscriptionMode::Keep)], world.at(0)).await.unwrap();
 }
 
 async fn told(world: &World) -> Vec<StoredEvent> {
@@ -114,14 +114,18 @@ pub async fn only_what_is_wanted_is_written_down(world: &World) {
 
 pub async fn a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_again(world: &World) {
     let until = world.at(1_000);
-    world.store.event_want(vec![EventWant { until, ..want(&["*"], Wish::Kept) }], world.at(0)).await.unwrap();
+    world
+        .store
+        .event_subscribe(vec![EventSubscription { until, ..want(&["*"], SubscriptionMode::Keep) }], world.at(0))
+        .await
+        .unwrap();
     world.submit(world.job("mail", 0)).await;
-    assert_eq!((told(world).await.len(), world.store.events_wanted()), (2, true));
+    assert_eq!((told(world).await.len(), world.store.has_event_subscriptions()), (2, true));
     world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
-    assert!(!world.store.events_wanted());
+    assert!(!world.store.has_event_subscriptions());
     world.submit(world.job("mail", 1_001)).await;
     assert_eq!(told(world).await.len(), 2);
-    world.store.event_want(vec![want(&["*"], Wish::Kept)], world.at(2_000)).await.unwrap();
+    world.store.event_subscribe(vec![want(&["*"], SubscriptionMode::Keep)], world.at(2_000)).await.unwrap();
     world.submit(world.job("mail", 2_001)).await;
     assert_eq!(told(world).await.len(), 4, "and again when somebody does");
 }
@@ -129,7 +133,7 @@ pub async fn a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_ag
 pub async fn wishes_outlive_the_server_that_made_them(world: &World) {
     listen(world, &["job.*"]).await;
     let again = world.reopen(Default::default()).await;
-    assert!(again.store.events_wanted());
+    assert!(again.store.has_event_subscriptions());
     let id = again.submit(again.job("mail", 0)).await;
     assert_eq!(story(&again, id).await.len(), 2);
 }
@@ -147,9 +151,12 @@ pub async fn an_act_that_is_refused_tells_nothing(world: &World) {
 }
 
 pub async fn a_queued_event_waits_once_for_every_sink_that_wants_it(world: &World) {
-    let sink = |name: &str, types: &[&str]| EventWant { name: name.into(), ..want(types, Wish::Queued(OnBad::Skip)) };
+    let sink = |name: &str, types: &[&str]| EventSubscription {
+        name: name.into(),
+        ..want(types, SubscriptionMode::Queue(OnRejected::Skip))
+    };
     let wants = vec![sink("all", &["*"]), sink("ends", &["job.completed", "job.f*"]), sink("others", &["worker.*"])];
-    world.store.event_want(wants, world.at(0)).await.unwrap();
+    world.store.event_subscribe(wants, world.at(0)).await.unwrap();
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;
     let waiting = world
@@ -258,7 +265,11 @@ pub async fn what_is_gone_leaves_no_counter_behind(world: &World) {
 
 pub async fn what_nobody_wants_any_more_is_still_pruned(world: &World) {
     let until = world.at(1_000);
-    world.store.event_want(vec![EventWant { until, ..want(&["*"], Wish::Kept) }], world.at(0)).await.unwrap();
+    world
+        .store
+        .event_subscribe(vec![EventSubscription { until, ..want(&["*"], SubscriptionMode::Keep) }], world.at(0))
+        .await
+        .unwrap();
     world.submit(world.job("mail", 0)).await;
     world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
     assert_eq!(told(world).await.len(), 2);

@@ -3,20 +3,22 @@
 use std::{collections::HashMap, sync::Arc};
 
 use faena_domain::{JobId, NewJob, Timestamp};
-use faena_store::{EventPlace, EventQuery, EventSpan, EventWant, Store, StoreOptions, StoredEvent, Wish};
+use faena_store::{
+    EventPosition, EventQuery, EventRange, EventSubscription, Store, StoreOptions, StoredEvent, SubscriptionMode,
+};
 use uuid::Uuid;
 
 use crate::support::World;
 
 pub const NAME: &str = "live";
 
-pub fn wish(until: Timestamp) -> EventWant {
-    EventWant { name: NAME.into(), types: vec!["*".into()], wish: Wish::Kept, until }
+pub fn mode(until: Timestamp) -> EventSubscription {
+    EventSubscription { name: NAME.into(), types: vec!["*".into()], mode: SubscriptionMode::Keep, until }
 }
 
 /// Somebody who reads on from where it was.
 pub struct Follower {
-    place: EventPlace,
+    place: EventPosition,
     pub seen: Vec<StoredEvent>,
 }
 
@@ -68,7 +70,7 @@ pub fn told_by(jobs: i64) -> usize {
 }
 
 pub async fn who_follows_while_many_write_sees_every_event_once_and_each_subject_in_order(world: &World) {
-    world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+    world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
     let mut stores = vec![world.store.clone(); 4];
     let others = if world.store.engine() == "postgres" {
         vec![world.reopen(StoreOptions::default()).await, world.reopen(StoreOptions::default()).await]
@@ -92,19 +94,19 @@ pub async fn who_follows_while_many_write_sees_every_event_once_and_each_subject
     }
 }
 
-async fn span(world: &World) -> EventSpan {
-    world.store.event_span(NAME).await.unwrap().unwrap()
+async fn span(world: &World) -> EventRange {
+    world.store.event_range(NAME).await.unwrap().unwrap()
 }
 
 pub async fn what_nobody_wanted_meanwhile_is_outside_of_what_is_kept(world: &World) {
-    assert_eq!(world.store.event_span(NAME).await.unwrap(), None);
-    world.store.event_want(vec![wish(world.at(1_000))], world.at(0)).await.unwrap();
+    assert_eq!(world.store.event_range(NAME).await.unwrap(), None);
+    world.store.event_subscribe(vec![mode(world.at(1_000))], world.at(0)).await.unwrap();
     world.submit(world.job("mail", 0)).await;
     let read_up_to = world.store.event_end().await.unwrap();
     assert!(span(world).await.after < read_up_to, "nothing is missing");
     world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
     world.submit(world.job("mail", 1_100)).await;
-    world.store.event_want(vec![wish(world.at(3_000))], world.at(2_000)).await.unwrap();
+    world.store.event_subscribe(vec![mode(world.at(3_000))], world.at(2_000)).await.unwrap();
     assert!(read_up_to < span(world).await.after, "a job was made in between");
     let read_up_to = world.store.event_end().await.unwrap();
     world.submit(world.job("mail", 2_100)).await;
@@ -113,7 +115,7 @@ pub async fn what_nobody_wanted_meanwhile_is_outside_of_what_is_kept(world: &Wor
 }
 
 pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
-    world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+    world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
     let begin = world.store.event_end().await.unwrap();
     world.submit_all(vec![world.job("mail", 0), world.job("mail", 0)]).await;
     let events = world.store.event_list(EventQuery::After(begin), 10).await.unwrap();
@@ -128,10 +130,10 @@ pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
 }
 
 pub async fn a_wish_that_is_repeated_keeps_what_it_has(world: &World) {
-    world.store.event_want(vec![wish(world.at(1_000))], world.at(0)).await.unwrap();
+    world.store.event_subscribe(vec![mode(world.at(1_000))], world.at(0)).await.unwrap();
     let before = span(world).await;
     for ms in [10, 500, 900] {
-        world.store.event_want(vec![wish(world.at(ms + 1_000))], world.at(ms)).await.unwrap();
+        world.store.event_subscribe(vec![mode(world.at(ms + 1_000))], world.at(ms)).await.unwrap();
     }
     assert_eq!(span(world).await, before, "and no place is used up");
 }

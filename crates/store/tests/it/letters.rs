@@ -1,7 +1,7 @@
 //! Dead letters: what they say, how they are found, what is done to them.
 
 use faena_domain::{ErrorReason, JobId, JobState, NewJob};
-use faena_store::{AuditFilter, Filter, Outcome, Page, StoreError, Tally};
+use faena_store::{AuditFilter, Filter, Page, RunOutcome, StoreError, Tally};
 
 use crate::support::{World, failed};
 
@@ -10,7 +10,7 @@ async fn letter(world: &World, kind: &str, queue: &str, error: &str, reason: Err
     let id = world.submit(NewJob { queue: queue.into(), ..world.job(kind, ms) }).await;
     let job = world.claim_one(ms + 1).await;
     assert_eq!(job.id, id);
-    world.end(&job, Outcome::Failed { error: error.into(), reason }, ms + 2).await;
+    world.end(&job, RunOutcome::Failed { error: error.into(), reason }, ms + 2).await;
     id
 }
 
@@ -106,7 +106,7 @@ pub async fn the_history_of_all_runs_is_told(world: &World) {
     world.retry_at(&first, 10, 3).await;
     world.promote(10).await;
     let second = world.claim_one(11).await;
-    world.end(&second, Outcome::Failed { error: "no more".into(), reason: ErrorReason::Timeout }, 12).await;
+    world.end(&second, RunOutcome::Failed { error: "no more".into(), reason: ErrorReason::Timeout }, 12).await;
     let attempts = world.store.job_attempts(id).await.unwrap();
     let told: Vec<_> = attempts
         .iter()
@@ -122,7 +122,7 @@ pub async fn the_history_of_all_runs_is_told(world: &World) {
 
 pub async fn a_letter_is_retried_and_its_log_says_by_whom(world: &World) {
     let id = letter(world, "mail", "q", "boom", ErrorReason::Error, 0).await;
-    world.store.letter_retry(id, "ana", world.at(10)).await.unwrap();
+    world.store.dead_letter_retry(id, "ana", world.at(10)).await.unwrap();
     assert_eq!(world.state(id).await, JobState::Pending);
     let log = world.get(id).await.execution_log;
     let line = log.iter().find(|entry| entry.event.as_str() == "retried").unwrap();
@@ -140,30 +140,30 @@ pub async fn only_letters_are_retried_and_deleted_as_such(world: &World) {
     world.cancel(cancelled, 2).await;
     for (id, state) in [(waiting, JobState::Queued), (cancelled, JobState::Cancelled)] {
         for answer in [
-            world.store.letter_retry(id, "ana", world.at(3)).await,
-            world.store.letter_delete(id, "ana", world.at(3)).await,
+            world.store.dead_letter_retry(id, "ana", world.at(3)).await,
+            world.store.dead_letter_delete(id, "ana", world.at(3)).await,
         ] {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { from, .. }) if from == state));
         }
         assert_eq!(world.state(id).await, state);
     }
-    let unknown = world.store.letter_delete(JobId::new(), "ana", world.at(3)).await;
+    let unknown = world.store.dead_letter_delete(JobId::new(), "ana", world.at(3)).await;
     assert!(matches!(unknown, Err(StoreError::NotFound(_))));
     assert_eq!(world.store.audit_list(AuditFilter::default(), 9).await.unwrap(), []);
     world.cancel(waiting, 4).await;
     let id = letter(world, "mail", "q", "boom", ErrorReason::Error, 10).await;
-    world.store.letter_delete(id, "ana", world.at(20)).await.unwrap();
+    world.store.dead_letter_delete(id, "ana", world.at(20)).await.unwrap();
     assert!(world.store.job_get(id).await.unwrap().is_none());
     assert_eq!(world.total(Tally::Failed).await, 0);
 }
 
 pub async fn letters_are_counted_by_reason_and_age(world: &World) {
-    let none = world.store.letter_stats().await.unwrap();
+    let none = world.store.dead_letter_stats().await.unwrap();
     assert_eq!((none.looked_at, none.oldest, none.newest), (0, None, None));
     let first = letter(world, "a", "q", "x", ErrorReason::Timeout, 0).await;
     letter(world, "b", "q", "x", ErrorReason::Error, 10).await;
     let last = letter(world, "a", "r", "x", ErrorReason::Timeout, 20).await;
-    let stats = world.store.letter_stats().await.unwrap();
+    let stats = world.store.dead_letter_stats().await.unwrap();
     assert_eq!((stats.looked_at, stats.oldest, stats.newest), (3, Some(first), Some(last)));
     assert_eq!(stats.by_reason.into_iter().collect::<Vec<_>>(), [("error".into(), 1), ("timeout".into(), 2)]);
 }

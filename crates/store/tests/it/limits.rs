@@ -9,7 +9,8 @@ use faena_domain::{
     ErrorReason, Fairness, JobId, JobState, Limit, NewJob, NodeId, Pause, Priority, Rate, Scope, WorkerId,
 };
 use faena_store::{
-    AuditFilter, ClaimAsk, ClaimedJob, Configured, Outcome, Owner, QueuePatch, RunEnd, Signal, StoreOptions, Tally,
+    AuditFilter, ClaimRequest, ClaimedJob, Configured, Owner, QueuePatch, RunEnd, RunOutcome, Signal, StoreOptions,
+    Tally,
 };
 use futures_util::future::join_all;
 
@@ -84,7 +85,7 @@ impl Storm<'_> {
                     let job = hands.swap_remove(dice.below(hands.len()));
                     let outcome = match dice.below(12) {
                         0 => world.retry(now + 1),
-                        1 => Outcome::HandedBack,
+                        1 => RunOutcome::HandedBack,
                         2 => failed("no"),
                         3 => cancelled(),
                         _ => completed(),
@@ -105,7 +106,7 @@ impl Storm<'_> {
             }
             assert_within(world, self.limits).await;
             let counts = world.store.counts().await.unwrap();
-            let open = [Tally::Queued, Tally::Pending, Tally::Held, Tally::Retrying].map(|t| counts.total(t));
+            let open = [Tally::Queued, Tally::Pending, Tally::InFlight, Tally::Retrying].map(|t| counts.total(t));
             if open.iter().sum::<i64>() == 0 {
                 return;
             }
@@ -188,7 +189,7 @@ async fn comes_back(world: &World, scope: Scope, key_of_job: Option<&str>) {
             }
             "node" => assert_eq!(world.recover(0, now + 4).await.returned, 1),
             _ => {
-                let expired = Outcome::Failed { error: "too late".into(), reason: ErrorReason::Timeout };
+                let expired = RunOutcome::Failed { error: "too late".into(), reason: ErrorReason::Timeout };
                 assert!(world.end(job, expired, now + 4).await);
             }
         }
@@ -243,7 +244,7 @@ pub async fn what_is_claimed_ahead_leaves_room_for_others(world: &World) {
     world.limit(kind("a"), Some(8), 0).await;
     world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
     let claim = async |limit, at_once, ms| {
-        let ask = ClaimAsk { owner: Owner::Node(world.node), lanes: world.lanes().await, limit, at_once };
+        let ask = ClaimRequest { owner: Owner::Node(world.node), lanes: world.lanes().await, limit, at_once };
         world.store.job_claim(vec![ask], world.at(ms)).await.unwrap().remove(0)
     };
     assert_eq!(claim(20, 1, 50).await.jobs.len(), 2, "a quarter of what is free");
@@ -593,10 +594,10 @@ pub async fn many_workers_in_one_call_share_what_a_limit_lets_go(world: &World) 
         let owner = Owner::Worker { id: worker.id, session: worker.session };
         let lanes = world.lanes().await;
         let lanes = if n % 2 == 0 { lanes } else { lanes[..1].to_vec() };
-        asks.push(ClaimAsk { owner, lanes, limit: 2, at_once: 2 });
+        asks.push(ClaimRequest { owner, lanes, limit: 2, at_once: 2 });
     }
     let gone = Owner::Worker { id: WorkerId::new(), session: 1 };
-    asks.insert(0, ClaimAsk { owner: gone, lanes: world.lanes().await, limit: 2, at_once: 2 });
+    asks.insert(0, ClaimRequest { owner: gone, lanes: world.lanes().await, limit: 2, at_once: 2 });
     let claims = world.store.job_claim(asks, world.at(40)).await.unwrap();
     assert!(claims[0].refused && claims[0].jobs.is_empty());
     let kinds = |with: bool| {
@@ -613,11 +614,11 @@ pub async fn who_claims_ahead_does_not_keep_the_others_of_its_call_waiting(world
     world.submit_all((0..20).map(|n| world.job("b", n).of("k")).collect()).await;
     let lanes = world.lanes().await;
     for (lane, most) in [(lanes[0], 8), (lanes[1], 2)] {
-        let mut asks = vec![ClaimAsk { owner: Owner::Node(world.node), lanes: vec![lane], limit: 20, at_once: 0 }];
+        let mut asks = vec![ClaimRequest { owner: Owner::Node(world.node), lanes: vec![lane], limit: 20, at_once: 0 }];
         for n in 0..4 {
             let worker = world.admit(world.worker(&format!("w{n}")), 30).await;
             let owner = Owner::Worker { id: worker.id, session: worker.session };
-            asks.push(ClaimAsk { owner, lanes: vec![lane], limit: 2, at_once: 2 });
+            asks.push(ClaimRequest { owner, lanes: vec![lane], limit: 2, at_once: 2 });
         }
         let claims = world.store.job_claim(asks, world.at(40)).await.unwrap();
         let got: Vec<usize> = claims.iter().map(|claim| claim.jobs.len()).collect();

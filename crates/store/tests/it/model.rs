@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use faena_domain::{JobId, JobState, NodeId, Ordering, Priority, Scope};
 use faena_store::{
-    CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Outcome, Owner, Page, Retention, RunEnd, StoreError,
+    CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Owner, Page, Retention, RunEnd, RunOutcome, StoreError,
     WorkerAdmitted, WorkerEnd, WorkerEntry,
 };
 
@@ -144,13 +144,13 @@ impl Model {
         self.with(|job| job.held.as_ref().is_some_and(|held| held.hands == hands))
     }
 
-    fn come_back(&mut self, id: JobId, outcome: &Outcome, now: i64, due_ms: i64) {
+    fn come_back(&mut self, id: JobId, outcome: &RunOutcome, now: i64, due_ms: i64) {
         if self.job(id).held.as_ref().is_some_and(|held| held.asked_to_stop) {
             return self.finish(id, JobState::Cancelled, now);
         }
         self.release(id);
         let job = self.job(id);
-        if matches!(outcome, Outcome::HandedBack) {
+        if matches!(outcome, RunOutcome::HandedBack) {
             job.state = JobState::Queued;
         } else {
             (job.state, job.due_at) = (JobState::Retrying, due_ms);
@@ -368,13 +368,13 @@ impl Play<'_> {
         self.model.job(id).state = JobState::Processing;
     }
 
-    fn outcome(&mut self) -> (Outcome, i64) {
+    fn outcome(&mut self) -> (RunOutcome, i64) {
         let due = self.now + i64::try_from(self.dice.below(800)).unwrap();
         let outcome = match self.dice.below(10) {
             0..4 => completed(),
             4..6 => failed("no"),
             6..8 => self.world.retry(due),
-            8 => Outcome::HandedBack,
+            8 => RunOutcome::HandedBack,
             _ => cancelled(),
         };
         (outcome, due)
@@ -394,7 +394,7 @@ impl Play<'_> {
             .with(|job| job.held.as_ref().is_some_and(|held| held.claimed.run == claimed.run && held.claimed.id != id));
         let end = RunEnd {
             on_record: !plain,
-            closes_block: last_of_its_block.is_empty(),
+            closes_claim: last_of_its_block.is_empty(),
             ..self.world.an_end(&claimed, outcome.clone(), self.now)
         };
         let repeats = 1 + self.dice.below(2);
@@ -550,7 +550,7 @@ impl Play<'_> {
         if job.held.as_ref().is_some_and(|held| held.asked_to_stop) {
             self.model.finish(id, JobState::Cancelled, now);
         } else if !costs {
-            self.model.come_back(id, &Outcome::HandedBack, now, 0);
+            self.model.come_back(id, &RunOutcome::HandedBack, now, 0);
         } else if job.retries < job.max_retries {
             self.model.come_back(id, &self.world.retry(0), now, now + delay);
         } else {

@@ -1,7 +1,7 @@
 //! Nodes die, leave, and come too late. A node that never joined is a dead one on both engines.
 
 use faena_domain::{ErrorReason, JobState, NodeId};
-use faena_store::{ClaimedJob, NodeInfo, Outcome, Recovered, RunEnd, Tally};
+use faena_store::{ClaimedJob, NodeInfo, Recovered, RunEnd, RunOutcome, Tally};
 
 use crate::support::*;
 
@@ -57,7 +57,7 @@ pub async fn ended_jobs_of_a_dead_node_stay_ended(world: &World) {
         world.begin(job, 1).await;
     }
     for (job, outcome) in
-        jobs.iter().zip([completed(), failed("no"), cancelled(), world.retry(100), Outcome::HandedBack])
+        jobs.iter().zip([completed(), failed("no"), cancelled(), world.retry(100), RunOutcome::HandedBack])
     {
         assert!(world.end(job, outcome, 2).await);
     }
@@ -86,7 +86,7 @@ pub async fn a_completion_after_the_rescue_is_stale(world: &World) {
     world.recover(5_000, 10).await;
     for job in &jobs {
         let before = serde_json::to_value(world.get(job.id).await).unwrap();
-        for outcome in [completed(), failed("no"), world.retry(50), Outcome::HandedBack, cancelled()] {
+        for outcome in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()] {
             // The rescue ended the run, so a late word is not news; it must change nothing.
             world.end(job, outcome, 11).await;
             assert_eq!(serde_json::to_value(world.get(job.id).await).unwrap(), before);
@@ -98,7 +98,7 @@ pub async fn a_completion_before_the_rescue_stands(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.complete(&jobs[0], 2).await;
-    assert!(world.tell_end(RunEnd { closes_block: true, ..world.an_end(&jobs[1], completed(), 3) }).await);
+    assert!(world.tell_end(RunEnd { closes_claim: true, ..world.an_end(&jobs[1], completed(), 3) }).await);
     assert_eq!(world.recover(5_000, 10).await, Recovered::default());
     assert_eq!(world.total(Tally::Completed).await, 2);
 }
@@ -115,7 +115,7 @@ pub async fn a_completion_after_the_rescue_and_another_claim_changes_nothing(wor
         assert_eq!(again.id, zombie.id);
         world.begin(&again, 112).await;
 
-        for outcome in [completed(), failed("no"), world.retry(50), Outcome::HandedBack] {
+        for outcome in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack] {
             assert!(!world.end(&zombie, outcome, 113).await, "the zombie hears that it is stale");
         }
         let view = world.get(again.id).await;
@@ -130,7 +130,7 @@ pub async fn rescue_and_completion_at_once_never_both_count(world: &World) {
     let mut seen = [0, 0];
     for round in 0..30 {
         let job = in_dead_hands(world, 1, round).await.remove(0);
-        let end = RunEnd { closes_block: true, ..world.an_end(&job, completed(), round) };
+        let end = RunEnd { closes_claim: true, ..world.an_end(&job, completed(), round) };
         let (counted, freed) = tokio::join!(world.tell_end(end), world.recover(0, round));
         let completed = world.state(job.id).await == JobState::Completed;
         assert_eq!(completed, freed.returned == 0, "in round {round}");

@@ -4,26 +4,26 @@ use std::collections::HashSet;
 
 use faena_domain::{JobId, NodeId, Timestamp};
 use faena_store::{
-    AuditFilter, DeadEvent, DeadFilter, EventWant, MAX_ATTEMPTS, OnBad, OutboxAsk, OutboxEvent, OutboxResult,
-    OutboxTaken, PARTITIONS, Republish, SinkView, StoreError, Wish,
+    AuditFilter, DeadEvent, DeadFilter, EventSubscription, MAX_ATTEMPTS, OnRejected, OutboxEvent, OutboxResult,
+    OutboxTakeRequest, OutboxTaken, PARTITIONS, Republish, SinkView, StoreError, SubscriptionMode,
 };
 
 use crate::support::World;
 
 const LEASE_MS: i64 = 10_000;
 
-pub async fn sink(world: &World, name: &str, types: &[&str], on_bad: OnBad) {
-    let want = EventWant {
+pub async fn sink(world: &World, name: &str, types: &[&str], on_bad: OnRejected) {
+    let want = EventSubscription {
         name: name.into(),
         types: types.iter().map(|kind| (*kind).to_owned()).collect(),
-        wish: Wish::Queued(on_bad),
+        mode: SubscriptionMode::Queue(on_bad),
         until: Timestamp::MAX,
     };
-    world.store.event_want(vec![want], world.at(0)).await.unwrap();
+    world.store.event_subscribe(vec![want], world.at(0)).await.unwrap();
 }
 
 async fn take_as(world: &World, node: NodeId, limit: usize, ms: i64) -> OutboxTaken {
-    let ask = OutboxAsk { sink: "s".into(), node, lease_ms: LEASE_MS, limit };
+    let ask = OutboxTakeRequest { sink: "s".into(), node, lease_ms: LEASE_MS, limit };
     world.store.outbox_take(ask, world.at(ms)).await.unwrap()
 }
 
@@ -86,7 +86,7 @@ fn numbers(taken: &OutboxTaken) -> HashSet<i16> {
 }
 
 pub async fn what_happened_waits_for_its_sink_in_order_until_it_is_confirmed(world: &World) {
-    sink(world, "s", &["job.*"], OnBad::Skip).await;
+    sink(world, "s", &["job.*"], OnRejected::Skip).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;
     let taken = take(world, 10).await;
@@ -109,14 +109,14 @@ pub async fn what_happened_waits_for_its_sink_in_order_until_it_is_confirmed(wor
 }
 
 pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..50).map(|n| world.job("mail", n)).collect()).await;
     let taken = take_as(world, world.node, 20, 100).await;
     assert_eq!(taken.events.len(), 20);
     assert!(taken.events.is_sorted_by_key(|event| event.event.place));
     // All of one part: half of a share would be one.
     let one = world.job("mail", 200);
-    sink(world, "s", &["job.*"], OnBad::Skip).await;
+    sink(world, "s", &["job.*"], OnRejected::Skip).await;
     send_all(world, 300).await;
     for n in 0..5 {
         let id = world.submit(one.clone()).await;
@@ -127,7 +127,7 @@ pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
 }
 
 pub async fn two_nodes_share_the_parts_and_never_both_have_one(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..100).map(|n| world.job("mail", n)).collect()).await;
     let (one, two, three) = (NodeId::new(), NodeId::new(), NodeId::new());
     assert_eq!(take_as(world, one, 1_000, 0).await.events.len(), 100);
@@ -152,7 +152,7 @@ pub async fn two_nodes_share_the_parts_and_never_both_have_one(world: &World) {
 }
 
 pub async fn nodes_that_ask_at_once_never_both_have_a_part(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let nodes: Vec<NodeId> = (0..5).map(|_| NodeId::new()).collect();
     for round in 0..8 {
         let asks = nodes.iter().map(|node| take_as(world, *node, 10, round));
@@ -168,7 +168,7 @@ pub async fn nodes_that_ask_at_once_never_both_have_a_part(world: &World) {
 }
 
 pub async fn a_node_that_dies_is_replaced_after_its_lease_and_one_that_leaves_at_once(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let (one, two, three) = (NodeId::new(), NodeId::new(), NodeId::new());
     let before = take_as(world, one, 1, 0).await;
     assert_eq!(take_as(world, two, 1, LEASE_MS - 1).await.partitions, []);
@@ -180,7 +180,7 @@ pub async fn a_node_that_dies_is_replaced_after_its_lease_and_one_that_leaves_at
 }
 
 pub async fn a_lease_is_renewed_by_asking(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let (one, two) = (NodeId::new(), NodeId::new());
     let first = take_as(world, one, 1, 0).await;
     let again = take_as(world, one, 1, LEASE_MS * 2 / 3).await;
@@ -192,13 +192,18 @@ pub async fn a_lease_is_renewed_by_asking(world: &World) {
 
 pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
     assert_eq!(take(world, 0).await.partitions, []);
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let until = world.at(1_000);
-    let want = EventWant { name: "t".into(), types: vec!["*".into()], wish: Wish::Queued(OnBad::Skip), until };
-    world.store.event_want(vec![want], world.at(0)).await.unwrap();
+    let want = EventSubscription {
+        name: "t".into(),
+        types: vec!["*".into()],
+        mode: SubscriptionMode::Queue(OnRejected::Skip),
+        until,
+    };
+    world.store.event_subscribe(vec![want], world.at(0)).await.unwrap();
     world.submit(world.job("mail", 0)).await;
     let ask = |ms| {
-        let ask = OutboxAsk { sink: "t".into(), node: world.node, lease_ms: LEASE_MS, limit: 9 };
+        let ask = OutboxTakeRequest { sink: "t".into(), node: world.node, lease_ms: LEASE_MS, limit: 9 };
         world.store.outbox_take(ask, world.at(ms))
     };
     assert_eq!(ask(999).await.unwrap().events.len(), 2);
@@ -215,7 +220,7 @@ pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
 }
 
 pub async fn a_refused_message_holds_back_its_subject_only(world: &World) {
-    for on_bad in [OnBad::Park, OnBad::Skip] {
+    for on_bad in [OnRejected::Park, OnRejected::Skip] {
         sink(world, "s", &["job.*"], on_bad).await;
         let bad = world.submit(world.job("mail", 0)).await;
         let good = world.submit(world.job("mail", 0)).await;
@@ -236,7 +241,7 @@ pub async fn a_refused_message_holds_back_its_subject_only(world: &World) {
 }
 
 pub async fn five_refusals_make_a_dead_letter_that_tells_everything(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let mut job = world.job("mail", 0);
     job.correlation_id = Some("order-7".into());
     job.options.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
@@ -261,15 +266,15 @@ pub async fn five_refusals_make_a_dead_letter_that_tells_everything(world: &Worl
 }
 
 pub async fn a_sink_that_skips_goes_on_without_a_dead_letter_and_one_that_parks_waits_for_it(world: &World) {
-    for (on_bad, ms) in [(OnBad::Skip, 0), (OnBad::Park, 1_000)] {
+    for (on_bad, ms) in [(OnRejected::Skip, 0), (OnRejected::Park, 1_000)] {
         sink(world, "s", &["job.*"], on_bad).await;
         let bad = world.submit(world.job("mail", ms)).await;
         let good = world.submit(world.job("mail", ms)).await;
         kill(world, bad, ms + 10).await;
         let sent = subjects(&send_all(world, ms + 20).await);
         match on_bad {
-            OnBad::Skip => assert_eq!(sent, [bad, good, good]),
-            OnBad::Park => {
+            OnRejected::Skip => assert_eq!(sent, [bad, good, good]),
+            OnRejected::Park => {
                 assert_eq!(sent, [good, good]);
                 assert_eq!(
                     world.store.outbox_resolve(open(), "told by phone", "ana", world.at(ms + 30)).await.unwrap(),
@@ -283,7 +288,7 @@ pub async fn a_sink_that_skips_goes_on_without_a_dead_letter_and_one_that_parks_
 }
 
 pub async fn a_dead_letter_that_is_resolved_says_by_whom_and_why(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Park).await;
+    sink(world, "s", &["job.created"], OnRejected::Park).await;
     let id = world.submit(world.job("mail", 0)).await;
     kill(world, id, 10).await;
     let letter = dead(world).await.remove(0);
@@ -306,7 +311,7 @@ pub async fn a_dead_letter_that_is_resolved_says_by_whom_and_why(world: &World) 
 }
 
 pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_pace(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let ids = world.submit_all((0..4).map(|n| world.job("mail", n)).collect()).await;
     let first: Vec<_> = take(world, 5).await.events.into_iter().map(|event| event.event.id).collect();
     for (n, id) in ids.iter().enumerate().rev() {
@@ -330,7 +335,7 @@ pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_pace(wo
 }
 
 pub async fn a_replayed_letter_goes_before_what_was_parked_behind_it(world: &World) {
-    sink(world, "s", &["job.*"], OnBad::Park).await;
+    sink(world, "s", &["job.*"], OnRejected::Park).await;
     let id = world.submit(world.job("mail", 0)).await;
     kill(world, id, 10).await;
     assert_eq!(take(world, 20).await.events.len(), 0);
@@ -340,7 +345,7 @@ pub async fn a_replayed_letter_goes_before_what_was_parked_behind_it(world: &Wor
 }
 
 pub async fn dead_letters_are_found_by_filter_and_in_pages(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let ids = world.submit_all((0..3).map(|n| world.job("mail", n)).collect()).await;
     for (n, id) in ids.iter().enumerate() {
         kill(world, *id, 100 * n as i64 + 10).await;
@@ -367,7 +372,7 @@ pub async fn dead_letters_are_found_by_filter_and_in_pages(world: &World) {
 }
 
 pub async fn sent_events_of_a_time_are_published_again_but_not_what_waits(world: &World) {
-    sink(world, "s", &["job.*"], OnBad::Skip).await;
+    sink(world, "s", &["job.*"], OnRejected::Skip).await;
     let ids = world.submit_all((0..3).map(|_| world.job("mail", 0)).collect()).await;
     let sent = send_all(world, 5).await;
     assert_eq!(sent.len(), 6);
@@ -400,7 +405,7 @@ pub async fn sent_events_of_a_time_are_published_again_but_not_what_waits(world:
 }
 
 pub async fn a_sink_that_is_down_says_since_when_and_why_and_costs_no_message_a_try(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit(world.job("mail", 0)).await;
     let down = async |reason: Option<&str>, ms| {
         world.store.outbox_down("s", reason.map(str::to_owned), world.at(ms)).await.unwrap();
@@ -415,7 +420,7 @@ pub async fn a_sink_that_is_down_says_since_when_and_why_and_costs_no_message_a_
 }
 
 pub async fn late_news_of_a_lost_part_count_if_they_are_good(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..2).map(|n| world.job("mail", n)).collect()).await;
     let (one, two) = (NodeId::new(), NodeId::new());
     let old = take_as(world, one, 9, 0).await;
@@ -432,7 +437,7 @@ pub async fn late_news_of_a_lost_part_count_if_they_are_good(world: &World) {
 }
 
 pub async fn every_event_is_sent_or_waits_or_is_dead(world: &World) {
-    sink(world, "s", &["job.*"], OnBad::Park).await;
+    sink(world, "s", &["job.*"], OnRejected::Park).await;
     let mut dice = crate::support::Dice(11);
     let nodes = [NodeId::new(), NodeId::new(), NodeId::new()];
     for n in 0..150 {
@@ -463,7 +468,7 @@ pub async fn every_event_is_sent_or_waits_or_is_dead(world: &World) {
 }
 
 pub async fn what_waits_or_is_dead_is_not_pruned(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let ids = world.submit_all((0..3).map(|n| world.job("mail", n)).collect()).await;
     kill(world, ids[0], 10).await;
     let taken = take(world, 20).await;
@@ -509,7 +514,7 @@ pub async fn a_message_whose_jobs_are_refused_is_not_dealt_with(world: &World) {
 }
 
 pub async fn what_came_in_long_ago_is_forgotten(world: &World) {
-    sink(world, "s", &["job.created"], OnBad::Skip).await;
+    sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.store.inbox_submit("orders", "m", vec![], world.at(0)).await.unwrap();
     let month = 30 * 24 * 3_600_000;
     world.store.event_settle(world.at(0), 100, world.at(month)).await.unwrap();

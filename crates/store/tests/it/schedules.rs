@@ -248,7 +248,7 @@ pub async fn cancel_previous_begins_when_the_one_before_has_stopped(world: &Worl
     world.begin(&first, MINUTE).await;
     let second = job_of(&fire(world, 2 * MINUTE).await);
     let asked = world.store.poll(world.node, world.at(2 * MINUTE)).await.unwrap().cancels;
-    assert!(asked.iter().any(|wish| wish.0 == first.id), "the one that runs is asked to stop: {asked:?}");
+    assert!(asked.iter().any(|mode| mode.0 == first.id), "the one that runs is asked to stop: {asked:?}");
     assert_eq!(world.state(second).await, JobState::Pending);
 
     // The first one does not listen. The second has to go before it began, and the third may not begin yet.
@@ -301,7 +301,7 @@ pub async fn a_schedule_is_edited_switched_off_and_on(world: &World) {
     assert_eq!(fire(world, 11 * MINUTE).await.ticks.len(), 1, "nothing is made up for");
 
     let refused = ScheduleChange {
-        edit: Box::new(|_| Err(vec![faena_domain::Fault::new("name", "no")])),
+        edit: Box::new(|_| Err(vec![faena_domain::FieldError::new("name", "no")])),
         limits: JobLimits::default(),
         action: "schedule.edit",
     };

@@ -16,9 +16,10 @@ use faena_domain::{
     Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
-    CancelOutcome, Claim, ClaimAsk, ClaimedJob, Due, Filter, JobPatch, Lane, LaneId, NodeInfo, NoteKind, Outcome,
-    Owner, Page, Patience, QueuePatch, Recovered, RunEnd, RunNote, Store, StoreError, StoreOptions, Submitted, Swept,
-    Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerNews, WorkerStanding,
+    CancelOutcome, ClaimRequest, ClaimResult, ClaimedJob, DueResult, Filter, GracePeriods, JobPatch, Lane, LaneId,
+    NodeInfo, NoteKind, Owner, Page, QueuePatch, Recovered, RunEnd, RunNote, RunOutcome, Store, StoreError,
+    StoreOptions, Submitted, SweepResult, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate,
+    WorkerUpdateResult,
 };
 use futures_util::FutureExt;
 
@@ -36,7 +37,7 @@ pub struct World {
 }
 
 pub const LEASE_MS: i64 = 30_000;
-pub const PATIENCE: Patience = Patience { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
+pub const PATIENCE: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
 pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
     let folder = tempfile::tempdir().unwrap();
@@ -168,14 +169,14 @@ impl World {
     }
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let ask = ClaimAsk { owner, lanes, limit, at_once: limit };
-        let Claim { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
+        let ask = ClaimRequest { owner, lanes, limit, at_once: limit };
+        let ClaimResult { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
         jobs
     }
 
     /// A claim of all lanes, with what it says about limits.
-    pub async fn claim_whole(&self, limit: usize, ms: i64) -> Claim {
-        let ask = ClaimAsk { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, at_once: limit };
+    pub async fn claim_whole(&self, limit: usize, ms: i64) -> ClaimResult {
+        let ask = ClaimRequest { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, at_once: limit };
         self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0)
     }
 
@@ -228,7 +229,7 @@ impl World {
     }
 
     /// An end as the engine tells it: the log from `queued` on, everything on record, the block left open.
-    pub fn an_end(&self, job: &ClaimedJob, outcome: Outcome, ms: i64) -> RunEnd {
+    pub fn an_end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> RunEnd {
         let at = self.at(ms);
         let mut lines = vec![
             LogLine::new(job.ready_at, LogEvent::Queued, ""),
@@ -236,11 +237,11 @@ impl World {
             LogLine::new(at, LogEvent::Started, ""),
         ];
         lines.push(match &outcome {
-            Outcome::Completed { .. } => LogLine::new(at, LogEvent::Completed, ""),
-            Outcome::Retry { error, .. } => LogLine::new(at, LogEvent::RetryScheduled, error.clone()),
-            Outcome::Failed { error, .. } => LogLine::new(at, LogEvent::Failed, error.clone()),
-            Outcome::Cancelled { cause } => LogLine::new(at, LogEvent::Cancelled, cause.clone()),
-            Outcome::HandedBack => LogLine::new(at, LogEvent::HandedBack, ""),
+            RunOutcome::Completed { .. } => LogLine::new(at, LogEvent::Completed, ""),
+            RunOutcome::Retry { error, .. } => LogLine::new(at, LogEvent::RetryScheduled, error.clone()),
+            RunOutcome::Failed { error, .. } => LogLine::new(at, LogEvent::Failed, error.clone()),
+            RunOutcome::Cancelled { cause } => LogLine::new(at, LogEvent::Cancelled, cause.clone()),
+            RunOutcome::HandedBack => LogLine::new(at, LogEvent::HandedBack, ""),
         });
         RunEnd {
             id: job.id,
@@ -254,11 +255,11 @@ impl World {
             log: LogLine::chunk(&lines),
             outcome,
             on_record: true,
-            closes_block: false,
+            closes_claim: false,
         }
     }
 
-    pub async fn end(&self, job: &ClaimedJob, outcome: Outcome, ms: i64) -> bool {
+    pub async fn end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> bool {
         self.tell_end(self.an_end(job, outcome, ms)).await
     }
 
@@ -280,11 +281,11 @@ impl World {
     }
 
     pub async fn hand_back(&self, job: &ClaimedJob, ms: i64) {
-        assert!(self.end(job, Outcome::HandedBack, ms).await, "its run holds the job");
+        assert!(self.end(job, RunOutcome::HandedBack, ms).await, "its run holds the job");
     }
 
-    pub fn retry(&self, due_ms: i64) -> Outcome {
-        Outcome::Retry { due_at: self.at(due_ms), error: "not now".into(), reason: ErrorReason::Error }
+    pub fn retry(&self, due_ms: i64) -> RunOutcome {
+        RunOutcome::Retry { due_at: self.at(due_ms), error: "not now".into(), reason: ErrorReason::Error }
     }
 
     // ---- workers
@@ -296,7 +297,7 @@ impl World {
             key: key.into(),
             name: None,
             kind: WorkerKind::Remote,
-            door: "websocket".into(),
+            transport: "websocket".into(),
             node: self.node,
             state: WorkerState::Ready,
             ability: Ability { capabilities: vec!["*".into()], queues: Vec::new() },
@@ -324,9 +325,9 @@ impl World {
         (worker, jobs)
     }
 
-    pub fn news(&self, worker: &WorkerAdmitted, states: &[WorkerState], ms: i64) -> WorkerNews {
+    pub fn news(&self, worker: &WorkerAdmitted, states: &[WorkerState], ms: i64) -> WorkerUpdate {
         let at = self.at(ms);
-        WorkerNews {
+        WorkerUpdate {
             id: worker.id,
             session: worker.session,
             changes: states.iter().map(|state| WorkerChange { at, state: *state, reason: None }).collect(),
@@ -338,9 +339,9 @@ impl World {
         }
     }
 
-    pub async fn tell(&self, news: WorkerNews) -> WorkerStanding {
+    pub async fn tell(&self, news: WorkerUpdate) -> WorkerUpdateResult {
         let now = news.seen_at;
-        self.store.worker_news(vec![news], now).await.unwrap()[0]
+        self.store.worker_update(vec![news], now).await.unwrap()[0]
     }
 
     pub async fn lose(&self, worker: &WorkerAdmitted, delay_ms: i64, ms: i64) -> Option<Recovered> {
@@ -349,7 +350,7 @@ impl World {
     }
 
     /// Gives up workers at `ms`; forgets those that ended before `forget_ms`.
-    pub async fn sweep(&self, forget_ms: i64, ms: i64) -> Swept {
+    pub async fn sweep(&self, forget_ms: i64, ms: i64) -> SweepResult {
         self.store.worker_sweep(500, self.at(forget_ms), self.at(ms)).await.unwrap()
     }
 
@@ -364,16 +365,16 @@ impl World {
     // ---- time and people
 
     /// What time brings: jobs expire, jobs become ready.
-    pub async fn promote(&self, ms: i64) -> Due {
+    pub async fn promote(&self, ms: i64) -> DueResult {
         let expired = self.store.job_expire(1_000, self.at(ms)).await.unwrap();
         let due = self.store.job_promote(1_000, self.at(ms)).await.unwrap();
         let next_at = due.next_at.into_iter().chain(expired.next_at).min();
-        Due { expired: expired.expired, more: due.more || expired.more, next_at, ..due }
+        DueResult { expired: expired.expired, more: due.more || expired.more, next_at, ..due }
     }
 
     pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {
-        let patience = Patience { orphan_delay_ms: delay_ms, ..PATIENCE };
-        self.store.node_recover(patience, self.at(ms)).await.unwrap()
+        let grace_periods = GracePeriods { orphan_delay_ms: delay_ms, ..PATIENCE };
+        self.store.node_recover(grace_periods, self.at(ms)).await.unwrap()
     }
 
     pub async fn cancel(&self, id: JobId, ms: i64) -> CancelOutcome {
@@ -422,16 +423,16 @@ impl World {
     }
 }
 
-pub fn completed() -> Outcome {
-    Outcome::Completed { result: Some("{\"ok\":true}".into()) }
+pub fn completed() -> RunOutcome {
+    RunOutcome::Completed { result: Some("{\"ok\":true}".into()) }
 }
 
-pub fn failed(error: &str) -> Outcome {
-    Outcome::Failed { error: error.into(), reason: ErrorReason::Error }
+pub fn failed(error: &str) -> RunOutcome {
+    RunOutcome::Failed { error: error.into(), reason: ErrorReason::Error }
 }
 
-pub fn cancelled() -> Outcome {
-    Outcome::Cancelled { cause: "as asked".into() }
+pub fn cancelled() -> RunOutcome {
+    RunOutcome::Cancelled { cause: "as asked".into() }
 }
 
 pub fn step(name: &str, result: &str) -> NoteKind {

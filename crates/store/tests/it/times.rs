@@ -128,7 +128,7 @@ pub async fn jobs_that_nobody_can_run_are_given_up(world: &World) {
     let retried = world.submit(world.job("odd", 100)).await;
     let lane = world.lane_of(ids[0]).await.id;
     let give_up = async |lanes, before, limit, now| {
-        world.store.job_give_up(lanes, world.at(before), limit, world.at(now)).await.unwrap()
+        world.store.job_fail_unhandled(lanes, world.at(before), limit, world.at(now)).await.unwrap()
     };
     assert_eq!(give_up(vec![lane], 0, 10, 10).await, 0, "none has waited for so long");
     assert_eq!(give_up(vec![], 99, 10, 10).await, 0);

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use faena_domain::{ErrorReason, JobId, JobState, NewJob, NodeId, Timestamp, WebhookId, WebhookState, WebhookView};
 use faena_store::{
-    AuditFilter, Delivery, Outcome, Retention, Signal, StoreError, WebhookAsk, WebhookFilter, WebhookNext,
-    WebhookResult, WebhookTaken,
+    AuditFilter, Delivery, Retention, RunOutcome, Signal, StoreError, WebhookFilter, WebhookNext, WebhookResult,
+    WebhookTakeRequest, WebhookTaken,
 };
 use serde_json::{Value, json};
 
@@ -59,15 +59,22 @@ impl World {
         body
     }
 
-    fn ask(&self) -> WebhookAsk {
-        WebhookAsk { node: self.node, limit: 100, per_host: 100, rooms: Vec::new(), allowed: 3, lease_ms: LEASE_MS }
+    fn ask(&self) -> WebhookTakeRequest {
+        WebhookTakeRequest {
+            node: self.node,
+            limit: 100,
+            per_host: 100,
+            rooms: Vec::new(),
+            allowed: 3,
+            lease_ms: LEASE_MS,
+        }
     }
 
     async fn take(&self, ms: i64) -> Vec<Delivery> {
         self.take_as(self.ask(), ms).await.deliveries
     }
 
-    async fn take_as(&self, ask: WebhookAsk, ms: i64) -> WebhookTaken {
+    async fn take_as(&self, ask: WebhookTakeRequest, ms: i64) -> WebhookTaken {
         self.store.webhook_take(ask, self.at(ms)).await.unwrap()
     }
 
@@ -118,14 +125,14 @@ pub async fn a_completed_job_tells_its_result(world: &World) {
     }
     assert!(told, "whoever sends it is told after the commit");
     let bare = world.running(world.hooked(8)).await;
-    world.end(&bare, Outcome::Completed { result: None }, 9).await;
+    world.end(&bare, RunOutcome::Completed { result: None }, 9).await;
     assert_eq!(world.news_of(bare.id, 9).await, json!({"status": "completed"}));
 }
 
 pub async fn a_result_is_told_to_the_letter(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let result = r#"{"n":12345678901234567890123,"x":1.0,"nul":"\u0000"}"#;
-    world.end(&job, Outcome::Completed { result: Some(result.into()) }, 1).await;
+    world.end(&job, RunOutcome::Completed { result: Some(result.into()) }, 1).await;
     let body = world.webhook_of(job.id).await.body.unwrap();
     assert!(body.get().contains(result), "{}", body.get());
 }
@@ -171,7 +178,7 @@ pub async fn an_expired_job_tells_it(world: &World) {
 pub async fn a_job_that_nobody_can_run_tells_it(world: &World) {
     let id = world.submit(world.hooked(0)).await;
     let lanes = world.lanes().await;
-    assert_eq!(world.store.job_give_up(lanes, world.at(5), 10, world.at(7)).await.unwrap(), 1);
+    assert_eq!(world.store.job_fail_unhandled(lanes, world.at(5), 10, world.at(7)).await.unwrap(), 1);
     assert_eq!(world.news_of(id, 7).await["status"], "failed");
 }
 
@@ -323,7 +330,7 @@ pub async fn a_webhook_is_handed_to_one_sender_only(world: &World) {
         world.complete(&job, 1).await;
     }
     let taken = futures_util::future::join_all((0..8).map(|_| {
-        let ask = WebhookAsk { node: NodeId::new(), limit: 3, ..world.ask() };
+        let ask = WebhookTakeRequest { node: NodeId::new(), limit: 3, ..world.ask() };
         world.take_as(ask, 2)
     }))
     .await;
@@ -331,7 +338,7 @@ pub async fn a_webhook_is_handed_to_one_sender_only(world: &World) {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "none twice");
     let mut total = all.len();
     loop {
-        let more = world.take_as(WebhookAsk { limit: 3, ..world.ask() }, 3).await.deliveries.len();
+        let more = world.take_as(WebhookTakeRequest { limit: 3, ..world.ask() }, 3).await.deliveries.len();
         total += more;
         if more == 0 {
             break;
@@ -352,12 +359,12 @@ pub async fn what_one_host_keeps_waiting_stands_in_no_others_way(world: &World) 
         hosts.sort();
         hosts
     };
-    let ask = WebhookAsk { limit: 4, per_host: 2, ..world.ask() };
+    let ask = WebhookTakeRequest { limit: 4, per_host: 2, ..world.ask() };
     assert_eq!(hosts(&world.take_as(ask.clone(), 2).await), ["good:80", "good:80", "slow:80", "slow:80"]);
-    let full = WebhookAsk { rooms: vec![("slow:80".into(), 0), ("else:1".into(), 0)], ..ask };
+    let full = WebhookTakeRequest { rooms: vec![("slow:80".into(), 0), ("else:1".into(), 0)], ..ask };
     assert_eq!(hosts(&world.take_as(full.clone(), 3).await), ["good:80"]);
     assert_eq!(hosts(&world.take_as(full, 4).await), Vec::<String>::new());
-    let one = WebhookAsk { rooms: vec![("slow:80".into(), 1)], ..world.ask() };
+    let one = WebhookTakeRequest { rooms: vec![("slow:80".into(), 1)], ..world.ask() };
     assert_eq!(hosts(&world.take_as(one, 5).await), ["slow:80"]);
     assert_eq!(world.ledger.number("SELECT max(attempts) FROM webhook").await, 1, "waiting costs no attempt");
 }
@@ -377,7 +384,7 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
     let (_, id) = world.told(0).await;
     let lost = world.take_one(0).await;
     assert_eq!(world.take(LEASE_MS - 1).await.len(), 0, "not early");
-    let other = WebhookAsk { node: NodeId::new(), ..world.ask() };
+    let other = WebhookTakeRequest { node: NodeId::new(), ..world.ask() };
     let mut again = world.take_as(other, LEASE_MS).await.deliveries;
     let again = again.remove(0);
     assert_eq!((again.id, again.number, again.attempt), (id, 2, 2));
@@ -392,7 +399,7 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
 
 pub async fn what_a_server_that_is_gone_was_sending_is_due_at_once(world: &World) {
     let (_, first) = world.told(0).await;
-    let dead = WebhookAsk { node: NodeId::new(), ..world.ask() };
+    let dead = WebhookTakeRequest { node: NodeId::new(), ..world.ask() };
     assert_eq!(world.take_as(dead, 0).await.deliveries.len(), 1);
     let (_, second) = world.told(1).await;
     assert_eq!(world.take_one(1).await.id, second);
@@ -406,12 +413,12 @@ pub async fn senders_that_die_do_not_use_up_the_last_try_but_not_for_ever(world:
     let (job, id) = world.told(0).await;
     let mut now = 0;
     for number in 1..=4 {
-        let ask = WebhookAsk { allowed: 1, ..world.ask() };
+        let ask = WebhookTakeRequest { allowed: 1, ..world.ask() };
         let taken = world.take_as(ask, now).await.deliveries;
         assert_eq!(taken.iter().map(|one| one.number).collect::<Vec<_>>(), [number]);
         now += LEASE_MS;
     }
-    let ask = WebhookAsk { allowed: 1, ..world.ask() };
+    let ask = WebhookTakeRequest { allowed: 1, ..world.ask() };
     assert_eq!(world.take_as(ask, now).await.deliveries.len(), 0);
     let over = world.webhook(id).await;
     assert_eq!((over.state, over.attempts, over.history.len()), (WebhookState::Failed, 4, 4));

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use faena_domain::{Ability, ErrorReason, JobState, NodeId, WorkerChange, WorkerId, WorkerKind, WorkerState};
 use faena_store::{
-    CancelOutcome, ClaimAsk, Filter, NodeInfo, Outcome, Owner, Recovered, RunEnd, Signal, Tally, WorkerAdmitted,
-    WorkerEnd, WorkerEntry, WorkerNews,
+    CancelOutcome, ClaimRequest, Filter, NodeInfo, Owner, Recovered, RunEnd, RunOutcome, Signal, Tally, WorkerAdmitted,
+    WorkerEnd, WorkerEntry, WorkerUpdate,
 };
 
 use crate::support::*;
@@ -35,7 +35,7 @@ pub async fn a_worker_begins_its_life_through_allowed_states(world: &World) {
     assert!(admitted.jobs.is_empty());
     let view = world.shown("billing-1").await;
     assert_eq!((view.id.as_str(), view.life, view.name), ("billing-1", entry.id.to_string(), entry.name));
-    assert_eq!((view.kind, view.door.as_str(), view.state), (WorkerKind::Remote, "websocket", Ready));
+    assert_eq!((view.kind, view.transport.as_str(), view.state), (WorkerKind::Remote, "websocket", Ready));
     assert_eq!((view.category.as_str(), view.breaker.as_str()), ("available", "closed"));
     assert_eq!((view.capabilities, view.queues, view.concurrency), (ability.capabilities, ability.queues, 10));
     assert_eq!((view.node, view.registered_at), (Some(world.node.to_string()), world.at(5)));
@@ -74,7 +74,7 @@ pub async fn a_worker_that_connects_anew_goes_on_with_its_jobs(world: &World) {
     world.store.worker_drain("w", true, None, world.at(7)).await.unwrap();
     assert_eq!(world.shown("w").await.jobs.len(), 4);
 
-    let entry = WorkerEntry { door: "grpc".into(), concurrency: 3, ..world.worker("w") };
+    let entry = WorkerEntry { transport: "grpc".into(), concurrency: 3, ..world.worker("w") };
     let again = world.admit(entry, 8).await;
 
     assert_eq!((again.id, again.session, again.was), (worker.id, 2, Some(WorkerState::Busy)));
@@ -87,7 +87,7 @@ pub async fn a_worker_that_connects_anew_goes_on_with_its_jobs(world: &World) {
     assert_eq!((last.job.ready_at, last.claimed_at, last.started_at), (world.at(5), world.at(6), None));
     assert_eq!((again.jobs[1].started_at, again.jobs[1].job.payload.as_str()), (Some(world.at(3)), "{}"));
     let view = world.shown("w").await;
-    assert_eq!((view.state, view.door.as_str(), view.concurrency), (WorkerState::Busy, "grpc", 3));
+    assert_eq!((view.state, view.transport.as_str(), view.concurrency), (WorkerState::Busy, "grpc", 3));
     assert!(world.tell(world.news(&again, &[], 9)).await.drain, "what was asked of it before still holds");
     world.complete(&jobs[0], 10).await;
 }
@@ -135,7 +135,7 @@ pub async fn several_asks_are_answered_in_their_order(world: &World) {
     let (lane_a, lane_b) = (world.lane_of(a[0]).await.id, world.lane_of(b[0]).await.id);
     let mine = Owner::Worker { id: worker.id, session: worker.session };
     let stale = Owner::Worker { id: worker.id, session: 99 };
-    let ask = |owner, lane, limit| ClaimAsk { owner, lanes: vec![lane], limit, at_once: limit };
+    let ask = |owner, lane, limit| ClaimRequest { owner, lanes: vec![lane], limit, at_once: limit };
     let asks = vec![
         ask(mine, lane_a, 1),
         ask(stale, lane_a, 1),
@@ -308,7 +308,7 @@ pub async fn a_completion_after_the_loss_and_another_claim_changes_nothing(world
         let other = world.admit(world.worker("other"), 110).await;
         let again = world.claim_by(&other, 1, 111).await.remove(0);
         assert_eq!(again.id, zombie.id);
-        for outcome in [completed(), failed("no"), world.retry(50), Outcome::HandedBack] {
+        for outcome in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack] {
             assert!(!world.end(zombie, outcome, 113).await, "the zombie hears that it is stale");
         }
         let view = world.get(again.id).await;
@@ -321,7 +321,7 @@ pub async fn a_completion_after_the_loss_and_another_claim_changes_nothing(world
 pub async fn loss_and_completion_at_once_never_both_count(world: &World) {
     for round in 0..30 {
         let (worker, jobs) = world.holding("w", 1, round).await;
-        let end = RunEnd { closes_block: true, ..world.an_end(&jobs[0], completed(), round) };
+        let end = RunEnd { closes_claim: true, ..world.an_end(&jobs[0], completed(), round) };
         let (counted, freed) = tokio::join!(world.tell_end(end), world.lose(&worker, 0, round));
         let completed = world.state(jobs[0].id).await == JobState::Completed;
         assert_eq!(completed, freed.unwrap().orphaned == 0, "in round {round}");
@@ -433,8 +433,8 @@ pub async fn the_workers_inside_a_dead_server_end_with_it(world: &World) {
 
 pub async fn how_long_a_worker_is_waited_for_depends_on_its_door(world: &World) {
     let dead = NodeId::new();
-    let with = |key, door: &str, deadline: Option<i64>| WorkerEntry {
-        door: door.into(),
+    let with = |key, transport: &str, deadline: Option<i64>| WorkerEntry {
+        transport: transport.into(),
         deadline: deadline.map(|ms| world.at(ms)),
         ..named(key, world, WorkerKind::Remote, dead)
     };
@@ -544,17 +544,17 @@ pub async fn news_of_workers_are_written_down(world: &World) {
     use WorkerState::*;
     let worker = world.admit(world.worker("w"), 0).await;
     let other = world.admit(world.worker("other"), 0).await;
-    let first = WorkerNews {
+    let first = WorkerUpdate {
         completed: 3,
         failed: 1,
         breaker: "open",
         deadline: Some(world.at(90)),
         ..world.news(&worker, &[Busy, Creating, Busy, Ready, Busy], 5)
     };
-    let second = WorkerNews { completed: 2, ..world.news(&worker, &[Draining], 6) };
-    let stale = WorkerNews { session: 7, completed: 100, ..world.news(&other, &[Busy], 6) };
-    let unknown = WorkerNews { id: WorkerId::new(), ..world.news(&other, &[], 6) };
-    let answers = world.store.worker_news(vec![first, stale, second, unknown], world.at(6)).await.unwrap();
+    let second = WorkerUpdate { completed: 2, ..world.news(&worker, &[Draining], 6) };
+    let stale = WorkerUpdate { session: 7, completed: 100, ..world.news(&other, &[Busy], 6) };
+    let unknown = WorkerUpdate { id: WorkerId::new(), ..world.news(&other, &[], 6) };
+    let answers = world.store.worker_update(vec![first, stale, second, unknown], world.at(6)).await.unwrap();
     assert_eq!(answers.iter().map(|answer| answer.connected).collect::<Vec<_>>(), [true, false, true, false]);
     let view = world.shown("w").await;
     assert_eq!((view.state, view.completed, view.failed), (Draining, 5, 1));
@@ -564,12 +564,12 @@ pub async fn news_of_workers_are_written_down(world: &World) {
     assert_eq!((view.state, view.completed), (Ready, 0));
     let reason = Some("called off".to_owned());
     let change = WorkerChange { at: world.at(8), state: Ready, reason: reason.clone() };
-    world.tell(WorkerNews { changes: vec![change.clone()], ..world.news(&worker, &[], 8) }).await;
+    world.tell(WorkerUpdate { changes: vec![change.clone()], ..world.news(&worker, &[], 8) }).await;
     let view = world.shown("w").await;
     assert_eq!((view.reason, view.history.last()), (reason, Some(&change)));
     world.lose(&worker, 0, 9).await.unwrap();
     assert!(!world.tell(world.news(&worker, &[Busy], 10)).await.connected);
-    assert!(world.store.worker_news(Vec::new(), world.at(10)).await.unwrap().is_empty());
+    assert!(world.store.worker_update(Vec::new(), world.at(10)).await.unwrap().is_empty());
 }
 
 pub async fn only_the_newest_changes_are_kept(world: &World) {
@@ -631,10 +631,10 @@ pub async fn abilities_are_those_of_workers_that_take_jobs(world: &World) {
 
 pub async fn counters_follow_the_jobs_of_workers(world: &World) {
     let (worker, jobs) = world.holding("w", 3, 0).await;
-    assert_eq!([world.total(Tally::Held).await, world.total(Tally::Queued).await], [3, 0]);
+    assert_eq!([world.total(Tally::InFlight).await, world.total(Tally::Queued).await], [3, 0]);
     world.complete(&jobs[0], 1).await;
     world.lose(&worker, 10, 2).await.unwrap();
-    let tallies = [Tally::Held, Tally::Retrying, Tally::Completed];
+    let tallies = [Tally::InFlight, Tally::Retrying, Tally::Completed];
     let mut counted = Vec::new();
     for tally in tallies {
         counted.push(world.total(tally).await);
@@ -653,7 +653,7 @@ pub async fn many_asks_in_one_call_share_out_what_there_is(world: &World) {
         let worker = world.admit(world.worker(&format!("w{n}")), 1).await;
         let session = if n == 7 { worker.session + 1 } else { worker.session };
         let lanes = if n.is_multiple_of(5) { lanes.clone() } else { vec![lanes[n % 2]] };
-        asks.push(ClaimAsk { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, at_once: 1 });
+        asks.push(ClaimRequest { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, at_once: 1 });
     }
     let claims = world.store.job_claim(asks.clone(), world.at(2)).await.unwrap();
     assert_eq!(claims.len(), 200);
@@ -663,7 +663,7 @@ pub async fn many_asks_in_one_call_share_out_what_there_is(world: &World) {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 150, "everything was handed out, each job once");
-    assert_eq!((world.total(Tally::Queued).await, world.total(Tally::Held).await), (0, 150));
+    assert_eq!((world.total(Tally::Queued).await, world.total(Tally::InFlight).await), (0, 150));
     let again = world.store.job_claim(asks, world.at(3)).await.unwrap();
     assert!(again.iter().all(|claim| claim.jobs.is_empty()));
     for job in claims.iter().flat_map(|claim| &claim.jobs) {

@@ -19,7 +19,7 @@ use std::{
 
 use faena_domain::{NewJob, Timestamp};
 use faena_engine::{Engine, EngineConfig, OutboxConfig, SinkConfig, Target};
-use faena_store::{DeadFilter, EventQuery, OnBad, SinkView, Store, Tally};
+use faena_store::{DeadFilter, EventQuery, OnRejected, SinkView, Store, Tally};
 use support::{Broker, Proxy};
 
 use crate::world::{World, job};
@@ -47,7 +47,7 @@ impl Arrived {
 }
 
 fn sink(name: &str, target: Target) -> SinkConfig {
-    SinkConfig { name: name.into(), types: vec!["*".into()], on_bad: OnBad::Skip, target }
+    SinkConfig { name: name.into(), types: vec!["*".into()], on_bad: OnRejected::Skip, target }
 }
 
 fn config(sinks: Vec<SinkConfig>) -> EngineConfig {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{Fault, JobView, NewJob, Timestamp};
+use faena_domain::{FieldError, JobView, NewJob, Timestamp};
 use faena_engine::{Bus, DatabaseUrl, JobReader, Round, Source, SourceConfig, Target, address::AddressRule};
 use faena_store::{Filter, ForeignMapping, Page, Store};
 use serde_json::{Value, json};
@@ -131,15 +131,15 @@ pub async fn all_jobs(store: &Arc<dyn Store>) -> Vec<JobView> {
 pub fn reader() -> JobReader {
     JobReader::new(|body| {
         let body: Value = serde_json::from_str(body)
-            .map_err(|error| vec![Fault::new("body", format!("is not valid JSON: {error}"))])?;
-        let kind = body["type"].as_str().ok_or_else(|| vec![Fault::new("type", "is required")])?;
+            .map_err(|error| vec![FieldError::new("body", format!("is not valid JSON: {error}"))])?;
+        let kind = body["type"].as_str().ok_or_else(|| vec![FieldError::new("type", "is required")])?;
         let mut job = NewJob::new(kind);
         job.correlation_id = body["correlationId"].as_str().map(str::to_owned);
         job.queue = body["queue"].as_str().unwrap_or("default").to_owned();
         job.priority = serde_json::from_value(body["priority"].clone()).unwrap_or_default();
         let payload = body.get("payload").cloned().unwrap_or_else(|| json!({}));
         if !payload.is_object() {
-            return Err(vec![Fault::new("payload", "must be an object")]);
+            return Err(vec![FieldError::new("payload", "must be an object")]);
         }
         job.payload = payload.to_string();
         Ok(job)

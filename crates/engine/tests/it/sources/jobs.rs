@@ -12,7 +12,10 @@ use crate::world::{World, eventually, open_postgres, open_sqlite};
 
 async fn jobs(store: &Arc<dyn Store>) -> i64 {
     let counts = store.counts().await.unwrap();
-    [Tally::Pending, Tally::Queued, Tally::Held, Tally::Completed].into_iter().map(|tally| counts.total(tally)).sum()
+    [Tally::Pending, Tally::Queued, Tally::InFlight, Tally::Completed]
+        .into_iter()
+        .map(|tally| counts.total(tally))
+        .sum()
 }
 
 mod postgres {

@@ -38,12 +38,12 @@ enum Do {
 }
 
 #[derive(Clone)]
-struct Desk {
+struct ReportHandler {
     give: mpsc::UnboundedSender<(Job, mpsc::UnboundedSender<Do>)>,
     cancelled: mpsc::UnboundedSender<(String, i64)>,
 }
 
-async fn handler(desk: Desk, context: Context, payload: Value) -> Result<Value, JobError> {
+async fn handler(desk: ReportHandler, context: Context, payload: Value) -> Result<Value, JobError> {
     let job = Job {
         id: context.id().to_string(),
         run: context.run(),
@@ -106,7 +106,7 @@ impl Hand for Sdk {
         let line = Line::to(&faena.url).await;
         let (give, given) = mpsc::unbounded_channel();
         let (cancelled, cancels) = mpsc::unbounded_channel();
-        let desk = Desk { give, cancelled };
+        let desk = ReportHandler { give, cancelled };
         let mut worker = Worker::new().url(&line.url).name(&who.id).concurrency(who.concurrency).queues(who.queues);
         for kind in who.capabilities {
             let desk = desk.clone();

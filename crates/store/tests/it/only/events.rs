@@ -6,13 +6,16 @@ use std::{
 };
 
 use faena_domain::{JobState, NodeId, Timestamp};
-use faena_store::{EventQuery, EventWant, OnBad, OutboxAsk, OutboxResult, StoreOptions, StoredEvent, Wish};
+use faena_store::{
+    EventQuery, EventSubscription, OnRejected, OutboxResult, OutboxTakeRequest, StoreOptions, StoredEvent,
+    SubscriptionMode,
+};
 use futures_util::future::join_all;
 
 use crate::support::*;
 
-fn want(name: &str, wish: Wish, until: Timestamp) -> EventWant {
-    EventWant { name: name.into(), types: vec!["*".into()], wish, until }
+fn want(name: &str, mode: SubscriptionMode, until: Timestamp) -> EventSubscription {
+    EventSubscription { name: name.into(), types: vec!["*".into()], mode, until }
 }
 
 /// Jobs with keys, dependents and retries, until they are all over.
@@ -44,15 +47,15 @@ async fn work(world: &World, seed: u64, rounds: i64) {
 async fn nodes_that_work_at_once_tell_every_story_whole_and_send_it_in_order() {
     on_postgres(async |world: &World| {
         let other = world.reopen(StoreOptions::default()).await;
-        let wish = Wish::Queued(OnBad::Skip);
-        world.store.event_want(vec![want("s", wish, Timestamp::MAX)], world.at(0)).await.unwrap();
+        let mode = SubscriptionMode::Queue(OnRejected::Skip);
+        world.store.event_subscribe(vec![want("s", mode, Timestamp::MAX)], world.at(0)).await.unwrap();
         let over = AtomicBool::new(false);
         let relay = async |world: &World| {
             let node = NodeId::new();
             let mut sent: Vec<StoredEvent> = Vec::new();
             loop {
                 let was_over = over.load(Ordering::Relaxed);
-                let ask = OutboxAsk { sink: "s".into(), node, lease_ms: 60_000, limit: 50 };
+                let ask = OutboxTakeRequest { sink: "s".into(), node, lease_ms: 60_000, limit: 50 };
                 let taken = world.store.outbox_take(ask, world.at(0)).await.unwrap();
                 let result = |event: &faena_store::OutboxEvent| OutboxResult {
                     partition: event.partition,
@@ -71,7 +74,7 @@ async fn nodes_that_work_at_once_tell_every_story_whole_and_send_it_in_order() {
         // Wishes are repeated all the time, as servers do.
         let repeat = async {
             while !over.load(Ordering::Relaxed) {
-                other.store.event_want(vec![want("s", wish, Timestamp::MAX)], world.at(0)).await.unwrap();
+                other.store.event_subscribe(vec![want("s", mode, Timestamp::MAX)], world.at(0)).await.unwrap();
                 other.store.event_settle(world.at(-1_000), 10, world.at(0)).await.unwrap();
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
@@ -112,7 +115,7 @@ async fn switching_events_on_and_off_under_load_costs_no_job() {
             while !over.load(Ordering::Relaxed) {
                 let (now, until) = (world.at(times), world.at(times + 1));
                 // Under load it may have to be asked again; what matters is that nobody else has to.
-                let on = other.store.event_want(vec![want("w", Wish::Kept, until)], now).await;
+                let on = other.store.event_subscribe(vec![want("w", SubscriptionMode::Keep, until)], now).await;
                 let off = other.store.event_settle(world.at(-1_000), 10, until).await;
                 times += i64::from(on.is_ok() && off.is_ok());
             }
@@ -146,12 +149,16 @@ async fn a_server_that_does_not_own_the_tables_can_switch_events_on_and_tell_the
         url.set_username(&role).unwrap();
         let options = StoreOptions { migrate: false, ..StoreOptions::default() };
         let guest = World::open(url.into(), world.ledger.clone(), options).await;
-        guest.store.event_want(vec![want("s", Wish::Queued(OnBad::Skip), Timestamp::MAX)], guest.at(0)).await.unwrap();
+        guest
+            .store
+            .event_subscribe(vec![want("s", SubscriptionMode::Queue(OnRejected::Skip), Timestamp::MAX)], guest.at(0))
+            .await
+            .unwrap();
         let job = guest.running(guest.job("mail", 0)).await;
         guest.complete(&job, 1).await;
         assert_eq!(guest.state(job.id).await, JobState::Completed);
         assert_eq!(guest.store.event_list(EventQuery::After(0), 100).await.unwrap().len(), 5);
-        let ask = OutboxAsk { sink: "s".into(), node: guest.node, lease_ms: 1_000, limit: 10 };
+        let ask = OutboxTakeRequest { sink: "s".into(), node: guest.node, lease_ms: 1_000, limit: 10 };
         assert_eq!(guest.store.outbox_take(ask, guest.at(2)).await.unwrap().events.len(), 5);
         guest.store.close().await;
         run_on(&world.url, &format!("DROP OWNED BY {role}")).await;

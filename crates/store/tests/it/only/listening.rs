@@ -15,7 +15,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    following::{Follower, told_by, wish, write},
+    following::{Follower, mode, told_by, write},
     support::*,
 };
 
@@ -32,7 +32,7 @@ const PUT: &str =
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_follows_waits_for_what_has_its_place_and_is_not_committed() {
     on_postgres(async |world: &World| {
-        world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let mut follower = Follower::at_the_end(&*world.store).await;
         let late = session(&world.url).await;
         late.batch_execute("BEGIN").await.unwrap();
@@ -51,7 +51,7 @@ async fn who_follows_waits_for_what_has_its_place_and_is_not_committed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_passed_by_that_is_committed_late_while_many_nodes_write() {
     on_postgres(async |world: &World| {
-        world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let other = world.reopen(StoreOptions::default()).await;
         let mut follower = Follower::at_the_end(&*other.store).await;
         let mut late = Vec::new();
@@ -126,7 +126,7 @@ async fn hears(world: &World, signals: &mut broadcast::Receiver<Signal>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listening_session_that_is_ended_under_load_comes_back_and_tells_everybody_to_look() {
     on_postgres(async |world: &World| {
-        world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let other = world.reopen(StoreOptions::default()).await;
         let mut signals = other.store.signals();
         until_both_listen(world).await;
@@ -155,7 +155,7 @@ async fn a_listening_session_that_is_ended_under_load_comes_back_and_tells_every
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_line_that_was_cut_without_a_word_is_noticed() {
     on_postgres(async |world: &World| {
-        world.store.event_want(vec![wish(Timestamp::MAX)], world.at(0)).await.unwrap();
+        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let (port, cut) = proxy(&world.url).await;
         let far = through(&world.url, port);
         let other = World::open(far, world.ledger.clone(), StoreOptions::default()).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use faena_domain::{JobState, NodeId, Scope, Timestamp};
-use faena_store::{ClaimAsk, NodeInfo, Owner, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
+use faena_store::{ClaimRequest, NodeInfo, Owner, Retention, Signal, Store, StoreError, StoreOptions, plan_probe};
 use futures_util::future::join_all;
 
 use crate::{schedules, support::*};
@@ -355,7 +355,7 @@ async fn nodes_hear_of_each_other_and_see_the_same() {
                 break lane;
             }
         };
-        let ask = ClaimAsk { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1, at_once: 1 };
+        let ask = ClaimRequest { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1, at_once: 1 };
         let job = other.store.job_claim(vec![ask], other.at(1)).await.unwrap().remove(0).jobs.remove(0);
         assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node made");
         let strange = world.submit(world.job("made-elsewhere", 0)).await;

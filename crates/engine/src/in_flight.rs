@@ -11,23 +11,23 @@ use std::{
 };
 
 use faena_domain::{JobId, LogEvent, LogLine, Run, Timestamp, WorkerId};
-use faena_store::{ClaimedJob, Outcome, RunEnd};
+use faena_store::{ClaimedJob, RunEnd, RunOutcome};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::workers::{Connected, Order};
+use crate::workers::{ConnectedWorker, Order};
 
 const WAITS_FOR_PROCESS: i64 = -1;
 
 /// One job in hand.
-pub struct Held {
+pub struct InFlightJob {
     pub job: ClaimedJob,
     pub kind: Arc<str>,
     pub claimed_at: Timestamp,
     /// In whose hands.
     pub worker: WorkerId,
     /// The connection to that worker; none for the one inside this process.
-    connection: Mutex<Option<Arc<Connected>>>,
+    connection: Mutex<Option<Arc<ConnectedWorker>>>,
     /// Told to stop.
     pub cancel: CancellationToken,
     cancel_asked: Mutex<Option<(String, Timestamp)>>,
@@ -43,21 +43,21 @@ pub struct Held {
 }
 
 #[derive(Default)]
-pub struct Hands {
+pub struct InFlight {
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    jobs: HashMap<JobId, Arc<Held>>,
+    jobs: HashMap<JobId, Arc<InFlightJob>>,
     /// Waiting for a slot, first come first served.
-    line: VecDeque<Arc<Held>>,
+    line: VecDeque<Arc<InFlightJob>>,
     /// How many jobs of each hand-out are still here.
     open: HashMap<Run, usize>,
 }
 
 impl Inner {
-    fn hold(&mut self, held: Held) -> Arc<Held> {
+    fn hold(&mut self, held: InFlightJob) -> Arc<InFlightJob> {
         let held = Arc::new(held);
         *self.open.entry(held.job.run).or_default() += 1;
         self.jobs.insert(held.job.id, held.clone());
@@ -76,9 +76,9 @@ impl Inner {
     }
 }
 
-impl Held {
-    fn new(job: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> Held {
-        Held {
+impl InFlightJob {
+    fn new(job: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> InFlightJob {
+        InFlightJob {
             // It may have become ready after the round began that claimed it.
             claimed_at: claimed_at.max(job.ready_at),
             job,
@@ -136,7 +136,7 @@ impl Held {
         self.cancel_asked.lock().as_ref().map(|(_, at)| *at)
     }
 
-    pub fn connection(&self) -> Option<Arc<Connected>> {
+    pub fn connection(&self) -> Option<Arc<ConnectedWorker>> {
         self.connection.lock().clone()
     }
 
@@ -144,7 +144,7 @@ impl Held {
         self.connection.lock().is_some()
     }
 
-    pub fn connect(&self, connection: Arc<Connected>) {
+    pub fn connect(&self, connection: Arc<ConnectedWorker>) {
         *self.connection.lock() = Some(connection);
     }
 
@@ -172,7 +172,7 @@ impl Held {
     }
 
     /// The report of this run's end, with its log.
-    pub fn end(&self, outcome: Outcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
+    pub fn end(&self, outcome: RunOutcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
         let job = &self.job;
         let mut log = String::with_capacity(128);
         LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
@@ -213,38 +213,33 @@ impl Held {
             log,
             outcome,
             on_record,
-            closes_block: false,
+            closes_claim: false,
         }
     }
 }
 
-impl Hands {
+impl InFlight {
     /// Jobs for the worker inside this process: they stand in line for a slot.
-    pub fn take_in(
-        &self,
-        jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>,
-        worker: WorkerId,
-        claimed_at: Timestamp,
-    ) {
+    pub fn add(&self, jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>, worker: WorkerId, claimed_at: Timestamp) {
         let mut inner = self.inner.lock();
         for (job, kind) in jobs {
-            let held = inner.hold(Held::new(job, kind, worker, claimed_at));
+            let held = inner.hold(InFlightJob::new(job, kind, worker, claimed_at));
             inner.line.push_back(held);
         }
     }
 
     /// Jobs that a worker elsewhere has, or is about to be handed.
-    pub fn take_in_for(
+    pub fn add_for(
         &self,
-        connection: &Arc<Connected>,
+        connection: &Arc<ConnectedWorker>,
         jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>, Timestamp)>,
-    ) -> Vec<Arc<Held>> {
+    ) -> Vec<Arc<InFlightJob>> {
         let mut inner = self.inner.lock();
         jobs.into_iter()
             .map(|(job, kind, claimed_at)| {
                 // A worker that comes back has its jobs here already.
                 let known = inner.jobs.get(&job.id).filter(|known| known.job.run == job.run).cloned();
-                let held = known.unwrap_or_else(|| inner.hold(Held::new(job, kind, connection.id, claimed_at)));
+                let held = known.unwrap_or_else(|| inner.hold(InFlightJob::new(job, kind, connection.id, claimed_at)));
                 held.connect(connection.clone());
                 held
             })
@@ -252,7 +247,7 @@ impl Hands {
     }
 
     /// Not this process's business any more, and nothing is told about it.
-    pub fn forget(&self, held: &Held) {
+    pub fn forget(&self, held: &InFlightJob) {
         let mut inner = self.inner.lock();
         if inner.jobs.get(&held.job.id).is_some_and(|known| known.job.run == held.job.run) {
             inner.jobs.remove(&held.job.id);
@@ -260,12 +255,12 @@ impl Hands {
         }
     }
 
-    pub fn next_in_line(&self) -> Option<Arc<Held>> {
+    pub fn next_in_line(&self) -> Option<Arc<InFlightJob>> {
         self.inner.lock().line.pop_front()
     }
 
     /// Takes out of the line what has stood there since `before`, and says since when the next has.
-    pub fn late_in_line(&self, before: Timestamp) -> (Vec<Arc<Held>>, Option<Timestamp>) {
+    pub fn late_in_line(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let mut inner = self.inner.lock();
         let late = inner.line.iter().take_while(|held| held.claimed_at <= before).count();
         let late = inner.line.drain(..late).collect();
@@ -290,27 +285,27 @@ impl Hands {
         self.inner.lock().open.keys().copied().collect()
     }
 
-    pub fn find(&self, id: JobId) -> Option<Arc<Held>> {
+    pub fn find(&self, id: JobId) -> Option<Arc<InFlightJob>> {
         self.inner.lock().jobs.get(&id).cloned()
     }
 
     /// Lets a job go and hands its end on, marked if it is the last of its hand-out. `send` runs under the lock, so that ends
     /// are told in the order in which they were counted: the one that closes the block is the last. `false`: it is not here
     /// any more, and its end is nobody's business.
-    pub fn let_go(&self, held: &Held, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
+    pub fn finish(&self, held: &InFlightJob, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
         let mut inner = self.inner.lock();
         match inner.jobs.get(&held.job.id) {
             Some(known) if known.job.run == held.job.run => {}
             _ => return false,
         }
         inner.jobs.remove(&held.job.id);
-        end.closes_block = inner.count_down(held.job.run);
+        end.closes_claim = inner.count_down(held.job.run);
         send(end);
         true
     }
 
     /// Everything that has begun before `before` and is not on record yet; marks it.
-    pub fn to_record(&self, before: Timestamp) -> (Vec<Arc<Held>>, Option<Timestamp>) {
+    pub fn to_record(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let inner = self.inner.lock();
         let mut due = Vec::new();
         let mut next: Option<Timestamp> = None;
@@ -331,16 +326,16 @@ impl Hands {
     }
 
     /// Whoever waits for a slot.
-    pub fn empty_line(&self) -> Vec<Arc<Held>> {
+    pub fn empty_line(&self) -> Vec<Arc<InFlightJob>> {
         self.inner.lock().line.drain(..).collect()
     }
 
-    pub fn all(&self) -> Vec<Arc<Held>> {
+    pub fn all(&self) -> Vec<Arc<InFlightJob>> {
         self.inner.lock().jobs.values().cloned().collect()
     }
 
     /// This process was taken for dead: nothing of this is its own any more.
-    pub fn drop_all(&self) -> Vec<Arc<Held>> {
+    pub fn drop_all(&self) -> Vec<Arc<InFlightJob>> {
         let mut inner = self.inner.lock();
         inner.line.clear();
         inner.open.clear();

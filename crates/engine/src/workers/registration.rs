@@ -7,17 +7,17 @@ use std::{
 };
 
 use faena_domain::{
-    Ability, ErrorReason, Failure, Fault, JobId, JobState, Run, Step, Timestamp, WorkerId, WorkerKind, WorkerState,
+    Ability, ErrorReason, Failure, FieldError, JobId, JobState, Run, Step, Timestamp, WorkerId, WorkerKind, WorkerState,
 };
-use faena_store::{HeldJob, StoreError, WorkerAdmitted, WorkerEnd};
+use faena_store::{ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 
-use super::keeper;
-use super::{Card, Connected, Delivery, Door, Order, ReportKind};
+use super::status_writer;
+use super::{ConnectedWorker, Delivery, Order, ReportKind, Transport, WorkerIdentity};
 use crate::{
     Engine,
     breaker::{Breaker, BreakerRule},
     config::ms,
-    held::Held,
+    in_flight::InFlightJob,
 };
 
 /// How a worker introduces itself.
@@ -36,7 +36,7 @@ pub struct Registration {
 
 /// A worker that was let in.
 pub struct Connection {
-    pub worker: Arc<Connected>,
+    pub worker: Arc<ConnectedWorker>,
     /// It lives since before, and has its jobs still.
     pub resumed: bool,
 }
@@ -46,14 +46,14 @@ const MOST_NAMES: usize = 1_000;
 
 impl Registration {
     /// Everything that is wrong with it.
-    pub fn check(&self) -> Vec<Fault> {
+    pub fn check(&self) -> Vec<FieldError> {
         let mut faults = Vec::new();
         let mut text = |path: String, value: &str, max: usize| {
             let length = value.chars().count();
             if length == 0 || length > max {
-                faults.push(Fault::new(path, format!("must have 1 to {max} characters, has {length}")));
+                faults.push(FieldError::new(path, format!("must have 1 to {max} characters, has {length}")));
             } else if value.chars().any(char::is_control) {
-                faults.push(Fault::new(path, "must not contain control characters"));
+                faults.push(FieldError::new(path, "must not contain control characters"));
             }
         };
         if let Some(id) = &self.worker_id {
@@ -68,20 +68,23 @@ impl Registration {
             }
         }
         if self.capabilities.is_empty() {
-            faults.push(Fault::new(
+            faults.push(FieldError::new(
                 "capabilities",
                 "must name at least one job type (a name, or a prefix with * behind it)",
             ));
         }
         for (path, list) in [("capabilities", &self.capabilities), ("queues", &self.queues)] {
             if list.len() > MOST_NAMES {
-                faults.push(Fault::new(path, format!("must have at most {MOST_NAMES} names, has {}", list.len())));
+                faults.push(FieldError::new(path, format!("must have at most {MOST_NAMES} names, has {}", list.len())));
             }
         }
         if let Some(concurrency) = self.concurrency
             && !(1..=MOST_CONCURRENCY).contains(&concurrency)
         {
-            faults.push(Fault::new("concurrency", format!("must be from 1 to {MOST_CONCURRENCY}, is {concurrency}")));
+            faults.push(FieldError::new(
+                "concurrency",
+                format!("must be from 1 to {MOST_CONCURRENCY}, is {concurrency}"),
+            ));
         }
         faults
     }
@@ -92,7 +95,7 @@ impl Engine {
     pub async fn worker_connect(
         &self,
         registration: Registration,
-        door: Door,
+        transport: Transport,
         now: Timestamp,
     ) -> Result<Connection, StoreError> {
         let faults = registration.check();
@@ -100,28 +103,28 @@ impl Engine {
             return Err(StoreError::Invalid(faults));
         }
         let Some(key) = registration.worker_id.clone() else {
-            return self.let_in(WorkerId::new().to_string(), registration, door, now).await;
+            return self.register_worker(WorkerId::new().to_string(), registration, transport, now).await;
         };
         // Two connections under one name come in one after the other.
         let _turn = self.turns.of(&key).lock().await;
         if self.workers.find_by_key(&key).is_none() {
             self.refuse_built_in(&key).await?;
         }
-        self.let_in(key, registration, door, now).await
+        self.register_worker(key, registration, transport, now).await
     }
 
-    async fn let_in(
+    async fn register_worker(
         &self,
         key: String,
         registration: Registration,
-        door: Door,
+        transport: Transport,
         now: Timestamp,
     ) -> Result<Connection, StoreError> {
         let before = self.workers.find_by_key(&key);
         if let Some(before) = &before {
             before.close("the worker has connected again");
             // What it has reported on the old connection is stored first: it is not in its hands any more.
-            let settled = self.desk.reporter.settled_for(before.id);
+            let settled = self.report_handler.reporter.settled_for(before.id);
             let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
         }
         let pool = before.as_ref().and_then(|worker| worker.pool.clone());
@@ -130,42 +133,41 @@ impl Engine {
             Some(before) if registration.queues.is_empty() && pool.is_some() => before.ability.queues.clone(),
             _ => registration.queues,
         };
-        let mut card = Card {
+        let mut identity = WorkerIdentity {
             id: WorkerId::new(),
             key,
             kind: if pool.is_some() { WorkerKind::Pool } else { WorkerKind::Remote },
             session: 0,
-            door,
+            transport,
             ability: Ability { capabilities: registration.capabilities, queues },
             concurrency: registration.concurrency.unwrap_or(1) as usize,
             tells_starts: registration.tells_starts,
             ephemeral: before.as_ref().is_some_and(|before| before.ephemeral),
             pool,
         };
-        let admitted = self.store.worker_admit(card.entry(registration.name, self.node_id()), now).await?;
-        (card.id, card.session) = (admitted.id, admitted.session);
+        let admitted = self.store.worker_admit(identity.entry(registration.name, self.node_id()), now).await?;
+        (identity.id, identity.session) = (admitted.id, admitted.session);
         let before = before.filter(|before| before.id == admitted.id);
         let resumed =
-            card.session > 1 && !matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
-        let worker = self.seat(card, &admitted, before.as_deref(), now);
+            identity.session > 1 && !matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
+        let worker = self.seat(identity, &admitted, before.as_deref(), now);
         self.hand_over(&worker, admitted, before.as_deref(), registration.holds, now).await;
         if let Some(before) = &before {
-            let handed: Vec<Arc<Held>> = before.standing.lock().held.drain().map(|(_, held)| held).collect();
+            let handed: Vec<Arc<InFlightJob>> = before.standing.lock().held.drain().map(|(_, held)| held).collect();
             // What it does not have any more ended at another node.
-            handed.iter().filter(|held| !worker.holds(held.job.id)).for_each(|held| self.hands.forget(held));
+            handed.iter().filter(|held| !worker.holds(held.job.id)).for_each(|held| self.in_flight.forget(held));
         }
         self.lanes.reconsider();
         self.workers.news.notify_one();
         self.workers.watch.notify_one();
         tracing::info!(
             worker = worker.key,
-            door = door.as_str(),
+            transport = transport.as_str(),
             concurrency = worker.concurrency,
             capabilities = ?worker.ability.capabilities,
             "{}",
             if resumed { "a worker is back" } else { "a worker has connected" }
         );
-        self.bus.worker(&worker.key, worker.state(), None, now);
         Ok(Connection { worker, resumed })
     }
 
@@ -173,18 +175,18 @@ impl Engine {
     async fn refuse_built_in(&self, key: &str) -> Result<(), StoreError> {
         let known = self.store.worker_get(key).await?;
         match known.filter(|known| known.kind == WorkerKind::BuiltIn && known.ended_at.is_none()) {
-            Some(_) => Err(StoreError::Invalid(vec![Fault::new("workerId", "is the name of a built-in worker")])),
+            Some(_) => Err(StoreError::Invalid(vec![FieldError::new("workerId", "is the name of a built-in worker")])),
             None => Ok(()),
         }
     }
 
     fn seat(
         &self,
-        card: Card,
+        identity: WorkerIdentity,
         admitted: &WorkerAdmitted,
-        before: Option<&Connected>,
+        before: Option<&ConnectedWorker>,
         now: Timestamp,
-    ) -> Arc<Connected> {
+    ) -> Arc<ConnectedWorker> {
         let state = match admitted.was {
             Some(state @ (WorkerState::Ready | WorkerState::Busy | WorkerState::Draining)) => state,
             _ => WorkerState::Ready,
@@ -192,7 +194,7 @@ impl Engine {
         // Who flaps does not get a fresh start by coming back.
         let breaker = before.map(|before| before.standing.lock().breaker.clone());
         let breaker = breaker.unwrap_or_else(|| Breaker::new(BreakerRule::default()));
-        let worker = Arc::new(Connected::new(card, state, breaker, now));
+        let worker = Arc::new(ConnectedWorker::new(identity, state, breaker, now));
         {
             let mut standing = worker.standing.lock();
             standing.drain = state == WorkerState::Draining;
@@ -204,9 +206,10 @@ impl Engine {
 
     /// The worker of that name, for one that calls now and then and may call any node: if it lives and is connected elsewhere, or
     /// was before this process started, it is connected here from now on. `None`: no such worker lives.
-    pub async fn worker_calling(&self, key: &str, now: Timestamp) -> Result<Option<Arc<Connected>>, StoreError> {
+    pub async fn worker_calling(&self, key: &str, now: Timestamp) -> Result<Option<Arc<ConnectedWorker>>, StoreError> {
         // One that has come by another door speaks there, and only there.
-        let calls = |worker: &Arc<Connected>| worker.door == Door::Http && !worker.closing.is_cancelled();
+        let calls =
+            |worker: &Arc<ConnectedWorker>| worker.transport == Transport::Http && !worker.closing.is_cancelled();
         let here = || self.workers.find_by_key(key).filter(calls);
         if let Some(worker) = here()
             && self.is_latest(&worker).await?
@@ -224,7 +227,7 @@ impl Engine {
         let Some(known) = self.store.worker_get(key).await?.filter(|known| known.ended_at.is_none()) else {
             return Ok(None);
         };
-        if known.door != Door::Http.as_str() {
+        if known.transport != Transport::Http.as_str() {
             return Ok(None);
         }
         let registration = Registration {
@@ -234,16 +237,16 @@ impl Engine {
             concurrency: Some(known.concurrency),
             ..Registration::default()
         };
-        Ok(Some(self.let_in(key.to_owned(), registration, Door::Http, now).await?.worker))
+        Ok(Some(self.register_worker(key.to_owned(), registration, Transport::Http, now).await?.worker))
     }
 
     /// Whether a worker that calls has not called another node in the meantime. Without others there is nothing to ask.
-    async fn is_latest(&self, worker: &Connected) -> Result<bool, StoreError> {
+    async fn is_latest(&self, worker: &ConnectedWorker) -> Result<bool, StoreError> {
         Ok(self.store.engine() == "sqlite" || self.store.worker_session(worker.id).await? == Some(worker.session))
     }
 
     /// Sends these jobs once more: their delivery got lost.
-    pub async fn deliver_again(&self, worker: &Arc<Connected>, jobs: Vec<Arc<Held>>, now: Timestamp) {
+    pub async fn deliver_again(&self, worker: &Arc<ConnectedWorker>, jobs: Vec<Arc<InFlightJob>>, now: Timestamp) {
         self.deliver(vec![(worker.clone(), jobs)], now).await;
     }
 
@@ -256,20 +259,20 @@ impl Engine {
     /// that was started for a job gets it now.
     async fn hand_over(
         &self,
-        worker: &Arc<Connected>,
+        worker: &Arc<ConnectedWorker>,
         admitted: WorkerAdmitted,
-        before: Option<&Connected>,
+        before: Option<&ConnectedWorker>,
         holds: Option<Vec<(JobId, Run)>>,
         now: Timestamp,
     ) {
         let starting = matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
         let mut jobs = Vec::with_capacity(admitted.jobs.len());
         let mut started = Vec::new();
-        for HeldJob { job, kind, claimed_at, started_at } in admitted.jobs {
+        for ResumedJob { job, kind, claimed_at, started_at } in admitted.jobs {
             started.push(started_at);
             jobs.push((job, kind.into(), claimed_at));
         }
-        let held = self.hands.take_in_for(worker, jobs);
+        let held = self.in_flight.add_for(worker, jobs);
         {
             let mut standing = worker.standing.lock();
             for (held, started_at) in held.iter().zip(started) {
@@ -294,7 +297,7 @@ impl Engine {
         for held in held {
             let has_it = holds.as_ref().is_none_or(|holds| holds.contains(&(held.job.id, held.job.run)));
             if !has_it {
-                self.desk.end(worker, &held, ReportKind::Release, None, now);
+                self.report_handler.end(worker, &held, ReportKind::Release, None, now);
             } else if let Some(reason) = held.cancel_reason() {
                 // It may not have heard it.
                 held.tell_to_stop(&reason);
@@ -303,14 +306,14 @@ impl Engine {
     }
 
     /// Sends jobs to the workers in whose hands they are.
-    pub(crate) async fn deliver(&self, jobs: Vec<(Arc<Connected>, Vec<Arc<Held>>)>, now: Timestamp) {
+    pub(crate) async fn deliver(&self, jobs: Vec<(Arc<ConnectedWorker>, Vec<Arc<InFlightJob>>)>, now: Timestamp) {
         let ids: Vec<JobId> = jobs.iter().flat_map(|(_, jobs)| jobs.iter().map(|held| held.job.id)).collect();
         if ids.is_empty() {
             return;
         }
         let Ok(mut steps) = self.before_delivery(&jobs, ids).await else {
             for (worker, held) in jobs.iter().flat_map(|(worker, jobs)| jobs.iter().map(move |held| (worker, held))) {
-                self.desk.end(worker, held, ReportKind::Release, None, now);
+                self.report_handler.end(worker, held, ReportKind::Release, None, now);
             }
             return;
         };
@@ -337,7 +340,7 @@ impl Engine {
     /// their finished steps, without which they would do their work again.
     async fn before_delivery(
         &self,
-        jobs: &[(Arc<Connected>, Vec<Arc<Held>>)],
+        jobs: &[(Arc<ConnectedWorker>, Vec<Arc<InFlightJob>>)],
         ids: Vec<JobId>,
     ) -> Result<HashMap<JobId, Vec<Step>>, StoreError> {
         let known = async {
@@ -352,20 +355,26 @@ impl Engine {
     }
 
     /// A job made ready to be sent, unless it is too late for it.
-    fn delivery(&self, worker: &Arc<Connected>, held: Arc<Held>, steps: Vec<Step>, now: Timestamp) -> Option<Delivery> {
+    fn delivery(
+        &self,
+        worker: &Arc<ConnectedWorker>,
+        held: Arc<InFlightJob>,
+        steps: Vec<Step>,
+        now: Timestamp,
+    ) -> Option<Delivery> {
         if held.job.options.expires_at.is_some_and(|at| at <= now) {
             let failure = Failure::fatal("expired before it could start").with_reason(ErrorReason::Expired);
-            self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
+            self.report_handler.end(worker, &held, ReportKind::Fail(failure), None, now);
             return None;
         }
         if let Some(cause) = held.cancel_reason() {
             // Nobody wants it any more, and it has not started.
             let failure = Failure::fatal(cause).with_reason(ErrorReason::Cancelled);
-            self.desk.end(worker, &held, ReportKind::Fail(failure), None, now);
+            self.report_handler.end(worker, &held, ReportKind::Fail(failure), None, now);
             return None;
         }
         let Some(lane) = self.lanes.lane(held.job.lane) else {
-            self.desk.end(worker, &held, ReportKind::Release, None, now);
+            self.report_handler.end(worker, &held, ReportKind::Release, None, now);
             return None;
         };
         if !worker.tells_starts {
@@ -382,7 +391,7 @@ impl Engine {
     }
 
     /// Until when it may run, if it starts at `start`.
-    pub(crate) fn deadline_of(&self, held: &Held, start: Timestamp) -> Timestamp {
+    pub(crate) fn deadline_of(&self, held: &InFlightJob, start: Timestamp) -> Timestamp {
         let limit_ms = held
             .job
             .options
@@ -392,14 +401,14 @@ impl Engine {
     }
 
     /// A stream has ended. `left`: the worker said that it goes.
-    pub async fn worker_gone(&self, worker: &Arc<Connected>, left: bool, now: Timestamp) {
+    pub async fn worker_gone(&self, worker: &Arc<ConnectedWorker>, left: bool, now: Timestamp) {
         if !self.workers.find(worker.id).is_some_and(|known| Arc::ptr_eq(&known, worker)) {
             return;
         }
         // What was not even sent is given back; nobody has to wait for it.
         for order in worker.take_orders() {
             if let Order::Job(delivery) = order {
-                self.desk.end(worker, &delivery.held, ReportKind::Release, None, now);
+                self.report_handler.end(worker, &delivery.held, ReportKind::Release, None, now);
             }
         }
         let nothing_held = worker.standing.lock().held.is_empty();
@@ -423,18 +432,18 @@ impl Engine {
     /// Writes down the last there is to say about a worker, and ends its life.
     pub(crate) async fn worker_ends(
         &self,
-        worker: &Arc<Connected>,
+        worker: &Arc<ConnectedWorker>,
         end: WorkerEnd,
         reason: &str,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let settled = self.desk.reporter.settled_for(worker.id);
+        let settled = self.report_handler.reporter.settled_for(worker.id);
         let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
-        keeper::tell_last(&*self.store, worker, now).await?;
+        status_writer::tell_last(&*self.store, worker, now).await?;
         let lost = matches!(end, WorkerEnd::Lost { .. });
         let freed = self.store.worker_end(worker.id, worker.session, end, now).await?;
         worker.close(reason);
-        self.workers.drop_worker(worker, &self.hands);
+        self.workers.drop_worker(worker, &self.in_flight);
         self.lanes.nudge.notify_one();
         let Some(freed) = freed else { return Ok(()) };
         let jobs = freed.orphaned + freed.returned;
@@ -443,12 +452,11 @@ impl Engine {
         } else {
             tracing::info!(worker = worker.key, reason, jobs, "a worker has left");
         }
-        self.bus.worker(&worker.key, WorkerState::Terminated, Some(if lost { "lost" } else { reason }), now);
         Ok(())
     }
 
     /// Ends a worker's life in peace; what it still has goes back without costing a try.
-    pub async fn worker_leave(&self, worker: &Arc<Connected>, reason: &str, now: Timestamp) {
+    pub async fn worker_leave(&self, worker: &Arc<ConnectedWorker>, reason: &str, now: Timestamp) {
         let end = WorkerEnd::Left { reason: reason.into() };
         if let Err(error) = self.worker_ends(worker, end, reason, now).await {
             // It has a deadline instead.

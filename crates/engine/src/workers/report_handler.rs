@@ -11,15 +11,15 @@ use std::sync::{
 use faena_domain::{
     ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, NodeId, Progress, Run, Timestamp,
 };
-use faena_store::{NoteKind, Outcome, RunNote, Store, StoreError};
+use faena_store::{NoteKind, RunNote, RunOutcome, Store, StoreError};
 use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
-use super::{Ack, Connected, Order, Refusal, Workers};
+use super::{Ack, ConnectedWorker, Order, Refusal, Workers};
 use crate::{
     Bus,
     dispatcher::ReadyLanes,
-    held::{Hands, Held},
+    in_flight::{InFlight, InFlightJob},
     recorder,
     reporter::{Receipt, Reporter},
     verdict::judge,
@@ -70,10 +70,10 @@ impl ReportKind {
     }
 }
 
-pub struct Desk {
+pub struct ReportHandler {
     pub store: Arc<dyn Store>,
     pub node: Arc<RwLock<NodeId>>,
-    pub hands: Arc<Hands>,
+    pub in_flight: Arc<InFlight>,
     pub reporter: Arc<Reporter>,
     pub lanes: Arc<ReadyLanes>,
     pub workers: Arc<Workers>,
@@ -89,22 +89,22 @@ struct Pending {
     progress: Option<Progress>,
 }
 
-impl Desk {
+impl ReportHandler {
     /// Takes what a worker on a stream has said, in order. The answers leave as orders to it.
-    pub async fn take(&self, worker: &Arc<Connected>, reports: Vec<Report>, now: Timestamp) {
+    pub async fn take(&self, worker: &Arc<ConnectedWorker>, reports: Vec<Report>, now: Timestamp) {
         let mut notes: Vec<Pending> = Vec::new();
         for report in reports {
             let held = match self.held_by(worker, &report) {
                 Ok(held) => held,
                 Err(()) => {
-                    self.write_down(worker, std::mem::take(&mut notes), now).await;
+                    self.persist(worker, std::mem::take(&mut notes), now).await;
                     self.repeated(worker, report, now).await;
                     continue;
                 }
             };
             if report.kind.is_end() {
                 if notes.iter().any(|pending| pending.note.id == report.job_id) {
-                    self.write_down(worker, std::mem::take(&mut notes), now).await;
+                    self.persist(worker, std::mem::take(&mut notes), now).await;
                 }
                 let of = report.kind.name();
                 self.end(worker, &held, report.kind, Receipt::Worker(worker.clone(), of), now);
@@ -112,14 +112,14 @@ impl Desk {
                 notes.push(self.note(&held, report.kind, now));
             }
         }
-        self.write_down(worker, notes, now).await;
+        self.persist(worker, notes, now).await;
         self.reporter.room().await;
     }
 
     /// Takes one report and waits until it is stored.
     pub async fn take_one(
         &self,
-        worker: &Arc<Connected>,
+        worker: &Arc<ConnectedWorker>,
         report: Report,
         now: Timestamp,
     ) -> Result<Result<(), Refusal>, StoreError> {
@@ -156,8 +156,8 @@ impl Desk {
     /// Ends a run in a worker's hands; also for those who end it over the worker's head.
     pub(crate) fn end(
         &self,
-        worker: &Arc<Connected>,
-        held: &Held,
+        worker: &Arc<ConnectedWorker>,
+        held: &InFlightJob,
         kind: ReportKind,
         receipt: impl Into<Option<Receipt>>,
         now: Timestamp,
@@ -170,12 +170,12 @@ impl Desk {
             ReportKind::Fail(failure) => judge(held, Err(failure), now),
             _ => {
                 let text = format!("worker {} handed it back", worker.key);
-                (Outcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
+                (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
             }
         };
         let receipt = receipt.into();
         let (completed, refused) =
-            (matches!(outcome, Outcome::Completed { .. }), matches!(outcome, Outcome::HandedBack));
+            (matches!(outcome, RunOutcome::Completed { .. }), matches!(outcome, RunOutcome::HandedBack));
         if held.started_at().is_none() && receipt.is_some() && !refused {
             // It never said so; whoever has ended a job has begun it.
             held.start(held.claimed_at);
@@ -184,7 +184,7 @@ impl Desk {
         let told = receipt.is_some();
         // A worker that hands jobs back although it is not draining does not take what it is sent.
         let unwilling = refused && told && !worker.is_draining();
-        if !self.hands.let_go(held, end, |end| self.reporter.push(end, receipt)) {
+        if !self.in_flight.finish(held, end, |end| self.reporter.push(end, receipt)) {
             return;
         }
         let mut standing = worker.standing.lock();
@@ -208,7 +208,7 @@ impl Desk {
         self.workers.news.notify_one();
     }
 
-    fn held_by(&self, worker: &Arc<Connected>, report: &Report) -> Result<Arc<Held>, ()> {
+    fn held_by(&self, worker: &Arc<ConnectedWorker>, report: &Report) -> Result<Arc<InFlightJob>, ()> {
         let mut standing = worker.standing.lock();
         if let Some(held) = standing.held.get(&report.job_id)
             && report.run.is_none_or(|run| run == held.job.run)
@@ -226,7 +226,7 @@ impl Desk {
         Err(())
     }
 
-    fn note(&self, held: &Arc<Held>, kind: ReportKind, now: Timestamp) -> Pending {
+    fn note(&self, held: &Arc<InFlightJob>, kind: ReportKind, now: Timestamp) -> Pending {
         let of = kind.name();
         if held.started_at().is_none() {
             held.start(now);
@@ -255,7 +255,7 @@ impl Desk {
         Pending { note, of, progress }
     }
 
-    async fn write_down(&self, worker: &Arc<Connected>, pending: Vec<Pending>, now: Timestamp) {
+    async fn persist(&self, worker: &Arc<ConnectedWorker>, pending: Vec<Pending>, now: Timestamp) {
         if pending.is_empty() {
             return;
         }
@@ -281,7 +281,7 @@ impl Desk {
     }
 
     /// A report of a run that is not in this worker's hands: told again, too late, or not its business.
-    async fn repeated(&self, worker: &Arc<Connected>, report: Report, now: Timestamp) {
+    async fn repeated(&self, worker: &Arc<ConnectedWorker>, report: Report, now: Timestamp) {
         let of = report.kind.name();
         if report.kind.is_end() {
             let receipt = Receipt::Worker(worker.clone(), of);
@@ -299,7 +299,7 @@ impl Desk {
     /// What a report about a job means that this worker does not hold here.
     async fn explain(
         &self,
-        worker: &Arc<Connected>,
+        worker: &Arc<ConnectedWorker>,
         report: &Report,
         now: Timestamp,
     ) -> Result<Result<(), Refusal>, StoreError> {
@@ -322,7 +322,7 @@ impl Desk {
         &self,
         job: &JobView,
         report: &Report,
-        worker: &Connected,
+        worker: &ConnectedWorker,
         text: String,
         now: Timestamp,
     ) -> Result<(), StoreError> {

@@ -4,10 +4,10 @@
 //! elsewhere, or to have ended, is let go.
 
 use faena_domain::Timestamp;
-use faena_store::{Store, StoreError, WorkerNews};
+use faena_store::{Store, StoreError, WorkerUpdate};
 
-use super::{Connected, Workers};
-use crate::{Bus, Round, held::Hands};
+use super::{ConnectedWorker, Workers};
+use crate::{Round, in_flight::InFlight};
 
 /// How long changes are gathered before the next are written.
 pub const GATHER: std::time::Duration = std::time::Duration::from_millis(250);
@@ -16,19 +16,15 @@ const BATCH: usize = 1_000;
 pub async fn run_once(
     store: &dyn Store,
     workers: &Workers,
-    hands: &Hands,
-    bus: &Bus,
+    in_flight: &InFlight,
     (grace_ms, beat_ms): (i64, i64),
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     let mut told = Vec::new();
-    let mut news: Vec<WorkerNews> = Vec::new();
+    let mut news: Vec<WorkerUpdate> = Vec::new();
     for worker in workers.all() {
         let item = worker.standing.lock().news(&worker, grace_ms, beat_ms, now);
         if let Some(item) = item {
-            for change in &item.changes {
-                bus.worker(&worker.key, change.state, change.reason.as_deref(), change.at);
-            }
             news.push(item);
             told.push(worker);
         }
@@ -39,7 +35,7 @@ pub async fn run_once(
     if news.is_empty() {
         return Ok(Round::default());
     }
-    let standings = match store.worker_news(news.clone(), now).await {
+    let standings = match store.worker_update(news.clone(), now).await {
         Ok(standings) => standings,
         Err(error) => {
             for (worker, item) in told.iter().zip(news) {
@@ -53,17 +49,17 @@ pub async fn run_once(
             workers.drain(worker.id, standing.drain, now);
         } else {
             worker.close("the worker is connected elsewhere, or was given up for lost");
-            workers.drop_worker(worker, hands);
+            workers.drop_worker(worker, in_flight);
         }
     }
     Ok(Round { handled: told.len(), more: told.len() >= BATCH, next_at: None })
 }
 
 /// What there is to say about a worker before its life ends.
-pub async fn tell_last(store: &dyn Store, worker: &Connected, now: Timestamp) -> Result<(), StoreError> {
+pub async fn tell_last(store: &dyn Store, worker: &ConnectedWorker, now: Timestamp) -> Result<(), StoreError> {
     let last = worker.standing.lock().news(worker, 0, i64::MAX, now);
     if let Some(news) = last {
-        store.worker_news(vec![news], now).await?;
+        store.worker_update(vec![news], now).await?;
     }
     Ok(())
 }
