@@ -77,8 +77,33 @@ macro_rules! pages {
 pages! {
     alone {
         readme => "README.md",
+        built_in_worker => "docs/guides/built-in-worker.md",
+        dead_letters => "docs/guides/dead-letters.md",
+        migrating_from_sidekiq => "docs/guides/migrating-from-sidekiq.md",
+        queues_and_limits => "docs/guides/queues-and-limits.md",
+        watching => "docs/guides/watching.md",
+        a_worker_disappeared => "docs/operating/a-worker-disappeared.md",
+        deploying => "docs/operating/deploying.md",
+        my_job_does_not_run => "docs/operating/my-job-does-not-run.md",
+        my_queue_grows => "docs/operating/my-queue-grows.md",
+        troubleshooting => "docs/operating/troubleshooting.md",
+        first_jobs => "docs/start/README.md",
     }
     with_services {
+        guarantees => "docs/concepts/guarantees.md",
+        life_cycle => "docs/concepts/life-cycle.md",
+        schedules => "docs/concepts/schedules.md",
+        events => "docs/guides/events.md",
+        migrating_from_bullmq => "docs/guides/migrating-from-bullmq.md",
+        migrating_from_celery => "docs/guides/migrating-from-celery.md",
+        pools => "docs/guides/pools.md",
+        submitting_jobs => "docs/guides/submitting-jobs.md",
+        webhooks => "docs/guides/webhooks.md",
+        workers => "docs/guides/workers.md",
+        your_own_outbox => "docs/guides/your-own-outbox.md",
+        doctor => "docs/operating/doctor.md",
+        production => "docs/operating/production.md",
+        http => "docs/reference/http.md",
     }
 }
 
