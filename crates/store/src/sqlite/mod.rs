@@ -712,6 +712,9 @@ impl Store for Sqlite {
 
     async fn close(&self) {
         self.writer.stop().await;
-        drop(self.lock.lock().take());
+        if let Some(lock) = self.lock.lock().take() {
+            // Closing the file is not enough: a process that is being started has a copy of it until it runs its own program.
+            let _ = lock.unlock();
+        }
     }
 }
