@@ -21,6 +21,7 @@ use faena_domain::{NewJob, Timestamp};
 use faena_engine::{Engine, EngineConfig, OutboxConfig, SinkConfig, Target};
 use faena_store::{DeadFilter, EventQuery, OnRejected, SinkView, Store, Tally};
 use support::{Broker, Proxy};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::world::{World, job};
 use far_end::FarEnd;
@@ -241,24 +242,28 @@ impl Drop for Mortal {
     }
 }
 
-/// The log of this test's process, at every level, as the server sets it up.
-#[derive(Clone, Default)]
-struct Log(Arc<parking_lot::Mutex<Vec<u8>>>);
+/// The log of this test's thread at every level. The tests of this crate share one process, so the subscriber must not be global.
+struct Log {
+    buffer: LogBuffer,
+    _subscriber: tracing::subscriber::DefaultGuard,
+}
 
 impl Log {
-    fn listen() -> Log {
-        let log = Log::default();
-        let writer = log.clone();
-        tracing_subscriber::fmt()
+    /// Captures the log until it is dropped. Everything that logs must run on this thread, as it does in a `tokio::test`.
+    fn capture() -> Log {
+        let buffer = LogBuffer::default();
+        let writer = buffer.clone();
+        let subscriber = tracing_subscriber::fmt()
             .with_env_filter("trace,lapin=off,async_nats=off")
             .with_ansi(false)
             .with_writer(move || writer.clone())
-            .init();
-        log
+            .finish()
+            .set_default();
+        Log { buffer, _subscriber: subscriber }
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock()).into_owned()
+        String::from_utf8_lossy(&self.buffer.0.lock()).into_owned()
     }
 
     fn count(&self, words: &str) -> usize {
@@ -266,7 +271,10 @@ impl Log {
     }
 }
 
-impl std::io::Write for Log {
+#[derive(Clone, Default)]
+struct LogBuffer(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl std::io::Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -279,7 +287,7 @@ impl std::io::Write for Log {
 
 /// A wrong password: the sink is down, which is said once, and nobody gets to read the password.
 async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
-    let log = Log::listen();
+    let log = Log::capture();
     let (store, _place) = crate::world::open_sqlite().await;
     let now = Timestamp::now();
     let engine = at_rest(&store, vec![sink("bus", target)], now).await;
