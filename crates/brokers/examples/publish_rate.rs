@@ -1,4 +1,4 @@
-//! Measures how fast messages of about 500 bytes are confirmed: by the bare client library, and through the sinks.
+//! Measures the rate of confirmed messages of about 500 bytes: with the bare client library, and through the sinks.
 //!
 //! `cargo run --release -p faena-brokers --example publish_rate -- amqp://guest:guest@127.0.0.1/%2f [nats://… redis://…]`
 
@@ -35,11 +35,11 @@ async fn main() -> Result<()> {
         let parsed = BrokerUrl::parse(&url)?;
         match url.split(':').next() {
             Some("amqp" | "amqps") => {
-                let (_connection, channel) = rabbitmq_queue(&url).await?;
+                let (_connection, channel) = create_rabbitmq_queue(&url).await?;
                 for _ in 0..3 {
-                    bare_rabbitmq(&channel, &messages).await?;
+                    measure_bare_rabbitmq(&channel, &messages).await?;
                     channel.queue_purge(NAME.into(), QueuePurgeOptions::default()).await?;
-                    through(
+                    measure_sink(
                         "RabbitMQ, sink",
                         &RabbitMqSink::new(RabbitMqSinkOptions::new(parsed.clone(), NAME)),
                         &messages,
@@ -49,13 +49,13 @@ async fn main() -> Result<()> {
                 }
             }
             Some("nats" | "tls") => {
-                through("NATS, sink", &NatsSink::new(NatsSinkOptions::new(parsed, NAME, NAME)), &messages).await?
+                measure_sink("NATS, sink", &NatsSink::new(NatsSinkOptions::new(parsed, NAME, NAME)), &messages).await?
             }
-            _ => through("Redis, sink", &RedisSink::new(RedisSinkOptions::new(parsed, NAME)), &messages).await?,
+            _ => measure_sink("Redis, sink", &RedisSink::new(RedisSinkOptions::new(parsed, NAME)), &messages).await?,
         }
     }
     let file = std::env::temp_dir().join(format!("{NAME}.log"));
-    through("file, sink", &FileSink::new(FileSinkOptions::new(&file)), &messages).await?;
+    measure_sink("file, sink", &FileSink::new(FileSinkOptions::new(&file)), &messages).await?;
     std::fs::remove_file(file)?;
     Ok(())
 }
@@ -74,23 +74,23 @@ fn message(number: usize) -> Message {
     }
 }
 
-async fn through(what: &str, sink: &dyn Sink, messages: &[Message]) -> Result<()> {
+async fn measure_sink(label: &str, sink: &dyn Sink, messages: &[Message]) -> Result<()> {
     sink.publish(&messages[..1]).await;
     let started = Instant::now();
     for batch in messages.chunks(BATCH) {
-        let published = sink.publish(batch).await;
-        ensure!(published.confirmed() == batch.len(), "not all were confirmed: {:?}", published.down);
+        let report = sink.publish(batch).await;
+        ensure!(report.confirmed() == batch.len(), "not every message was confirmed: {:?}", report.outage);
     }
-    report(what, started);
+    print_rate(label, started);
     sink.close().await;
     Ok(())
 }
 
-fn report(what: &str, started: Instant) {
-    println!("{what}: {:.0} confirmed messages/s", COUNT as f64 / started.elapsed().as_secs_f64());
+fn print_rate(label: &str, started: Instant) {
+    println!("{label}: {:.0} confirmed messages/s", COUNT as f64 / started.elapsed().as_secs_f64());
 }
 
-async fn rabbitmq_queue(url: &str) -> Result<(Connection, Channel)> {
+async fn create_rabbitmq_queue(url: &str) -> Result<(Connection, Channel)> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await.context("cannot connect")?;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
@@ -104,8 +104,8 @@ async fn rabbitmq_queue(url: &str) -> Result<(Connection, Channel)> {
     Ok((connection, channel))
 }
 
-/// The least that is confirmed and persistent: as fast as the library and the broker go, batch by batch.
-async fn bare_rabbitmq(channel: &Channel, messages: &[Message]) -> Result<()> {
+/// Publishes with the least code that is confirmed and persistent: the upper bound of library and broker.
+async fn measure_bare_rabbitmq(channel: &Channel, messages: &[Message]) -> Result<()> {
     let started = Instant::now();
     for batch in messages.chunks(BATCH) {
         let mut confirms = VecDeque::with_capacity(BATCH);
@@ -124,6 +124,6 @@ async fn bare_rabbitmq(channel: &Channel, messages: &[Message]) -> Result<()> {
             ensure!(confirm.await?.is_ack(), "not confirmed");
         }
     }
-    report("RabbitMQ, bare client", started);
+    print_rate("RabbitMQ, bare client", started);
     Ok(())
 }

@@ -1,72 +1,74 @@
-//! What arrives from a broker, and how it is acknowledged.
+//! Messages received from a broker, and their acknowledgement.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::{nats, rabbitmq};
+use crate::{BrokerError, nats, rabbitmq};
 
-/// The broker is unusable, for this reason. The next call tries to connect again.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Down(pub String);
-
-/// One message that arrived. It comes again until it is acknowledged or rejected.
+/// One received message. The broker redelivers it until it is acknowledged or rejected.
 #[derive(Debug)]
 pub struct Delivery {
-    /// What the sender calls it, the same over repetitions. With NATS, where the sender gave none, its place in the stream.
+    /// The sender's message id, the same in every redelivery.
+    ///
+    /// NATS: the position in the stream if the sender set no id.
     pub id: Option<String>,
-    /// The type the sender gave it, else the routing key or subject.
+    /// The type that the sender set, else the routing key or subject.
     pub kind: String,
-    /// The routing key or subject it came by.
+    /// The routing key or subject under which the message was published.
     pub subject: String,
     pub correlation_id: Option<String>,
     pub traceparent: Option<String>,
     pub content_type: Option<String>,
     pub body: Bytes,
-    /// It was handed out before, here or elsewhere.
+    /// The broker delivered the message before, to this consumer or to another.
     pub redelivered: bool,
-    pub(crate) handle: Handle,
+    pub(crate) ack_handle: AckHandle,
 }
 
 #[derive(Debug)]
-pub(crate) enum Handle {
-    RabbitMq(rabbitmq::Handle),
-    Nats(Box<nats::Handle>),
+pub(crate) enum AckHandle {
+    RabbitMq(rabbitmq::AckHandle),
+    Nats(Box<nats::AckHandle>),
 }
 
 impl Delivery {
-    /// It is dealt with and does not come again, unless the connection breaks now: RabbitMQ does not confirm acknowledgements. Whoever deals with messages
-    /// must know them again by their id.
-    pub async fn ack(self) -> Result<(), Down> {
-        match self.handle {
-            Handle::RabbitMq(handle) => handle.ack().await,
-            Handle::Nats(handle) => handle.ack().await,
+    /// Marks the message as processed, so that the broker does not redeliver it.
+    ///
+    /// RabbitMQ does not confirm acknowledgements: if the connection breaks now, the message is redelivered. The caller
+    /// must recognise messages by their id.
+    pub async fn ack(self) -> Result<(), BrokerError> {
+        match self.ack_handle {
+            AckHandle::RabbitMq(handle) => handle.ack().await,
+            AckHandle::Nats(handle) => handle.ack().await,
         }
     }
 
-    /// It can never be dealt with: it goes to the dead letters of its queue or consumer.
-    pub async fn reject(self, reason: &str) -> Result<(), Down> {
-        match self.handle {
-            Handle::RabbitMq(handle) => handle.reject().await,
-            Handle::Nats(handle) => handle.reject(reason).await,
+    /// Moves a message that can never be processed to the dead letters of its queue or consumer.
+    pub async fn reject(self, reason: &str) -> Result<(), BrokerError> {
+        match self.ack_handle {
+            AckHandle::RabbitMq(handle) => handle.reject().await,
+            AckHandle::Nats(handle) => handle.reject(reason).await,
         }
     }
 
-    /// It could not be dealt with now: it comes again, soon.
-    pub async fn give_back(self) -> Result<(), Down> {
-        match self.handle {
-            Handle::RabbitMq(handle) => handle.give_back().await,
-            Handle::Nats(handle) => handle.give_back().await,
+    /// Returns a message that cannot be processed now; the broker redelivers it soon.
+    pub async fn requeue(self) -> Result<(), BrokerError> {
+        match self.ack_handle {
+            AckHandle::RabbitMq(handle) => handle.requeue().await,
+            AckHandle::Nats(handle) => handle.requeue().await,
         }
     }
 }
 
+/// A receiver of messages.
 #[async_trait]
 pub trait Consumer: Send {
-    /// Waits for the next message, for as long as it takes; connects first if there is no connection. Dropping the wait loses nothing.
+    /// Waits for the next message without a time limit; connects first if there is no connection.
     ///
-    /// After an error what was handed out and not acknowledged comes again. The caller waits a while before it calls again.
-    async fn next(&mut self) -> Result<Delivery, Down>;
+    /// Dropping the future loses no message. After an error the broker redelivers every message that was delivered and
+    /// not acknowledged, and the caller waits before it calls again.
+    async fn next(&mut self) -> Result<Delivery, BrokerError>;
 
+    /// Closes the connection to the broker. A later `next` connects again.
     async fn close(&mut self);
 }

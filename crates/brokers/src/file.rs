@@ -1,7 +1,8 @@
-//! A log file: one JSON line per message, on disk when it is confirmed, rotated by size.
+//! Appends messages to a log file: one JSON object per line, rotated by size.
 //!
-//! A batch is written in one go. If that fails half-way the file is cut back to where it was, and if that fails too, or the process died in the middle, the
-//! torn line is closed with a line break before the next one, so that a reader loses no line but that one.
+//! A message is confirmed once it is on disk. A batch is written with one call. If the write fails, the file is truncated
+//! to its previous length. If that fails too, or the process dies during the write, the next open ends the torn line with
+//! a line break, so that a reader loses only that line.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -17,16 +18,17 @@ use faena_domain::Timestamp;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::{DEFAULT_TIMEOUT, Message, Published, Sink, Verdict};
+use crate::{BrokerError, DEFAULT_TIMEOUT, Message, PublishOutcome, PublishReport, Sink};
 
+/// Settings of a [`FileSink`].
 #[derive(Clone, Debug)]
 pub struct FileSinkOptions {
     pub path: PathBuf,
-    /// A file that would grow beyond this becomes `<path>.1`. A single line may be longer.
+    /// Size limit; a file that would exceed it is renamed to `<path>.1`. A single line may be longer.
     pub max_bytes: u64,
-    /// How many old files are kept; with 0 the file is emptied.
+    /// Number of rotated files to keep. With 0 the file is truncated instead.
     pub keep: usize,
-    /// How long one call to `publish` waits for the disk.
+    /// Time limit for one call to `publish`.
     pub timeout: Duration,
 }
 
@@ -36,27 +38,30 @@ impl FileSinkOptions {
     }
 }
 
+/// A publisher to a log file.
 pub struct FileSink {
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<RotatingLog>>,
     path: PathBuf,
     timeout: Duration,
 }
 
-struct Log {
+/// The log file and its rotated predecessors.
+struct RotatingLog {
     options: FileSinkOptions,
-    open: Option<Open>,
+    current: Option<OpenFile>,
 }
 
-struct Open {
+struct OpenFile {
     file: File,
     bytes: u64,
-    /// Device and inode: which file it is, whatever it is called by now.
+    /// Device and inode, which identify the file even after it was renamed.
     identity: (u64, u64),
 }
 
+/// One line of the file.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Line<'a> {
+struct LogRecord<'a> {
     id: &'a str,
     r#type: &'a str,
     key: &'a str,
@@ -80,57 +85,64 @@ enum Body<'a> {
 impl FileSink {
     pub fn new(options: FileSinkOptions) -> Self {
         let (path, timeout) = (options.path.clone(), options.timeout);
-        FileSink { log: Arc::new(Mutex::new(Log { options, open: None })), path, timeout }
+        FileSink { log: Arc::new(Mutex::new(RotatingLog { options, current: None })), path, timeout }
+    }
+
+    /// Writes the lines on a blocking thread, within the timeout.
+    async fn append(&self, lines: Vec<Vec<u8>>) -> Result<(), BrokerError> {
+        let (log, path) = (self.log.clone(), self.path.display());
+        let writing =
+            tokio::task::spawn_blocking(move || log.lock().unwrap_or_else(PoisonError::into_inner).append(&lines));
+        match tokio::time::timeout(self.timeout, writing).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(BrokerError::new(format!("cannot write \"{path}\"")).with_source(&error)),
+            Ok(Err(error)) => Err(BrokerError::new(format!("writing \"{path}\" was aborted")).with_source(&error)),
+            Err(_) => Err(BrokerError::new(format!("writing \"{path}\" took longer than {:?}", self.timeout))),
+        }
     }
 }
 
 #[async_trait]
 impl Sink for FileSink {
-    async fn publish(&self, messages: &[Message]) -> Published {
+    async fn publish(&self, messages: &[Message]) -> PublishReport {
         let mut lines = Vec::with_capacity(messages.len());
-        let mut verdicts = Vec::with_capacity(messages.len());
+        let mut outcomes = Vec::with_capacity(messages.len());
         for message in messages {
-            match line(message) {
+            match encode(message) {
                 Ok(line) => {
                     lines.push(line);
-                    verdicts.push(Some(Verdict::Confirmed));
+                    outcomes.push(Some(PublishOutcome::Confirmed));
                 }
-                Err(reason) => verdicts.push(Some(Verdict::Refused(reason))),
+                Err(reason) => outcomes.push(Some(PublishOutcome::Rejected(reason))),
             }
         }
-        let log = self.log.clone();
-        let writing =
-            tokio::task::spawn_blocking(move || log.lock().unwrap_or_else(PoisonError::into_inner).append(&lines));
-        let down = match tokio::time::timeout(self.timeout, writing).await {
-            Ok(Ok(Ok(()))) => return Published { verdicts, down: None },
-            Ok(Ok(Err(error))) => format!("cannot write {}: {error}", self.path.display()),
-            Ok(Err(_)) => format!("writing {} broke off", self.path.display()),
-            Err(_) => format!("the disk of {} did not answer within {:?}", self.path.display(), self.timeout),
-        };
-        // What is bad stays bad; of the rest nothing is known.
-        for verdict in verdicts.iter_mut().filter(|verdict| **verdict == Some(Verdict::Confirmed)) {
-            *verdict = None;
+        let outage = self.append(lines).await.err();
+        if outage.is_some() {
+            // Rejected messages stay rejected; the outcome of the others is unknown.
+            for outcome in outcomes.iter_mut().filter(|outcome| **outcome == Some(PublishOutcome::Confirmed)) {
+                *outcome = None;
+            }
         }
-        Published { verdicts, down: Some(down) }
+        PublishReport { outcomes, outage }
     }
 
     async fn close(&self) {
         let log = self.log.clone();
         let closing =
-            tokio::task::spawn_blocking(move || log.lock().unwrap_or_else(PoisonError::into_inner).open = None);
+            tokio::task::spawn_blocking(move || log.lock().unwrap_or_else(PoisonError::into_inner).current = None);
         let _ = tokio::time::timeout(self.timeout, closing).await;
     }
 }
 
-fn line(message: &Message) -> Result<Vec<u8>, String> {
-    let text = std::str::from_utf8(&message.body).map_err(|_| "its body is no text")?;
-    // A line break inside JSON can only be white space.
+fn encode(message: &Message) -> Result<Vec<u8>, String> {
+    let text = std::str::from_utf8(&message.body).map_err(|_| "body is not UTF-8 text")?;
+    // A line break inside JSON is white space, because strings escape it.
     let flat = if text.contains(['\n', '\r']) { text.replace(['\n', '\r'], " ") } else { text.to_owned() };
     let body = match serde_json::from_str::<&RawValue>(&flat) {
         Ok(json) => Body::Json(json),
         Err(_) => Body::Text(text),
     };
-    let line = Line {
+    let record = LogRecord {
         id: &message.id,
         r#type: &message.kind,
         key: &message.key,
@@ -141,85 +153,87 @@ fn line(message: &Message) -> Result<Vec<u8>, String> {
         content_type: &message.content_type,
         body,
     };
-    let mut line = serde_json::to_vec(&line).map_err(|error| error.to_string())?;
+    let mut line = serde_json::to_vec(&record).map_err(|error| error.to_string())?;
     line.push(b'\n');
     Ok(line)
 }
 
-impl Log {
+impl RotatingLog {
     fn append(&mut self, lines: &[Vec<u8>]) -> io::Result<()> {
-        let mut open = match self.open.take() {
-            Some(open) if self.still_there(&open) => open,
+        let mut current = match self.current.take() {
+            Some(current) if self.is_unchanged(&current) => current,
             _ => self.open()?,
         };
         let mut batch = Vec::new();
         for line in lines {
-            let grown = open.bytes + (batch.len() + line.len()) as u64;
-            if grown > self.options.max_bytes && (open.bytes > 0 || !batch.is_empty()) {
-                open.write(&batch)?;
+            let new_bytes = current.bytes + (batch.len() + line.len()) as u64;
+            if new_bytes > self.options.max_bytes && (current.bytes > 0 || !batch.is_empty()) {
+                current.write(&batch)?;
                 batch.clear();
-                open = self.rotate(open)?;
+                current = self.rotate(current)?;
             }
             batch.extend_from_slice(line);
         }
-        open.write(&batch)?;
-        self.open = Some(open);
+        current.write(&batch)?;
+        self.current = Some(current);
         Ok(())
     }
 
-    /// Somebody may have moved or removed it.
-    fn still_there(&self, open: &Open) -> bool {
-        fs::metadata(&self.options.path)
-            .is_ok_and(|now| (now.dev(), now.ino()) == open.identity && now.len() == open.bytes)
+    /// Returns whether the path still leads to the open file: another process may move, delete or write it.
+    fn is_unchanged(&self, current: &OpenFile) -> bool {
+        fs::metadata(&self.options.path).is_ok_and(|metadata| {
+            (metadata.dev(), metadata.ino()) == current.identity && metadata.len() == current.bytes
+        })
     }
 
-    fn open(&self) -> io::Result<Open> {
+    fn open(&self) -> io::Result<OpenFile> {
         let path = &self.options.path;
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
         file.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => io::Error::other("another process writes it"),
+            TryLockError::WouldBlock => io::Error::other("another process is writing to it"),
             TryLockError::Error(error) => error,
         })?;
-        sync_folder(path)?;
-        let known = file.metadata()?;
-        let mut open = Open { bytes: known.len(), identity: (known.dev(), known.ino()), file: file.try_clone()? };
-        if known.is_file() && known.len() > 0 {
+        sync_parent(path)?;
+        let metadata = file.metadata()?;
+        let mut opened =
+            OpenFile { bytes: metadata.len(), identity: (metadata.dev(), metadata.ino()), file: file.try_clone()? };
+        if metadata.is_file() && metadata.len() > 0 {
             let mut last = [0];
             file.seek(SeekFrom::End(-1))?;
             file.read_exact(&mut last)?;
             if last != *b"\n" {
-                open.write(b"\n")?;
+                opened.write(b"\n")?;
             }
         }
-        Ok(open)
+        Ok(opened)
     }
 
-    /// The file becomes `.1`, `.1` becomes `.2`, the oldest goes.
-    fn rotate(&self, open: Open) -> io::Result<Open> {
-        let named = |number: usize| PathBuf::from(format!("{}.{number}", self.options.path.display()));
+    /// Renames the file to `.1`, `.1` to `.2` and so on, replacing the oldest.
+    fn rotate(&self, current: OpenFile) -> io::Result<OpenFile> {
+        let rotated_path = |number: usize| PathBuf::from(format!("{}.{number}", self.options.path.display()));
         if self.options.keep == 0 {
-            open.file.set_len(0)?;
-            return Ok(Open { bytes: 0, ..open });
+            current.file.set_len(0)?;
+            return Ok(OpenFile { bytes: 0, ..current });
         }
         for number in (1..self.options.keep).rev() {
-            match fs::rename(named(number), named(number + 1)) {
+            match fs::rename(rotated_path(number), rotated_path(number + 1)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
-        fs::rename(&self.options.path, named(1))?;
-        drop(open);
+        fs::rename(&self.options.path, rotated_path(1))?;
+        drop(current);
         self.open()
     }
 }
 
-impl Open {
+impl OpenFile {
     fn write(&mut self, batch: &[u8]) -> io::Result<()> {
         if batch.is_empty() {
             return Ok(());
         }
         if let Err(error) = self.file.write_all(batch) {
-            // If even this fails, the torn line is closed when the file is opened next.
+            // If truncating fails too, the next open ends the torn line.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }
@@ -229,8 +243,8 @@ impl Open {
     }
 }
 
-/// A new name in a folder is only safe once the folder is on disk.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+/// Syncs the directory of a file: a new name survives a crash only once its directory is on disk.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
 }

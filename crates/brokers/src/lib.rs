@@ -1,28 +1,30 @@
-//! Talks to brokers: RabbitMQ, NATS JetStream, Redis streams, and log files for who has none.
+//! Clients for message brokers: RabbitMQ, NATS JetStream, Redis streams, and log files.
 //!
-//! A sink publishes what it is given, in order, and says of each message what became of it; a consumer hands out what arrives and takes the
-//! acknowledgement. Neither knows what a message is about, nor where it is kept: ids, order, attempts and waiting belong to the caller.
+//! A sink publishes messages in order and reports the outcome of each; a consumer yields deliveries and acknowledges them.
+//! Neither interprets or stores a message: ids, order, attempts and retries belong to the caller.
 //!
-//! Two kinds of failure are told apart everywhere: a *message* is bad (`Verdict::Refused`), or the *broker* is unusable (`down`). Every call has a
-//! bound in time, every connection is made anew by the next call after it broke, and no text that leaves this crate holds a password.
+//! Two kinds of failure stay separate everywhere: a *message* is bad (`PublishOutcome::Rejected`), or the *broker* cannot
+//! be used (`BrokerError`). Every call has a time limit, the call after a connection loss connects again, and no text
+//! that leaves this crate contains a password.
 
-mod address;
-mod delivery;
-pub mod file;
 mod message;
-pub mod nats;
-pub mod rabbitmq;
-pub mod redis;
+mod delivery;
+mod error;
+mod broker_url;
 mod routing;
+pub mod rabbitmq;
+pub mod nats;
+pub mod redis;
+pub mod file;
 
-pub use address::{BrokerUrl, BrokerUrlError};
-pub use delivery::{Consumer, Delivery, Down};
-pub use message::{Declare, Message, Published, Sink, Verdict};
-pub use routing::routing_key;
+pub use broker_url::{BrokerUrl, BrokerUrlError};
+pub use delivery::{Consumer, Delivery};
+pub use error::BrokerError;
+pub use message::{Declare, Message, PublishOutcome, PublishReport, Sink};
 
-/// How long making a connection may take.
+/// Time limit for opening a connection.
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-/// How long one call may take, if nothing else is said.
+/// Default time limit for one call.
 pub const DEFAULT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-/// How many messages may be on their way without a confirmation, if nothing else is said.
+/// Default limit for messages sent and not yet confirmed.
 pub const DEFAULT_WINDOW: usize = 1_000;

@@ -1,4 +1,4 @@
-//! What is published, and what is known about it afterwards.
+//! Messages to publish, and the report about them.
 
 use std::borrow::Cow;
 
@@ -6,14 +6,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use faena_domain::Timestamp;
 
-/// One message, as the caller wants it to arrive.
+use crate::BrokerError;
+
+/// One message to publish.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// The same however often it is published: receivers drop repetitions by it.
+    /// Stays the same when the message is published again; receivers drop duplicates by it.
     pub id: String,
     /// The type: `job.completed`, or a type name like `TicketFlow.Domain.Events.TicketStatusChangedEvent`.
     pub kind: String,
-    /// The aggregate it is about; order counts among messages of one key.
+    /// The aggregate that the message is about. Order matters among messages with the same key.
     pub key: String,
     pub sequence: i64,
     pub at: Timestamp,
@@ -23,30 +25,33 @@ pub struct Message {
     pub body: Bytes,
 }
 
+/// Outcome of publishing one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The broker has it and said so.
+pub enum PublishOutcome {
+    /// The broker confirmed that it has the message.
     Confirmed,
-    /// The message is bad, for this reason: no routing key, nobody bound, too large, nacked.
-    Refused(String),
+    /// The message is bad, for this reason: no routing key, no bound queue, too large, negatively acknowledged.
+    Rejected(String),
 }
 
-/// What became of the messages of one call.
+/// Result of one call to [`Sink::publish`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
-    /// One per message; `None` where nothing is known: not sent, or sent and not confirmed.
-    pub verdicts: Vec<Option<Verdict>>,
-    /// Why the broker as a whole is unusable. Without it, messages with no verdict may be published again at once.
-    pub down: Option<String>,
+pub struct PublishReport {
+    /// One entry per message; `None` if the outcome is unknown: not sent, or sent and not confirmed.
+    pub outcomes: Vec<Option<PublishOutcome>>,
+    /// Why the broker cannot be used. Without an outage, the caller may publish messages of unknown outcome again
+    /// without waiting.
+    pub outage: Option<BrokerError>,
 }
 
-impl Published {
+impl PublishReport {
+    /// Counts the confirmed messages.
     pub fn confirmed(&self) -> usize {
-        self.verdicts.iter().filter(|verdict| **verdict == Some(Verdict::Confirmed)).count()
+        self.outcomes.iter().filter(|outcome| **outcome == Some(PublishOutcome::Confirmed)).count()
     }
 }
 
-/// Whether what is missing on the broker (exchange, queue, stream) may be made.
+/// Whether a sink or consumer may create what is missing on the broker: an exchange, a queue, a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Declare {
     #[default]
@@ -54,13 +59,15 @@ pub enum Declare {
     Never,
 }
 
+/// A destination for messages.
 #[async_trait]
 pub trait Sink: Send + Sync {
-    /// Sends the messages one behind the other without waiting in between, waits for all confirmations, and comes back within the sink's timeout.
+    /// Publishes the messages in the order given and waits for all confirmations, for at most the sink's timeout.
     ///
-    /// Messages are sent in the order given, but a refused one does not hold back those behind it: who needs that sends one message of a key at a time.
-    async fn publish(&self, messages: &[Message]) -> Published;
+    /// Messages are sent without waiting in between, and a rejected message does not stop those after it. A caller that
+    /// needs it to must publish one message per key at a time.
+    async fn publish(&self, messages: &[Message]) -> PublishReport;
 
-    /// Says goodbye to the broker. A later `publish` would connect again.
+    /// Closes the connection to the broker. A later `publish` connects again.
     async fn close(&self);
 }

@@ -1,6 +1,6 @@
-//! Redis streams: one entry per message, appended by pipelined `XADD`.
+//! Publishes to a Redis stream: one entry per message, appended by pipelined `XADD`.
 //!
-//! Redis confirms what it has in memory. What survives a crash of it is decided there (`appendonly`, `appendfsync`), not here.
+//! Redis confirms what it has in memory. Its settings `appendonly` and `appendfsync` decide what survives its crash.
 
 use std::time::Duration;
 
@@ -8,19 +8,26 @@ use async_trait::async_trait;
 use redis::{AsyncConnectionConfig, Client, Pipeline, RedisError, ServerErrorKind, aio::MultiplexedConnection};
 use tokio::sync::Mutex;
 
-use crate::{BrokerUrl, CONNECT_TIMEOUT, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Message, Published, Sink, Verdict};
+use crate::{
+    BrokerError, BrokerUrl, CONNECT_TIMEOUT, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Message, PublishOutcome, PublishReport,
+    Sink,
+};
 
+/// Settings of a [`RedisSink`].
 #[derive(Clone, Debug)]
 pub struct RedisSinkOptions {
     pub url: BrokerUrl,
-    /// The key of the stream. Redis makes it with the first entry.
+    /// Key of the stream. Redis creates the stream with its first entry.
     pub stream: String,
-    /// Keep about this many entries, the newest.
+    /// Approximate number of entries to keep; Redis removes the oldest.
     pub max_length: Option<u64>,
-    /// How long one call to `publish` may take, connecting included.
+    /// Time limit for one call to `publish`, including connecting.
     pub timeout: Duration,
+    /// Limit for messages sent and not yet confirmed.
     pub window: usize,
-    /// Larger ones are refused. Must not be above the server's `proto-max-bulk-len`: that closes the connection over what is larger.
+    /// Size limit; the sink rejects larger bodies.
+    ///
+    /// Must not exceed the server's `proto-max-bulk-len`: the server closes a connection that sends more.
     pub max_body_bytes: usize,
 }
 
@@ -39,67 +46,79 @@ impl RedisSinkOptions {
     }
 }
 
+/// A publisher to a stream.
 pub struct RedisSink {
     options: RedisSinkOptions,
-    /// Taken out while it is used, and put back only if it is still good.
-    link: Mutex<Option<MultiplexedConnection>>,
+    /// The idle connection. A call takes it out and puts it back only if it still works.
+    idle: Mutex<Option<MultiplexedConnection>>,
+}
+
+/// What an error reply is about.
+enum ReplyError {
+    Message(String),
+    Server(BrokerError),
 }
 
 impl RedisSink {
     pub fn new(options: RedisSinkOptions) -> Self {
-        RedisSink { options, link: Mutex::new(None) }
+        RedisSink { options, idle: Mutex::new(None) }
     }
 
-    async fn send(&self, messages: &[Message], verdicts: &mut [Option<Verdict>]) -> Result<(), String> {
-        let mut place = self.link.lock().await;
-        let mut link = match place.take() {
-            Some(link) => link,
+    async fn send(&self, messages: &[Message], outcomes: &mut [Option<PublishOutcome>]) -> Result<(), BrokerError> {
+        let mut idle = self.idle.lock().await;
+        let mut connection = match idle.take() {
+            Some(connection) => connection,
             None => self.connect().await?,
         };
         let window = self.options.window.max(1);
-        let fitting: Vec<usize> = (0..messages.len()).filter(|index| verdicts[*index].is_none()).collect();
-        for indexes in fitting.chunks(window) {
+        let sendable: Vec<usize> = (0..messages.len()).filter(|index| outcomes[*index].is_none()).collect();
+        for indexes in sendable.chunks(window) {
             let pipeline = self.pipeline(indexes.iter().map(|index| &messages[*index]));
-            let answers: Result<Vec<Result<String, RedisError>>, RedisError> = pipeline.query_async(&mut link).await;
-            let answers = answers.map_err(|error| format!("lost {}: {error}", self.options.url))?;
-            self.judge(indexes, answers, verdicts)?;
+            let replies: Result<Vec<Result<String, RedisError>>, RedisError> =
+                pipeline.query_async(&mut connection).await;
+            let replies =
+                replies.map_err(|error| BrokerError::new(format!("lost {}", self.options.url)).with_source(&error))?;
+            self.record_replies(indexes, replies, outcomes)?;
         }
-        *place = Some(link);
+        *idle = Some(connection);
         Ok(())
     }
 
-    /// Takes down every answer, also those behind one that says the server as a whole takes nothing.
-    fn judge(
+    /// Records the outcome of every reply, including those after a reply that makes the whole server unusable.
+    fn record_replies(
         &self,
         indexes: &[usize],
-        answers: Vec<Result<String, RedisError>>,
-        verdicts: &mut [Option<Verdict>],
-    ) -> Result<(), String> {
-        let mut down = None;
-        for (index, answer) in indexes.iter().zip(answers) {
-            match answer.map_err(|error| self.message_error(error)) {
-                Ok(_) => verdicts[*index] = Some(Verdict::Confirmed),
-                Err(Ok(reason)) => verdicts[*index] = Some(Verdict::Refused(reason)),
-                Err(Err(reason)) => down = down.or(Some(reason)),
+        replies: Vec<Result<String, RedisError>>,
+        outcomes: &mut [Option<PublishOutcome>],
+    ) -> Result<(), BrokerError> {
+        let mut outage = None;
+        for (index, reply) in indexes.iter().zip(replies) {
+            match reply.map_err(|error| self.classify(&error)) {
+                Ok(_) => outcomes[*index] = Some(PublishOutcome::Confirmed),
+                Err(ReplyError::Message(reason)) => outcomes[*index] = Some(PublishOutcome::Rejected(reason)),
+                Err(ReplyError::Server(error)) => outage = outage.or(Some(error)),
             }
         }
-        down.map_or(Ok(()), Err)
+        outage.map_or(Ok(()), Err)
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, String> {
-        let client = Client::open(self.options.url.expose())
-            .map_err(|error| format!("cannot use {}: {error}", self.options.url))?;
-        // The whole call is bounded already; the library's own half second is too short for a pipeline.
+    async fn connect(&self) -> Result<MultiplexedConnection, BrokerError> {
+        let url = &self.options.url;
+        let client = Client::open(url.expose())
+            .map_err(|error| BrokerError::new(format!("cannot use {url}")).with_source(&error))?;
+        // The caller limits the whole call; the library's own half second is too short for a pipeline.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(self.options.timeout));
-        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-        let mut link = connected.map_err(|error| format!("cannot connect to {}: {error}", self.options.url))?;
-        // A server that is still loading its data refuses commands until it suddenly does not: the first messages of a window would be
-        // lost to it and the later ones taken.
-        let ready: Result<(), RedisError> = redis::cmd("PING").query_async(&mut link).await;
-        ready.map_err(|error| format!("{} does not take messages: {error}", self.options.url))?;
-        Ok(link)
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(|error| BrokerError::new(format!("cannot connect to {url}")).with_source(&error))?;
+        // A server that is loading its data rejects commands until it has finished: without this check it could reject
+        // the first messages of a window and accept the later ones, out of order.
+        let ready: Result<(), RedisError> = redis::cmd("PING").query_async(&mut connection).await;
+        ready.map_err(|error| self.unusable(&error))?;
+        Ok(connection)
     }
 
     fn pipeline<'a>(&self, messages: impl ExactSizeIterator<Item = &'a Message>) -> Pipeline {
@@ -123,40 +142,53 @@ impl RedisSink {
         pipeline
     }
 
-    fn too_large(&self, message: &Message) -> Option<Verdict> {
+    fn reject_too_large(&self, message: &Message) -> Option<PublishOutcome> {
         let (bytes, limit) = (message.body.len(), self.options.max_body_bytes);
-        (bytes > limit).then(|| Verdict::Refused(format!("it has {bytes} bytes, and {limit} are allowed at most")))
+        let reason = || format!("body has {bytes} bytes; the sink accepts at most {limit}");
+        (bytes > limit).then(|| PublishOutcome::Rejected(reason()))
     }
 
-    /// A plain `ERR` is about the one message; anything else (out of memory, loading, read only, no permission, a disk that fails) meets all. So do two
-    /// kinds of `ERR`: of a connection that may not talk or is about to be closed, and of a stream that has come to the end of its numbers.
-    fn message_error(&self, error: RedisError) -> Result<String, String> {
+    /// Decides whether an error reply is about one message or about the server.
+    ///
+    /// Only a plain `ERR` is about the message. Every other code (out of memory, loading, read only, no permission, disk
+    /// failure) concerns all messages, and so do two kinds of `ERR`: a protocol error, after which the server closes the
+    /// connection, and a stream that has used up its entry ids. Redis distinguishes these two by their text alone.
+    fn classify(&self, error: &RedisError) -> ReplyError {
         let text = error.to_string();
-        let meets_all = text.contains("Protocol error") || text.contains("exhausted the last possible ID");
+        let concerns_all = text.contains("Protocol error") || text.contains("exhausted the last possible ID");
         match error.kind() {
-            redis::ErrorKind::Server(ServerErrorKind::ResponseError) if !meets_all => Ok(text),
-            _ if error.code() == Some("WRONGTYPE") => {
-                Err(format!("the key {:?} is no stream: name another, or delete it", self.options.stream))
-            }
-            _ => Err(format!("{} does not take messages: {text}", self.options.url)),
+            redis::ErrorKind::Server(ServerErrorKind::ResponseError) if !concerns_all => ReplyError::Message(text),
+            _ if error.code() == Some("WRONGTYPE") => ReplyError::Server(
+                BrokerError::new(format!(
+                    "key {:?} is not a stream; use another key or delete it",
+                    self.options.stream
+                ))
+                .with_source(error),
+            ),
+            _ => ReplyError::Server(self.unusable(error)),
         }
+    }
+
+    fn unusable(&self, error: &RedisError) -> BrokerError {
+        BrokerError::new(format!("{} does not accept messages", self.options.url)).with_source(error)
     }
 }
 
 #[async_trait]
 impl Sink for RedisSink {
-    async fn publish(&self, messages: &[Message]) -> Published {
-        let mut verdicts: Vec<Option<Verdict>> = messages.iter().map(|message| self.too_large(message)).collect();
-        let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &mut verdicts)).await;
-        let down = match sent {
+    async fn publish(&self, messages: &[Message]) -> PublishReport {
+        let mut outcomes: Vec<Option<PublishOutcome>> =
+            messages.iter().map(|message| self.reject_too_large(message)).collect();
+        let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &mut outcomes)).await;
+        let outage = match sent {
             Ok(sent) => sent.err(),
-            Err(_) => Some(format!("{} did not answer within {:?}", self.options.url, self.options.timeout)),
+            Err(_) => Some(BrokerError::unanswered(&self.options.url, self.options.timeout)),
         };
-        Published { verdicts, down: down.map(|reason| self.options.url.clean(reason)) }
+        PublishReport { outcomes, outage: outage.map(|error| error.redact(&self.options.url)) }
     }
 
     async fn close(&self) {
-        // Bounded like everything that waits for the lock: whoever has it is.
-        self.link.lock().await.take();
+        // Needs no timeout: every call that holds the lock has one.
+        self.idle.lock().await.take();
     }
 }

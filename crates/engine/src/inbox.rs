@@ -183,7 +183,7 @@ impl Inbox {
         };
         let mut messages = match first {
             Ok(Ok(message)) => vec![message],
-            Ok(Err(down)) => return Err(down.0),
+            Ok(Err(error)) => return Err(format!("{error:#}")),
             Err(_) => return Ok(Vec::new()),
         };
         while messages.len() < BATCH {
@@ -207,7 +207,7 @@ impl Inbox {
             Arrival::Refused(reason) => return self.reject(message, &reason).await,
             Arrival::Later(error) => return Outcome::Later(Box::new(message), error),
         };
-        message.ack().await.map_or_else(|down| Outcome::Unanswered(down.0), |()| Outcome::Done)
+        message.ack().await.map_or_else(|error| Outcome::Unanswered(format!("{error:#}")), |()| Outcome::Done)
     }
 
     async fn reject(&self, message: Delivery, reason: &str) -> Outcome {
@@ -218,7 +218,7 @@ impl Inbox {
                 tracing::warn!(name = self.name, id, subject, reason, "a message cannot become a job and was rejected");
                 Outcome::Done
             }
-            Err(down) => Outcome::Unanswered(down.0),
+            Err(error) => Outcome::Unanswered(format!("{error:#}")),
         }
     }
 

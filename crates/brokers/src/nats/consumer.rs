@@ -1,7 +1,7 @@
-//! Takes messages from a stream through a durable pull consumer, a bounded number at a time.
+//! Consumes a stream through a durable pull consumer, with a limit on unacknowledged messages.
 //!
-//! What is rejected is copied to a subject of its own, kept by a stream of its own, before it is given up. That subject must lie outside of what the
-//! consumer listens to, or its dead letters would come back to it.
+//! A rejected message is copied to a dead-letter subject, kept by a stream of its own, before it is terminated. That
+//! subject must not match the consumer's filter, or the consumer would receive its own dead letters.
 
 use std::time::Duration;
 
@@ -18,27 +18,34 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use tokio::sync::watch;
 
-use super::{Health, chain, connect, prepare_stream};
-use crate::{BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, Down, delivery};
+use super::{Health, connect, ensure_stream};
+use crate::{BrokerError, BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, delivery};
 
+/// How long the server keeps one pull request open, and how often it reports meanwhile that it is alive.
+const PULL_EXPIRES: Duration = Duration::from_secs(20);
+const PULL_HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Settings of a [`NatsConsumer`].
 #[derive(Clone, Debug)]
 pub struct NatsConsumerOptions {
     pub url: BrokerUrl,
+    /// Shown in the server's list of connections.
     pub name: String,
     pub stream: String,
-    /// Which subjects of the stream: `orders.>`.
+    /// Which subjects of the stream to consume: `orders.>`.
     pub filter: String,
-    /// The durable name, under which the server remembers what is acknowledged.
+    /// The durable name, under which the server remembers acknowledgements.
     pub durable: String,
-    /// How many messages may be handed out without an acknowledgement.
+    /// Limit for messages delivered and not yet acknowledged.
     pub prefetch: u16,
-    /// After this time without an acknowledgement a message comes again.
+    /// The server redelivers a message that is not acknowledged within this time.
     pub ack_wait: Duration,
-    /// Where rejected messages go, and which stream keeps them.
-    pub dead_subject: String,
-    pub dead_stream: String,
+    /// Subject for rejected messages.
+    pub dead_letter_subject: String,
+    /// Stream that keeps rejected messages.
+    pub dead_letter_stream: String,
     pub declare: Declare,
-    /// How long connecting, and acknowledging one message, may take.
+    /// Time limit for connecting, and for acknowledging one message.
     pub timeout: Duration,
 }
 
@@ -56,8 +63,8 @@ impl NatsConsumerOptions {
             filter: filter.into(),
             prefetch: 100,
             ack_wait: Duration::from_secs(30),
-            dead_subject: format!("{durable}.dead"),
-            dead_stream: format!("{stream}-{durable}-dead"),
+            dead_letter_subject: format!("{durable}.dead"),
+            dead_letter_stream: format!("{stream}-{durable}-dead"),
             stream,
             durable,
             declare: Declare::IfMissing,
@@ -66,12 +73,14 @@ impl NatsConsumerOptions {
     }
 }
 
+/// A consumer of a stream.
 pub struct NatsConsumer {
     options: NatsConsumerOptions,
-    link: Option<Link>,
+    subscription: Option<Subscription>,
 }
 
-struct Link {
+/// A connection with a running pull consumer.
+struct Subscription {
     client: Client,
     context: jetstream::Context,
     health: watch::Receiver<Health>,
@@ -79,48 +88,64 @@ struct Link {
 }
 
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct AckHandle {
     message: jetstream::Message,
     context: jetstream::Context,
     id: String,
-    dead_subject: String,
+    dead_letter_subject: String,
     timeout: Duration,
 }
 
 impl NatsConsumer {
     pub fn new(options: NatsConsumerOptions) -> Self {
-        NatsConsumer { options, link: None }
+        NatsConsumer { options, subscription: None }
     }
 
-    async fn connect(&self) -> Result<Link, String> {
+    /// Returns the current subscription; subscribes first if there is none.
+    async fn ensure_subscribed(&mut self) -> Result<&mut Subscription, BrokerError> {
+        let subscription = match self.subscription.take() {
+            Some(subscription) => subscription,
+            None => tokio::time::timeout(self.options.timeout, self.subscribe())
+                .await
+                .unwrap_or_else(|_| Err(BrokerError::unanswered(&self.options.url, self.options.timeout)))?,
+        };
+        Ok(self.subscription.insert(subscription))
+    }
+
+    async fn subscribe(&self) -> Result<Subscription, BrokerError> {
         let options = &self.options;
         let (client, health) = connect(&options.url, &options.name).await?;
         let builder = jetstream::context::ContextBuilder::new().timeout(options.timeout).ack_timeout(options.timeout);
         let context = builder.build(client.clone());
-        prepare_stream(&context, &options.stream, vec![options.filter.clone()], options.declare).await?;
+        ensure_stream(&context, &options.stream, vec![options.filter.clone()], options.declare).await?;
         if options.declare == Declare::IfMissing {
-            prepare_stream(&context, &options.dead_stream, vec![options.dead_subject.clone()], options.declare).await?;
+            let subjects = vec![options.dead_letter_subject.clone()];
+            ensure_stream(&context, &options.dead_letter_stream, subjects, options.declare).await?;
         }
-        let consumer = self.prepare_consumer(&context).await?;
+        let consumer = self.ensure_consumer(&context).await?;
         let stream = consumer.stream().max_messages_per_batch(usize::from(options.prefetch.max(1)));
-        let stream = stream.expires(Duration::from_secs(20)).heartbeat(Duration::from_secs(5));
-        let deliveries = stream.messages().await.map_err(|error| chain(&error))?;
-        Ok(Link { client, context, health, deliveries })
+        let stream = stream.expires(PULL_EXPIRES).heartbeat(PULL_HEARTBEAT);
+        let deliveries = stream.messages().await.map_err(|error| self.consumer_error("cannot use", &error))?;
+        Ok(Subscription { client, context, health, deliveries })
     }
 
-    async fn prepare_consumer(
+    /// Creates the consumer if it is missing and `declare` allows it.
+    async fn ensure_consumer(
         &self,
         context: &jetstream::Context,
-    ) -> Result<jetstream::consumer::Consumer<pull::Config>, String> {
+    ) -> Result<jetstream::consumer::Consumer<pull::Config>, BrokerError> {
         let options = &self.options;
-        let stream = context.get_stream(&options.stream).await.map_err(|error| chain(&error))?;
+        let stream = context.get_stream(&options.stream).await;
+        let stream = stream
+            .map_err(|error| BrokerError::new(format!("cannot use stream {:?}", options.stream)).with_source(&error))?;
         if options.declare == Declare::Never {
             let found = stream.get_consumer(&options.durable).await;
             return found.map_err(|error| {
-                format!(
-                    "cannot use the consumer {:?} of stream {:?}, and it may not be declared: {error}",
+                let message = format!(
+                    "cannot use consumer {:?} of stream {:?}; create it, or set declare = true",
                     options.durable, options.stream
-                )
+                );
+                BrokerError::new(message).with_source(error.as_ref())
             });
         }
         let config = pull::Config {
@@ -131,61 +156,57 @@ impl NatsConsumer {
             max_ack_pending: i64::from(options.prefetch.max(1)),
             ..Default::default()
         };
-        let made = stream.get_or_create_consumer(&options.durable, config).await;
-        made.map_err(|error| {
-            format!("cannot make the consumer {:?} of stream {:?}: {}", options.durable, options.stream, chain(&error))
-        })
+        let created = stream.get_or_create_consumer(&options.durable, config).await;
+        created.map_err(|error| self.consumer_error("cannot create", &error))
     }
 
-    fn down(&mut self, reason: String) -> Down {
-        self.link = None;
-        Down(self.options.url.clean(reason))
+    fn consumer_error(&self, problem: &str, error: &(dyn std::error::Error + 'static)) -> BrokerError {
+        let NatsConsumerOptions { durable, stream, .. } = &self.options;
+        BrokerError::new(format!("{problem} consumer {durable:?} of stream {stream:?}")).with_source(error)
+    }
+
+    async fn receive(&mut self) -> Result<Delivery, BrokerError> {
+        let subscription = self.ensure_subscribed().await?;
+        let received = tokio::select! {
+            received = subscription.deliveries.next() => received,
+            _ = subscription.health.wait_for(|health| health.is_lost) => None,
+        };
+        let context = subscription.context.clone();
+        let lost = BrokerError::new(format!("lost {}", self.options.url));
+        match received {
+            Some(Ok(message)) => Ok(self.options.to_delivery(message, context)),
+            Some(Err(error)) => Err(lost.with_source(&error)),
+            None => Err(lost.with_source(&BrokerError::new("the connection broke"))),
+        }
     }
 }
 
 #[async_trait]
 impl Consumer for NatsConsumer {
-    async fn next(&mut self) -> Result<Delivery, Down> {
-        if self.link.is_none() {
-            let connected = tokio::time::timeout(self.options.timeout, self.connect()).await;
-            let silent = || format!("{} did not answer within {:?}", self.options.url, self.options.timeout);
-            match connected.unwrap_or_else(|_| Err(silent())) {
-                Ok(link) => self.link = Some(link),
-                Err(reason) => return Err(self.down(reason)),
-            }
-        }
-        let Some(link) = &mut self.link else { return Err(Down("there is no connection".into())) };
-        let lost = format!("lost {}: the connection broke", self.options.url);
-        let arrived = tokio::select! {
-            arrived = link.deliveries.next() => arrived,
-            _ = link.health.wait_for(|health| health.lost) => None,
-        };
-        match arrived {
-            Some(Ok(message)) => Ok(self.options.arrived(message, link.context.clone())),
-            Some(Err(error)) => {
-                let reason = format!("lost {}: {}", self.options.url, chain(&error));
-                Err(self.down(reason))
-            }
-            None => Err(self.down(lost)),
-        }
+    async fn next(&mut self) -> Result<Delivery, BrokerError> {
+        let received = self.receive().await;
+        received.map_err(|error| {
+            self.subscription = None;
+            error.redact(&self.options.url)
+        })
     }
 
     async fn close(&mut self) {
-        if let Some(link) = self.link.take() {
-            // It may be gone already, which is just as well.
-            let _ = tokio::time::timeout(self.options.timeout, link.client.drain()).await;
+        if let Some(subscription) = self.subscription.take() {
+            // The connection may be broken already; then there is nothing to close.
+            let _ = tokio::time::timeout(self.options.timeout, subscription.client.drain()).await;
         }
     }
 }
 
 impl NatsConsumerOptions {
-    fn arrived(&self, message: jetstream::Message, context: jetstream::Context) -> Delivery {
+    fn to_delivery(&self, message: jetstream::Message, context: jetstream::Context) -> Delivery {
         let header =
             |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(ToString::to_string);
-        let place =
-            message.info().ok().map(|info| (format!("{}:{}", info.stream, info.stream_sequence), info.delivered));
-        let given = header("Nats-Msg-Id").filter(|id| !id.is_empty());
-        let id = given.or_else(|| place.as_ref().map(|(place, _)| place.clone()));
+        let info = message.info().ok();
+        let position = info.as_ref().map(|info| format!("{}:{}", info.stream, info.stream_sequence));
+        let redelivered = info.is_some_and(|info| info.delivered > 1);
+        let id = header("Nats-Msg-Id").filter(|id| !id.is_empty()).or(position);
         let subject = message.subject.to_string();
         Delivery {
             kind: header("Type").unwrap_or_else(|| subject.clone()),
@@ -194,12 +215,12 @@ impl NatsConsumerOptions {
             traceparent: header("traceparent"),
             content_type: header("Content-Type"),
             body: message.payload.clone(),
-            redelivered: place.is_some_and(|(_, delivered)| delivered > 1),
-            handle: delivery::Handle::Nats(Box::new(Handle {
+            redelivered,
+            ack_handle: delivery::AckHandle::Nats(Box::new(AckHandle {
                 id: id.clone().unwrap_or_default(),
                 message,
                 context,
-                dead_subject: self.dead_subject.clone(),
+                dead_letter_subject: self.dead_letter_subject.clone(),
                 timeout: self.timeout,
             })),
             id,
@@ -207,44 +228,51 @@ impl NatsConsumerOptions {
     }
 }
 
-impl Handle {
-    /// Waits until the server has noted it.
-    pub(crate) async fn ack(self) -> Result<(), Down> {
-        self.bounded(async { self.message.double_ack().await.map_err(|error| error.to_string()) }).await
-    }
-
-    pub(crate) async fn give_back(self) -> Result<(), Down> {
-        self.bounded(async { self.message.ack_with(AckKind::Nak(None)).await.map_err(|error| error.to_string()) }).await
-    }
-
-    pub(crate) async fn reject(self, reason: &str) -> Result<(), Down> {
-        self.bounded(async {
-            self.bury(reason).await?;
-            self.message.double_ack_with(AckKind::Term).await.map_err(|error| error.to_string())
+impl AckHandle {
+    /// Acknowledges the message and waits until the server has recorded it.
+    pub(crate) async fn ack(self) -> Result<(), BrokerError> {
+        self.with_timeout(async {
+            self.message.double_ack().await.map_err(|error| BrokerError::copy_of(error.as_ref()))
         })
         .await
     }
 
-    async fn bury(&self, reason: &str) -> Result<(), String> {
+    pub(crate) async fn requeue(self) -> Result<(), BrokerError> {
+        let nak = async {
+            self.message.ack_with(AckKind::Nak(None)).await.map_err(|error| BrokerError::copy_of(error.as_ref()))
+        };
+        self.with_timeout(nak).await
+    }
+
+    pub(crate) async fn reject(self, reason: &str) -> Result<(), BrokerError> {
+        self.with_timeout(async {
+            self.publish_dead_letter(reason).await?;
+            self.message.double_ack_with(AckKind::Term).await.map_err(|error| BrokerError::copy_of(error.as_ref()))
+        })
+        .await
+    }
+
+    async fn publish_dead_letter(&self, reason: &str) -> Result<(), BrokerError> {
         let mut headers = self.message.headers.clone().unwrap_or_default();
         headers.insert("x-subject", self.message.subject.as_str());
         headers.insert("x-reason", reason.replace(['\r', '\n'], " "));
         headers.insert(async_nats::header::NATS_MESSAGE_ID, format!("dead {}", self.id));
         let publish = PublishMessage::build().payload(self.message.payload.clone()).headers(headers);
-        let sent =
-            self.context.send_publish(self.dead_subject.clone(), publish).await.map_err(|error| chain(&error))?;
-        match sent.await {
+        let sent = self.context.send_publish(self.dead_letter_subject.clone(), publish).await;
+        match sent.map_err(|error| BrokerError::copy_of(&error))?.await {
             Ok(_) => Ok(()),
-            // Nobody keeps dead letters. It is given up, but its stream still has it.
+            // No stream keeps dead letters. The message is terminated all the same; its own stream still has it.
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => Ok(()),
-            Err(error) => Err(chain(&error)),
+            Err(error) => Err(BrokerError::copy_of(&error)),
         }
     }
 
-    async fn bounded(&self, answer: impl Future<Output = Result<(), String>>) -> Result<(), Down> {
-        match tokio::time::timeout(self.timeout, answer).await {
-            Ok(answered) => answered.map_err(|reason| Down(format!("the message comes again: {reason}"))),
-            Err(_) => Err(Down(format!("could not answer within {:?}: the message comes again", self.timeout))),
-        }
+    async fn with_timeout(
+        &self,
+        acknowledgement: impl Future<Output = Result<(), BrokerError>>,
+    ) -> Result<(), BrokerError> {
+        let no_answer = || BrokerError::new(format!("no answer within {:?}", self.timeout));
+        let result = tokio::time::timeout(self.timeout, acknowledgement).await;
+        result.unwrap_or_else(|_| Err(no_answer())).map_err(|error| BrokerError::unacknowledged(&error))
     }
 }

@@ -1,7 +1,7 @@
 //! NATS JetStream.
 //!
-//! The client's own reconnection is shut off: it would send what was on its way whenever it gets through again, long after the caller has published it anew. A
-//! connection that broke is dropped with everything on it, and the next call makes another.
+//! The client library's own reconnection is disabled: it would send pending messages after reconnecting, long after the
+//! caller has published them again. A broken connection is dropped with everything on it, and the next call opens another.
 
 mod consumer;
 mod sink;
@@ -14,28 +14,31 @@ use std::sync::{
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, jetstream, jetstream::ErrorCode};
 use tokio::sync::watch;
 
-use crate::{BrokerUrl, CONNECT_TIMEOUT, Declare};
+use crate::{BrokerError, BrokerUrl, CONNECT_TIMEOUT, Declare};
 
-pub(crate) use consumer::Handle;
+pub(crate) use consumer::AckHandle;
 pub use consumer::{NatsConsumer, NatsConsumerOptions};
 pub use sink::{NatsSink, NatsSinkOptions};
 
-/// What the connection has told on its own account.
+/// State of a connection, from the events that the client library emits.
 #[derive(Clone, Debug, Default)]
 struct Health {
-    lost: bool,
-    /// A complaint of the server that belongs to no request, such as a missing permission.
-    complaint: Option<String>,
+    is_lost: bool,
+    /// The latest error of the server that belongs to no request, such as a missing permission.
+    server_error: Option<String>,
 }
 
-async fn connect(url: &BrokerUrl, name: &str) -> Result<(Client, watch::Receiver<Health>), String> {
-    let (tell, health) = watch::channel(Health::default());
-    let options =
-        sign_in_once(url).name(name).connection_timeout(CONNECT_TIMEOUT).max_reconnects(1).ignore_discovered_servers();
+async fn connect(url: &BrokerUrl, name: &str) -> Result<(Client, watch::Receiver<Health>), BrokerError> {
+    let (sender, health) = watch::channel(Health::default());
+    let options = authenticate_once(url)
+        .name(name)
+        .connection_timeout(CONNECT_TIMEOUT)
+        .max_reconnects(1)
+        .ignore_discovered_servers();
     let options = options.event_callback(move |event| {
         match event {
-            Event::Disconnected | Event::Closed => tell.send_modify(|health| health.lost = true),
-            Event::ServerError(error) => tell.send_modify(|health| health.complaint = Some(error.to_string())),
+            Event::Disconnected | Event::Closed => sender.send_modify(|health| health.is_lost = true),
+            Event::ServerError(error) => sender.send_modify(|health| health.server_error = Some(error.to_string())),
             _ => {}
         }
         async {}
@@ -43,22 +46,22 @@ async fn connect(url: &BrokerUrl, name: &str) -> Result<(Client, watch::Receiver
     match tokio::time::timeout(CONNECT_TIMEOUT, options.connect(url.without_credentials())).await {
         Ok(Ok(client)) => Ok((client, health)),
         Ok(Err(error)) if error.kind() == ConnectErrorKind::AuthorizationViolation => {
-            Err(format!("NATS at {url} does not let us in, check name and password"))
+            Err(BrokerError::new(format!("{url} denied access; check the user name and password")).with_source(&error))
         }
-        Ok(Err(error)) => Err(url.clean(format!("cannot connect to {url}: {error}"))),
-        Err(_) => Err(format!("{url} did not answer within {} s", CONNECT_TIMEOUT.as_secs())),
+        Ok(Err(error)) => Err(BrokerError::new(format!("cannot connect to {url}")).with_source(&error)),
+        Err(_) => Err(BrokerError::unanswered(url, CONNECT_TIMEOUT)),
     }
 }
 
-/// Name, password or token, given out for one connection: the library's attempt at another fails.
-fn sign_in_once(url: &BrokerUrl) -> ConnectOptions {
+/// Provides the credentials for one connection only, so that the client library cannot reconnect.
+fn authenticate_once(url: &BrokerUrl) -> ConnectOptions {
     let credentials = url.credentials();
-    let used = Arc::new(AtomicBool::new(false));
+    let is_used = Arc::new(AtomicBool::new(false));
     ConnectOptions::with_auth_callback(move |_nonce| {
-        let (credentials, again) = (credentials.clone(), used.swap(true, Ordering::Relaxed));
+        let (credentials, is_reconnect) = (credentials.clone(), is_used.swap(true, Ordering::Relaxed));
         async move {
-            if again {
-                return Err(async_nats::AuthError::new("this connection is over"));
+            if is_reconnect {
+                return Err(async_nats::AuthError::new("reconnecting is disabled"));
             }
             let mut auth = async_nats::Auth::new();
             match credentials {
@@ -74,54 +77,45 @@ fn sign_in_once(url: &BrokerUrl) -> ConnectOptions {
     })
 }
 
-/// Makes sure that the stream is there.
-async fn prepare_stream(
+/// Creates the stream if it is missing and `declare` allows it.
+async fn ensure_stream(
     context: &jetstream::Context,
     stream: &str,
     subjects: Vec<String>,
     declare: Declare,
-) -> Result<(), String> {
+) -> Result<(), BrokerError> {
     if stream_exists(context, stream).await? {
         return Ok(());
     }
     if declare == Declare::Never {
-        return Err(missing(stream));
+        return Err(missing_stream(stream));
     }
     let config =
         jetstream::stream::Config { name: stream.to_owned(), subjects: subjects.clone(), ..Default::default() };
-    let made = context.create_stream(config).await;
-    made.map(|_| ())
-        .map_err(|error| format!("cannot make the stream {stream:?} for {}: {}", subjects.join(", "), chain(&error)))
+    let created = context.create_stream(config).await;
+    created.map(|_| ()).map_err(|error| {
+        let message = format!("cannot create stream {stream:?} for subjects {:?}", subjects.join(", "));
+        BrokerError::new(message).with_source(&error)
+    })
 }
 
-async fn stream_exists(context: &jetstream::Context, stream: &str) -> Result<bool, String> {
+async fn stream_exists(context: &jetstream::Context, stream: &str) -> Result<bool, BrokerError> {
     match context.get_stream(stream).await {
         Ok(_) => Ok(true),
-        Err(error) => match error.kind() {
-            jetstream::context::GetStreamErrorKind::JetStream(error)
-                if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
-            {
-                Ok(false)
+        Err(error) => {
+            match error.kind() {
+                jetstream::context::GetStreamErrorKind::JetStream(error)
+                    if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    Ok(false)
+                }
+                _ => Err(BrokerError::new("JetStream does not answer; check that the server has it enabled")
+                    .with_source(&error)),
             }
-            _ => Err(format!("JetStream does not answer, is it on? {}", chain(&error))),
-        },
-    }
-}
-
-fn missing(stream: &str) -> String {
-    format!("the stream {stream:?} does not exist and may not be declared: make it, or allow it with declare = true")
-}
-
-/// The error and its causes: the library's texts leave them out.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
         }
-        cause = inner.source();
     }
-    text
+}
+
+fn missing_stream(stream: &str) -> BrokerError {
+    BrokerError::new(format!("stream {stream:?} does not exist; create it, or set declare = true"))
 }

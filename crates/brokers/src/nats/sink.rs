@@ -1,7 +1,8 @@
-//! Publishes to a JetStream stream: each message under its own subject, acknowledged by the stream, a window at a time.
+//! Publishes to a JetStream stream: each message under its own subject, acknowledged by the stream.
 //!
-//! The server drops repetitions of a `Nats-Msg-Id` within the stream's window (two minutes, if nobody said otherwise), and confirms before the message is
-//! on disk (`sync_interval`): a server that loses power may forget what it confirmed.
+//! The server drops messages whose `Nats-Msg-Id` it has seen within the stream's duplicate window (two minutes by
+//! default). It confirms a message before it is on disk (`sync_interval`): a server that loses power may lose messages
+//! that it confirmed.
 
 use std::{collections::VecDeque, future::IntoFuture, time::Duration};
 
@@ -17,20 +18,25 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::{Mutex, watch};
 
-use super::{Health, chain, connect, missing, prepare_stream, stream_exists};
-use crate::{BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, Published, Sink, Verdict, routing_key};
+use super::{Health, connect, ensure_stream, missing_stream, stream_exists};
+use crate::{
+    BrokerError, BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, PublishOutcome, PublishReport, Sink,
+    routing::routing_key,
+};
 
+/// Settings of a [`NatsSink`].
 #[derive(Clone, Debug)]
 pub struct NatsSinkOptions {
     pub url: BrokerUrl,
     /// Shown in the server's list of connections.
     pub name: String,
     pub stream: String,
-    /// Stands before the routing key: `faena` makes `faena.job.completed`. May be empty.
+    /// Put before the routing key: `faena` gives `faena.job.completed`. May be empty.
     pub prefix: String,
     pub declare: Declare,
-    /// How long one call to `publish` may take, connecting included.
+    /// Time limit for one call to `publish`, including connecting.
     pub timeout: Duration,
+    /// Limit for messages sent and not yet confirmed.
     pub window: usize,
 }
 
@@ -48,212 +54,243 @@ impl NatsSinkOptions {
     }
 }
 
+/// A publisher to a stream.
 pub struct NatsSink {
     options: NatsSinkOptions,
-    /// Taken out while it is used, and put back only if it is still good.
-    link: Mutex<Option<Link>>,
+    /// The idle connection. A call takes it out and puts it back only if it still works.
+    idle: Mutex<Option<Connection>>,
 }
 
-struct Link {
+struct Connection {
     client: Client,
     context: jetstream::Context,
     health: watch::Receiver<Health>,
 }
 
-type Ack = <PublishAckFuture as IntoFuture>::IntoFuture;
+type PendingAck = <PublishAckFuture as IntoFuture>::IntoFuture;
 
-/// What is on its way, and what is known.
+/// The messages of one call: those sent and not yet confirmed, and the outcomes so far.
 struct Window<'a> {
-    on_their_way: VecDeque<(usize, Ack)>,
-    verdicts: &'a mut [Option<Verdict>],
-    /// A subject that no stream takes, and whose message that was.
-    unheard: Vec<usize>,
-    down: Option<String>,
+    unconfirmed: VecDeque<(usize, PendingAck)>,
+    outcomes: &'a mut [Option<PublishOutcome>],
+    /// Indexes of messages whose subject no stream accepted.
+    without_stream: Vec<usize>,
+    outage: Option<BrokerError>,
     health: Option<watch::Receiver<Health>>,
 }
 
 impl NatsSink {
     pub fn new(options: NatsSinkOptions) -> Self {
-        NatsSink { options, link: Mutex::new(None) }
+        NatsSink { options, idle: Mutex::new(None) }
     }
 
+    /// Returns the subject of a message, or the reason to reject it.
     fn subject(&self, message: &Message) -> Result<String, String> {
-        let key = routing_key(&message.kind)?;
-        let optional = [message.correlation_id.as_deref(), message.traceparent.as_deref()];
-        let texts = [&*message.id, &message.kind, &message.key, &message.content_type]
-            .into_iter()
-            .chain(optional.into_iter().flatten());
-        if message.id.is_empty() || texts.into_iter().any(|text| text.contains(['\r', '\n'])) {
-            return Err("its id is empty, or a text for a header contains a line break".into());
+        let key = routing_key(&message.kind).map_err(|error| error.to_string())?;
+        if message.id.is_empty() {
+            return Err("id is empty".into());
+        }
+        let header_values = [
+            ("id", message.id.as_str()),
+            ("type", &message.kind),
+            ("key", &message.key),
+            ("content type", &message.content_type),
+            ("correlation id", message.correlation_id.as_deref().unwrap_or_default()),
+            ("traceparent", message.traceparent.as_deref().unwrap_or_default()),
+        ];
+        if let Some((name, _)) = header_values.iter().find(|(_, value)| value.contains(['\r', '\n'])) {
+            return Err(format!("{name} contains a line break and cannot be sent as a header"));
         }
         Ok(if self.options.prefix.is_empty() { key } else { format!("{}.{key}", self.options.prefix) })
     }
 
     async fn send(&self, messages: &[Message], subjects: &[Option<String>], window: &mut Window<'_>) {
-        let mut place = self.link.lock().await;
-        let link = match place.take() {
-            Some(link) if !link.health.borrow().lost => link,
+        let mut idle = self.idle.lock().await;
+        let connection = match idle.take() {
+            Some(connection) if !connection.health.borrow().is_lost => connection,
             _ => match self.connect().await {
-                Ok(link) => link,
-                Err(reason) => return window.down = Some(reason),
+                Ok(connection) => connection,
+                Err(error) => return window.outage = Some(error),
             },
         };
-        let mut health = link.health.clone();
+        let mut health = connection.health.clone();
         window.health = Some(health.clone());
         tokio::select! {
-            () = self.transmit(&link, messages, subjects, window) => {}
-            _ = health.wait_for(|health| health.lost) => window.down = Some(format!("lost {}: the connection broke", self.options.url)),
+            () = self.send_over(&connection, messages, subjects, window) => {}
+            _ = health.wait_for(|health| health.is_lost) => {
+                let lost = BrokerError::new(format!("lost {}", self.options.url));
+                window.outage = Some(lost.with_source(&BrokerError::new("the connection broke")));
+            }
         }
-        if window.down.is_none() {
-            self.judge_unheard(&link, subjects, window).await;
+        if window.outage.is_none() {
+            self.reject_without_stream(&connection, subjects, window).await;
         }
-        if window.down.is_none() {
-            *place = Some(link);
+        if window.outage.is_none() {
+            *idle = Some(connection);
         }
     }
 
-    async fn transmit(&self, link: &Link, messages: &[Message], subjects: &[Option<String>], window: &mut Window<'_>) {
+    async fn send_over(
+        &self,
+        connection: &Connection,
+        messages: &[Message],
+        subjects: &[Option<String>],
+        window: &mut Window<'_>,
+    ) {
         for (index, (message, subject)) in messages.iter().zip(subjects).enumerate() {
             let Some(subject) = subject else { continue };
-            if window.on_their_way.len() >= self.options.window {
-                window.settle_one().await;
+            if window.unconfirmed.len() >= self.options.window {
+                window.wait_for_oldest().await;
             }
-            if window.down.is_some() {
+            if window.outage.is_some() {
                 return;
             }
             let publish = PublishMessage::build().payload(message.body.clone()).headers(headers(message));
-            match link.context.send_publish(subject.clone(), publish).await {
-                Ok(ack) => window.on_their_way.push_back((index, ack.into_future())),
-                Err(error) => window.note_failure(index, error),
+            match connection.context.send_publish(subject.clone(), publish).await {
+                Ok(ack) => window.unconfirmed.push_back((index, ack.into_future())),
+                Err(error) => window.record_failure(index, &error),
             }
         }
-        while !window.on_their_way.is_empty() && window.down.is_none() {
-            window.settle_one().await;
+        while !window.unconfirmed.is_empty() && window.outage.is_none() {
+            window.wait_for_oldest().await;
         }
     }
 
-    async fn connect(&self) -> Result<Link, String> {
+    async fn connect(&self) -> Result<Connection, BrokerError> {
         let (client, health) = connect(&self.options.url, &self.options.name).await?;
         let builder =
             jetstream::context::ContextBuilder::new().timeout(self.options.timeout).ack_timeout(self.options.timeout);
         let context = builder.max_ack_inflight(self.options.window.max(1) * 2).build(client.clone());
         let subjects = if self.options.prefix.is_empty() { ">".into() } else { format!("{}.>", self.options.prefix) };
-        prepare_stream(&context, &self.options.stream, vec![subjects], self.options.declare).await?;
-        Ok(Link { client, context, health })
+        ensure_stream(&context, &self.options.stream, vec![subjects], self.options.declare).await?;
+        Ok(Connection { client, context, health })
     }
 
-    /// Nobody took the subject: either the stream leaves it out, or there is no stream any more.
-    async fn judge_unheard(&self, link: &Link, subjects: &[Option<String>], window: &mut Window<'_>) {
-        if window.unheard.is_empty() {
+    /// Rejects messages whose subject the stream does not include; reports an outage if the stream no longer exists.
+    async fn reject_without_stream(
+        &self,
+        connection: &Connection,
+        subjects: &[Option<String>],
+        window: &mut Window<'_>,
+    ) {
+        if window.without_stream.is_empty() {
             return;
         }
-        match stream_exists(&link.context, &self.options.stream).await {
+        let stream = &self.options.stream;
+        match stream_exists(&connection.context, stream).await {
             Ok(true) => {
-                for index in std::mem::take(&mut window.unheard) {
+                for index in std::mem::take(&mut window.without_stream) {
                     let subject = subjects[index].as_deref().unwrap_or_default();
-                    window.verdicts[index] = Some(Verdict::Refused(format!("no stream takes subject {subject}")));
+                    let reason = format!("no stream accepts subject {subject:?}");
+                    window.outcomes[index] = Some(PublishOutcome::Rejected(reason));
                 }
             }
-            Ok(false) if self.options.declare == Declare::Never => window.down = Some(missing(&self.options.stream)),
+            Ok(false) if self.options.declare == Declare::Never => window.outage = Some(missing_stream(stream)),
             Ok(false) => {
-                window.down = Some(format!(
-                    "the stream {:?} is gone; it is made again with the next connection",
-                    self.options.stream
-                ))
+                let message = format!("stream {stream:?} was deleted; the next connection creates it again");
+                window.outage = Some(BrokerError::new(message));
             }
-            Err(reason) => window.down = Some(reason),
+            Err(error) => window.outage = Some(error),
         }
     }
 
-    fn silence(&self, verdicts: &[Option<Verdict>], complaint: Option<String>) -> String {
-        let missing = verdicts.iter().filter(|verdict| verdict.is_none()).count();
-        let complaint = complaint.map(|text| format!("; it said: {text}")).unwrap_or_default();
-        format!(
-            "{} did not confirm {missing} of {} messages within {:?}{complaint}",
+    fn timeout_error(&self, outcomes: &[Option<PublishOutcome>], server_error: Option<String>) -> BrokerError {
+        let unconfirmed = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+        let error = BrokerError::new(format!(
+            "{} did not confirm {unconfirmed} of {} messages within {:?}",
             self.options.url,
-            verdicts.len(),
+            outcomes.len(),
             self.options.timeout
-        )
+        ));
+        match server_error {
+            Some(text) => error.with_source(&BrokerError::new(text)),
+            None => error,
+        }
     }
 }
 
-impl Window<'_> {
-    /// Waits for the oldest. Dropping the wait leaves it where it was.
-    async fn settle_one(&mut self) {
-        let Some((index, ack)) = self.on_their_way.front_mut() else { return };
-        let (index, outcome) = (*index, ack.await);
-        self.on_their_way.pop_front();
-        self.note(index, outcome);
+impl<'a> Window<'a> {
+    fn new(outcomes: &'a mut [Option<PublishOutcome>]) -> Self {
+        Window { unconfirmed: VecDeque::new(), outcomes, without_stream: Vec::new(), outage: None, health: None }
     }
 
-    /// Takes what is known by now, without waiting.
-    fn settle_known(&mut self) {
-        while let Some((index, ack)) = self.on_their_way.pop_front() {
-            if let Some(outcome) = ack.now_or_never() {
-                self.note(index, outcome);
+    /// Waits for the oldest confirmation. Dropping the future leaves the message unconfirmed.
+    async fn wait_for_oldest(&mut self) {
+        let Some((index, ack)) = self.unconfirmed.front_mut() else { return };
+        let (index, result) = (*index, ack.await);
+        self.unconfirmed.pop_front();
+        self.record(index, result);
+    }
+
+    /// Records the confirmations that have arrived, without waiting.
+    fn collect_arrived(&mut self) {
+        while let Some((index, ack)) = self.unconfirmed.pop_front() {
+            if let Some(result) = ack.now_or_never() {
+                self.record(index, result);
             }
         }
     }
 
-    fn note(&mut self, index: usize, outcome: Result<jetstream::publish::PublishAck, PublishError>) {
-        match outcome {
-            Ok(_) => self.verdicts[index] = Some(Verdict::Confirmed),
-            Err(error) => self.note_failure(index, error),
+    fn record(&mut self, index: usize, result: Result<jetstream::publish::PublishAck, PublishError>) {
+        match result {
+            Ok(_) => self.outcomes[index] = Some(PublishOutcome::Confirmed),
+            Err(error) => self.record_failure(index, &error),
         }
     }
 
-    fn note_failure(&mut self, index: usize, error: PublishError) {
+    fn record_failure(&mut self, index: usize, error: &PublishError) {
+        let error_copy = BrokerError::copy_of(error);
         match error.kind() {
-            PublishErrorKind::MaxPayloadExceeded => self.verdicts[index] = Some(Verdict::Refused(chain(&error))),
-            PublishErrorKind::StreamNotFound => self.unheard.push(index),
-            _ if blames_message(&error) => self.verdicts[index] = Some(Verdict::Refused(chain(&error))),
-            _ => self.down = Some(self.down.take().unwrap_or_else(|| chain(&error))),
+            PublishErrorKind::StreamNotFound => self.without_stream.push(index),
+            PublishErrorKind::MaxPayloadExceeded => self.reject(index, &error_copy),
+            _ if concerns_message(error) => self.reject(index, &error_copy),
+            _ => {
+                self.outage.get_or_insert(error_copy);
+            }
         }
+    }
+
+    fn reject(&mut self, index: usize, error: &BrokerError) {
+        self.outcomes[index] = Some(PublishOutcome::Rejected(format!("{error:#}")));
     }
 }
 
-/// The stream answers 400 to what is wrong with the message, 5xx to what is wrong with itself.
-fn blames_message(error: &PublishError) -> bool {
+/// Returns whether the message is bad: the stream answers 400 then, and 5xx if the stream itself has a problem.
+fn concerns_message(error: &PublishError) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<jetstream::Error>());
     cause.is_some_and(|cause| cause.code() == 400)
 }
 
 #[async_trait]
 impl Sink for NatsSink {
-    async fn publish(&self, messages: &[Message]) -> Published {
-        let mut verdicts = vec![None; messages.len()];
+    async fn publish(&self, messages: &[Message]) -> PublishReport {
+        let mut outcomes = vec![None; messages.len()];
         let subjects: Vec<Option<String>> = messages
             .iter()
-            .zip(&mut verdicts)
-            .map(|(message, verdict)| {
-                self.subject(message).map_err(|reason| *verdict = Some(Verdict::Refused(reason))).ok()
+            .zip(&mut outcomes)
+            .map(|(message, outcome)| {
+                self.subject(message).map_err(|reason| *outcome = Some(PublishOutcome::Rejected(reason))).ok()
             })
             .collect();
         if subjects.iter().all(Option::is_none) {
-            return Published { verdicts, down: None };
+            return PublishReport { outcomes, outage: None };
         }
-        let mut window = Window {
-            on_their_way: VecDeque::new(),
-            verdicts: &mut verdicts,
-            unheard: Vec::new(),
-            down: None,
-            health: None,
-        };
+        let mut window = Window::new(&mut outcomes);
         let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &subjects, &mut window)).await;
-        window.settle_known();
-        let complaint = window.health.and_then(|health| health.borrow().complaint.clone());
-        let mut down = window.down;
+        window.collect_arrived();
+        let server_error = window.health.and_then(|health| health.borrow().server_error.clone());
+        let mut outage = window.outage;
         if sent.is_err() {
-            down = Some(self.silence(&verdicts, complaint));
+            outage = Some(self.timeout_error(&outcomes, server_error));
         }
-        Published { verdicts, down: down.map(|reason| self.options.url.clean(reason)) }
+        PublishReport { outcomes, outage: outage.map(|error| error.redact(&self.options.url)) }
     }
 
     async fn close(&self) {
         let closing = async {
-            if let Some(link) = self.link.lock().await.take() {
-                // It may be gone already, which is just as well.
-                let _ = link.client.drain().await;
+            if let Some(connection) = self.idle.lock().await.take() {
+                // The connection may be broken already; then there is nothing to close.
+                let _ = connection.client.drain().await;
             }
         };
         let _ = tokio::time::timeout(self.options.timeout, closing).await;

@@ -1,7 +1,8 @@
-//! Takes messages from a queue, a bounded number at a time.
+//! Consumes a queue, with a limit on unacknowledged messages.
 //!
-//! A queue that is declared here gets a second one beside it, `<queue>.dead`, to which the broker moves what is rejected. Of a queue that is used as it is,
-//! rejected messages go where its owner has set up, or nowhere.
+//! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`, to which the broker moves rejected
+//! messages. For a queue that is used unchanged, its owner decides where rejected messages go; without a dead-letter
+//! exchange the broker drops them.
 
 use std::time::Duration;
 
@@ -17,27 +18,31 @@ use lapin::{
 };
 
 use super::{
-    ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, connect, line::Line, prepare_exchange, protocol_error, told,
+    ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, REPLY_SUCCESS, caused_by, connect, connection::GuardedConnection,
+    ensure_exchange, library_error, protocol_error,
 };
-use crate::{BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, Down, delivery};
+use crate::{BrokerError, BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, delivery};
 
+/// Settings of a [`RabbitMqConsumer`].
 #[derive(Clone, Debug)]
 pub struct RabbitMqConsumerOptions {
     pub url: BrokerUrl,
+    /// Shown in the broker's list of connections.
     pub name: String,
     pub queue: String,
     pub bindings: Vec<Binding>,
-    /// How many messages may be handed out without an acknowledgement.
+    /// Limit for messages delivered and not yet acknowledged.
     pub prefetch: u16,
     pub declare: Declare,
-    /// How long connecting, and acknowledging one message, may take.
+    /// Time limit for connecting, and for acknowledging one message.
     pub timeout: Duration,
 }
 
-/// Which messages of an exchange come to the queue: `ticket.#`.
+/// Routes messages of an exchange to the queue.
 #[derive(Clone, Debug)]
 pub struct Binding {
     pub exchange: String,
+    /// Which routing keys to accept: `ticket.#`.
     pub pattern: String,
 }
 
@@ -55,130 +60,141 @@ impl RabbitMqConsumerOptions {
     }
 }
 
+/// A consumer of a queue.
 pub struct RabbitMqConsumer {
     options: RabbitMqConsumerOptions,
-    link: Option<Link>,
+    subscription: Option<Subscription>,
 }
 
-struct Link {
-    line: Line,
-    /// Dropping it would close it.
+/// A connection with a running consumer.
+struct Subscription {
+    connection: GuardedConnection,
+    /// Dropping the channel would close it.
     _channel: Channel,
     deliveries: lapin::Consumer,
 }
 
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct AckHandle {
     acker: Acker,
     timeout: Duration,
 }
 
 impl RabbitMqConsumer {
     pub fn new(options: RabbitMqConsumerOptions) -> Self {
-        RabbitMqConsumer { options, link: None }
+        RabbitMqConsumer { options, subscription: None }
     }
 
-    async fn connect(&self) -> Result<Link, String> {
-        let line = connect(&self.options.url, &self.options.name).await?;
-        let channel = line.connection.create_channel().await.map_err(|error| told(&error))?;
-        self.prepare_queue(&channel).await?;
-        channel
-            .basic_qos(self.options.prefetch.max(1), BasicQosOptions::default())
-            .await
-            .map_err(|error| told(&error))?;
-        let (queue, tag) = (self.options.queue.as_str().into(), "".into());
-        let deliveries = channel.basic_consume(queue, tag, BasicConsumeOptions::default(), FieldTable::default()).await;
-        let deliveries = deliveries
-            .map_err(|error| format!("cannot consume from queue {:?}: {}", self.options.queue, told(&error)))?;
-        Ok(Link { line, _channel: channel, deliveries })
+    /// Returns the current subscription; subscribes first if there is none.
+    async fn ensure_subscribed(&mut self) -> Result<&mut Subscription, BrokerError> {
+        let subscription = match self.subscription.take() {
+            Some(subscription) => subscription,
+            None => tokio::time::timeout(self.options.timeout, self.subscribe())
+                .await
+                .unwrap_or_else(|_| Err(BrokerError::unanswered(&self.options.url, self.options.timeout)))?,
+        };
+        Ok(self.subscription.insert(subscription))
     }
 
-    async fn prepare_queue(&self, channel: &Channel) -> Result<(), String> {
-        let (queue, dead) = (&self.options.queue, format!("{}.dead", self.options.queue));
+    async fn subscribe(&self) -> Result<Subscription, BrokerError> {
+        let queue = &self.options.queue;
+        let cannot_consume = |error| caused_by(format!("cannot consume from queue {queue:?}"), &error);
+        let connection = connect(&self.options.url, &self.options.name).await?;
+        let channel = connection.inner.create_channel().await.map_err(cannot_consume)?;
+        self.ensure_queue(&channel).await?;
+        let prefetch = self.options.prefetch.max(1);
+        channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(cannot_consume)?;
+        let (name, tag) = (queue.as_str().into(), "".into());
+        let deliveries = channel.basic_consume(name, tag, BasicConsumeOptions::default(), FieldTable::default()).await;
+        Ok(Subscription { connection, _channel: channel, deliveries: deliveries.map_err(cannot_consume)? })
+    }
+
+    /// Creates the queue, its dead-letter queue and its bindings if `declare` allows it.
+    async fn ensure_queue(&self, channel: &Channel) -> Result<(), BrokerError> {
+        let (queue, dead_letter_queue) = (&self.options.queue, format!("{}.dead", self.options.queue));
         if self.options.declare == Declare::Never {
-            let options = QueueDeclareOptions { passive: true, ..Default::default() };
-            return self.declare_queue(channel, queue, options, FieldTable::default()).await;
+            let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+            return declare_queue(channel, queue, passive, FieldTable::default()).await;
         }
         let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-        self.declare_queue(channel, &dead, durable, FieldTable::default()).await?;
+        declare_queue(channel, &dead_letter_queue, durable, FieldTable::default()).await?;
         let mut arguments = FieldTable::default();
-        // The default exchange takes a queue's name for a routing key.
+        // The default exchange routes by queue name.
         arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString("".into()));
-        arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(dead.into()));
-        self.declare_queue(channel, queue, durable, arguments).await?;
-        for Binding { exchange, pattern } in &self.options.bindings {
-            prepare_exchange(channel, exchange, self.options.declare).await?;
-            let (queue, exchange_name, key) =
-                (queue.as_str().into(), exchange.as_str().into(), pattern.as_str().into());
-            let bound =
-                channel.queue_bind(queue, exchange_name, key, QueueBindOptions::default(), FieldTable::default()).await;
-            bound.map_err(|error| {
-                format!("cannot bind the queue to {pattern} of exchange {exchange:?}: {}", told(&error))
-            })?;
+        arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(dead_letter_queue.into()));
+        declare_queue(channel, queue, durable, arguments).await?;
+        for binding in &self.options.bindings {
+            ensure_exchange(channel, &binding.exchange, self.options.declare).await?;
+            bind_queue(channel, queue, binding).await?;
         }
         Ok(())
     }
 
-    async fn declare_queue(
-        &self,
-        channel: &Channel,
-        queue: &str,
-        options: QueueDeclareOptions,
-        arguments: FieldTable,
-    ) -> Result<(), String> {
-        let declared = channel.queue_declare(queue.into(), options, arguments).await;
-        declared.map(|_| ()).map_err(|error| match protocol_error(&error) {
-            Some((NOT_FOUND, _)) => format!("the queue {queue:?} does not exist and may not be declared: make it, or allow it with declare = true"),
-            Some((PRECONDITION_FAILED, text)) => format!(
-                "the queue {queue:?} exists with other properties ({text}): delete it, name another, or use it as it is with declare = false"
-            ),
-            Some((ACCESS_REFUSED, text)) => {
-                format!("may not declare the queue {queue:?} ({text}): give the user the right to, or make it yourself and set declare = false")
+    async fn receive(&mut self) -> Result<Delivery, BrokerError> {
+        let received = self.ensure_subscribed().await?.deliveries.next().await;
+        let RabbitMqConsumerOptions { url, queue, timeout, .. } = &self.options;
+        match received {
+            Some(Ok(received)) => Ok(to_delivery(received, *timeout)),
+            Some(Err(error)) => Err(caused_by(format!("lost {url}"), &error)),
+            None => {
+                Err(BrokerError::new(format!("{url} cancelled the consumer; check that queue {queue:?} still exists")))
             }
-            _ => format!("cannot declare the queue {queue:?}: {}", told(&error)),
-        })
+        }
     }
+}
 
-    fn down(&self, reason: String) -> Down {
-        Down(self.options.url.clean(reason))
-    }
+async fn declare_queue(
+    channel: &Channel,
+    queue: &str,
+    options: QueueDeclareOptions,
+    arguments: FieldTable,
+) -> Result<(), BrokerError> {
+    let declared = channel.queue_declare(queue.into(), options, arguments).await;
+    declared.map(|_| ()).map_err(|error| {
+        let advice = match protocol_error(&error) {
+            Some((NOT_FOUND, _)) => "does not exist; create it, or set declare = true",
+            Some((PRECONDITION_FAILED, _)) => {
+                "exists with other properties; delete it, use another name, or set declare = false to use it unchanged"
+            }
+            Some((ACCESS_REFUSED, _)) => {
+                "cannot be declared; grant the user permission to configure it, or create it and set declare = false"
+            }
+            _ => "cannot be declared",
+        };
+        caused_by(format!("queue {queue:?} {advice}"), &error)
+    })
+}
+
+async fn bind_queue(channel: &Channel, queue: &str, binding: &Binding) -> Result<(), BrokerError> {
+    let Binding { exchange, pattern } = binding;
+    let (name, source, key) = (queue.into(), exchange.as_str().into(), pattern.as_str().into());
+    let bound = channel.queue_bind(name, source, key, QueueBindOptions::default(), FieldTable::default()).await;
+    bound.map_err(|error| {
+        caused_by(format!("cannot bind queue {queue:?} to exchange {exchange:?} with pattern {pattern:?}"), &error)
+    })
 }
 
 #[async_trait]
 impl Consumer for RabbitMqConsumer {
-    async fn next(&mut self) -> Result<Delivery, Down> {
-        if self.link.is_none() {
-            let connected = tokio::time::timeout(self.options.timeout, self.connect()).await;
-            let silent = || format!("{} did not answer within {:?}", self.options.url, self.options.timeout);
-            self.link = Some(connected.unwrap_or_else(|_| Err(silent())).map_err(|reason| self.down(reason))?);
-        }
-        let Some(link) = &mut self.link else { return Err(Down("there is no connection".into())) };
-        match link.deliveries.next().await {
-            Some(Ok(delivery)) => Ok(arrived(delivery, self.options.timeout)),
-            Some(Err(error)) => {
-                self.link = None;
-                Err(self.down(format!("lost {}: {}", self.options.url, told(&error))))
-            }
-            None => {
-                self.link = None;
-                Err(self.down(format!(
-                    "{} ended the consumer of queue {:?}: was the queue deleted?",
-                    self.options.url, self.options.queue
-                )))
-            }
-        }
+    async fn next(&mut self) -> Result<Delivery, BrokerError> {
+        let received = self.receive().await;
+        received.map_err(|error| {
+            self.subscription = None;
+            error.redact(&self.options.url)
+        })
     }
 
     async fn close(&mut self) {
-        if let Some(link) = self.link.take() {
-            // It may be gone already, which is just as well.
-            let _ = tokio::time::timeout(self.options.timeout, link.line.connection.close(200, "goodbye".into())).await;
+        if let Some(subscription) = self.subscription.take() {
+            let closing = subscription.connection.inner.close(REPLY_SUCCESS, "closed".into());
+            // The connection may be broken already; then there is nothing to close.
+            let _ = tokio::time::timeout(self.options.timeout, closing).await;
         }
     }
 }
 
-fn arrived(delivery: lapin::message::Delivery, timeout: Duration) -> Delivery {
-    let properties = &delivery.properties;
+fn to_delivery(received: lapin::message::Delivery, timeout: Duration) -> Delivery {
+    let properties = &received.properties;
     let header = |name: &str| {
         let value = properties.headers().as_ref().and_then(|headers| headers.inner().get(name))?;
         match value {
@@ -187,7 +203,7 @@ fn arrived(delivery: lapin::message::Delivery, timeout: Duration) -> Delivery {
             _ => None,
         }
     };
-    let subject = delivery.routing_key.to_string();
+    let subject = received.routing_key.to_string();
     Delivery {
         id: properties.message_id().as_ref().map(ToString::to_string).filter(|id| !id.is_empty()),
         kind: header("Type")
@@ -198,31 +214,35 @@ fn arrived(delivery: lapin::message::Delivery, timeout: Duration) -> Delivery {
             .or_else(|| properties.correlation_id().as_ref().map(ToString::to_string)),
         traceparent: header("traceparent"),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
-        redelivered: delivery.redelivered,
-        body: Bytes::from(delivery.data),
-        handle: delivery::Handle::RabbitMq(Handle { acker: delivery.acker, timeout }),
+        redelivered: received.redelivered,
+        body: Bytes::from(received.data),
+        ack_handle: delivery::AckHandle::RabbitMq(AckHandle { acker: received.acker, timeout }),
     }
 }
 
-impl Handle {
-    pub(crate) async fn ack(self) -> Result<(), Down> {
-        self.bounded(self.acker.ack(BasicAckOptions::default())).await
+impl AckHandle {
+    pub(crate) async fn ack(self) -> Result<(), BrokerError> {
+        self.with_timeout(self.acker.ack(BasicAckOptions::default())).await
     }
 
-    pub(crate) async fn reject(self) -> Result<(), Down> {
-        self.bounded(self.acker.nack(BasicNackOptions { requeue: false, multiple: false })).await
+    pub(crate) async fn reject(self) -> Result<(), BrokerError> {
+        self.with_timeout(self.acker.nack(BasicNackOptions { requeue: false, multiple: false })).await
     }
 
-    pub(crate) async fn give_back(self) -> Result<(), Down> {
-        self.bounded(self.acker.nack(BasicNackOptions { requeue: true, multiple: false })).await
+    pub(crate) async fn requeue(self) -> Result<(), BrokerError> {
+        self.with_timeout(self.acker.nack(BasicNackOptions { requeue: true, multiple: false })).await
     }
 
-    async fn bounded(&self, answer: impl Future<Output = lapin::Result<bool>>) -> Result<(), Down> {
-        match tokio::time::timeout(self.timeout, answer).await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err(Down("the connection it came by is gone: the message comes again".into())),
-            Ok(Err(error)) => Err(Down(format!("the message comes again: {}", told(&error)))),
-            Err(_) => Err(Down(format!("could not answer within {:?}: the message comes again", self.timeout))),
-        }
+    async fn with_timeout(
+        &self,
+        acknowledgement: impl Future<Output = lapin::Result<bool>>,
+    ) -> Result<(), BrokerError> {
+        let cause = match tokio::time::timeout(self.timeout, acknowledgement).await {
+            Ok(Ok(true)) => return Ok(()),
+            Ok(Ok(false)) => BrokerError::new("its connection is closed"),
+            Ok(Err(error)) => library_error(&error),
+            Err(_) => BrokerError::new(format!("no answer within {:?}", self.timeout)),
+        };
+        Err(BrokerError::unacknowledged(&cause))
     }
 }

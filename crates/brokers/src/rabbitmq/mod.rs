@@ -1,69 +1,77 @@
-//! RabbitMQ, by AMQP 0-9-1.
+//! RabbitMQ, over AMQP 0-9-1.
 //!
-//! The library's own recovery is not used: it repeats what was on its way by itself, and then nobody knows what was confirmed. A connection that
-//! broke is dropped with everything on it, and the next call makes another.
+//! The client library's own recovery is not used: it sends unconfirmed messages again by itself, and the caller could not
+//! know which were confirmed. A broken connection is dropped with everything on it, and the next call opens another.
 
-mod consumer;
-mod line;
 mod sink;
 mod window;
+mod consumer;
+mod connection;
 
 use lapin::{
     ConnectionProperties, ErrorKind, ExchangeKind, options::ExchangeDeclareOptions, types::FieldTable, uri::AMQPUri,
 };
 
-use self::line::Line;
-use crate::{BrokerUrl, CONNECT_TIMEOUT, Declare};
+use self::connection::GuardedConnection;
+use crate::{BrokerError, BrokerUrl, CONNECT_TIMEOUT, Declare};
 
-pub(crate) use consumer::Handle;
+pub(crate) use consumer::AckHandle;
 pub use consumer::{Binding, RabbitMqConsumer, RabbitMqConsumerOptions};
 pub use sink::{RabbitMqSink, RabbitMqSinkOptions};
 
-/// How long a silent connection is believed in: two of these.
+/// Heartbeat interval. A connection that is silent for two intervals counts as lost.
 const HEARTBEAT_S: u16 = 10;
 
 // AMQP's reply codes.
+const REPLY_SUCCESS: u16 = 200;
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
 const PRECONDITION_FAILED: u16 = 406;
 
-async fn connect(url: &BrokerUrl, name: &str) -> Result<Line, String> {
-    let mut uri: AMQPUri = url.expose().parse().map_err(|error| url.clean(format!("cannot use {url}: {error}")))?;
+async fn connect(url: &BrokerUrl, name: &str) -> Result<GuardedConnection, BrokerError> {
+    let parsed = url.expose().parse();
+    let mut uri: AMQPUri = parsed
+        .map_err(|error: String| BrokerError::new(format!("cannot use {url}")).with_source(&BrokerError::new(error)))?;
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     uri.query.connection_timeout.get_or_insert(CONNECT_TIMEOUT.as_millis() as u64);
     let properties = ConnectionProperties::default().with_connection_name(name.to_owned().into());
-    match tokio::time::timeout(CONNECT_TIMEOUT, Line::open(uri, properties)).await {
-        Ok(Ok(line)) => Ok(line),
-        Ok(Err(error)) => match protocol_error(&error) {
-            Some((ACCESS_REFUSED, text)) => {
-                Err(url.clean(format!("RabbitMQ at {url} does not let us in, check name and password: {text}")))
-            }
-            _ => Err(url.clean(format!("cannot connect to {url}: {}", told(&error)))),
-        },
-        Err(_) => Err(format!("{url} did not answer within {} s", CONNECT_TIMEOUT.as_secs())),
+    match tokio::time::timeout(CONNECT_TIMEOUT, GuardedConnection::open(uri, properties)).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(error)) => {
+            let message = match protocol_error(&error) {
+                Some((ACCESS_REFUSED, _)) => format!("{url} denied access; check the user name and password"),
+                _ => format!("cannot connect to {url}"),
+            };
+            Err(caused_by(message, &error))
+        }
+        Err(_) => Err(BrokerError::unanswered(url, CONNECT_TIMEOUT)),
     }
 }
 
-/// Makes sure that the exchange is there. A channel on which this fails is closed by the broker.
-async fn prepare_exchange(channel: &lapin::Channel, exchange: &str, declare: Declare) -> Result<(), String> {
+/// Creates the exchange if it is missing and `declare` allows it. After an error the broker closes the channel.
+async fn ensure_exchange(channel: &lapin::Channel, exchange: &str, declare: Declare) -> Result<(), BrokerError> {
     if exchange.is_empty() {
-        return Ok(()); // the default exchange is always there and cannot be declared
+        return Ok(()); // the default exchange always exists and cannot be declared
     }
     let options = ExchangeDeclareOptions { durable: true, passive: declare == Declare::Never, ..Default::default() };
     let declared = channel.exchange_declare(exchange.into(), ExchangeKind::Topic, options, FieldTable::default()).await;
-    declared.map_err(|error| match protocol_error(&error) {
-        Some((NOT_FOUND, _)) => format!("the exchange {exchange:?} does not exist and may not be declared: make it, or allow it with declare = true"),
-        Some((PRECONDITION_FAILED, text)) => format!(
-            "the exchange {exchange:?} exists but is no durable topic exchange ({text}): delete it, name another, or use it as it is with declare = false"
-        ),
-        Some((ACCESS_REFUSED, text)) => format!(
-            "may not declare the exchange {exchange:?} ({text}): give the user the right to configure it, or make it yourself and set declare = false"
-        ),
-        _ => format!("cannot declare the exchange {exchange:?}: {}", told(&error)),
+    declared.map_err(|error| {
+        let advice = match protocol_error(&error) {
+            Some((NOT_FOUND, _)) => "does not exist; create it, or set declare = true",
+            Some((PRECONDITION_FAILED, _)) => {
+                "exists but is not a durable topic exchange; delete it, use another name, or set declare = false to use \
+                 it unchanged"
+            }
+            Some((ACCESS_REFUSED, _)) => {
+                "cannot be declared; grant the user permission to configure it, or create it and set declare = false"
+            }
+            _ => "cannot be declared",
+        };
+        caused_by(format!("exchange {exchange:?} {advice}"), &error)
     })
 }
 
-/// The reply code and text of the broker, if it is the broker that complains.
+/// Returns the broker's reply code and text, if the error comes from the broker.
 fn protocol_error(error: &lapin::Error) -> Option<(u16, String)> {
     match error.kind() {
         ErrorKind::ProtocolError(error) => Some((error.get_id(), error.get_message().to_string())),
@@ -71,11 +79,18 @@ fn protocol_error(error: &lapin::Error) -> Option<(u16, String)> {
     }
 }
 
-fn told(error: &lapin::Error) -> String {
+fn caused_by(message: impl Into<String>, cause: &lapin::Error) -> BrokerError {
+    BrokerError::new(message).with_source(&library_error(cause))
+}
+
+/// Converts an error of the client library; the broker's own text replaces the library's where there is one.
+fn library_error(error: &lapin::Error) -> BrokerError {
     match (error.kind(), protocol_error(error)) {
-        (_, Some((_, text))) if !text.is_empty() => text,
-        (ErrorKind::IOError(error), _) => error.to_string(),
-        (ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_), _) => "the connection broke".into(),
-        _ => error.to_string(),
+        (_, Some((_, text))) if !text.is_empty() => BrokerError::new(text),
+        (ErrorKind::IOError(error), _) => BrokerError::copy_of(error.as_ref()),
+        (ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_), _) => {
+            BrokerError::new("the connection broke")
+        }
+        _ => BrokerError::copy_of(error),
     }
 }

@@ -1,4 +1,4 @@
-//! Publishes to a topic exchange: persistent, mandatory, confirmed, a window at a time.
+//! Publishes to a topic exchange: persistent, mandatory, with publisher confirms.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -14,24 +14,34 @@ use lapin::{
 use tokio::sync::Mutex;
 
 use super::{
-    ACCESS_REFUSED, PRECONDITION_FAILED, connect, line::Line, prepare_exchange, protocol_error, told, window::Window,
+    ACCESS_REFUSED, PRECONDITION_FAILED, REPLY_SUCCESS, caused_by, connect, connection::GuardedConnection,
+    ensure_exchange, protocol_error, window::Window,
 };
-use crate::{BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, Published, Sink, Verdict, routing_key};
+use crate::{
+    BrokerError, BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, PublishOutcome, PublishReport, Sink,
+    routing::routing_key,
+};
 
 const PERSISTENT: u8 = 2;
-/// What newer brokers take if nobody told them otherwise; an older one takes more, and is asked to take less.
+/// Default limit of current brokers. Older brokers accept more; this sink does not send them more.
 const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
+/// AMQP's limit for the text properties of a message.
+const MAX_PROPERTY_BYTES: usize = 255;
+/// All headers of a message travel in one frame.
+const MAX_HEADER_BYTES: usize = 64 * 1024;
 
+/// Settings of a [`RabbitMqSink`].
 #[derive(Clone, Debug)]
 pub struct RabbitMqSinkOptions {
     pub url: BrokerUrl,
     /// Shown in the broker's list of connections.
     pub name: String,
-    /// A durable topic exchange.
+    /// Name of a durable topic exchange.
     pub exchange: String,
     pub declare: Declare,
-    /// How long one call to `publish` may take, connecting included.
+    /// Time limit for one call to `publish`, including connecting.
     pub timeout: Duration,
+    /// Limit for messages sent and not yet confirmed.
     pub window: usize,
 }
 
@@ -48,50 +58,64 @@ impl RabbitMqSinkOptions {
     }
 }
 
+/// A publisher to a topic exchange.
 pub struct RabbitMqSink {
     options: RabbitMqSinkOptions,
-    /// Taken out while it is used, and put back only if it is still good: who is interrupted in between leaves none behind.
-    link: Mutex<Option<Link>>,
-    /// The broker names its limit only when it closes the channel over it.
+    /// The idle channel. A call takes it out and puts it back only if it still works, so a cancelled call leaves none.
+    idle: Mutex<Option<ConfirmChannel>>,
+    /// The broker's limit. It becomes known only when the broker closes a channel because of a larger message.
     max_body_bytes: AtomicUsize,
 }
 
-struct Link {
-    line: Line,
+/// A channel with publisher confirms, and its connection.
+struct ConfirmChannel {
+    connection: GuardedConnection,
     channel: Channel,
+}
+
+impl ConfirmChannel {
+    fn is_connected(&self) -> bool {
+        self.connection.inner.status().connected() && self.channel.status().connected()
+    }
 }
 
 impl RabbitMqSink {
     pub fn new(options: RabbitMqSinkOptions) -> Self {
-        RabbitMqSink { options, link: Mutex::new(None), max_body_bytes: AtomicUsize::new(MAX_BODY_BYTES) }
+        RabbitMqSink { options, idle: Mutex::new(None), max_body_bytes: AtomicUsize::new(MAX_BODY_BYTES) }
     }
 
-    /// What can be said without the broker: the routing key of each message, or its verdict.
-    fn address(&self, messages: &[Message], verdicts: &mut [Option<Verdict>]) -> Vec<Option<String>> {
+    /// Returns the routing key of each message; rejects messages that need no broker to be found bad.
+    fn routing_keys(&self, messages: &[Message], outcomes: &mut [Option<PublishOutcome>]) -> Vec<Option<String>> {
         let limit = self.max_body_bytes.load(Ordering::Relaxed);
-        let keys = messages.iter().zip(verdicts).map(|(message, verdict)| {
-            let key = routing_key(&message.kind).and_then(|key| fits(message, limit).map(|()| key));
-            key.map_err(|reason| *verdict = Some(Verdict::Refused(reason))).ok()
+        let keys = messages.iter().zip(outcomes).map(|(message, outcome)| {
+            let key = routing_key(&message.kind).map_err(|error| error.to_string());
+            let key = key.and_then(|key| check_size(message, limit).map(|()| key));
+            key.map_err(|reason| *outcome = Some(PublishOutcome::Rejected(reason))).ok()
         });
         keys.collect()
     }
 
-    async fn send(&self, messages: &[Message], keys: &[Option<String>], window: &mut Window) -> Result<(), String> {
-        let mut place = self.link.lock().await;
-        let link = match place.take() {
-            Some(link) if link.line.connection.status().connected() && link.channel.status().connected() => link,
+    async fn send(
+        &self,
+        messages: &[Message],
+        keys: &[Option<String>],
+        window: &mut Window,
+    ) -> Result<(), BrokerError> {
+        let mut idle = self.idle.lock().await;
+        let confirm_channel = match idle.take() {
+            Some(confirm_channel) if confirm_channel.is_connected() => confirm_channel,
             _ => self.connect().await?,
         };
         for (index, (message, key)) in messages.iter().zip(keys).enumerate() {
             let Some(key) = key else { continue };
-            if window.len() >= self.options.window {
-                window.settle_one().await;
+            if window.unconfirmed() >= self.options.window {
+                window.wait_for_oldest().await;
             }
-            if window.broken.is_some() {
+            if window.channel_error.is_some() {
                 break;
             }
             let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-            let sent = link.channel.basic_publish(
+            let sent = confirm_channel.channel.basic_publish(
                 self.options.exchange.as_str().into(),
                 key.as_str().into(),
                 options,
@@ -100,98 +124,98 @@ impl RabbitMqSink {
             );
             match sent.await {
                 Ok(confirm) => window.push(index, confirm),
-                Err(error) => window.break_with(error),
+                Err(error) => window.record_channel_error(error),
             }
         }
-        while window.len() > 0 {
-            window.settle_one().await;
+        while window.unconfirmed() > 0 {
+            window.wait_for_oldest().await;
         }
-        if window.broken.is_none() {
-            *place = Some(link);
+        if window.channel_error.is_none() {
+            *idle = Some(confirm_channel);
         }
         Ok(())
     }
 
-    async fn connect(&self) -> Result<Link, String> {
-        let line = connect(&self.options.url, &self.options.name).await?;
+    async fn connect(&self) -> Result<ConfirmChannel, BrokerError> {
+        let connection = connect(&self.options.url, &self.options.name).await?;
         let opening = async {
-            let channel = line.connection.create_channel().await?;
+            let channel = connection.inner.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(channel)
         };
-        let channel =
-            opening.await.map_err(|error: lapin::Error| format!("cannot open a channel: {}", told(&error)))?;
-        prepare_exchange(&channel, &self.options.exchange, self.options.declare).await?;
-        Ok(Link { line, channel })
+        let channel = opening.await.map_err(|error| caused_by("cannot open a channel", &error))?;
+        ensure_exchange(&channel, &self.options.exchange, self.options.declare).await?;
+        Ok(ConfirmChannel { connection, channel })
     }
 
-    /// A channel that the broker closed because of one kind of message blames those; the others go on over another channel.
-    fn blame(
+    /// Rejects the messages because of which the broker closed the channel. Returns whether there are any.
+    ///
+    /// The outcome of the other messages stays unknown; the caller publishes them again over a new channel.
+    fn reject_offending(
         &self,
         error: &lapin::Error,
         messages: &[Message],
         keys: &[Option<String>],
-        verdicts: &mut [Option<Verdict>],
+        outcomes: &mut [Option<PublishOutcome>],
     ) -> bool {
         let Some((code, text)) = protocol_error(error) else { return false };
-        let mut blamed = false;
-        let limit = (code == PRECONDITION_FAILED).then(|| size_limit(&text)).flatten();
-        let forbidden = (code == ACCESS_REFUSED).then(|| quoted_after(&text, "access to topic ")).flatten();
-        if let Some(limit) = limit {
+        let offence = Offence::read(code, &text);
+        if let Some(Offence::TooLarge { limit }) = offence {
             self.max_body_bytes.store(limit, Ordering::Relaxed);
         }
-        for ((message, key), verdict) in
-            messages.iter().zip(keys).zip(verdicts).filter(|(_, verdict)| verdict.is_none())
-        {
-            let reason = match (limit, forbidden) {
-                (Some(limit), _) => fits(message, limit).err(),
-                (None, Some(topic)) if key.as_deref() == Some(topic) => Some(text.clone()),
+        let mut has_offender = false;
+        let unknown = messages.iter().zip(keys).zip(outcomes).filter(|(_, outcome)| outcome.is_none());
+        for ((message, key), outcome) in unknown {
+            let reason = match offence {
+                Some(Offence::TooLarge { limit }) => check_size(message, limit).err(),
+                Some(Offence::ForbiddenKey(forbidden)) if key.as_deref() == Some(forbidden) => Some(text.clone()),
                 _ => None,
             };
-            blamed |= reason.is_some();
-            *verdict = reason.map(Verdict::Refused);
+            has_offender |= reason.is_some();
+            *outcome = reason.map(PublishOutcome::Rejected);
         }
-        blamed
+        has_offender
     }
 
-    fn silence(&self, verdicts: &[Option<Verdict>]) -> String {
-        let missing = verdicts.iter().filter(|verdict| verdict.is_none()).count();
-        format!(
-            "{} did not confirm {missing} of {} messages within {:?}; if it is alive, it may be blocking publishers (memory or disk alarm)",
+    fn timeout_error(&self, outcomes: &[Option<PublishOutcome>]) -> BrokerError {
+        let unconfirmed = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+        BrokerError::new(format!(
+            "{} did not confirm {unconfirmed} of {} messages within {:?}; check it for a memory or disk alarm, which \
+             blocks publishers",
             self.options.url,
-            verdicts.len(),
+            outcomes.len(),
             self.options.timeout
-        )
+        ))
     }
 }
 
 #[async_trait]
 impl Sink for RabbitMqSink {
-    async fn publish(&self, messages: &[Message]) -> Published {
-        let mut verdicts = vec![None; messages.len()];
-        let keys = self.address(messages, &mut verdicts);
+    async fn publish(&self, messages: &[Message]) -> PublishReport {
+        let mut outcomes = vec![None; messages.len()];
+        let keys = self.routing_keys(messages, &mut outcomes);
         if keys.iter().all(Option::is_none) {
-            return Published { verdicts, down: None };
+            return PublishReport { outcomes, outage: None };
         }
         let mut window = Window::default();
         let sent = tokio::time::timeout(self.options.timeout, self.send(messages, &keys, &mut window)).await;
-        window.settle_known();
-        window.judge(messages, &mut verdicts);
-        let down = match (sent, &window.broken) {
-            (Ok(Err(reason)), _) => Some(reason),
-            (_, Some(error)) if self.blame(error, messages, &keys, &mut verdicts) => None,
-            (_, Some(error)) => Some(format!("lost {}: {}", self.options.url, told(error))),
-            (Err(_), None) => Some(self.silence(&verdicts)),
+        window.collect_arrived();
+        window.write_outcomes(messages, &mut outcomes);
+        let outage = match (sent, &window.channel_error) {
+            (Ok(Err(error)), _) => Some(error),
+            (_, Some(error)) if self.reject_offending(error, messages, &keys, &mut outcomes) => None,
+            (_, Some(error)) => Some(caused_by(format!("lost {}", self.options.url), error)),
+            (Err(_), None) => Some(self.timeout_error(&outcomes)),
             (Ok(Ok(())), None) => None,
         };
-        Published { verdicts, down: down.map(|reason| self.options.url.clean(reason)) }
+        PublishReport { outcomes, outage: outage.map(|error| error.redact(&self.options.url)) }
     }
 
     async fn close(&self) {
         let closing = async {
-            if let Some(link) = self.link.lock().await.take() {
-                // It may be gone already, which is just as well.
-                let _ = link.line.connection.close(200, "goodbye".into()).await;
+            if let Some(confirm_channel) = self.idle.lock().await.take() {
+                // The connection may be broken already; then there is nothing to close.
+                let _ = confirm_channel.connection.inner.close(REPLY_SUCCESS, "closed".into()).await;
             }
         };
         let _ = tokio::time::timeout(self.options.timeout, closing).await;
@@ -218,50 +242,75 @@ fn properties(message: &Message) -> BasicProperties {
         .with_timestamp(seconds.max(0) as u64)
         .with_content_type(short(&message.content_type))
         .with_headers(headers);
-    if let Some(id) = message.correlation_id.as_deref().filter(|id| id.len() <= MAX_SHORT_BYTES) {
+    if let Some(id) = message.correlation_id.as_deref().filter(|id| id.len() <= MAX_PROPERTY_BYTES) {
         properties = properties.with_correlation_id(id.into());
     }
     properties
 }
 
-/// AMQP's limit for the texts among a message's properties.
-const MAX_SHORT_BYTES: usize = 255;
-
 fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-/// `fits` has refused messages whose texts are too long.
+/// Converts a text property. `check_size` has rejected messages with longer ones.
 fn short(value: &str) -> ShortString {
     value.into()
 }
 
-fn fits(message: &Message, limit: usize) -> Result<(), String> {
+/// Returns an error with the reason if a message exceeds a limit of AMQP or of the broker.
+fn check_size(message: &Message, limit: usize) -> Result<(), String> {
     if message.body.len() > limit {
-        return Err(format!("it has {} bytes, and the broker takes {limit} at most", message.body.len()));
+        return Err(format!("body has {} bytes; the broker accepts at most {limit}", message.body.len()));
     }
-    if message.id.is_empty() || message.id.len() > MAX_SHORT_BYTES || message.content_type.len() > MAX_SHORT_BYTES {
-        return Err(format!("its id and its content type must have 1 to {MAX_SHORT_BYTES} bytes"));
+    for (property, value) in [("id", message.id.as_str()), ("content type", &message.content_type)] {
+        if value.len() > MAX_PROPERTY_BYTES {
+            return Err(format!("{property} has {} bytes; use at most {MAX_PROPERTY_BYTES}", value.len()));
+        }
     }
-    // All headers travel in one frame.
-    let headers = message.key.len()
+    if message.id.is_empty() {
+        return Err("id is empty".into());
+    }
+    let header_bytes = message.key.len()
         + message.kind.len()
         + message.correlation_id.as_ref().map_or(0, String::len)
         + message.traceparent.as_ref().map_or(0, String::len);
-    if headers > 64 * 1024 {
-        return Err("its key and correlation id are too long for headers".into());
+    if header_bytes > MAX_HEADER_BYTES {
+        return Err(format!("headers have {header_bytes} bytes; shorten the key or the correlation id"));
     }
     Ok(())
 }
 
-/// `… message size 600 is larger than configured max size 512` or, in newer brokers, `… than max size 512`.
+/// Why the broker closed a channel because of single messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offence<'a> {
+    TooLarge {
+        limit: usize,
+    },
+    /// The user may not publish with this routing key.
+    ForbiddenKey(&'a str),
+}
+
+impl<'a> Offence<'a> {
+    /// Reads the size limit or the routing key from the broker's reply.
+    ///
+    /// AMQP has no field for them: a reply is a code and a text. A text of an unknown form counts as an outage.
+    fn read(code: u16, text: &'a str) -> Option<Self> {
+        match code {
+            PRECONDITION_FAILED => size_limit(text).map(|limit| Offence::TooLarge { limit }),
+            ACCESS_REFUSED => quoted_after(text, "access to topic ").map(Offence::ForbiddenKey),
+            _ => None,
+        }
+    }
+}
+
+/// Reads 512 from `message size 600 is larger than configured max size 512`. Newer brokers omit `configured`.
 fn size_limit(text: &str) -> Option<usize> {
     let rest = text.split("max size ").nth(1)?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-fn quoted_after<'a>(text: &'a str, before: &str) -> Option<&'a str> {
-    text.split(before).nth(1)?.split('\'').nth(1)
+fn quoted_after<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+    text.split(prefix).nth(1)?.split('\'').nth(1)
 }
 
 #[cfg(test)]
@@ -269,15 +318,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_brokers_words_tell_what_is_to_blame() {
-        assert_eq!(
-            size_limit("PRECONDITION_FAILED - message size 600 is larger than configured max size 512"),
-            Some(512)
-        );
-        assert_eq!(size_limit("PRECONDITION_FAILED - message size 600 is larger than max size 512"), Some(512));
-        assert_eq!(size_limit("PRECONDITION_FAILED - inequivalent arg"), None);
-        let refused = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'e' in vhost '/' refused for user 'u'";
-        assert_eq!(quoted_after(refused, "access to topic "), Some("a.b"));
-        assert_eq!(quoted_after("ACCESS_REFUSED - access to exchange 'e'", "access to topic "), None);
+    fn the_offending_messages_are_read_from_the_brokers_reply() {
+        let too_large = Some(Offence::TooLarge { limit: 512 });
+        let old = "PRECONDITION_FAILED - message size 600 is larger than configured max size 512";
+        assert_eq!(Offence::read(PRECONDITION_FAILED, old), too_large);
+        let new = "PRECONDITION_FAILED - message size 600 is larger than max size 512";
+        assert_eq!(Offence::read(PRECONDITION_FAILED, new), too_large);
+        assert_eq!(Offence::read(PRECONDITION_FAILED, "PRECONDITION_FAILED - inequivalent arg"), None);
+        let topic = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'e' in vhost '/' refused for user 'u'";
+        assert_eq!(Offence::read(ACCESS_REFUSED, topic), Some(Offence::ForbiddenKey("a.b")));
+        assert_eq!(Offence::read(ACCESS_REFUSED, "ACCESS_REFUSED - access to exchange 'e'"), None);
     }
 }

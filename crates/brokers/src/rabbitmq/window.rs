@@ -1,7 +1,8 @@
-//! The messages of one call that are on their way.
+//! The messages of one call: those sent and not yet confirmed, and the broker's replies so far.
 //!
-//! A message that no queue takes is returned *and* acknowledged. The library hangs the returned message on whichever acknowledgement it handles next, which with
-//! acknowledgements of many at once is another's. So returned messages are matched by their `message_id`, after everything is settled.
+//! A message that no queue accepts is returned *and* acknowledged. The client library attaches the returned message to
+//! whichever acknowledgement it handles next; if the broker acknowledges several messages together, that is the
+//! acknowledgement of another message. So returned messages are matched by their `message_id`, after all confirmations.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,80 +10,83 @@ use futures_util::FutureExt;
 use lapin::{Confirmation, PublisherConfirm};
 
 use super::protocol_error;
-use crate::{Message, Verdict};
+use crate::{Message, PublishOutcome};
 
 #[derive(Default)]
 pub(super) struct Window {
-    on_their_way: VecDeque<(usize, PublisherConfirm)>,
-    settled: Vec<(usize, Confirmed)>,
-    /// The id of a returned message, and the broker's reason.
+    unconfirmed: VecDeque<(usize, PublisherConfirm)>,
+    replies: Vec<(usize, BrokerReply)>,
+    /// Ids of returned messages, with the reason.
     returned: HashMap<String, String>,
-    pub(super) broken: Option<lapin::Error>,
+    /// The error that broke the channel.
+    pub(super) channel_error: Option<lapin::Error>,
 }
 
-enum Confirmed {
+enum BrokerReply {
     Ack,
     Nack,
 }
 
 impl Window {
     pub(super) fn push(&mut self, index: usize, confirm: PublisherConfirm) {
-        self.on_their_way.push_back((index, confirm));
+        self.unconfirmed.push_back((index, confirm));
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.on_their_way.len()
+    pub(super) fn unconfirmed(&self) -> usize {
+        self.unconfirmed.len()
     }
 
-    /// Waits for the oldest. Dropping the wait leaves it where it was.
-    pub(super) async fn settle_one(&mut self) {
-        let Some((index, confirm)) = self.on_their_way.front_mut() else { return };
-        let (index, outcome) = (*index, confirm.await);
-        self.on_their_way.pop_front();
-        self.note(index, outcome);
+    /// Waits for the oldest confirmation. Dropping the future leaves the message unconfirmed.
+    pub(super) async fn wait_for_oldest(&mut self) {
+        let Some((index, confirm)) = self.unconfirmed.front_mut() else { return };
+        let (index, result) = (*index, confirm.await);
+        self.unconfirmed.pop_front();
+        self.record(index, result);
     }
 
-    /// Takes what is known by now, without waiting.
-    pub(super) fn settle_known(&mut self) {
-        while let Some((index, confirm)) = self.on_their_way.pop_front() {
-            if let Some(outcome) = confirm.now_or_never() {
-                self.note(index, outcome);
+    /// Records the confirmations that have arrived, without waiting.
+    pub(super) fn collect_arrived(&mut self) {
+        while let Some((index, confirm)) = self.unconfirmed.pop_front() {
+            if let Some(result) = confirm.now_or_never() {
+                self.record(index, result);
             }
         }
     }
 
-    pub(super) fn break_with(&mut self, error: lapin::Error) {
-        // The broker's own words are worth more than the news that the channel is closed, wherever they come up.
-        if self.broken.as_ref().is_none_or(|known| protocol_error(known).is_none()) {
-            self.broken = Some(error);
+    /// Records why the channel broke, preferring the broker's reason over a mere "channel closed".
+    pub(super) fn record_channel_error(&mut self, error: lapin::Error) {
+        if self.channel_error.as_ref().is_none_or(|known| protocol_error(known).is_none()) {
+            self.channel_error = Some(error);
         }
     }
 
-    fn note(&mut self, index: usize, outcome: lapin::Result<Confirmation>) {
-        let (confirmed, returned) = match outcome {
-            Ok(Confirmation::Ack(returned)) => (Confirmed::Ack, returned),
-            Ok(Confirmation::Nack(returned)) => (Confirmed::Nack, returned),
+    fn record(&mut self, index: usize, result: lapin::Result<Confirmation>) {
+        let (reply, returned) = match result {
+            Ok(Confirmation::Ack(returned)) => (BrokerReply::Ack, returned),
+            Ok(Confirmation::Nack(returned)) => (BrokerReply::Nack, returned),
             Ok(Confirmation::NotRequested) => return,
-            Err(error) => return self.break_with(error),
+            Err(error) => return self.record_channel_error(error),
         };
         if let Some(returned) = returned
             && let Some(id) = returned.delivery.properties.message_id()
         {
-            self.returned
-                .insert(id.to_string(), format!("no queue is bound for routing key {}", returned.delivery.routing_key));
+            let reason = format!("no queue is bound for routing key {:?}", returned.delivery.routing_key.as_str());
+            self.returned.insert(id.to_string(), reason);
         }
-        self.settled.push((index, confirmed));
+        self.replies.push((index, reply));
     }
 
-    /// Writes down what is known of each message.
-    pub(super) fn judge(&self, messages: &[Message], verdicts: &mut [Option<Verdict>]) {
-        for (index, confirmed) in &self.settled {
-            let verdict = match (self.returned.get(&messages[*index].id), confirmed) {
-                (Some(reason), _) => Verdict::Refused(reason.clone()),
-                (None, Confirmed::Nack) => Verdict::Refused("the broker refused to take it (nack)".into()),
-                (None, Confirmed::Ack) => Verdict::Confirmed,
+    /// Writes the outcome of every message that the broker replied to.
+    pub(super) fn write_outcomes(&self, messages: &[Message], outcomes: &mut [Option<PublishOutcome>]) {
+        for (index, reply) in &self.replies {
+            let outcome = match (self.returned.get(&messages[*index].id), reply) {
+                (Some(reason), _) => PublishOutcome::Rejected(reason.clone()),
+                (None, BrokerReply::Nack) => {
+                    PublishOutcome::Rejected("the broker negatively acknowledged the message (nack)".into())
+                }
+                (None, BrokerReply::Ack) => PublishOutcome::Confirmed,
             };
-            verdicts[*index] = Some(verdict);
+            outcomes[*index] = Some(outcome);
         }
     }
 }

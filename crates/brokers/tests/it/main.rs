@@ -1,6 +1,6 @@
-//! What the sinks and consumers promise, against real brokers.
+//! Tests of the sinks and consumers against real brokers.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+#![expect(clippy::unwrap_used, reason = "a failed test must point at its line")]
 
 mod file;
 mod messages;

@@ -1,4 +1,4 @@
-//! Messages for tests, and what a test looks at when they have arrived.
+//! Messages for tests, and assertions about their arrival.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,10 +7,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use faena_brokers::{Message, Sink, Verdict};
+use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::Timestamp;
 
-/// A name nobody else uses on a broker that tests share.
+/// Returns a name that no other test uses on the shared broker.
 pub fn unique(name: &str) -> String {
     format!("{name}-{}", uuid::Uuid::now_v7().simple())
 }
@@ -33,62 +33,71 @@ pub fn messages(count: i64) -> Vec<Message> {
     (0..count).map(message).collect()
 }
 
-pub fn of_kind(number: i64, kind: &str) -> Message {
+pub fn message_of_kind(number: i64, kind: &str) -> Message {
     Message { kind: kind.into(), ..message(number) }
 }
 
-pub fn of_size(number: i64, bytes: usize) -> Message {
+pub fn message_of_size(number: i64, bytes: usize) -> Message {
     Message { body: Bytes::from(format!("\"{}\"", "x".repeat(bytes - 2))), ..message(number) }
 }
 
-/// The words of a refusal; fails if it was none.
-pub fn refusal(verdict: &Option<Verdict>) -> &str {
-    match verdict {
-        Some(Verdict::Refused(reason)) => reason,
-        other => panic!("not refused: {other:?}"),
+/// Returns the reason of a rejection. Panics if the message was not rejected.
+pub fn rejection(outcome: &Option<PublishOutcome>) -> &str {
+    match outcome {
+        Some(PublishOutcome::Rejected(reason)) => reason,
+        other => panic!("not rejected: {other:?}"),
     }
 }
 
-/// What the relay does: publishes what has no verdict again and again, in order, until everything is confirmed.
+/// Returns the outage with its causes. Panics if there was none.
+pub fn outage(report: &PublishReport) -> String {
+    let error = report.outage.as_ref().expect("an outage");
+    format!("{error:#}")
+}
+
+/// Publishes like the relay: repeats the messages of unknown outcome, in order, until all are confirmed.
 pub async fn publish_all(sink: &dyn Sink, messages: &[Message], confirmed: &AtomicUsize) {
     let deadline = Instant::now() + Duration::from_secs(120);
     for batch in messages.chunks(250) {
-        let mut left: Vec<Message> = batch.to_vec();
-        while !left.is_empty() {
-            assert!(Instant::now() < deadline, "not everything was confirmed in time");
-            let published = sink.publish(&left).await;
-            let mut verdicts = published.verdicts.into_iter();
-            left.retain(|_| match verdicts.next().expect("one verdict per message") {
-                Some(Verdict::Confirmed) => {
+        let mut remaining: Vec<Message> = batch.to_vec();
+        while !remaining.is_empty() {
+            assert!(Instant::now() < deadline, "not every message was confirmed in time");
+            let report = sink.publish(&remaining).await;
+            let mut outcomes = report.outcomes.into_iter();
+            remaining.retain(|_| match outcomes.next().expect("one outcome per message") {
+                Some(PublishOutcome::Confirmed) => {
                     confirmed.fetch_add(1, Ordering::SeqCst);
                     false
                 }
-                Some(Verdict::Refused(reason)) => panic!("refused: {reason}"),
+                Some(PublishOutcome::Rejected(reason)) => panic!("rejected: {reason}"),
                 None => true,
             });
-            if published.down.is_some() {
+            if report.outage.is_some() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// Everything is there, in order at its first arrival.
+/// Asserts that every message arrived, and that the first arrivals of each key are in order.
 pub fn assert_all_arrived(count: i64, arrived: &[String]) {
     let distinct: HashSet<&String> = arrived.iter().collect();
     let missing: Vec<i64> = (0..count).filter(|number| !distinct.contains(&format!("id-{number}"))).collect();
-    assert!(missing.is_empty(), "{} missing, the first: {:?}", missing.len(), missing.first());
-    assert_eq!(distinct.len() as i64, count, "something arrived that was never sent");
+    assert!(missing.is_empty(), "{} messages missing, first: {:?}", missing.len(), missing.first());
+    assert_eq!(distinct.len() as i64, count, "a message arrived that was never sent");
     let mut latest: HashMap<i64, i64> = HashMap::new();
     let mut seen = HashSet::new();
     for id in arrived.iter().filter(|id| seen.insert(*id)) {
-        let number: i64 = id.strip_prefix("id-").and_then(|number| number.parse().ok()).expect("one of our ids");
-        let before = latest.insert(number % 7, number);
-        assert!(before.is_none_or(|before| before < number), "{number} arrived after {before:?}, of the same key");
+        let number: i64 = id.strip_prefix("id-").and_then(|number| number.parse().ok()).expect("an id of these tests");
+        let previous = latest.insert(number % 7, number);
+        assert!(
+            previous.is_none_or(|previous| previous < number),
+            "{number} arrived after {previous:?} of the same key"
+        );
     }
 }
 
 pub fn assert_no_duplicates(arrived: &[String]) {
     let distinct: HashSet<&String> = arrived.iter().collect();
-    assert_eq!(distinct.len(), arrived.len(), "some arrived twice");
+    assert_eq!(distinct.len(), arrived.len(), "a message arrived twice");
 }

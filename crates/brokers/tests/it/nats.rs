@@ -1,4 +1,4 @@
-//! NATS JetStream.
+//! Tests of the NATS sink and consumer.
 
 use std::{
     sync::{
@@ -10,31 +10,32 @@ use std::{
 
 use async_nats::jetstream::{self, stream};
 use faena_brokers::{
-    BrokerUrl, Consumer, Declare, Sink, Verdict,
+    BrokerUrl, Consumer, Declare, PublishOutcome, Sink,
     nats::{NatsConsumer, NatsConsumerOptions, NatsSink, NatsSinkOptions},
 };
 use futures_util::StreamExt;
 
 use crate::{
     messages::{
-        assert_all_arrived, assert_no_duplicates, message, messages, of_kind, of_size, publish_all, refusal, unique,
+        assert_all_arrived, assert_no_duplicates, message, message_of_kind, message_of_size, messages, outage,
+        publish_all, rejection, unique,
     },
-    support::{Broker, Proxy, setting},
+    support::{Broker, Proxy, required_variable},
 };
 
-fn shared() -> String {
-    setting("FAENA_TEST_NATS")
+fn shared_url() -> String {
+    required_variable("FAENA_TEST_NATS")
 }
 
 fn shared_port() -> u16 {
-    shared().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL")
+    shared_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL")
 }
 
 fn parsed(url: &str) -> BrokerUrl {
     BrokerUrl::parse(url).unwrap()
 }
 
-/// A stream and the prefix of its subjects are called the same.
+/// Returns options in which the stream and the subject prefix have the same name.
 fn options(url: &str, name: &str) -> NatsSinkOptions {
     NatsSinkOptions { timeout: Duration::from_secs(60), ..NatsSinkOptions::new(parsed(url), name, name) }
 }
@@ -43,46 +44,47 @@ async fn context(url: &str) -> jetstream::Context {
     jetstream::new(async_nats::connect(url).await.unwrap())
 }
 
-/// Everything the stream holds, from its beginning.
-async fn held(url: &str, name: &str) -> Vec<jetstream::Message> {
+/// Returns every message of the stream, from its beginning.
+async fn stored_messages(url: &str, name: &str) -> Vec<jetstream::Message> {
     let mut stream = context(url).await.get_stream(name).await.unwrap();
     let count = stream.info().await.unwrap().state.messages as usize;
     let reader = stream.create_consumer(jetstream::consumer::pull::OrderedConfig::default()).await.unwrap();
     reader.messages().await.unwrap().take(count).map(Result::unwrap).collect().await
 }
 
-async fn held_ids(url: &str, name: &str) -> Vec<String> {
-    held(url, name)
+async fn stored_ids(url: &str, name: &str) -> Vec<String> {
+    stored_messages(url, name)
         .await
         .iter()
         .map(|message| message.headers.as_ref().unwrap().get("Nats-Msg-Id").unwrap().to_string())
         .collect()
 }
 
-async fn make_stream(url: &str, config: stream::Config) {
+async fn create_stream(url: &str, config: stream::Config) {
     context(url).await.create_stream(config).await.unwrap();
 }
 
 #[tokio::test]
 async fn ten_thousand_messages_arrive_in_order() {
     let name = unique("many");
-    let sink = NatsSink::new(options(&shared(), &name));
-    let published = sink.publish(&messages(10_000)).await;
-    assert_eq!((published.confirmed(), &published.down), (10_000, &None));
-    // Repetitions within the stream's window are confirmed and dropped.
+    let sink = NatsSink::new(options(&shared_url(), &name));
+    let report = sink.publish(&messages(10_000)).await;
+    assert_eq!((report.confirmed(), &report.outage), (10_000, &None));
+    // Duplicates within the stream's window are confirmed and dropped.
     assert_eq!(sink.publish(&messages(100)).await.confirmed(), 100);
-    let arrived = held_ids(&shared(), &name).await;
+    let arrived = stored_ids(&shared_url(), &name).await;
     assert_all_arrived(10_000, &arrived);
     assert_no_duplicates(&arrived);
     sink.close().await;
 }
 
 #[tokio::test]
-async fn a_message_carries_what_receivers_go_by() {
+async fn a_message_carries_the_fields_that_receivers_need() {
     let name = unique("fields");
-    let published = NatsSink::new(options(&shared(), &name)).publish(&[of_kind(5, "TicketStatusChangedEvent")]).await;
-    assert_eq!(published.verdicts, [Some(Verdict::Confirmed)]);
-    let arrived = held(&shared(), &name).await.remove(0);
+    let report =
+        NatsSink::new(options(&shared_url(), &name)).publish(&[message_of_kind(5, "TicketStatusChangedEvent")]).await;
+    assert_eq!(report.outcomes, [Some(PublishOutcome::Confirmed)]);
+    let arrived = stored_messages(&shared_url(), &name).await.remove(0);
     assert_eq!(arrived.subject.as_str(), format!("{name}.ticket.status.changed"));
     assert_eq!(&arrived.payload[..], br#"{"number":5}"#);
     let headers = arrived.headers.as_ref().unwrap();
@@ -95,65 +97,65 @@ async fn a_message_carries_what_receivers_go_by() {
 }
 
 #[tokio::test]
-async fn bad_messages_are_refused_and_the_others_are_confirmed() {
+async fn bad_messages_are_rejected_and_the_others_are_confirmed() {
     let name = unique("bad");
     let subjects = vec![format!("{name}.job.>")];
-    make_stream(
-        &shared(),
+    create_stream(
+        &shared_url(),
         stream::Config { name: name.clone(), subjects, max_message_size: 50_000, ..Default::default() },
     )
     .await;
     let mixed = [
         message(0),
-        of_kind(1, "nobody.listens"),
-        of_kind(2, "no key"),
-        of_size(3, 2_000_000),
-        of_size(4, 60_000),
+        message_of_kind(1, "unbound.key"),
+        message_of_kind(2, "no key"),
+        message_of_size(3, 2_000_000),
+        message_of_size(4, 60_000),
         message(5),
     ];
-    let published = NatsSink::new(options(&shared(), &name)).publish(&mixed).await;
-    assert_eq!(published.down, None);
+    let report = NatsSink::new(options(&shared_url(), &name)).publish(&mixed).await;
+    assert_eq!(report.outage, None);
     assert_eq!(
-        (&published.verdicts[0], &published.verdicts[5]),
-        (&Some(Verdict::Confirmed), &Some(Verdict::Confirmed))
+        (&report.outcomes[0], &report.outcomes[5]),
+        (&Some(PublishOutcome::Confirmed), &Some(PublishOutcome::Confirmed))
     );
-    assert_eq!(refusal(&published.verdicts[1]), format!("no stream takes subject {name}.nobody.listens"));
-    assert!(refusal(&published.verdicts[2]).contains("makes no routing key"));
-    assert!(refusal(&published.verdicts[3]).contains("max payload"), "{:?}", published.verdicts[3]);
-    assert!(refusal(&published.verdicts[4]).contains("message size exceeds"), "{:?}", published.verdicts[4]);
-    assert_eq!(held_ids(&shared(), &name).await, ["id-0", "id-5"]);
+    assert_eq!(rejection(&report.outcomes[1]), format!("no stream accepts subject \"{name}.unbound.key\""));
+    assert!(rejection(&report.outcomes[2]).contains("no routing key"));
+    assert!(rejection(&report.outcomes[3]).contains("max payload"), "{:?}", report.outcomes[3]);
+    assert!(rejection(&report.outcomes[4]).contains("message size exceeds"), "{:?}", report.outcomes[4]);
+    assert_eq!(stored_ids(&shared_url(), &name).await, ["id-0", "id-5"]);
 }
 
 #[tokio::test]
-async fn a_missing_stream_that_may_not_be_declared_is_told_and_used_once_it_is_there() {
+async fn a_missing_stream_that_may_not_be_declared_is_reported_and_used_once_it_exists() {
     let name = unique("missing");
-    let sink = NatsSink::new(NatsSinkOptions { declare: Declare::Never, ..options(&shared(), &name) });
-    let reason = sink.publish(&messages(1)).await.down.unwrap();
-    assert!(reason.contains("does not exist and may not be declared"), "{reason}");
-    make_stream(
-        &shared(),
+    let sink = NatsSink::new(NatsSinkOptions { declare: Declare::Never, ..options(&shared_url(), &name) });
+    let error = outage(&sink.publish(&messages(1)).await);
+    assert!(error.contains("does not exist; create it"), "{error}");
+    create_stream(
+        &shared_url(),
         stream::Config { name: name.clone(), subjects: vec![format!("{name}.>")], ..Default::default() },
     )
     .await;
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    context(&shared()).await.delete_stream(&name).await.unwrap();
-    let gone = sink.publish(&messages(2)).await;
-    assert_eq!(gone.verdicts, [None, None]);
-    assert!(gone.down.unwrap().contains("does not exist and may not be declared"));
+    context(&shared_url()).await.delete_stream(&name).await.unwrap();
+    let report = sink.publish(&messages(2)).await;
+    assert_eq!(report.outcomes, [None, None]);
+    assert!(outage(&report).contains("does not exist; create it"));
 }
 
 #[tokio::test]
-async fn a_stream_that_vanishes_is_made_again() {
+async fn a_deleted_stream_is_created_again() {
     let name = unique("vanishing");
-    let sink = NatsSink::new(options(&shared(), &name));
+    let sink = NatsSink::new(options(&shared_url(), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    context(&shared()).await.delete_stream(&name).await.unwrap();
-    assert!(sink.publish(&messages(1)).await.down.unwrap().contains("is gone"));
+    context(&shared_url()).await.delete_stream(&name).await.unwrap();
+    assert!(outage(&sink.publish(&messages(1)).await).contains("was deleted"));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
 }
 
 #[tokio::test]
-async fn a_full_stream_is_down_and_no_message_is_to_blame() {
+async fn a_full_stream_is_an_outage_and_no_message_is_rejected() {
     let name = unique("full");
     let config = stream::Config {
         name: name.clone(),
@@ -162,58 +164,58 @@ async fn a_full_stream_is_down_and_no_message_is_to_blame() {
         discard: stream::DiscardPolicy::New,
         ..Default::default()
     };
-    make_stream(&shared(), config).await;
-    let published = NatsSink::new(options(&shared(), &name)).publish(&messages(5)).await;
-    assert_eq!((published.confirmed(), &published.verdicts[4]), (3, &None));
-    let reason = published.down.unwrap();
-    assert!(reason.contains("maximum messages exceeded"), "{reason}");
+    create_stream(&shared_url(), config).await;
+    let report = NatsSink::new(options(&shared_url(), &name)).publish(&messages(5)).await;
+    assert_eq!((report.confirmed(), &report.outcomes[4]), (3, &None));
+    let error = outage(&report);
+    assert!(error.contains("maximum messages exceeded"), "{error}");
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_but_not_shown() {
+async fn a_wrong_password_is_reported_but_not_shown() {
     let broker = Broker::nats("authorization { user: me, password: right }").await;
-    let with = |credentials: &str| broker.url().replace("nats://", &format!("nats://{credentials}@"));
-    let good = NatsSink::new(options(&with("me:right"), "auth"));
+    let with_credentials = |credentials: &str| broker.url().replace("nats://", &format!("nats://{credentials}@"));
+    let good = NatsSink::new(options(&with_credentials("me:right"), "auth"));
     assert_eq!(good.publish(&messages(1)).await.confirmed(), 1);
     for credentials in ["me:hush%2Fhush", "hush-token"] {
-        let url = with(credentials);
-        let published = NatsSink::new(options(&url, "auth")).publish(&messages(1)).await;
-        assert_eq!(published.verdicts, [None]);
-        let reason = published.down.unwrap();
-        assert!(reason.contains("does not let us in") && !reason.contains("hush"), "{reason}");
+        let url = with_credentials(credentials);
+        let report = NatsSink::new(options(&url, "auth")).publish(&messages(1)).await;
+        assert_eq!(report.outcomes, [None]);
+        let error = outage(&report);
+        assert!(error.contains("denied access") && !error.contains("hush"), "{error}");
         let options = NatsConsumerOptions::new(parsed(&url), "auth", "auth.>", "inbox");
-        let error = NatsConsumer::new(options).next().await.unwrap_err().to_string();
-        assert!(error.contains("does not let us in") && !error.contains("hush"), "{error}");
+        let error = format!("{:#}", NatsConsumer::new(options).next().await.unwrap_err());
+        assert!(error.contains("denied access") && !error.contains("hush"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_down() {
-    let published = NatsSink::new(options("nats://127.0.0.1:1", "any")).publish(&messages(2)).await;
-    assert_eq!(published.verdicts, [None, None]);
-    assert!(published.down.unwrap().starts_with("cannot connect to nats://127.0.0.1:1"));
+async fn an_unreachable_server_is_an_outage() {
+    let report = NatsSink::new(options("nats://127.0.0.1:1", "any")).publish(&messages(2)).await;
+    assert_eq!(report.outcomes, [None, None]);
+    assert!(outage(&report).starts_with("cannot connect to nats://127.0.0.1:1"));
 }
 
 #[tokio::test]
-async fn nothing_confirmed_is_lost_when_the_broker_is_killed_while_publishing() {
+async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::nats("").await;
     let confirmed = Arc::new(AtomicUsize::new(0));
     let (sink, counter) = (NatsSink::new(options(&broker.url(), "killed")), confirmed.clone());
     let publishing = tokio::spawn(async move { publish_all(&sink, &messages(20_000), &counter).await });
     for threshold in [4_000, 12_000] {
         while confirmed.load(Ordering::SeqCst) < threshold {
-            assert!(!publishing.is_finished(), "it was over before the broker was killed");
+            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
             tokio::task::yield_now().await;
         }
         broker.kill();
         broker.start().await;
     }
     publishing.await.unwrap();
-    assert_all_arrived(20_000, &held_ids(&broker.url(), "killed").await);
+    assert_all_arrived(20_000, &stored_ids(&broker.url(), "killed").await);
 }
 
 #[tokio::test]
-async fn a_line_cut_in_the_middle_of_a_window_leaves_the_rest_unknown_and_heals() {
+async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_recovers() {
     let (proxy, name) = (Proxy::to(shared_port()).await, unique("cut"));
     let sink = NatsSink::new(options(&format!("nats://127.0.0.1:{}", proxy.port()), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
@@ -222,51 +224,53 @@ async fn a_line_cut_in_the_middle_of_a_window_leaves_the_rest_unknown_and_heals(
         proxy.cut_after(200_000);
         let batch: Vec<_> = (number..number + 5_000).map(message).collect();
         let started = Instant::now();
-        let outcome = sink.publish(&batch).await;
-        assert!(started.elapsed() < Duration::from_secs(5), "a broken line is noticed at once");
-        assert!(!proxy.is_whole() && outcome.confirmed() < 5_000 && outcome.down.is_some(), "{:?}", outcome.down);
-        assert_eq!(sink.publish(&messages(1)).await.verdicts, [None]);
-        proxy.heal();
+        let report = sink.publish(&batch).await;
+        assert!(started.elapsed() < Duration::from_secs(5), "a broken connection is noticed immediately");
+        assert!(!proxy.is_open() && report.confirmed() < 5_000 && report.outage.is_some(), "{:?}", report.outage);
+        assert_eq!(sink.publish(&messages(1)).await.outcomes, [None]);
+        proxy.restore();
         publish_all(&sink, &batch, &AtomicUsize::new(0)).await;
         number += 5_000;
     }
-    let arrived = held_ids(&shared(), &name).await;
+    let arrived = stored_ids(&shared_url(), &name).await;
     assert_all_arrived(number, &arrived);
     assert_no_duplicates(&arrived);
 }
 
 #[tokio::test]
-async fn a_line_that_stalls_is_given_up_after_the_timeout() {
+async fn a_stalled_connection_is_abandoned_after_the_timeout() {
     let (proxy, name) = (Proxy::to(shared_port()).await, unique("stalled"));
-    let through = options(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
-    let sink = NatsSink::new(NatsSinkOptions { timeout: Duration::from_secs(2), ..through });
+    let proxied = options(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
+    let sink = NatsSink::new(NatsSinkOptions { timeout: Duration::from_secs(2), ..proxied });
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
     proxy.stall_after(200_000);
     let started = Instant::now();
-    let outcome = sink.publish(&messages(5_000)).await;
+    let report = sink.publish(&messages(5_000)).await;
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
-    assert!(outcome.confirmed() < 5_000 && outcome.down.is_some());
+    assert!(report.confirmed() < 5_000 && report.outage.is_some());
     let started = Instant::now();
-    assert!(sink.publish(&messages(1)).await.down.is_some(), "a new connection gets no further");
+    assert!(sink.publish(&messages(1)).await.outage.is_some(), "a new connection stalls too");
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
-    proxy.heal();
+    proxy.restore();
     assert_eq!(sink.publish(&messages(100)).await.confirmed(), 100);
 }
 
-fn inbox(url: &str, name: &str) -> NatsConsumer {
+fn new_consumer(url: &str, name: &str) -> NatsConsumer {
     let options = NatsConsumerOptions::new(parsed(url), name, format!("{name}.>"), format!("{name}-inbox"));
     NatsConsumer::new(NatsConsumerOptions { prefetch: 10, ack_wait: Duration::from_secs(1), ..options })
 }
 
 #[tokio::test]
-async fn what_is_consumed_carries_what_was_sent_and_does_not_come_again_once_acknowledged() {
+async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_its_acknowledgement() {
     let name = unique("consumed");
-    let sink = NatsSink::new(options(&shared(), &name));
+    let sink = NatsSink::new(options(&shared_url(), &name));
     assert_eq!(
-        sink.publish(&[of_kind(1, "TicketCreatedEvent"), of_kind(2, "TicketCreatedEvent")]).await.confirmed(),
+        sink.publish(&[message_of_kind(1, "TicketCreatedEvent"), message_of_kind(2, "TicketCreatedEvent")])
+            .await
+            .confirmed(),
         2
     );
-    let mut consumer = inbox(&shared(), &name);
+    let mut consumer = new_consumer(&shared_url(), &name);
     let delivery = consumer.next().await.unwrap();
     assert_eq!(delivery.id.as_deref(), Some("id-1"));
     assert_eq!(delivery.kind, "TicketCreatedEvent");
@@ -275,15 +279,15 @@ async fn what_is_consumed_carries_what_was_sent_and_does_not_come_again_once_ack
     assert!(delivery.traceparent.as_ref().unwrap().starts_with("00-"));
     assert_eq!((&delivery.body[..], delivery.redelivered), (&br#"{"number":1}"#[..], false));
     delivery.ack().await.unwrap();
-    let unanswered = consumer.next().await.unwrap();
-    assert_eq!(unanswered.id.as_deref(), Some("id-2"));
-    drop((unanswered, consumer));
-    let mut consumer = inbox(&shared(), &name);
+    let unacknowledged = consumer.next().await.unwrap();
+    assert_eq!(unacknowledged.id.as_deref(), Some("id-2"));
+    drop((unacknowledged, consumer));
+    let mut consumer = new_consumer(&shared_url(), &name);
     let again = consumer.next().await.unwrap();
     assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-2"), true));
     again.ack().await.unwrap();
-    // Whoever sends without an id gets one: the place in the stream.
-    async_nats::connect(shared()).await.unwrap().request(format!("{name}.plain"), "body".into()).await.unwrap();
+    // A message without an id gets its position in the stream as its id.
+    async_nats::connect(shared_url()).await.unwrap().request(format!("{name}.plain"), "body".into()).await.unwrap();
     let plain = consumer.next().await.unwrap();
     assert_eq!(plain.id.as_deref(), Some(format!("{name}:3").as_str()));
     assert_eq!(plain.kind, format!("{name}.plain"));
@@ -292,17 +296,20 @@ async fn what_is_consumed_carries_what_was_sent_and_does_not_come_again_once_ack
 }
 
 #[tokio::test]
-async fn a_rejected_message_goes_to_the_dead_letters_and_one_given_back_comes_again() {
+async fn a_rejected_message_goes_to_the_dead_letters_and_a_requeued_message_is_redelivered() {
     let name = unique("poison");
-    let mut consumer = inbox(&shared(), &name);
-    let sink = NatsSink::new(options(&shared(), &name));
-    assert_eq!(sink.publish(&[of_kind(1, "ticket.poison"), of_kind(2, "ticket.later")]).await.confirmed(), 2);
+    let mut consumer = new_consumer(&shared_url(), &name);
+    let sink = NatsSink::new(options(&shared_url(), &name));
+    assert_eq!(
+        sink.publish(&[message_of_kind(1, "ticket.poison"), message_of_kind(2, "ticket.later")]).await.confirmed(),
+        2
+    );
     consumer.next().await.unwrap().reject("no\nticket").await.unwrap();
-    consumer.next().await.unwrap().give_back().await.unwrap();
+    consumer.next().await.unwrap().requeue().await.unwrap();
     let later = consumer.next().await.unwrap();
     assert_eq!((later.id.as_deref(), later.redelivered), (Some("id-2"), true));
     later.ack().await.unwrap();
-    let dead = held(&shared(), &format!("{name}-{name}-inbox-dead")).await;
+    let dead = stored_messages(&shared_url(), &format!("{name}-{name}-inbox-dead")).await;
     assert_eq!(dead.len(), 1);
     assert_eq!(&dead[0].payload[..], br#"{"number":1}"#);
     let headers = dead[0].headers.as_ref().unwrap();
@@ -310,38 +317,41 @@ async fn a_rejected_message_goes_to_the_dead_letters_and_one_given_back_comes_ag
         assert_eq!(headers.get(header).unwrap().as_str(), value);
     }
     assert_eq!(headers.get("x-subject").unwrap().as_str(), format!("{name}.ticket.poison"));
-    // Longer than the time after which an unanswered message would come again.
-    assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err(), "it came again");
+    // Longer than `ack_wait`, after which an unacknowledged message would be redelivered.
+    assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err(), "a message was redelivered");
 }
 
 #[tokio::test]
-async fn a_consumer_that_may_not_be_declared_must_be_there() {
+async fn a_missing_consumer_that_may_not_be_declared_is_reported() {
     let name = unique("owned");
-    make_stream(
-        &shared(),
+    create_stream(
+        &shared_url(),
         stream::Config { name: name.clone(), subjects: vec![format!("{name}.>")], ..Default::default() },
     )
     .await;
-    let options = NatsConsumerOptions::new(parsed(&shared()), &name, format!("{name}.>"), "inbox");
+    let options = NatsConsumerOptions::new(parsed(&shared_url()), &name, format!("{name}.>"), "inbox");
     let mut consumer = NatsConsumer::new(NatsConsumerOptions { declare: Declare::Never, ..options });
     let error = consumer.next().await.unwrap_err().to_string();
-    assert!(error.contains("may not be declared"), "{error}");
+    assert!(error.contains("create it, or set declare = true"), "{error}");
 }
 
 #[tokio::test]
-async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
+async fn a_consumer_resumes_after_a_cut_connection_and_a_broker_restart() {
     let mut broker = Broker::nats("").await;
     let proxy = Proxy::to(broker.port()).await;
     let sink = NatsSink::new(options(&broker.url(), "tickets"));
-    assert_eq!(sink.publish(&[of_kind(1, "ticket.created"), of_kind(2, "ticket.created")]).await.confirmed(), 2);
-    let mut consumer = inbox(&broker.url_by(proxy.port()), "tickets");
-    let held = consumer.next().await.unwrap();
+    assert_eq!(
+        sink.publish(&[message_of_kind(1, "ticket.created"), message_of_kind(2, "ticket.created")]).await.confirmed(),
+        2
+    );
+    let mut consumer = new_consumer(&broker.url_with_port(proxy.port()), "tickets");
+    let unacknowledged = consumer.next().await.unwrap();
     consumer.next().await.unwrap().ack().await.unwrap();
     proxy.cut();
     assert!(consumer.next().await.is_err());
-    assert!(held.ack().await.is_err());
-    assert!(consumer.next().await.is_err(), "still cut");
-    proxy.heal();
+    assert!(unacknowledged.ack().await.is_err());
+    assert!(consumer.next().await.is_err(), "the connection is still cut");
+    proxy.restore();
     let again = consumer.next().await.unwrap();
     assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-1"), true));
     broker.kill();
@@ -353,16 +363,16 @@ async fn a_consumer_goes_on_after_its_line_was_cut_or_its_broker_restarted() {
 }
 
 #[tokio::test]
-async fn a_consumer_notices_that_its_line_is_silent() {
+async fn a_consumer_notices_a_silent_connection() {
     let (proxy, name) = (Proxy::to(shared_port()).await, unique("silent"));
-    let sink = NatsSink::new(options(&shared(), &name));
+    let sink = NatsSink::new(options(&shared_url(), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    let mut consumer = inbox(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
+    let mut consumer = new_consumer(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
     consumer.next().await.unwrap().ack().await.unwrap();
     proxy.stall();
-    let noticed = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("it is noticed");
-    assert!(noticed.is_err());
-    proxy.heal();
+    let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");
+    assert!(result.is_err());
+    proxy.restore();
     assert_eq!(sink.publish(&[message(1)]).await.confirmed(), 1);
     assert_eq!(consumer.next().await.unwrap().id.as_deref(), Some("id-1"));
 }

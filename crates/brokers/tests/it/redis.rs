@@ -1,4 +1,4 @@
-//! Redis streams.
+//! Tests of the Redis sink.
 
 use std::{
     sync::{
@@ -9,18 +9,21 @@ use std::{
 };
 
 use faena_brokers::{
-    BrokerUrl, Sink, Verdict,
+    BrokerUrl, PublishOutcome, Sink,
     redis::{RedisSink, RedisSinkOptions},
 };
 use redis::{AsyncCommands, aio::MultiplexedConnection, streams::StreamRangeReply};
 
 use crate::{
-    messages::{assert_all_arrived, assert_no_duplicates, message, messages, of_size, publish_all, unique},
-    support::{Broker, Proxy, setting},
+    messages::{
+        assert_all_arrived, assert_no_duplicates, message, message_of_size, messages, outage, publish_all, rejection,
+        unique,
+    },
+    support::{Broker, Proxy, required_variable},
 };
 
-fn shared() -> String {
-    setting("FAENA_TEST_REDIS")
+fn shared_url() -> String {
+    required_variable("FAENA_TEST_REDIS")
 }
 
 fn options(url: &str, stream: &str) -> RedisSinkOptions {
@@ -30,35 +33,35 @@ fn options(url: &str, stream: &str) -> RedisSinkOptions {
     }
 }
 
-async fn line(url: &str) -> MultiplexedConnection {
+async fn connect(url: &str) -> MultiplexedConnection {
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     redis::Client::open(url).unwrap().get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
-async fn held_ids(url: &str, stream: &str) -> Vec<String> {
-    let held: StreamRangeReply = line(url).await.xrange_all(stream).await.unwrap();
-    held.ids.iter().map(|entry| entry.get("id").unwrap()).collect()
+async fn stored_ids(url: &str, stream: &str) -> Vec<String> {
+    let stored: StreamRangeReply = connect(url).await.xrange_all(stream).await.unwrap();
+    stored.ids.iter().map(|entry| entry.get("id").unwrap()).collect()
 }
 
 #[tokio::test]
 async fn ten_thousand_messages_arrive_in_order() {
     let stream = unique("many");
-    let sink = RedisSink::new(options(&shared(), &stream));
-    let published = sink.publish(&messages(10_000)).await;
-    assert_eq!((published.confirmed(), &published.down), (10_000, &None));
-    let arrived = held_ids(&shared(), &stream).await;
+    let sink = RedisSink::new(options(&shared_url(), &stream));
+    let report = sink.publish(&messages(10_000)).await;
+    assert_eq!((report.confirmed(), &report.outage), (10_000, &None));
+    let arrived = stored_ids(&shared_url(), &stream).await;
     assert_all_arrived(10_000, &arrived);
     assert_no_duplicates(&arrived);
     sink.close().await;
 }
 
 #[tokio::test]
-async fn an_entry_carries_what_receivers_go_by() {
+async fn an_entry_carries_the_fields_that_receivers_need() {
     let stream = unique("fields");
-    let published = RedisSink::new(options(&shared(), &stream)).publish(&[message(5)]).await;
-    assert_eq!(published.verdicts, [Some(Verdict::Confirmed)]);
-    let held: StreamRangeReply = line(&shared()).await.xrange_all(&stream).await.unwrap();
-    let field = |name: &str| held.ids[0].get::<String>(name).unwrap();
+    let report = RedisSink::new(options(&shared_url(), &stream)).publish(&[message(5)]).await;
+    assert_eq!(report.outcomes, [Some(PublishOutcome::Confirmed)]);
+    let stored: StreamRangeReply = connect(&shared_url()).await.xrange_all(&stream).await.unwrap();
+    let field = |name: &str| stored.ids[0].get::<String>(name).unwrap();
     assert_eq!(
         (field("id"), field("type"), field("key")),
         ("id-5".into(), "job.status.changed".into(), "key-5".into())
@@ -69,101 +72,101 @@ async fn an_entry_carries_what_receivers_go_by() {
 }
 
 #[tokio::test]
-async fn a_stream_is_kept_at_about_its_length() {
+async fn a_stream_is_trimmed_to_about_its_maximum_length() {
     let stream = unique("bounded");
-    let sink = RedisSink::new(RedisSinkOptions { max_length: Some(500), ..options(&shared(), &stream) });
+    let sink = RedisSink::new(RedisSinkOptions { max_length: Some(500), ..options(&shared_url(), &stream) });
     assert_eq!(sink.publish(&messages(5_000)).await.confirmed(), 5_000);
-    let held = held_ids(&shared(), &stream).await;
-    assert!((500..1_000).contains(&held.len()), "{}", held.len());
-    assert_eq!(held.last().unwrap(), "id-4999");
+    let stored = stored_ids(&shared_url(), &stream).await;
+    assert!((500..1_000).contains(&stored.len()), "{}", stored.len());
+    assert_eq!(stored.last().unwrap(), "id-4999");
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_refused_and_the_others_are_confirmed() {
+async fn a_body_that_is_too_large_is_rejected_and_the_others_are_confirmed() {
     let stream = unique("sized");
-    let sink = RedisSink::new(RedisSinkOptions { max_body_bytes: 1_000, ..options(&shared(), &stream) });
-    let published = sink.publish(&[message(0), of_size(1, 2_000), message(2)]).await;
-    assert_eq!((published.confirmed(), &published.down), (2, &None));
-    assert!(crate::messages::refusal(&published.verdicts[1]).contains("2000 bytes"));
-    assert_eq!(held_ids(&shared(), &stream).await, ["id-0", "id-2"]);
+    let sink = RedisSink::new(RedisSinkOptions { max_body_bytes: 1_000, ..options(&shared_url(), &stream) });
+    let report = sink.publish(&[message(0), message_of_size(1, 2_000), message(2)]).await;
+    assert_eq!((report.confirmed(), &report.outage), (2, &None));
+    assert!(rejection(&report.outcomes[1]).contains("2000 bytes"));
+    assert_eq!(stored_ids(&shared_url(), &stream).await, ["id-0", "id-2"]);
 }
 
 #[tokio::test]
-async fn a_server_that_takes_nothing_is_down_and_no_message_is_to_blame() {
+async fn a_server_that_accepts_no_messages_is_an_outage_and_no_message_is_rejected() {
     let broker = Broker::redis("maxmemory 1\nmaxmemory-policy noeviction").await;
-    let published = RedisSink::new(options(&broker.url(), "full")).publish(&messages(20)).await;
-    assert_eq!(published.confirmed(), 0);
-    assert!(published.verdicts.iter().all(Option::is_none));
-    let reason = published.down.unwrap();
-    assert!(reason.contains("OOM"), "{reason}");
+    let report = RedisSink::new(options(&broker.url(), "full")).publish(&messages(20)).await;
+    assert_eq!(report.confirmed(), 0);
+    assert!(report.outcomes.iter().all(Option::is_none));
+    let error = outage(&report);
+    assert!(error.contains("OOM"), "{error}");
 
-    let mut admin = line(&broker.url()).await;
+    let mut admin = connect(&broker.url()).await;
     let _: () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).query_async(&mut admin).await.unwrap();
     let _: () = redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").query_async(&mut admin).await.unwrap();
-    let reason = RedisSink::new(options(&broker.url(), "readonly")).publish(&messages(1)).await.down.unwrap();
-    assert!(reason.to_lowercase().contains("read"), "{reason}");
+    let error = outage(&RedisSink::new(options(&broker.url(), "readonly")).publish(&messages(1)).await);
+    assert!(error.to_lowercase().contains("read"), "{error}");
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_told_with_what_to_do() {
+async fn a_key_of_another_type_is_reported_with_advice() {
     let stream = unique("text");
-    let _: () = line(&shared()).await.set(&stream, "no stream").await.unwrap();
-    let published = RedisSink::new(options(&shared(), &stream)).publish(&messages(1)).await;
-    let reason = published.down.unwrap();
-    assert!(reason.contains("is no stream"), "{reason}");
+    let _: () = connect(&shared_url()).await.set(&stream, "text").await.unwrap();
+    let report = RedisSink::new(options(&shared_url(), &stream)).publish(&messages(1)).await;
+    let error = outage(&report);
+    assert!(error.contains("is not a stream"), "{error}");
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_but_not_shown() {
+async fn a_wrong_password_is_reported_but_not_shown() {
     let broker = Broker::redis("").await;
-    let mut admin = line(&broker.url()).await;
+    let mut admin = connect(&broker.url()).await;
     let _: () = redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("right").query_async(&mut admin).await.unwrap();
-    let with = |password: &str| broker.url().replace("redis://", &format!("redis://:{password}@"));
-    assert_eq!(RedisSink::new(options(&with("right"), "auth")).publish(&messages(1)).await.confirmed(), 1);
-    for url in [with("hush%2Fhush"), broker.url()] {
-        let published = RedisSink::new(options(&url, "auth")).publish(&messages(1)).await;
-        assert_eq!(published.verdicts, [None]);
-        let reason = published.down.unwrap();
-        assert!(reason.to_lowercase().contains("auth") && !reason.contains("hush"), "{reason}");
+    let with_password = |password: &str| broker.url().replace("redis://", &format!("redis://:{password}@"));
+    assert_eq!(RedisSink::new(options(&with_password("right"), "auth")).publish(&messages(1)).await.confirmed(), 1);
+    for url in [with_password("hush%2Fhush"), broker.url()] {
+        let report = RedisSink::new(options(&url, "auth")).publish(&messages(1)).await;
+        assert_eq!(report.outcomes, [None]);
+        let error = outage(&report);
+        assert!(error.to_lowercase().contains("auth") && !error.contains("hush"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn nothing_confirmed_is_lost_when_the_broker_is_killed_while_publishing() {
+async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::redis("").await;
     let confirmed = Arc::new(AtomicUsize::new(0));
     let (sink, counter) = (RedisSink::new(options(&broker.url(), "killed")), confirmed.clone());
     let publishing = tokio::spawn(async move { publish_all(&sink, &messages(30_000), &counter).await });
     for threshold in [5_000, 15_000] {
         while confirmed.load(Ordering::SeqCst) < threshold {
-            assert!(!publishing.is_finished(), "it was over before the broker was killed");
+            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
             tokio::task::yield_now().await;
         }
         broker.kill();
         broker.start().await;
     }
     publishing.await.unwrap();
-    assert_all_arrived(30_000, &held_ids(&broker.url(), "killed").await);
+    assert_all_arrived(30_000, &stored_ids(&broker.url(), "killed").await);
 }
 
 #[tokio::test]
-async fn a_line_cut_or_stalled_in_the_middle_of_a_window_leaves_the_rest_unknown_and_heals() {
-    let port = shared().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL");
+async fn a_connection_cut_or_stalled_in_the_middle_of_a_window_leaves_unknown_outcomes_and_recovers() {
+    let port = shared_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL");
     let (proxy, stream) = (Proxy::to(port).await, unique("cut"));
-    let through = options(&format!("redis://127.0.0.1:{}", proxy.port()), &stream);
-    let sink = RedisSink::new(RedisSinkOptions { timeout: Duration::from_secs(2), ..through });
+    let proxied = options(&format!("redis://127.0.0.1:{}", proxy.port()), &stream);
+    let sink = RedisSink::new(RedisSinkOptions { timeout: Duration::from_secs(2), ..proxied });
     assert_eq!(sink.publish(&[message(0)]).await.confirmed(), 1);
     proxy.cut_after(300_000);
-    let outcome = sink.publish(&messages(5_000)).await;
-    assert!(!proxy.is_whole() && outcome.confirmed() < 5_000 && outcome.down.is_some());
-    assert!(sink.publish(&messages(1)).await.down.is_some());
-    proxy.heal();
+    let report = sink.publish(&messages(5_000)).await;
+    assert!(!proxy.is_open() && report.confirmed() < 5_000 && report.outage.is_some());
+    assert!(sink.publish(&messages(1)).await.outage.is_some());
+    proxy.restore();
     proxy.stall_after(300_000);
     let started = Instant::now();
-    let outcome = sink.publish(&messages(5_000)).await;
+    let report = sink.publish(&messages(5_000)).await;
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
-    assert!(outcome.confirmed() < 5_000 && outcome.down.is_some());
-    proxy.heal();
+    assert!(report.confirmed() < 5_000 && report.outage.is_some());
+    proxy.restore();
     publish_all(&sink, &messages(5_000), &AtomicUsize::new(0)).await;
-    assert_all_arrived(5_000, &held_ids(&shared(), &stream).await);
+    assert_all_arrived(5_000, &stored_ids(&shared_url(), &stream).await);
 }

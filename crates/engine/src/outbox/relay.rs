@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use faena_brokers::{Message, Published, Sink, Verdict};
+use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::{CloudEvent, NodeId, Timestamp};
 use faena_store::{
     OnRejected, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Store, StoreError, StoredEvent,
@@ -215,24 +215,24 @@ impl Relay {
                 break;
             }
             let messages: Vec<Message> = wave.iter().map(|one| message(&one.event, &self.source)).collect();
-            let Some(published) = self.publish_unless_stopped(&messages).await else {
+            let Some(report) = self.publish_unless_stopped(&messages).await else {
                 learned.is_partial = true;
                 break;
             };
             let at = now.plus_ms(ms(began.elapsed()));
-            self.note(&wave, published, at, &mut learned, &mut held_back);
+            self.note(&wave, report, at, &mut learned, &mut held_back);
         }
         learned
     }
 
     /// `None`: this server stops, and has waited long enough.
-    async fn publish_unless_stopped(&self, messages: &[Message]) -> Option<Published> {
+    async fn publish_unless_stopped(&self, messages: &[Message]) -> Option<PublishReport> {
         let impatience = async {
             self.stop.cancelled().await;
             tokio::time::sleep(LAST_WORDS).await;
         };
         tokio::select! {
-            published = self.sink.publish(messages) => Some(published),
+            report = self.sink.publish(messages) => Some(report),
             () = impatience => None,
         }
     }
@@ -240,19 +240,19 @@ impl Relay {
     fn note(
         &self,
         wave: &[&OutboxEvent],
-        published: Published,
+        report: PublishReport,
         at: Timestamp,
         learned: &mut Learned,
         held_back: &mut HashSet<Uuid>,
     ) {
         let before = learned.results.len();
-        for (one, verdict) in wave.iter().zip(published.verdicts) {
-            let refused = match verdict {
-                Some(Verdict::Confirmed) => {
+        for (one, outcome) in wave.iter().zip(report.outcomes) {
+            let refused = match outcome {
+                Some(PublishOutcome::Confirmed) => {
                     learned.confirmed += 1;
                     None
                 }
-                Some(Verdict::Refused(reason)) => {
+                Some(PublishOutcome::Rejected(reason)) => {
                     learned.refused += 1;
                     held_back.insert(one.event.subject);
                     Some(reason)
@@ -270,9 +270,9 @@ impl Relay {
                 again_at: at.plus_ms(ms(rest(self.first_rest, one.attempts))),
             });
         }
-        learned.down = published.down;
+        learned.down = report.outage.map(|error| format!("{error:#}"));
         if learned.down.is_none() && learned.results.len() == before {
-            learned.down = Some("the sink said nothing of any message".into());
+            learned.down = Some("the sink reported no outcome for any message".into());
         }
     }
 

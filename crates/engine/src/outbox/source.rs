@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use faena_brokers::{Message, Sink, Verdict};
+use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::Timestamp;
 use faena_store::{
     ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake, MAX_ATTEMPTS, Store, StoreError,
@@ -227,9 +227,9 @@ impl Source {
         }
         let submits: Vec<_> = jobs.iter().map(|(row, payload)| self.submit(store, bus, row, payload, now)).collect();
         let submits = stream::iter(submits).buffered(SUBMITS_AT_ONCE).collect::<Vec<Arrival>>();
-        let (published, arrivals) = tokio::join!(self.publish(&messages), submits);
-        if let Some(published) = published {
-            dealt.add_published(&messages, published);
+        let (report, arrivals) = tokio::join!(self.publish(&messages), submits);
+        if let Some(report) = report {
+            dealt.add_report(&messages, report);
         }
         for ((row, _), arrival) in jobs.into_iter().zip(arrivals) {
             dealt.add_arrival(row, arrival);
@@ -237,7 +237,7 @@ impl Source {
         dealt
     }
 
-    async fn publish(&self, messages: &[Message]) -> Option<faena_brokers::Published> {
+    async fn publish(&self, messages: &[Message]) -> Option<PublishReport> {
         match &self.sink {
             Some(sink) if !messages.is_empty() => Some(sink.publish(messages).await),
             _ => None,
@@ -258,20 +258,20 @@ impl Source {
 }
 
 impl Dealt {
-    fn add_published(&mut self, messages: &[Message], published: faena_brokers::Published) {
-        for (message, verdict) in messages.iter().zip(published.verdicts) {
-            let end = match verdict {
-                Some(Verdict::Confirmed) => {
+    fn add_report(&mut self, messages: &[Message], report: PublishReport) {
+        for (message, outcome) in messages.iter().zip(report.outcomes) {
+            let end = match outcome {
+                Some(PublishOutcome::Confirmed) => {
                     self.sent += 1;
                     ForeignEnd::Dispatched
                 }
-                Some(Verdict::Refused(reason)) => ForeignEnd::Refused(reason),
+                Some(PublishOutcome::Rejected(reason)) => ForeignEnd::Refused(reason),
                 None => continue,
             };
             self.ends.push((message.id.clone(), end));
         }
-        if let Some(reason) = published.down {
-            self.stopped = Some(Stopped { what: SINK, reason });
+        if let Some(error) = report.outage {
+            self.stopped = Some(Stopped { what: SINK, reason: format!("{error:#}") });
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use faena_brokers::{Message, Published, Sink, Verdict};
+use faena_brokers::{BrokerError, Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::Timestamp;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
@@ -63,8 +63,8 @@ pub struct WebhookSink {
 /// How one call goes.
 struct Call {
     began: Instant,
-    verdicts: Mutex<Vec<Option<Verdict>>>,
-    down: Mutex<Option<String>>,
+    outcomes: Mutex<Vec<Option<PublishOutcome>>>,
+    outage: Mutex<Option<BrokerError>>,
 }
 
 impl WebhookSink {
@@ -87,13 +87,13 @@ impl WebhookSink {
     /// The messages of one subject. Stops when the receiver is down, or when the next answer might come too late to be heard.
     async fn post_subject(&self, messages: &[Message], indexes: Vec<usize>, call: &Call) {
         for index in indexes {
-            if call.down.lock().is_some() || call.began.elapsed() >= self.options.timeout / 2 {
+            if call.outage.lock().is_some() || call.began.elapsed() >= self.options.timeout / 2 {
                 return;
             }
             match self.post(&messages[index]).await {
-                Ok(verdict) => call.verdicts.lock()[index] = Some(verdict),
+                Ok(outcome) => call.outcomes.lock()[index] = Some(outcome),
                 Err(reason) => {
-                    call.down.lock().get_or_insert(format!("{}: {reason}", self.options));
+                    call.outage.lock().get_or_insert_with(|| BrokerError::new(format!("{}: {reason}", self.options)));
                     return;
                 }
             }
@@ -101,17 +101,17 @@ impl WebhookSink {
     }
 
     /// `Err`: why the receiver is down.
-    async fn post(&self, message: &Message) -> Result<Verdict, String> {
+    async fn post(&self, message: &Message) -> Result<PublishOutcome, String> {
         self.rule.check_url(&self.options.url)?;
         let call = self.client.post(self.options.url.clone()).headers(self.headers(message));
         let answer = call.body(message.body.clone()).send().await.map_err(describe)?;
         let status = answer.status();
         read_off(answer).await;
         match status.as_u16() {
-            200..300 => Ok(Verdict::Confirmed),
+            200..300 => Ok(PublishOutcome::Confirmed),
             300..400 => Err(format!("HTTP {status}; redirections are not followed")),
             408 | 429 => Err(format!("HTTP {status}")),
-            400..500 => Ok(Verdict::Refused(format!("HTTP {status}"))),
+            400..500 => Ok(PublishOutcome::Rejected(format!("HTTP {status}"))),
             _ => Err(format!("HTTP {status}")),
         }
     }
@@ -143,13 +143,13 @@ impl WebhookSink {
 
 #[async_trait]
 impl Sink for WebhookSink {
-    async fn publish(&self, messages: &[Message]) -> Published {
+    async fn publish(&self, messages: &[Message]) -> PublishReport {
         let call =
-            Call { began: Instant::now(), verdicts: Mutex::new(vec![None; messages.len()]), down: Mutex::default() };
+            Call { began: Instant::now(), outcomes: Mutex::new(vec![None; messages.len()]), outage: Mutex::default() };
         stream::iter(by_subject(messages))
             .for_each_concurrent(AT_ONCE, |indexes| self.post_subject(messages, indexes, &call))
             .await;
-        Published { verdicts: call.verdicts.into_inner(), down: call.down.into_inner() }
+        PublishReport { outcomes: call.outcomes.into_inner(), outage: call.outage.into_inner() }
     }
 
     async fn close(&self) {}

@@ -17,7 +17,7 @@ use lapin::{
 };
 
 use crate::{
-    outbox::{far_end::channel, support::setting},
+    outbox::{far_end::channel, support::required_variable},
     sources::application::{all_jobs, reader},
     world::{Place, World, eventually},
 };
@@ -112,7 +112,7 @@ mod rabbitmq {
     #[tokio::test]
     async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
         for place in [open_sqlite().await, open_postgres().await] {
-            let (url, name) = (setting("FAENA_TEST_RABBITMQ"), unique("inbox"));
+            let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
             let world = World::over(place, config(from(&url, &name))).await;
             is_there(&url, &name).await;
             let messages: [(Option<&str>, &[u8]); 8] = [
@@ -141,7 +141,7 @@ mod rabbitmq {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_outage_of_the_database_loses_and_doubles_nothing() {
-        let (url, name) = (setting("FAENA_TEST_RABBITMQ"), unique("inbox"));
+        let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
         let (store, place) = open_postgres().await;
         let engine = Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
         is_there(&url, &name).await;
@@ -159,12 +159,12 @@ mod rabbitmq {
     async fn a_broker_that_is_killed_or_cut_off_is_found_again_and_nothing_doubles() {
         let mut broker = Broker::rabbitmq("").await;
         let proxy = Proxy::to(broker.port()).await;
-        let world = World::over(open_sqlite().await, config(from(&broker.url_by(proxy.port()), "orders"))).await;
+        let world = World::over(open_sqlite().await, config(from(&broker.url_with_port(proxy.port()), "orders"))).await;
         is_there(&broker.url(), "orders").await;
         publish(&broker.url(), "orders", &[(Some("1"), b"{}"), (Some("2"), b"{}")]).await;
         proxy.cut();
         publish(&broker.url(), "orders", &[(Some("3"), b"{}"), (Some("2"), b"{}")]).await;
-        proxy.heal();
+        proxy.restore();
         jobs_done(&world.store, 3).await;
         broker.kill();
         broker.start().await;
@@ -203,7 +203,7 @@ mod nats {
 
     #[tokio::test]
     async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
-        let (url, name) = (setting("FAENA_TEST_NATS"), unique("inbox"));
+        let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("inbox"));
         let world = World::over(open_sqlite().await, config(from(&url, &name))).await;
         // Without an id its place in the stream is its id: the same said twice is two messages.
         let messages = [(Some("a"), "{}"), (None, "{}"), (None, "{}"), (Some("b"), "7")];

@@ -1,4 +1,4 @@
-//! A line to a broker that can be cut or stalled, at once or in the middle of what is being sent.
+//! A TCP proxy to a broker that can cut or stall connections, immediately or after a number of bytes.
 
 use std::{
     net::Ipv4Addr,
@@ -18,38 +18,39 @@ use tokio::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Open,
-    /// Nothing gets through, and nobody is told.
+    /// No byte gets through, and connections stay open.
     Stalled,
-    /// Every connection is closed, new ones too.
+    /// Every connection is closed, including new ones.
     Cut,
 }
 
 pub struct Proxy {
     port: u16,
-    line: Arc<Line>,
+    state: Arc<ProxyState>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
-struct Line {
+struct ProxyState {
     mode: watch::Sender<Mode>,
-    /// How many more bytes go to the broker before `fault` happens.
-    budget: AtomicI64,
+    /// Bytes that may still go to the broker before `fault` takes effect.
+    bytes_left: AtomicI64,
     fault: watch::Sender<Mode>,
-    /// How many connections there are, counted from either end.
-    ends: watch::Sender<usize>,
+    /// Number of open directions: two per connection.
+    open_directions: watch::Sender<usize>,
 }
 
 impl Proxy {
+    /// Starts a proxy to this local port.
     pub async fn to(port: u16) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-        let own = listener.local_addr().expect("its address").port();
-        let line = Arc::new(Line {
+        let proxy_port = listener.local_addr().expect("the local address").port();
+        let state = Arc::new(ProxyState {
             mode: watch::Sender::new(Mode::Open),
-            budget: AtomicI64::new(i64::MAX),
+            bytes_left: AtomicI64::new(i64::MAX),
             fault: watch::Sender::new(Mode::Open),
-            ends: watch::Sender::new(0),
+            open_directions: watch::Sender::new(0),
         });
-        let shared = line.clone();
+        let shared = state.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if *shared.mode.borrow() == Mode::Cut {
@@ -58,12 +59,12 @@ impl Proxy {
                 if let Ok(broker) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
                     let ((from_client, to_client), (from_broker, to_broker)) =
                         (client.into_split(), broker.into_split());
-                    tokio::spawn(shared.clone().carry(from_client, to_broker, true));
-                    tokio::spawn(shared.clone().carry(from_broker, to_client, false));
+                    tokio::spawn(shared.clone().forward_counted(from_client, to_broker, true));
+                    tokio::spawn(shared.clone().forward_counted(from_broker, to_client, false));
                 }
             }
         });
-        Proxy { port: own, line, accepting }
+        Proxy { port: proxy_port, state, accepting }
     }
 
     pub fn port(&self) -> u16 {
@@ -71,64 +72,68 @@ impl Proxy {
     }
 
     pub fn cut(&self) {
-        self.line.mode.send_replace(Mode::Cut);
+        self.state.mode.send_replace(Mode::Cut);
     }
 
     pub fn stall(&self) {
-        self.line.mode.send_replace(Mode::Stalled);
+        self.state.mode.send_replace(Mode::Stalled);
     }
 
-    /// Cuts as soon as this many more bytes have gone to the broker.
+    /// Cuts all connections once this many more bytes have gone to the broker.
     pub fn cut_after(&self, bytes: i64) {
-        self.line.fault.send_replace(Mode::Cut);
-        self.line.budget.store(bytes, Ordering::SeqCst);
+        self.state.fault.send_replace(Mode::Cut);
+        self.state.bytes_left.store(bytes, Ordering::SeqCst);
     }
 
-    /// Stalls as soon as this many more bytes have gone to the broker.
+    /// Stalls all connections once this many more bytes have gone to the broker.
     pub fn stall_after(&self, bytes: i64) {
-        self.line.fault.send_replace(Mode::Stalled);
-        self.line.budget.store(bytes, Ordering::SeqCst);
+        self.state.fault.send_replace(Mode::Stalled);
+        self.state.bytes_left.store(bytes, Ordering::SeqCst);
     }
 
-    pub fn is_whole(&self) -> bool {
-        *self.line.mode.borrow() == Mode::Open
+    pub fn is_open(&self) -> bool {
+        *self.state.mode.borrow() == Mode::Open
     }
 
-    /// Fails if somebody keeps a connection.
+    /// Waits until every connection is closed. Panics after ten seconds.
     pub async fn wait_until_unused(&self) {
-        let mut ends = self.line.ends.subscribe();
-        let waited = tokio::time::timeout(Duration::from_secs(10), ends.wait_for(|ends| *ends == 0)).await;
-        assert!(waited.is_ok(), "{} ends of connections are still there", *self.line.ends.borrow());
+        let mut open_directions = self.state.open_directions.subscribe();
+        let waited = tokio::time::timeout(
+            Duration::from_secs(10),
+            open_directions.wait_for(|open_directions| *open_directions == 0),
+        )
+        .await;
+        assert!(waited.is_ok(), "{} directions of connections are still open", *self.state.open_directions.borrow());
     }
 
-    /// New connections get through again. Those that were stalled are closed.
-    pub fn heal(&self) {
-        self.line.budget.store(i64::MAX, Ordering::SeqCst);
-        self.line.mode.send_replace(Mode::Cut);
-        self.line.mode.send_replace(Mode::Open);
+    /// Lets new connections through again, and closes stalled ones.
+    pub fn restore(&self) {
+        self.state.bytes_left.store(i64::MAX, Ordering::SeqCst);
+        self.state.mode.send_replace(Mode::Cut);
+        self.state.mode.send_replace(Mode::Open);
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        self.line.mode.send_replace(Mode::Cut);
+        self.state.mode.send_replace(Mode::Cut);
     }
 }
 
-impl Line {
-    async fn carry(self: Arc<Self>, from: OwnedReadHalf, to: OwnedWriteHalf, to_broker: bool) {
-        self.ends.send_modify(|ends| *ends += 1);
-        self.pass_on(from, to, to_broker).await;
-        self.ends.send_modify(|ends| *ends -= 1);
+impl ProxyState {
+    async fn forward_counted(self: Arc<Self>, from: OwnedReadHalf, to: OwnedWriteHalf, to_broker: bool) {
+        self.open_directions.send_modify(|open_directions| *open_directions += 1);
+        self.forward(from, to, to_broker).await;
+        self.open_directions.send_modify(|open_directions| *open_directions -= 1);
     }
 
-    async fn pass_on(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, to_broker: bool) {
+    async fn forward(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, to_broker: bool) {
         let mut mode = self.mode.subscribe();
         let mut buffer = vec![0; 16 * 1024];
         loop {
             if *mode.borrow_and_update() != Mode::Open {
-                // Whatever comes after, this connection is over: a fault does not heal the connections it met.
+                // This connection has ended, whatever the next mode is: restoring the proxy does not repair it.
                 while *mode.borrow_and_update() == Mode::Stalled && mode.changed().await.is_ok() {}
                 return;
             }
@@ -137,7 +142,7 @@ impl Line {
                 _ = mode.changed() => continue,
             };
             let Ok(count @ 1..) = read else { return };
-            let allowed = if to_broker { self.allowance(count) } else { count };
+            let allowed = if to_broker { self.take_allowance(count) } else { count };
             if to.write_all(&buffer[..allowed]).await.is_err() {
                 return;
             }
@@ -147,8 +152,8 @@ impl Line {
         }
     }
 
-    fn allowance(&self, count: usize) -> usize {
-        let left = self.budget.fetch_sub(count as i64, Ordering::SeqCst);
+    fn take_allowance(&self, count: usize) -> usize {
+        let left = self.bytes_left.fetch_sub(count as i64, Ordering::SeqCst);
         (count as i64).min(left.max(0)) as usize
     }
 }

@@ -193,15 +193,15 @@ async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy
     submit_many(store, part).await;
     flowed(part).await;
     proxy.cut_after(100_000);
-    eventually_long("the line is cut", async || (!proxy.is_whole()).then_some(())).await;
-    proxy.heal();
+    eventually_long("the line is cut", async || (!proxy.is_open()).then_some(())).await;
+    proxy.restore();
 
     submit_many(store, jobs - 3 * part).await;
     flowed(part / 2).await;
     proxy.stall_after(100_000);
-    eventually_long("the line is silent", async || (!proxy.is_whole()).then_some(())).await;
+    eventually_long("the line is silent", async || (!proxy.is_open()).then_some(())).await;
     eventually_long("the silence is noticed", async || view(store, "bus").await.down_since).await;
-    proxy.heal();
+    proxy.restore();
 
     jobs_done(store, jobs).await;
     all_sent(store, "bus").await;

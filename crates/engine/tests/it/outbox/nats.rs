@@ -9,7 +9,7 @@ use super::{
     a_wrong_password_is_not_shown, config, events_of_a_job_arrive,
     far_end::Stream,
     sink,
-    support::{Broker, Proxy, setting},
+    support::{Broker, Proxy, required_variable},
     trouble_costs_nothing, unique,
 };
 use crate::world::{World, open_sqlite};
@@ -21,7 +21,7 @@ fn target(url: &str, name: &str) -> Target {
 
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
-    let (url, name) = (setting("FAENA_TEST_NATS"), unique("story"));
+    let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("story"));
     let world = World::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
     events_of_a_job_arrive(&world, &Stream { url, name }).await;
     world.stop().await;
@@ -31,7 +31,7 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order() {
 async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
     let mut broker = Broker::nats("").await;
     let proxy = Proxy::to(broker.port()).await;
-    let bus = sink("bus", target(&broker.url_by(proxy.port()), "events"));
+    let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
     let world = World::over(open_sqlite().await, config(vec![bus])).await;
     let far_end = Stream { url: broker.url(), name: "events".into() };
     trouble_costs_nothing(&world, &mut broker, &proxy, &far_end, 20_000).await;

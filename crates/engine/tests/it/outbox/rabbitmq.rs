@@ -16,13 +16,13 @@ use super::{
     a_wrong_password_is_not_shown, at_rest, config, events_of_a_job_arrive,
     far_end::{FarEnd, Queue, channel},
     sink, submit_many,
-    support::{Broker, Proxy, setting},
+    support::{Broker, Proxy, required_variable},
     trouble_costs_nothing, unique, view,
 };
 use crate::world::{World, job, open_postgres, open_sqlite, submit};
 
 fn shared() -> String {
-    setting("FAENA_TEST_RABBITMQ")
+    required_variable("FAENA_TEST_RABBITMQ")
 }
 
 pub fn target(url: &str, exchange: &str) -> Target {
@@ -46,7 +46,7 @@ async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
     let mut broker = Broker::rabbitmq("").await;
     let proxy = Proxy::to(broker.port()).await;
     let queue = Queue::bound(&broker.url(), "events", "#").await;
-    let bus = sink("bus", target(&broker.url_by(proxy.port()), "events"));
+    let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
     let world = World::over(open_postgres().await, config(vec![bus])).await;
     trouble_costs_nothing(&world, &mut broker, &proxy, &queue, 20_000).await;
     world.stop().await;
@@ -75,7 +75,7 @@ async fn a_message_that_no_queue_takes_is_a_dead_letter_after_five_attempts_and_
         assert_eq!((sink.pending, sink.dead, sink.down_since), (0, 10, None));
         let dead = store.outbox_dead(DeadFilter::default(), None, 100).await.unwrap();
         assert!(dead.iter().all(|letter| letter.event_type == "job.created" && letter.retry_count == MAX_ATTEMPTS));
-        assert_eq!(dead[0].error_message, "no queue is bound for routing key job.created");
+        assert_eq!(dead[0].error_message, "no queue is bound for routing key \"job.created\"");
 
         queue.bind("job.created").await;
         let replayed = store.outbox_replay(DeadFilter::default(), None, "test", now.plus_ms(3_600_000)).await.unwrap();

@@ -9,7 +9,7 @@ use super::{
     EVENTS_PER_JOB, Mortal, all_sent, assert_all_arrived, config, eventually_long,
     far_end::{FarEnd, Queue},
     happened, jobs_done, rabbitmq, sink, submit_many,
-    support::setting,
+    support::required_variable,
     unique, view,
 };
 use crate::world::{Place, open_postgres, postgres_url, run_sql};
@@ -18,7 +18,7 @@ const JOBS: usize = 6_000;
 
 /// Short enough that a death is noticed in seconds.
 fn short_lived(exchange: &str) -> EngineConfig {
-    let base = config(vec![sink("bus", rabbitmq::target(&setting("FAENA_TEST_RABBITMQ"), exchange))]);
+    let base = config(vec![sink("bus", rabbitmq::target(&required_variable("FAENA_TEST_RABBITMQ"), exchange))]);
     let outbox = OutboxConfig { lease: Duration::from_secs(8), batch: 200, ..base.outbox.clone() };
     EngineConfig { outbox, ..base }
 }
@@ -32,7 +32,7 @@ async fn holders(store: &dyn Store) -> Vec<u32> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_nothing() {
     let exchange = unique("three");
-    let queue = Queue::bound(&setting("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
+    let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, place) = open_postgres().await;
     let url = postgres_url(&place);
     let mut mortals = Vec::new();
@@ -74,7 +74,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
 #[tokio::test]
 async fn a_relay_that_stops_leaves_its_parts_to_the_others_at_once() {
     let exchange = unique("leaving");
-    let queue = Queue::bound(&setting("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
+    let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, place) = open_postgres().await;
     let url = postgres_url(&place);
     // The lease is an hour: who does not give its parts back keeps them for the whole test.

@@ -12,13 +12,13 @@ use super::application::{Application, Line, Worker, connect, reader};
 use crate::{
     outbox::{
         far_end::{FarEnd, Queue},
-        support::{Broker, Proxy, setting},
+        support::{Broker, Proxy, required_variable},
     },
     world::{Place, World, eventually, open_sqlite},
 };
 
 fn shared() -> String {
-    setting("FAENA_TEST_RABBITMQ")
+    required_variable("FAENA_TEST_RABBITMQ")
 }
 
 fn unique(name: &str) -> String {
@@ -99,12 +99,12 @@ async fn a_line_that_is_cut_while_publishing_loses_nothing() {
     let (store, _place) = open_sqlite().await;
     let application = Application::new().await;
     application.says_many(200).await;
-    let worker = application.worker(&store, Some(target(&broker.url_by(proxy.port()), "app")));
+    let worker = application.worker(&store, Some(target(&broker.url_with_port(proxy.port()), "app")));
     let now = Timestamp::now();
     proxy.cut_after(8_000);
     worker.drain(now).await;
-    assert!(!proxy.is_whole() && application.pending().await > 0, "it was cut in the middle");
-    proxy.heal();
+    assert!(!proxy.is_open() && application.pending().await > 0, "it was cut in the middle");
+    proxy.restore();
     worker.drain(later(now, 1)).await;
     assert_eq!((application.pending().await, application.attempts().await), (0, 0));
     let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
@@ -133,7 +133,7 @@ async fn a_key_that_no_queue_is_bound_to_counts_attempts_with_the_reason_and_the
     let good = application.says("TicketCreatedEvent", json!({"a": 1})).await;
     let now = Timestamp::now();
     worker.drain(now).await;
-    let reason = Some("no queue is bound for routing key ticket.status.changed".to_owned());
+    let reason = Some("no queue is bound for routing key \"ticket.status.changed\"".to_owned());
     assert_eq!(application.line(&lost).await, Line { is_dispatched: false, attempts: 1, error: reason.clone() });
     assert!(application.line(&good).await.is_dispatched);
     assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it rests, its attempts are not burned at once");
@@ -162,8 +162,8 @@ async fn a_payload_that_is_not_json_and_a_type_that_makes_no_key_are_marked_with
     worker.drain(Timestamp::now()).await;
     let error = async |number: usize| application.line(&ids[number]).await.error.unwrap_or_default();
     assert!(error(0).await.starts_with("the payload is not JSON: EOF while parsing"), "{}", error(0).await);
-    assert_eq!(error(1).await, "the type \"no key\" makes no routing key: it contains ' '");
-    assert_eq!(error(2).await, "the type is empty and makes no routing key");
+    assert_eq!(error(1).await, "type \"no key\" has no routing key: it contains \" \"");
+    assert_eq!(error(2).await, "type is empty and has no routing key");
     assert_eq!(queue.arrived().await.len(), 1);
 }
 

@@ -1,33 +1,36 @@
-//! Where a broker is, with the secret to get in, which nobody gets to see.
+//! The address of a broker, including a password that is never shown.
 
 use std::{fmt, str::FromStr};
 
 use url::Url;
 
-const HIDDEN: &str = "***";
+const REDACTED: &str = "***";
 
-/// `amqp://user:password@host:5672/vhost`, and the like for NATS and Redis. Shown, also by `Debug`, without the password.
+/// URL of a broker: `amqp://user:password@host:5672/vhost`, and similar for NATS and Redis.
+///
+/// `Display` and `Debug` omit the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BrokerUrl {
     url: Url,
-    /// As it stands in the URL and as it is sent, longest first.
+    /// The password as written in the URL and as sent to the broker, longest first.
     secrets: Vec<String>,
 }
 
-/// What is wrong with it, without the text itself.
+/// Reason why a text is not the URL of a broker. Never contains that text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokerUrlError {
     #[error(
-        "is no URL ({0}); it should look like amqp://user:password@host:5672/vhost, with special characters of the password as %XX"
+        "not a valid URL ({0}); write amqp://user:password@host:5672/vhost, with special characters in the password as %XX"
     )]
-    Unreadable(url::ParseError),
-    #[error("has the scheme {0:?}; amqp, amqps, nats, tls, redis and rediss are known")]
+    Unreadable(#[source] url::ParseError),
+    #[error("unknown scheme {0:?}; use amqp, amqps, nats, tls, redis or rediss")]
     Scheme(String),
-    #[error("names no host")]
+    #[error("no host; write amqp://user:password@host:5672/vhost")]
     NoHost,
 }
 
 impl BrokerUrl {
+    /// Parses a URL with one of the schemes `amqp`, `amqps`, `nats`, `tls`, `redis` and `rediss`.
     pub fn parse(text: &str) -> Result<Self, BrokerUrlError> {
         let url = Url::parse(text.trim()).map_err(BrokerUrlError::Unreadable)?;
         if !matches!(url.scheme(), "amqp" | "amqps" | "nats" | "tls" | "redis" | "rediss") {
@@ -38,9 +41,8 @@ impl BrokerUrl {
         }
         let mut secrets = Vec::new();
         if let Some(raw) = secret_part(&url) {
-            let sent = decoded(raw);
             secrets.push(raw.to_owned());
-            secrets.push(sent);
+            secrets.push(percent_decode(raw));
         }
         secrets.retain(|secret| !secret.is_empty());
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
@@ -48,47 +50,49 @@ impl BrokerUrl {
         Ok(BrokerUrl { url, secrets })
     }
 
-    /// The whole URL, for the library that connects.
+    /// Returns the URL with its password, for the client library that connects.
     pub(crate) fn expose(&self) -> &str {
         self.url.as_str()
     }
 
-    /// Name and password as they are sent. NATS: a name alone is a token.
+    /// Returns user name and password as they are sent. NATS: a user name alone is a token.
     pub(crate) fn credentials(&self) -> (Option<String>, Option<String>) {
-        let user = Some(self.url.username()).filter(|user| !user.is_empty()).map(decoded);
-        (user, self.url.password().map(decoded))
+        let user = Some(self.url.username()).filter(|user| !user.is_empty()).map(percent_decode);
+        (user, self.url.password().map(percent_decode))
     }
 
-    /// The same place without name and password.
+    /// Returns the URL without user name and password.
     pub(crate) fn without_credentials(&self) -> String {
         let mut url = self.url.clone();
-        // Both can only fail for URLs without a host, and those are refused above.
+        // Both fail only for URLs without a host, which `parse` rejects.
         let _ = url.set_username("");
         let _ = url.set_password(None);
         url.into()
     }
 
-    /// A text of a library or broker, without the password should it hold it. The URL as it is shown may stand in it, and stays.
-    pub(crate) fn clean(&self, text: impl fmt::Display) -> String {
-        let (text, shown) = (text.to_string(), self.to_string());
+    /// Replaces the password in a text of a client library or a broker.
+    ///
+    /// This URL in its displayed form stays readable, even if the password equals the user name or the host.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let shown = self.to_string();
         let parts: Vec<String> = text.split(&shown).map(|part| self.without_secrets(part)).collect();
         parts.join(&shown)
     }
 
     fn without_secrets(&self, text: &str) -> String {
-        self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), HIDDEN))
+        self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), REDACTED))
     }
 }
 
-fn decoded(text: &str) -> String {
-    // `url` brings the decoding of forms only, where + is a blank; here it is a plus.
+fn percent_decode(text: &str) -> String {
+    // `url` decodes forms only, where + means a space; here it means a plus.
     let form = format!("x={}", text.replace('+', "%2B").replace('&', "%26"));
     url::form_urlencoded::parse(form.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
 }
 
 fn secret_part(url: &Url) -> Option<&str> {
-    let token = matches!(url.scheme(), "nats" | "tls") && url.password().is_none();
-    if token { Some(url.username()).filter(|token| !token.is_empty()) } else { url.password() }
+    let is_token = matches!(url.scheme(), "nats" | "tls") && url.password().is_none();
+    if is_token { Some(url.username()).filter(|token| !token.is_empty()) } else { url.password() }
 }
 
 impl FromStr for BrokerUrl {
@@ -103,8 +107,8 @@ impl fmt::Display for BrokerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://", self.url.scheme())?;
         match (secret_part(&self.url), self.url.password()) {
-            (Some(_), Some(_)) => write!(f, "{}:{HIDDEN}@", self.url.username())?,
-            (Some(_), None) => write!(f, "{HIDDEN}@")?,
+            (Some(_), Some(_)) => write!(f, "{}:{REDACTED}@", self.url.username())?,
+            (Some(_), None) => write!(f, "{REDACTED}@")?,
             (None, _) if !self.url.username().is_empty() => write!(f, "{}@", self.url.username())?,
             _ => {}
         }
@@ -112,7 +116,7 @@ impl fmt::Display for BrokerUrl {
         if let Some(port) = self.url.port() {
             write!(f, ":{port}")?;
         }
-        // Without what stands behind the question mark: it may hold secrets too.
+        // The query is omitted: it may contain secrets too.
         f.write_str(self.url.path())
     }
 }
@@ -124,7 +128,7 @@ impl fmt::Debug for BrokerUrl {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+#[expect(clippy::unwrap_used, reason = "a failed test must point at its line")]
 mod tests {
     use super::*;
 
@@ -145,16 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_others_are_cleaned_of_it() {
+    fn the_password_is_removed_from_texts_of_libraries_and_brokers() {
         let url = BrokerUrl::parse("amqp://user:se%2Fcret@host").unwrap();
-        assert_eq!(url.clean("no way in with se/cret or se%2Fcret for user"), "no way in with *** or *** for user");
-        assert_eq!(BrokerUrl::parse("amqp://user:@host").unwrap().clean("as it is"), "as it is");
+        assert_eq!(
+            url.redact("access denied with se/cret or se%2Fcret for user"),
+            "access denied with *** or *** for user"
+        );
+        assert_eq!(BrokerUrl::parse("amqp://user:@host").unwrap().redact("unchanged"), "unchanged");
         let url = BrokerUrl::parse("amqp://guest:guest@host").unwrap();
-        assert_eq!(url.clean(format!("lost {url}: guest")), "lost amqp://guest:***@host: ***");
+        assert_eq!(url.redact(&format!("lost {url}: guest")), "lost amqp://guest:***@host: ***");
     }
 
     #[test]
-    fn name_and_password_are_decoded_and_can_be_left_out() {
+    fn user_name_and_password_are_decoded_and_can_be_omitted() {
         let url = BrokerUrl::parse("nats://us%40er:a+b%26c@host:4222").unwrap();
         assert_eq!(url.credentials(), (Some("us@er".into()), Some("a+b&c".into())));
         assert_eq!(url.without_credentials(), "nats://host:4222");
@@ -162,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_the_text() {
+    fn the_error_does_not_contain_the_rejected_text() {
         for text in
             ["amqp//user:secret@host", "amqp://user:sec/ret@", "http://user:secret@host", "amqp:///vhost-secret"]
         {
