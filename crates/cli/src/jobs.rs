@@ -168,7 +168,7 @@ pub fn describe(job: &JobView) -> String {
     put("scheduled", time(job.scheduled_at));
     put("started", time(job.started_at));
     put("completed", time(job.completed_at));
-    put("next try", time(job.next_try_at));
+    put("next try", time(job.next_retry_at));
     put("correlation", Some(job.correlation_id.clone()));
     put("run", job.run.map(|run| run.to_string()));
     put("worker", job.worker_id.clone());

@@ -50,7 +50,7 @@ fn shown(trace: &Trace) -> String {
         lines.push(format!("began {}", first.at));
         lines.extend(trace.timeline.iter().map(|entry| line(trace, entry, entry.at.ms_since(first.at))));
     }
-    lines.extend(trace.cut.iter().map(|cut| format!("-- {cut}")));
+    lines.extend(trace.omitted.iter().map(|omitted| format!("-- {omitted}")));
     lines.join("\n")
 }
 

@@ -62,7 +62,7 @@ impl Serialize for CloudEvent<'_> {
 }
 
 /// Whether a type is one of `pattern`, in which `*` stands for anything and everything else for itself.
-pub fn fits(pattern: &str, kind: &str) -> bool {
+pub fn event_type_matches(pattern: &str, kind: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = kind.strip_prefix(first) else { return false };
@@ -123,7 +123,7 @@ mod tests {
             ("j*b*.*ed", "job.created"),
             ("**", ""),
         ] {
-            assert!(fits(pattern, kind), "{pattern} {kind}");
+            assert!(event_type_matches(pattern, kind), "{pattern} {kind}");
         }
         for (pattern, kind) in [
             ("job.*", "worker.terminated"),
@@ -133,7 +133,7 @@ mod tests {
             ("", "job"),
             ("j.b*", "job.created"),
         ] {
-            assert!(!fits(pattern, kind), "{pattern} {kind}");
+            assert!(!event_type_matches(pattern, kind), "{pattern} {kind}");
         }
     }
 }

@@ -288,7 +288,7 @@ pub struct JobView {
     pub completed_at: Option<Timestamp>,
     /// When it will be tried again, while it is `RETRYING`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_try_at: Option<Timestamp>,
+    pub next_retry_at: Option<Timestamp>,
     pub result: Option<Box<RawValue>>,
     pub error: Option<String>,
     pub error_reason: Option<ErrorReason>,

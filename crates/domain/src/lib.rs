@@ -22,7 +22,7 @@ mod worker;
 pub mod worker_state;
 
 pub use audit::AuditRow;
-pub use cloud_event::{CloudEvent, SOURCE, fits};
+pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
 pub use event::{Event, EventKind};
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{
@@ -31,11 +31,11 @@ pub use job::{
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};
-pub use retry::{ErrorReason, Failure, RetryOn, RetryPolicy, Verdict};
+pub use retry::{ErrorReason, Failure, RetryDecision, RetryOn, RetryPolicy};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::{Timestamp, parse_duration};
 pub use trace::{Trace, TraceEntry, TraceJob, TraceKind};
 pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
 pub use why::{Reason, Why};
-pub use worker::{Ability, WorkerChange, WorkerKind, WorkerView};
+pub use worker::{WorkerCapabilities, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

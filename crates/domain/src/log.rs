@@ -41,7 +41,7 @@ log_events! {
     HandedBack "handed_back",
     Recovered "recovered",
     StaleReport "stale_report",
-    RetriedByPerson "retried",
+    Retried "retried",
     Patched "patched",
     ParentsDone "parents_done",
     WebhookSent "webhook_sent",

@@ -79,7 +79,7 @@ pub enum RetryOn {
 
 impl RetryOn {
     /// As people write it: `"all"`, `"transient"` or the patterns.
-    pub fn shown(&self) -> serde_json::Value {
+    pub fn to_json(&self) -> serde_json::Value {
         match self {
             RetryOn::All => "all".into(),
             RetryOn::Transient => "transient".into(),
@@ -117,13 +117,13 @@ impl Default for RetryPolicy {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum RetryDecision {
     RetryAfter { delay_ms: u64 },
-    GiveUp,
+    Fail,
 }
 
 /// No retry is put off for longer than this, whoever asks for it.
-const LONGEST_DELAY_MS: u64 = 7 * 24 * 3_600_000;
+const MAX_DELAY_MS: u64 = 7 * 24 * 3_600_000;
 
 const TRANSIENT: [&str; 14] = [
     "rate limit",
@@ -144,12 +144,12 @@ const TRANSIENT: [&str; 14] = [
 
 impl RetryPolicy {
     /// What follows a failure of a job that has been retried `retry_count` times. `random` is a number in 0..1.
-    pub fn decide(&self, retry_count: u32, failure: &Failure, random: f64) -> Verdict {
+    pub fn decide(&self, retry_count: u32, failure: &Failure, random: f64) -> RetryDecision {
         if retry_count >= self.max_retries || !failure.retryable || !self.retry_on.accepts(failure) {
-            return Verdict::GiveUp;
+            return RetryDecision::Fail;
         }
         let delay_ms = failure.retry_after_ms.unwrap_or_else(|| self.delay_ms(retry_count, random));
-        Verdict::RetryAfter { delay_ms: delay_ms.min(LONGEST_DELAY_MS) }
+        RetryDecision::RetryAfter { delay_ms: delay_ms.min(MAX_DELAY_MS) }
     }
 
     /// The delay before retry number `retry_count` + 1.
@@ -200,12 +200,12 @@ mod tests {
 
     use super::*;
 
-    fn delays(policy: &RetryPolicy) -> Vec<Verdict> {
+    fn delays(policy: &RetryPolicy) -> Vec<RetryDecision> {
         (0..6).map(|count| policy.decide(count, &Failure::error("no"), 0.0)).collect()
     }
 
-    fn after(delay_ms: u64) -> Verdict {
-        Verdict::RetryAfter { delay_ms }
+    fn after(delay_ms: u64) -> RetryDecision {
+        RetryDecision::RetryAfter { delay_ms }
     }
 
     #[test]
@@ -213,19 +213,19 @@ mod tests {
         let policy = RetryPolicy { max_retries: 5, max_delay_ms: 6_000, ..RetryPolicy::default() };
         assert_eq!(
             delays(&policy),
-            [after(1_000), after(2_000), after(4_000), after(6_000), after(6_000), Verdict::GiveUp]
+            [after(1_000), after(2_000), after(4_000), after(6_000), after(6_000), RetryDecision::Fail]
         );
     }
 
     #[test]
     fn an_explicit_list_replaces_the_formula() {
         let policy = RetryPolicy { max_retries: 3, retry_delays_ms: vec![10_000, 30_000], ..RetryPolicy::default() };
-        assert_eq!(delays(&policy)[..4], [after(10_000), after(30_000), after(30_000), Verdict::GiveUp]);
+        assert_eq!(delays(&policy)[..4], [after(10_000), after(30_000), after(30_000), RetryDecision::Fail]);
     }
 
     #[test]
     fn a_failure_that_is_not_retryable_ends_at_once() {
-        assert_eq!(RetryPolicy::default().decide(0, &Failure::fatal("no such user"), 0.0), Verdict::GiveUp);
+        assert_eq!(RetryPolicy::default().decide(0, &Failure::fatal("no such user"), 0.0), RetryDecision::Fail);
     }
 
     #[test]
@@ -233,13 +233,13 @@ mod tests {
         let failure = Failure { retry_after_ms: Some(77), ..Failure::error("slow down") };
         assert_eq!(RetryPolicy::default().decide(0, &failure, 0.9), after(77));
         let forever = Failure { retry_after_ms: Some(u64::MAX), ..Failure::error("slow down") };
-        assert_eq!(RetryPolicy::default().decide(0, &forever, 0.9), after(LONGEST_DELAY_MS));
+        assert_eq!(RetryPolicy::default().decide(0, &forever, 0.9), after(MAX_DELAY_MS));
     }
 
     #[test]
     fn only_what_looks_transient_is_retried_when_asked_so() {
         let policy = RetryPolicy { retry_on: RetryOn::Transient, ..RetryPolicy::default() };
-        let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != Verdict::GiveUp;
+        let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;
         for message in
             ["OpenAI API rate limit exceeded", "HTTP 429", "status 503", "Connection refused", "request timed out"]
         {
@@ -249,14 +249,14 @@ mod tests {
             assert!(!retried(message), "{message}");
         }
         let lost = Failure::error("gone").with_reason(ErrorReason::Orphaned);
-        assert_ne!(policy.decide(0, &lost, 0.0), Verdict::GiveUp, "a lost worker is transient");
+        assert_ne!(policy.decide(0, &lost, 0.0), RetryDecision::Fail, "a lost worker is transient");
     }
 
     #[test]
     fn patterns_choose_what_is_retried() {
         let on = RetryOn::Patterns(vec!["deadlock".into(), "code * of 7".into()]);
         let policy = RetryPolicy { retry_on: on, ..RetryPolicy::default() };
-        let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != Verdict::GiveUp;
+        let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;
         assert!(retried("ERROR: Deadlock detected"));
         assert!(retried("exit code 3 of 7"));
         assert!(!retried("exit code 3 of 8"));

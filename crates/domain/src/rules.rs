@@ -38,7 +38,7 @@ impl Scope {
     }
 
     /// `system`, `queue`, `type` or `key`.
-    pub fn word(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Scope::System => "system",
             Scope::Queue(_) => "queue",
@@ -82,7 +82,7 @@ pub struct Bucket {
 }
 
 /// What a sum of many refills may be wrong by.
-const HAIR: f64 = 1e-6;
+const ROUNDING_ERROR: f64 = 1e-6;
 
 impl Rate {
     /// `100/1m`: so many starts per period.
@@ -106,7 +106,7 @@ impl Rate {
 
     /// When there will be at least one whole token in `bucket`.
     pub fn next_at(&self, bucket: Bucket) -> Timestamp {
-        let missing = (1.0 - HAIR - bucket.tokens).max(0.0);
+        let missing = (1.0 - ROUNDING_ERROR - bucket.tokens).max(0.0);
         let ms = (missing * self.period_ms as f64 / f64::from(self.count.max(1))).ceil();
         bucket.at.plus_ms(ms as i64)
     }
@@ -114,8 +114,8 @@ impl Rate {
 
 impl Bucket {
     /// How many may start now. A hair below a whole number counts as it: the sum of many refills is not exact.
-    pub fn whole(&self) -> usize {
-        (self.tokens + HAIR).floor().max(0.0) as usize
+    pub fn available(&self) -> usize {
+        (self.tokens + ROUNDING_ERROR).floor().max(0.0) as usize
     }
 
     pub fn without(self, taken: usize) -> Bucket {
@@ -131,9 +131,9 @@ pub struct Limit {
     pub rate: Option<Rate>,
 }
 
-pub const MOST_CONCURRENCY: u64 = 1_000_000;
-pub const MOST_RATE: u64 = 10_000_000;
-pub const LONGEST_PERIOD_MS: u64 = 31 * 24 * 3_600_000;
+pub const MAX_CONCURRENCY: u64 = 1_000_000;
+pub const MAX_RATE: u64 = 10_000_000;
+pub const MAX_PERIOD_MS: u64 = 31 * 24 * 3_600_000;
 
 impl Limit {
     pub fn is_none(&self) -> bool {
@@ -148,11 +148,11 @@ impl Limit {
         };
         if let Some(n) = self.concurrency {
             let hint = if n == 0 { "; to stop a queue, pause it" } else { "" };
-            range("concurrency", u64::from(n), MOST_CONCURRENCY, hint);
+            range("concurrency", u64::from(n), MAX_CONCURRENCY, hint);
         }
         if let Some(rate) = self.rate {
-            range("rate.count", u64::from(rate.count), MOST_RATE, "");
-            range("rate.periodMs", rate.period_ms, LONGEST_PERIOD_MS, "");
+            range("rate.count", u64::from(rate.count), MAX_RATE, "");
+            range("rate.periodMs", rate.period_ms, MAX_PERIOD_MS, "");
         }
     }
 }
@@ -209,7 +209,7 @@ impl Rules {
     }
 
     /// The limits that hold for every job of this queue and type: of the system, the queue, the type.
-    pub fn of_lane(&self, queue: &str, kind: &str) -> Vec<(Scope, Limit)> {
+    pub fn lane_limits(&self, queue: &str, kind: &str) -> Vec<(Scope, Limit)> {
         if self.limits.is_empty() {
             return Vec::new();
         }
@@ -220,7 +220,7 @@ impl Rules {
     }
 
     /// The limit of one key: its own, or that of the longest beginning it has in common with a name that ends with `*`.
-    pub fn of_key(&self, key: &str) -> Option<Limit> {
+    pub fn key_limit(&self, key: &str) -> Option<Limit> {
         if let Some(limit) = self.limits.get(&Scope::Key(key.into())) {
             return Some(*limit);
         }
@@ -237,8 +237,8 @@ impl Rules {
     }
 
     /// Whether the end of any job of this lane may let another one go.
-    pub fn counts(&self, queue: &str, kind: &str) -> bool {
-        self.of_lane(queue, kind).iter().any(|(_, limit)| limit.concurrency.is_some())
+    pub fn has_concurrency_limit(&self, queue: &str, kind: &str) -> bool {
+        self.lane_limits(queue, kind).iter().any(|(_, limit)| limit.concurrency.is_some())
     }
 }
 
@@ -254,12 +254,12 @@ mod tests {
     fn a_bucket_gives_its_count_at_once_and_the_same_again_per_period() {
         let rate = Rate { count: 10, period_ms: 1_000 };
         let full = rate.refilled(None, at(0));
-        assert_eq!(full.whole(), 10);
+        assert_eq!(full.available(), 10);
         let empty = full.without(10);
         assert_eq!(rate.next_at(empty), at(100));
-        assert_eq!(rate.refilled(Some(empty), at(99)).whole(), 0);
-        assert_eq!(rate.refilled(Some(empty), at(100)).whole(), 1);
-        assert_eq!(rate.refilled(Some(empty), at(60_000)).whole(), 10, "no more than it holds");
+        assert_eq!(rate.refilled(Some(empty), at(99)).available(), 0);
+        assert_eq!(rate.refilled(Some(empty), at(100)).available(), 1);
+        assert_eq!(rate.refilled(Some(empty), at(60_000)).available(), 10, "no more than it holds");
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
         let mut started = 0;
         for ms in 1..=10_000 {
             bucket = rate.refilled(Some(bucket), at(ms));
-            let whole = bucket.whole();
+            let whole = bucket.available();
             bucket = bucket.without(whole);
             started += whole;
         }
@@ -290,8 +290,8 @@ mod tests {
         let rate = Rate { count: 1, period_ms: 1_000 };
         let bucket = rate.full(at(5_000)).without(1);
         let back = rate.refilled(Some(bucket), at(1_000));
-        assert_eq!((back.whole(), back.at), (0, at(5_000)));
-        assert_eq!(rate.refilled(Some(back), at(6_000)).whole(), 1);
+        assert_eq!((back.available(), back.at), (0, at(5_000)));
+        assert_eq!(rate.refilled(Some(back), at(6_000)).available(), 1);
     }
 
     #[test]
@@ -301,9 +301,9 @@ mod tests {
         for (name, n) in [("*", 1), ("tenant-*", 2), ("tenant-7", 3)] {
             rules.limits.insert(Scope::Key(name.into()), limit(n));
         }
-        let of = |key: &str| rules.of_key(key).and_then(|limit| limit.concurrency);
+        let of = |key: &str| rules.key_limit(key).and_then(|limit| limit.concurrency);
         assert_eq!((of("x"), of("tenant-8"), of("tenant-7")), (Some(1), Some(2), Some(3)));
-        assert_eq!(Rules::default().of_key("x"), None);
+        assert_eq!(Rules::default().key_limit("x"), None);
     }
 
     #[test]

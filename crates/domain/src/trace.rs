@@ -14,7 +14,7 @@ pub struct Trace {
     pub timeline: Vec<TraceEntry>,
     /// What was left out, because there is too much of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cut: Vec<String>,
+    pub omitted: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -30,14 +30,14 @@ impl WorkerKind {
 
 /// What a worker can do: types by name, or by a prefix with `*` behind it; and from which queues (none named: from all).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Ability {
-    pub capabilities: Vec<String>,
+pub struct WorkerCapabilities {
+    pub types: Vec<String>,
     pub queues: Vec<String>,
 }
 
-impl Ability {
+impl WorkerCapabilities {
     pub fn covers(&self, queue: &str, kind: &str) -> bool {
-        let runs = self.capabilities.iter().any(|capability| match capability.strip_suffix('*') {
+        let runs = self.types.iter().any(|capability| match capability.strip_suffix('*') {
             Some(prefix) => kind.starts_with(prefix),
             None => capability == kind,
         });
@@ -52,7 +52,7 @@ pub struct WorkerView {
     /// What it calls itself, or was called at its first registration.
     pub id: String,
     /// One life of it: from its registration to its end. A worker that was lost and comes back has a new one.
-    pub life: String,
+    pub registration_id: String,
     pub name: Option<String>,
     pub kind: WorkerKind,
     /// `websocket`, `grpc`, `http`; empty for the built-in worker and for one that has not connected yet.
@@ -97,9 +97,9 @@ pub struct WorkerChange {
 mod tests {
     use super::*;
 
-    fn able(capabilities: &[&str], queues: &[&str]) -> Ability {
+    fn able(capabilities: &[&str], queues: &[&str]) -> WorkerCapabilities {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
-        Ability { capabilities: own(capabilities), queues: own(queues) }
+        WorkerCapabilities { types: own(capabilities), queues: own(queues) }
     }
 
     #[test]

@@ -29,12 +29,12 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         engine.said.0.lock().clear();
         return Ok(Round::default());
     }
-    let abilities = engine.store.abilities().await?;
+    let capabilities = engine.store.worker_capabilities().await?;
     let lanes = engine.store.lanes().await?;
     let unserved: Vec<_> = lanes
         .iter()
         .filter(|lane| waiting.contains_key(&lane.id))
-        .filter(|lane| !abilities.iter().any(|ability| ability.covers(&lane.queue, &lane.kind)))
+        .filter(|lane| !capabilities.iter().any(|capabilities| capabilities.covers(&lane.queue, &lane.kind)))
         .collect();
     let mut by_name: BTreeMap<(String, String), i64> = BTreeMap::new();
     for lane in &unserved {

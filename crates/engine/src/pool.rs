@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{Ability, Timestamp, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
 use faena_store::{Counts, Lane, StoreError, Tally, WorkerEnd};
 use parking_lot::Mutex;
 
@@ -255,15 +255,15 @@ impl Pool {
         if !self.may_start(now) {
             return Ok(0);
         }
-        let ability = self.ability();
+        let capabilities = self.capabilities();
         let rules = engine.store.rules();
         // What a pause or a limit holds back needs no process.
         let waiting: i64 = lanes
             .iter()
-            .filter(|lane| ability.covers(&lane.queue, &lane.kind) && rules.pause(&lane.queue).is_none())
+            .filter(|lane| capabilities.covers(&lane.queue, &lane.kind) && rules.pause(&lane.queue).is_none())
             .filter_map(|lane| {
                 let queued = *counts.by_lane.get(&(lane.id, Tally::Queued))?;
-                let limits = rules.of_lane(&lane.queue, &lane.kind);
+                let limits = rules.lane_limits(&lane.queue, &lane.kind);
                 let most = limits.iter().filter_map(|(_, limit)| limit.concurrency).min();
                 Some(most.map_or(queued, |most| queued.min(i64::from(most))))
             })
@@ -298,7 +298,7 @@ impl Pool {
             kind: WorkerKind::Pool,
             session: 0,
             transport: Transport::None,
-            ability: self.ability(),
+            capabilities: self.capabilities(),
             concurrency: config.concurrency as usize,
             tells_starts: false,
             pool: Some(config.name.clone()),
@@ -343,7 +343,7 @@ impl Pool {
         finish
     }
 
-    fn ability(&self) -> Ability {
-        Ability { capabilities: self.config.capabilities.clone(), queues: self.config.queues.clone() }
+    fn capabilities(&self) -> WorkerCapabilities {
+        WorkerCapabilities { types: self.config.capabilities.clone(), queues: self.config.queues.clone() }
     }
 }

@@ -28,13 +28,13 @@ pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Tra
     if ids.is_empty() && events.is_empty() {
         return Ok(None);
     }
-    let mut cut = Vec::new();
+    let mut omitted = Vec::new();
     if more_jobs {
-        cut.push(format!("only the latest {JOBS} jobs are shown"));
+        omitted.push(format!("only the latest {JOBS} jobs are shown"));
     }
     if events.len() > EVENTS {
         events.truncate(EVENTS);
-        cut.push(format!("only the first {EVENTS} events are shown"));
+        omitted.push(format!("only the first {EVENTS} events are shown"));
     }
     let found: Vec<Option<Story>> =
         stream::iter(ids).map(|id| story(store, id)).buffered(TOGETHER).try_collect().await?;
@@ -48,7 +48,7 @@ pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Tra
     // Stable: what happened in the same millisecond stays in the order in which it was written down.
     timeline.sort_by_key(|entry| entry.at);
     name_dependents(&mut jobs);
-    Ok(Some(Trace { correlation_id: correlation_id.into(), jobs, timeline, cut }))
+    Ok(Some(Trace { correlation_id: correlation_id.into(), jobs, timeline, omitted }))
 }
 
 /// The ids of the latest jobs, the first one first. `true`: there are more.

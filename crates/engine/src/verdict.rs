@@ -1,6 +1,6 @@
 //! What the end of a run means for its job: completed, tried again, failed, cancelled, handed back.
 
-use faena_domain::{ErrorReason, Failure, LogEvent, LogLine, Timestamp, Verdict};
+use faena_domain::{ErrorReason, Failure, LogEvent, LogLine, RetryDecision, Timestamp};
 use faena_store::RunOutcome;
 
 use crate::in_flight::InFlightJob;
@@ -36,12 +36,12 @@ pub fn judge(
     let line = LogLine::new(now, event, failure.message.clone());
     let random = rand::random::<f64>();
     match job.options.retry.decide(job.retry_count, &failure, random) {
-        Verdict::RetryAfter { delay_ms } => {
+        RetryDecision::RetryAfter { delay_ms } => {
             let due_at = now.plus_ms(i64::try_from(delay_ms).unwrap_or(i64::MAX));
             let text = format!("try {} of {} at {due_at}", job.retry_count + 2, job.options.retry.max_retries + 1);
             let next = LogLine::new(now, LogEvent::RetryScheduled, text);
             (RunOutcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
         }
-        Verdict::GiveUp => (RunOutcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
+        RetryDecision::Fail => (RunOutcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
     }
 }

@@ -4,7 +4,8 @@
 //! Every reason that holds a job is named, not the first one found: whoever removes one should know what comes next.
 
 use faena_domain::{
-    Ability, ErrorReason, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, Why, WorkerState, WorkerView,
+    ErrorReason, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, Why, WorkerCapabilities, WorkerState,
+    WorkerView,
 };
 use faena_store::{Filter, JobPosition, LaneId, Page, StoreError, StoredLimit, Tally};
 use serde_json::json;
@@ -61,7 +62,7 @@ fn pending(job: &JobView, standing: &JobPosition, now: Timestamp) -> Vec<Reason>
 }
 
 fn retrying(job: &JobView) -> Reason {
-    let until = job.next_try_at;
+    let until = job.next_retry_at;
     let when = until.map_or_else(|| "soon".to_owned(), |at| at.to_string());
     let error = job.error.as_deref().unwrap_or("no error was told");
     let tries = job.max_retries + 1;
@@ -88,7 +89,7 @@ async fn queued(
     }
     reasons.extend(limits(engine, job, now).await?);
     if let Some(key) = &job.concurrency_key
-        && let Some(limit) = rules.of_key(key)
+        && let Some(limit) = rules.key_limit(key)
     {
         reasons.extend(key_limit(key, limit, standing, now));
     }
@@ -140,7 +141,7 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
         }
         if let Some(rate) = limit.rate {
             let bucket = rate.refilled(bucket, now);
-            if bucket.whole() == 0 {
+            if bucket.available() == 0 {
                 reasons.push(rate_reached(&scope, &rate.to_string(), rate.next_at(bucket)));
             }
         }
@@ -168,7 +169,7 @@ fn key_limit(key: &str, limit: Limit, standing: &JobPosition, now: Timestamp) ->
     }
     if let Some(rate) = limit.rate {
         let bucket = rate.refilled(standing.key_bucket, now);
-        if bucket.whole() == 0 {
+        if bucket.available() == 0 {
             reasons.push(rate_reached(&scope, &rate.to_string(), rate.next_at(bucket)));
         }
     }
@@ -180,13 +181,13 @@ fn limit_reached(scope: &Scope, most: u32, held: u64, holders: &[JobId]) -> Reas
     let more = if held > holders.len() as u64 { ", …" } else { "" };
     let are = if held == 1 { "is" } else { "are" };
     let message = format!("{scope} may run {most} at once, and {held} {are} running: {named}{more}");
-    let facts = json!({"scope": scope.word(), "name": scope.parts().1, "limit": most, "held": held, "heldBy": holders});
+    let facts = json!({"scope": scope.kind(), "name": scope.parts().1, "limit": most, "held": held, "heldBy": holders});
     Reason::new("limit_reached", message, facts)
 }
 
 fn rate_reached(scope: &Scope, rate: &str, next_at: Timestamp) -> Reason {
     let message = format!("{scope} may have {rate}, and these are used up; the next starts at {next_at}");
-    Reason::new("rate_reached", message, json!({"scope": scope.word(), "name": scope.parts().1, "nextAt": next_at}))
+    Reason::new("rate_reached", message, json!({"scope": scope.kind(), "name": scope.parts().1, "nextAt": next_at}))
 }
 
 /// What is the matter with the workers that could run it, if none of them can now.
@@ -237,8 +238,8 @@ async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<R
 }
 
 fn can_run(worker: &WorkerView, job: &JobView) -> bool {
-    let ability = Ability { capabilities: worker.capabilities.clone(), queues: worker.queues.clone() };
-    ability.covers(&job.queue, &job.kind)
+    let capabilities = WorkerCapabilities { types: worker.capabilities.clone(), queues: worker.queues.clone() };
+    capabilities.covers(&job.queue, &job.kind)
 }
 
 /// A worker that is connected here is known by its load; of the others only whether they are busy.
@@ -248,7 +249,7 @@ fn is_full(engine: &Engine, view: &WorkerView) -> bool {
             let (held, stopping) = worker.load();
             held + stopping >= usize::try_from(view.concurrency).unwrap_or(usize::MAX)
         }
-        None if view.life == engine.worker_id().to_string() => engine.load().1 == 0,
+        None if view.registration_id == engine.worker_id().to_string() => engine.load().1 == 0,
         None => view.state == WorkerState::Busy && view.concurrency == 1,
     }
 }

@@ -350,7 +350,7 @@ impl Config {
         let limits = self.rules.limits.iter().map(|(scope, limit)| {
             let at_once = limit.concurrency.map(|most| format!("{most} at once"));
             let what: Vec<String> = at_once.into_iter().chain(limit.rate.map(|rate| rate.to_string())).collect();
-            (format!("limit.{} {}", scope.word(), scope.parts().1), what.join(", "), "faena.toml".to_owned())
+            (format!("limit.{} {}", scope.kind(), scope.parts().1), what.join(", "), "faena.toml".to_owned())
         });
         let queues = self.rules.queues.iter().map(|(name, rule)| {
             let strict = rule.strict.map(|strict| format!("strict {strict}"));

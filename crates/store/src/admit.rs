@@ -437,12 +437,12 @@ pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
 
 /// Whether a claim of these lanes has to look at rules or keys.
 pub fn concerns<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
-    lanes.into_iter().any(|lane| lane.keyed || !rules.of_lane(&lane.queue, &lane.kind).is_empty())
+    lanes.into_iter().any(|lane| lane.keyed || !rules.lane_limits(&lane.queue, &lane.kind).is_empty())
 }
 
 /// Whether the end of a job in one of these lanes may let another one go.
 pub fn counts<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
-    lanes.into_iter().any(|lane| rules.counts(&lane.queue, &lane.kind))
+    lanes.into_iter().any(|lane| rules.has_concurrency_limit(&lane.queue, &lane.kind))
 }
 
 /// Whether any key has a rate.
@@ -587,7 +587,7 @@ mod tests {
         assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
         scene.gates.give_back(1, 1);
         let left = scene.gates.changes(now())[0].bucket.expect("it has a rate");
-        assert_eq!(left.whole(), 1, "what was not started is not taken");
+        assert_eq!(left.available(), 1, "what was not started is not taken");
     }
 
     #[test]

@@ -157,7 +157,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         max_delay: retry.max_delay_ms,
         retry_delays: retry.retry_delays_ms.clone(),
         jitter: retry.jitter,
-        retry_on: retry.retry_on.shown(),
+        retry_on: retry.retry_on.to_json(),
         timeout_ms: options.timeout_ms,
         created_at,
         updated_at: created_at,
@@ -166,7 +166,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         queued_at: None,
         started_at: None,
         completed_at: None,
-        next_try_at: None,
+        next_retry_at: None,
         result: None,
         error: last_attempt.and_then(|attempt| attempt.error.clone()),
         error_reason: last_attempt.and_then(|attempt| attempt.reason.as_deref().and_then(ErrorReason::parse)),
@@ -203,7 +203,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
         Place::Waiting { state, due_at, blocked, retry_count } => {
             view.status = state;
             view.retry_count = retry_count;
-            view.next_try_at = (state == JobState::Retrying && !blocked).then_some(due_at);
+            view.next_retry_at = (state == JobState::Retrying && !blocked).then_some(due_at);
         }
         Place::Assigned { run, owner, claimed_at, ready_at, retry_count } => {
             let holder = holders.get(&owner);
@@ -318,7 +318,7 @@ fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
 fn rank(event: LogEvent) -> u8 {
     match event {
         LogEvent::Created => 0,
-        LogEvent::RetriedByPerson | LogEvent::ParentsDone | LogEvent::Patched => 1,
+        LogEvent::Retried | LogEvent::ParentsDone | LogEvent::Patched => 1,
         LogEvent::Queued => 2,
         LogEvent::Limited => 3,
         LogEvent::Scheduled | LogEvent::Assigned => 4,

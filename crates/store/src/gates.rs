@@ -39,7 +39,7 @@ impl Gate {
     }
 
     pub fn of_key(rules: &Rules, key: String, held: usize, bucket: Option<Bucket>, now: Timestamp) -> Gate {
-        let limit = rules.of_key(&key).unwrap_or_default();
+        let limit = rules.key_limit(&key).unwrap_or_default();
         Gate::new(Scope::Key(key), limit, held, bucket, now)
     }
 
@@ -49,7 +49,7 @@ impl Gate {
     }
 
     pub fn tokens(&self) -> usize {
-        self.bucket.map_or(usize::MAX, |bucket| bucket.whole().saturating_sub(self.taken))
+        self.bucket.map_or(usize::MAX, |bucket| bucket.available().saturating_sub(self.taken))
     }
 
     /// What is claimed ahead of what can start at once must leave room for others.
@@ -97,7 +97,9 @@ impl Gate {
 pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<Bucket>) -> String {
     let full = limit.concurrency.filter(|most| running >= *most as usize);
     match (full, limit.concurrency, limit.rate) {
-        (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.whole() == 0) => format!("{scope}: rate of {rate}"),
+        (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.available() == 0) => {
+            format!("{scope}: rate of {rate}")
+        }
         (_, Some(most), _) => format!("{scope}: {running} of {most} running"),
         (_, None, Some(rate)) => format!("{scope}: rate of {rate}"),
         (_, None, None) => format!("{scope}: no limit"),
@@ -122,8 +124,11 @@ pub struct GateChange {
 impl Gates {
     /// The scopes whose limits a claim of these lanes has to look at, in the order in which they are locked.
     pub fn scopes<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> Vec<Scope> {
-        let scopes: BTreeSet<Scope> =
-            lanes.into_iter().flat_map(|lane| rules.of_lane(&lane.queue, &lane.kind)).map(|(scope, _)| scope).collect();
+        let scopes: BTreeSet<Scope> = lanes
+            .into_iter()
+            .flat_map(|lane| rules.lane_limits(&lane.queue, &lane.kind))
+            .map(|(scope, _)| scope)
+            .collect();
         scopes.into_iter().collect()
     }
 
@@ -228,7 +233,7 @@ pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Op
 
 /// It was full when it was reached, whatever has ended since.
 fn reached_text(scope: &Scope, limit: &Limit, bucket: Option<Bucket>) -> String {
-    let out_of_tokens = bucket.is_some_and(|bucket| bucket.whole() == 0);
+    let out_of_tokens = bucket.is_some_and(|bucket| bucket.available() == 0);
     let running = limit.concurrency.filter(|_| !out_of_tokens).unwrap_or(0);
     limit_text(scope, limit, running as usize, bucket)
 }

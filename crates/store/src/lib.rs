@@ -44,8 +44,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
-    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerCapabilities, WorkerId, WorkerState, WorkerView,
     schedule::{Schedule, TickRow},
 };
 
@@ -230,7 +230,7 @@ pub trait Store: Send + Sync + 'static {
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
 
     /// What the living workers can do, on all nodes.
-    async fn abilities(&self) -> Result<Vec<Ability>>;
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>>;
 
     /// What was said about queues and limits, as this process last read it.
     fn rules(&self) -> Arc<Rules>;

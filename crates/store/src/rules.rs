@@ -151,7 +151,7 @@ pub fn reset_audit(scope: &Scope, configured: Option<Limit>, by: &str) -> AuditE
 pub fn limit_audit(scope: &Scope, limit: &Limit, by: &str) -> AuditEntry {
     let target = match scope {
         Scope::System => "system".to_owned(),
-        other => format!("{} {}", other.word(), other.parts().1),
+        other => format!("{} {}", other.kind(), other.parts().1),
     };
     AuditEntry { actor: by.into(), action: "limit.set".into(), target, details: json!(limit), count: 1 }
 }

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use faena_domain::{
     FieldError, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
-    schedule::{JobStates, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, follow, not_understood},
+    schedule::{
+        JobStates, Overlap, Schedule, SchedulePatch, ScheduleSpec, TickRow, decide, fire, invalid_timing_reason,
+    },
 };
 use serde_json::json;
 
@@ -183,23 +185,23 @@ pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, no
             break;
         }
         let stays = schedule.clone();
-        match schedule.timed() {
+        match schedule.compile() {
             Ok(mut timed) => {
                 let mut decision = decide(&timed, now);
                 if let Some(reason) = refused.get(&timed.schedule.id) {
-                    decision.give_up(timed.schedule.id, reason, now);
+                    decision.mark_missed(timed.schedule.id, reason, now);
                 }
-                let followed = follow(&mut timed, decision, states, now);
-                round.makers.extend(followed.jobs.iter().map(|_| timed.schedule.id));
-                round.jobs.extend(followed.jobs);
-                round.ticks.extend(followed.ticks);
-                round.cancels.extend(followed.cancels);
+                let firing = fire(&mut timed, decision, states, now);
+                round.makers.extend(firing.jobs.iter().map(|_| timed.schedule.id));
+                round.jobs.extend(firing.jobs);
+                round.ticks.extend(firing.ticks);
+                round.cancels.extend(firing.cancels);
                 round.schedules.push(timed.schedule);
             }
             Err(faults) => round.schedules.push(Schedule {
                 next_at: None,
                 is_active: false,
-                finished: Some(not_understood(&faults)),
+                finished: Some(invalid_timing_reason(&faults)),
                 ..stays
             }),
         }

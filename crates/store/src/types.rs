@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use faena_domain::{
-    Ability, Bucket, BulkId, ErrorReason, Fairness, JobId, JobOptions, JobState, JobView, Limit, NodeId, Pause,
-    Priority, Progress, QueueRule, Rate, Run, Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState,
+    Bucket, BulkId, ErrorReason, Fairness, JobId, JobOptions, JobState, JobView, Limit, NodeId, Pause, Priority,
+    Progress, QueueRule, Rate, Run, Scope, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind,
+    WorkerState,
 };
 
 use serde::{Deserialize, Serialize};
@@ -268,7 +269,7 @@ pub struct WorkerEntry {
     pub node: NodeId,
     /// What it is from now on: `Creating` (a process is about to be started), `Ready` (it is connected).
     pub state: WorkerState,
-    pub ability: Ability,
+    pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
     /// Until when it has to be heard of again, where no connection tells that it is there.

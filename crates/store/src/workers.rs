@@ -1,7 +1,7 @@
 //! What both engines decide alike about workers: through which states they go, how long they are waited for, how their rows are
 //! shown.
 
-use faena_domain::{Ability, JobId, NodeId, Timestamp, WorkerChange, WorkerKind, WorkerState, WorkerView};
+use faena_domain::{JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerKind, WorkerState, WorkerView};
 use uuid::Uuid;
 
 use crate::{GracePeriods, Result, StoreError, WorkerEnd, fate::Why};
@@ -43,18 +43,18 @@ pub struct WorkerRow {
 impl WorkerRow {
     pub fn view(self) -> Result<WorkerView> {
         let state = worker_state(self.state);
-        let ability = ability(&self.capabilities, &self.queues)?;
+        let capabilities = read_capabilities(&self.capabilities, &self.queues)?;
         Ok(WorkerView {
             id: self.key,
-            life: self.id.to_string(),
+            registration_id: self.id.to_string(),
             name: self.name,
             kind: worker_kind(self.kind)?,
             transport: self.transport,
             state,
             category: state.category().as_str().to_owned(),
             reason: self.reason,
-            capabilities: ability.capabilities,
-            queues: ability.queues,
+            capabilities: capabilities.types,
+            queues: capabilities.queues,
             concurrency: u32::try_from(self.concurrency).unwrap_or(0),
             pool: self.pool,
             node: self.node.map(|node| NodeId(node).to_string()),
@@ -110,11 +110,11 @@ pub fn names(list: &[String]) -> String {
     serde_json::to_string(list).expect("names are JSON")
 }
 
-pub fn ability(capabilities: &str, queues: &str) -> Result<Ability> {
+pub fn read_capabilities(capabilities: &str, queues: &str) -> Result<WorkerCapabilities> {
     let read = |text: &str| {
         serde_json::from_str(text).map_err(|e| StoreError::Broken(format!("what a worker can do: {e}: {text}")))
     };
-    Ok(Ability { capabilities: read(capabilities)?, queues: read(queues)? })
+    Ok(WorkerCapabilities { types: read(capabilities)?, queues: read(queues)? })
 }
 
 /// The states through which a worker goes when it is let in as `wanted`. One that was connected before stays what it was.

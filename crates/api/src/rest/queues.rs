@@ -244,7 +244,7 @@ pub async fn limits(State(api): State<Api>) -> Answer<Json<LimitList>> {
         let is_key = matches!(stored.scope, Scope::Key(_));
         let held = (!is_key && stored.limit.concurrency.is_some()).then(|| held(&stored.scope));
         let tokens = stored.limit.rate.filter(|_| !is_key);
-        let tokens = tokens.map(|rate| rate.refilled(stored.bucket, now).whole() as u64);
+        let tokens = tokens.map(|rate| rate.refilled(stored.bucket, now).available() as u64);
         show_limit(stored, held, tokens)
     });
     Ok(Json(LimitList { limits: limits.collect() }))
@@ -253,7 +253,7 @@ pub async fn limits(State(api): State<Api>) -> Answer<Json<LimitList>> {
 fn show_limit(stored: StoredLimit, held: Option<u64>, tokens: Option<u64>) -> LimitView {
     let name = stored.scope.parts().1;
     LimitView {
-        scope: stored.scope.word().into(),
+        scope: stored.scope.kind().into(),
         name: (!name.is_empty()).then(|| name.to_owned()),
         concurrency: stored.limit.concurrency,
         rate: stored.limit.rate,

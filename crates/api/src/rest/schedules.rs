@@ -10,7 +10,8 @@ use bytes::Bytes;
 use faena_domain::{
     FieldError, JobId, JobState, JobView, ScheduleId, Timestamp,
     schedule::{
-        self, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow, Timed, not_understood,
+        self, CompiledSchedule, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow,
+        invalid_timing_reason,
     },
 };
 use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
@@ -36,13 +37,13 @@ pub async fn create(
 
 pub async fn create_from(api: &Api, body: &Bytes) -> Answer<Schedule> {
     let now = Timestamp::now();
-    let Timed { schedule, .. } = read_new(api, body, now)?;
+    let CompiledSchedule { schedule, .. } = read_new(api, body, now)?;
     api.engine.store.schedule_create(schedule.clone(), &actor(), now).await?;
     Ok(schedule)
 }
 
 /// The schedule that a body asks for, stored nowhere.
-fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> Answer<Timed> {
+fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> Answer<CompiledSchedule> {
     let fields = body_object(body, api.body_bytes)?;
     let asked = read_schedule(fields, ScheduleSpec::default(), &api.engine.webhooks.rule);
     match Schedule::new(asked.spec.clone(), &api.limits, now) {
@@ -67,7 +68,7 @@ pub fn validate_from(api: &Api, body: &Bytes) -> Answer<ValidSchedule> {
     let timed = read_new(api, body, now)?;
     Ok(ValidSchedule {
         valid: true,
-        explanation: timed.beat.explain(),
+        explanation: timed.timing.explain(),
         next_runs: schedule::preview(&timed, now, 10),
         timezone: timed.schedule.spec.timing.timezone,
     })
@@ -264,12 +265,12 @@ pub async fn coming(api: &Api, id: &str, query: &str) -> Answer<RunList> {
     })?;
     let schedule = stored(api, id).await?;
     let timezone = schedule.spec.timing.timezone.clone();
-    let (runs, explanation): (Vec<ScheduledRun>, String) = match schedule.timed() {
+    let (runs, explanation): (Vec<ScheduledRun>, String) = match schedule.compile() {
         Ok(timed) => {
             let after = timed.schedule.cursor_at.max(Timestamp::now());
-            (schedule::preview(&timed, after, count), timed.beat.explain())
+            (schedule::preview(&timed, after, count), timed.timing.explain())
         }
-        Err(faults) => (Vec::new(), not_understood(&faults)),
+        Err(faults) => (Vec::new(), invalid_timing_reason(&faults)),
     };
     Ok(RunList { runs, timezone, explanation })
 }

@@ -57,7 +57,7 @@ pub async fn show(State(api): State<Api>, Segment(key): Segment) -> Answer<Json<
 
 /// What this process knows better than the store does.
 fn freshen(api: &Api, worker: &mut WorkerView) {
-    let Some(here) = worker.life.parse().ok().and_then(|life| api.engine.workers.find(life)) else { return };
+    let Some(here) = worker.registration_id.parse().ok().and_then(|life| api.engine.workers.find(life)) else { return };
     let now = Timestamp::now();
     worker.state = here.state();
     worker.category = worker.state.category().as_str().into();

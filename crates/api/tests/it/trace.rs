@@ -16,7 +16,7 @@ async fn a_trace_is_one_timeline_of_what_has_the_id() {
     assert_eq!(trace["jobs"][0]["runs"][0]["status"], "COMPLETED");
     let what: Vec<&Value> = trace["timeline"].as_array().unwrap().iter().map(|entry| &entry["what"]).collect();
     assert_eq!(what, ["created", "queued", "assigned", "started", "completed"]);
-    assert!(trace.get("cut").is_none());
+    assert!(trace.get("omitted").is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Beat, DstGap, DstOverlap, Timing, template};
+use super::{CompiledTiming, DstGap, DstOverlap, Timing, template};
 use crate::{FieldError, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp};
 
 /// What becomes of due times that nobody was there for.
@@ -13,7 +13,7 @@ pub enum Misfire {
     /// One job, for the latest of them.
     #[default]
     RunOnce,
-    /// No job, unless the latest is not older than the grace.
+    /// No job, unless the latest is not earlier than the grace.
     Skip,
     /// A job for each of the latest, up to `catchUpLimit`.
     CatchUp,
@@ -93,7 +93,7 @@ impl Default for ScheduleSpec {
 
 impl ScheduleSpec {
     /// Everything that is wrong with it, each fault with the name of its field; otherwise when it is due.
-    pub fn check(&self, limits: &JobLimits, anchor_at: Timestamp) -> Result<Beat, Vec<FieldError>> {
+    pub fn check(&self, limits: &JobLimits, anchor_at: Timestamp) -> Result<CompiledTiming, Vec<FieldError>> {
         let mut faults = Vec::new();
         let mut text = |path: &str, value: &str, max: usize| {
             let length = value.chars().count();
@@ -120,7 +120,7 @@ impl ScheduleSpec {
         }
         faults.extend(self.job.check(limits));
         match self.timing.compile(anchor_at) {
-            Ok(beat) if faults.is_empty() => Ok(beat),
+            Ok(timing) if faults.is_empty() => Ok(timing),
             Ok(_) => Err(faults),
             Err(wrong) => {
                 faults.splice(0..0, wrong);
@@ -196,9 +196,9 @@ pub struct Schedule {
 }
 
 /// A schedule together with its compiled timing.
-pub struct Timed {
+pub struct CompiledSchedule {
     pub schedule: Schedule,
-    pub beat: Beat,
+    pub timing: CompiledTiming,
 }
 
 /// What shall be different. A field that is not set stays.
@@ -211,8 +211,8 @@ pub struct SchedulePatch {
 impl Schedule {
     /// A new one, which counts and fires from `now` on.
     #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
-    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<FieldError>> {
-        let beat = spec.check(limits, now)?;
+    pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<CompiledSchedule, Vec<FieldError>> {
+        let timing = spec.check(limits, now)?;
         let schedule = Schedule {
             id: ScheduleId::new(),
             spec,
@@ -230,18 +230,23 @@ impl Schedule {
             created_at: now,
             updated_at: now,
         };
-        let mut timed = Timed { schedule, beat };
+        let mut timed = CompiledSchedule { schedule, timing };
         timed.enable(now)?;
         Ok(timed)
     }
 
-    pub fn timed(self) -> Result<Timed, Vec<FieldError>> {
-        let beat = self.spec.timing.compile(self.anchor_at)?;
-        Ok(Timed { schedule: self, beat })
+    pub fn compile(self) -> Result<CompiledSchedule, Vec<FieldError>> {
+        let timing = self.spec.timing.compile(self.anchor_at)?;
+        Ok(CompiledSchedule { schedule: self, timing })
     }
 
     /// What `patch` makes of it. Due times are derived anew only if the timing has changed.
-    pub fn patched(self, patch: SchedulePatch, limits: &JobLimits, now: Timestamp) -> Result<Timed, Vec<FieldError>> {
+    pub fn patched(
+        self,
+        patch: SchedulePatch,
+        limits: &JobLimits,
+        now: Timestamp,
+    ) -> Result<CompiledSchedule, Vec<FieldError>> {
         let mut schedule = self;
         let mut re_timed = false;
         if let Some(spec) = patch.spec {
@@ -251,9 +256,9 @@ impl Schedule {
             re_timed = spec.timing != schedule.spec.timing || spec.max_runs != schedule.spec.max_runs;
             schedule.spec = spec;
         }
-        let beat = schedule.spec.check(limits, schedule.anchor_at)?;
+        let timing = schedule.spec.check(limits, schedule.anchor_at)?;
         let was_active = schedule.is_active;
-        let mut timed = Timed { schedule, beat };
+        let mut timed = CompiledSchedule { schedule, timing };
         match patch.is_active {
             Some(false) => timed.disable(),
             Some(true) if !was_active || re_timed => timed.enable(now)?,
@@ -271,9 +276,9 @@ impl Schedule {
         let Schedule { spec, .. } = self;
         let (options, timing) = (&spec.job.options, &spec.timing);
         let (explanation, dst_gap, dst_overlap) = match timing.compile(self.anchor_at) {
-            Ok(beat) => (beat.explain(), beat.dst_gap(), beat.dst_overlap()),
+            Ok(timing) => (timing.explain(), timing.dst_gap(), timing.dst_overlap()),
             Err(faults) => (
-                not_understood(&faults),
+                invalid_timing_reason(&faults),
                 timing.dst_gap.unwrap_or(DstGap::Next),
                 timing.dst_overlap.unwrap_or(DstOverlap::First),
             ),
@@ -301,7 +306,7 @@ impl Schedule {
             backoff_multiplier: options.retry.backoff_multiplier,
             max_delay: options.retry.max_delay_ms,
             retry_delays: options.retry.retry_delays_ms.clone(),
-            retry_on: options.retry.retry_on.shown(),
+            retry_on: options.retry.retry_on.to_json(),
             timeout_ms: options.timeout_ms,
             webhook_url: options.webhook_url.clone(),
             concurrency_key: options.concurrency_key.clone(),
@@ -327,12 +332,12 @@ impl Schedule {
 }
 
 /// What is said of a schedule whose stored timing does not hold any more.
-pub fn not_understood(faults: &[FieldError]) -> String {
+pub fn invalid_timing_reason(faults: &[FieldError]) -> String {
     let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
     format!("it cannot be understood any more: {}", texts.join("; "))
 }
 
-impl Timed {
+impl CompiledSchedule {
     /// Fires from now on. What was due while it was off is not made up for, and no due time is dealt with twice.
     fn enable(&mut self, now: Timestamp) -> Result<(), Vec<FieldError>> {
         let schedule = &mut self.schedule;
@@ -341,7 +346,7 @@ impl Timed {
             return Err(vec![FieldError::new("maxRuns", message)]);
         }
         schedule.cursor_at = schedule.cursor_at.max(now);
-        let Some(next) = self.beat.next(schedule.cursor_at) else {
+        let Some(next) = self.timing.next(schedule.cursor_at) else {
             return Err(vec![FieldError::new(
                 self.ending_field(),
                 "nothing is due any more after now; give a later end",

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use jiff::{SignedDuration, civil::DateTime, tz::TimeZone};
 
 use super::{
-    Beat,
+    CompiledTiming,
     DstGap::{self, Next, Skip},
     DstOverlap::{self, Both, First},
     Timing,
@@ -16,7 +16,7 @@ fn at(text: &str) -> Timestamp {
     Timestamp::parse(text).unwrap_or_else(|| panic!("{text}"))
 }
 
-fn beat(zone: &str, cron: &str, gap: Option<DstGap>, overlap: Option<DstOverlap>) -> Beat {
+fn compile(zone: &str, cron: &str, gap: Option<DstGap>, overlap: Option<DstOverlap>) -> CompiledTiming {
     let timing = Timing {
         cron_expression: Some(cron.into()),
         timezone: zone.into(),
@@ -28,11 +28,11 @@ fn beat(zone: &str, cron: &str, gap: Option<DstGap>, overlap: Option<DstOverlap>
 }
 
 /// What is due from `from` until `to` (both inclusive), as local times without the year.
-fn due(beat: &Beat, from: &str, to: &str) -> Vec<String> {
+fn due(compiled: &CompiledTiming, from: &str, to: &str) -> Vec<String> {
     let mut after = at(from).plus_ms(-1);
     let mut due = Vec::new();
-    while let Some(tick) = beat.next_raw(after).filter(|tick| tick.due <= at(to)) {
-        due.push(beat.local(tick.due)[5..].replace(":00+", "+").replace(":00-", "-").replace('T', " "));
+    while let Some(tick) = compiled.next_including_blackouts(after).filter(|tick| tick.due <= at(to)) {
+        due.push(compiled.local(tick.due)[5..].replace(":00+", "+").replace(":00-", "-").replace('T', " "));
         after = tick.due;
     }
     due
@@ -262,8 +262,8 @@ const OVERLAPS: [Change; 11] = [
 fn local_times_that_do_not_exist_are_due_after_the_gap_or_not_at_all() {
     for (zone, cron, from, to, next, skip) in GAPS {
         for overlap in [First, Both] {
-            assert_eq!(due(&beat(zone, cron, Some(Next), Some(overlap)), from, to), next, "{zone} {cron} next");
-            assert_eq!(due(&beat(zone, cron, Some(Skip), Some(overlap)), from, to), skip, "{zone} {cron} skip");
+            assert_eq!(due(&compile(zone, cron, Some(Next), Some(overlap)), from, to), next, "{zone} {cron} next");
+            assert_eq!(due(&compile(zone, cron, Some(Skip), Some(overlap)), from, to), skip, "{zone} {cron} skip");
         }
     }
 }
@@ -272,8 +272,8 @@ fn local_times_that_do_not_exist_are_due_after_the_gap_or_not_at_all() {
 fn local_times_that_come_twice_are_due_once_or_twice() {
     for (zone, cron, from, to, first, both) in OVERLAPS {
         for gap in [Next, Skip] {
-            assert_eq!(due(&beat(zone, cron, Some(gap), Some(First)), from, to), first, "{zone} {cron} first");
-            assert_eq!(due(&beat(zone, cron, Some(gap), Some(Both)), from, to), both, "{zone} {cron} both");
+            assert_eq!(due(&compile(zone, cron, Some(gap), Some(First)), from, to), first, "{zone} {cron} first");
+            assert_eq!(due(&compile(zone, cron, Some(gap), Some(Both)), from, to), both, "{zone} {cron} both");
         }
     }
 }
@@ -281,16 +281,16 @@ fn local_times_that_come_twice_are_due_once_or_twice() {
 #[test]
 fn without_a_choice_expressions_of_every_hour_go_by_elapsed_time_and_others_by_the_clock() {
     for cron in ["* * * * *", "0 * * * *", "*/5 0-23 * * MON", "0 0 */1 * * *", "0 0-11,12-23 * * *", "@hourly"] {
-        let beat = beat("Europe/Madrid", cron, None, None);
-        assert_eq!((beat.dst_gap(), beat.dst_overlap()), (Skip, Both), "{cron}");
+        let compiled = compile("Europe/Madrid", cron, None, None);
+        assert_eq!((compiled.dst_gap(), compiled.dst_overlap()), (Skip, Both), "{cron}");
     }
     for cron in ["30 2 * * *", "* 1-23 * * *", "0 */2 * * *", "@daily"] {
-        let beat = beat("Europe/Madrid", cron, None, None);
-        assert_eq!((beat.dst_gap(), beat.dst_overlap()), (Next, First), "{cron}");
+        let compiled = compile("Europe/Madrid", cron, None, None);
+        assert_eq!((compiled.dst_gap(), compiled.dst_overlap()), (Next, First), "{cron}");
     }
-    let mixed = beat("Europe/Madrid", "* * * * *", None, Some(First));
+    let mixed = compile("Europe/Madrid", "* * * * *", None, Some(First));
     assert_eq!((mixed.dst_gap(), mixed.dst_overlap()), (Skip, First));
-    let hourly = beat("Europe/Madrid", "0 * * * *", None, None);
+    let hourly = compile("Europe/Madrid", "0 * * * *", None, None);
     let autumn = due(&hourly, "2026-10-24T23:00:00Z", "2026-10-25T02:00:00Z");
     assert_eq!(autumn, ["10-25 01:00+02:00", "10-25 02:00+02:00", "10-25 02:00+01:00", "10-25 03:00+01:00"]);
 }
@@ -298,7 +298,7 @@ fn without_a_choice_expressions_of_every_hour_go_by_elapsed_time_and_others_by_t
 #[test]
 fn a_tick_says_what_daylight_saving_did_to_it() {
     let note = |zone: &str, cron: &str, after: &str| {
-        let tick = beat(zone, cron, Some(Next), Some(Both)).next_raw(at(after)).unwrap();
+        let tick = compile(zone, cron, Some(Next), Some(Both)).next_including_blackouts(at(after)).unwrap();
         tick.note.map(|note| note.to_string())
     };
     let cases = [
@@ -407,8 +407,8 @@ fn a_month_around_a_change_is_as_computed_minute_by_minute() {
         for (cron, matches) in PLAIN {
             for (gap, overlap) in [(Next, First), (Next, Both), (Skip, First), (Skip, Both)] {
                 let expected = due_by_hand(&minutes, gap, overlap, matches);
-                let beat = beat(zone, cron, Some(gap), Some(overlap));
-                let backlog = beat.backlog(at(from).plus_ms(-1), at(to), usize::MAX);
+                let compiled = compile(zone, cron, Some(gap), Some(overlap));
+                let backlog = compiled.backlog(at(from).plus_ms(-1), at(to), usize::MAX);
                 let due: Vec<_> = backlog.latest.iter().map(|tick| tick.due).collect();
                 assert!(due == expected, "{zone} from {from}: {cron} {gap:?} {overlap:?}");
             }

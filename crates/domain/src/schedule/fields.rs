@@ -59,7 +59,7 @@ const NICKNAMES: [(&str, &str); 7] = [
 ];
 
 /// What was written comes back in the refusal, so it must not be long.
-pub(super) const MOST_BYTES: usize = 300;
+pub(super) const MAX_BYTES: usize = 300;
 
 /// How fine an expression may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,8 +72,8 @@ pub(super) enum Precision {
 
 /// The fields of an expression in plain numbers, or what is wrong, and where, for people.
 pub(super) fn plain(text: &str, precision: Precision) -> Result<String, String> {
-    if text.len() > MOST_BYTES {
-        return Err(format!("is longer than {MOST_BYTES} characters"));
+    if text.len() > MAX_BYTES {
+        return Err(format!("is longer than {MAX_BYTES} characters"));
     }
     let name = text.trim();
     if precision == Precision::Seconds && name.starts_with('@') {
@@ -103,28 +103,30 @@ pub(super) fn blame(text: &str, plain: &str, what: String) -> String {
         CronParser::new().parse(&alone.collect::<Vec<_>>().join(" ")).is_err()
     };
     match (0..plain.len()).find(refused) {
-        Some(number) if words.len() == plain.len() => refusal(kinds, &words, number, Flaw { offset: 0, what }),
+        Some(number) if words.len() == plain.len() => {
+            refusal(kinds, &words, number, CronFieldError { offset: 0, what })
+        }
         _ => what,
     }
 }
 
 /// What is wrong with a field, and at which of its characters, from 0.
-struct Flaw {
+struct CronFieldError {
     offset: usize,
     what: String,
 }
 
-fn flaw<T>(offset: usize, what: String) -> Result<T, Flaw> {
-    Err(Flaw { offset, what })
+fn flaw<T>(offset: usize, what: String) -> Result<T, CronFieldError> {
+    Err(CronFieldError { offset, what })
 }
 
 impl Kind {
     /// The field in plain numbers.
-    fn read(&self, field: &str) -> Result<String, Flaw> {
+    fn read(&self, field: &str) -> Result<String, CronFieldError> {
         let mut items = Vec::new();
         let mut offset = 0;
         for item in field.split(',') {
-            let read = self.item(item).map_err(|flaw| Flaw { offset: offset + flaw.offset, ..flaw })?;
+            let read = self.item(item).map_err(|flaw| CronFieldError { offset: offset + flaw.offset, ..flaw })?;
             offset += item.chars().count() + 1;
             items.push(read);
         }
@@ -132,7 +134,7 @@ impl Kind {
         Ok(if items.iter().any(|item| item == "*") { "*".to_owned() } else { items.join(",") })
     }
 
-    fn item(&self, item: &str) -> Result<String, Flaw> {
+    fn item(&self, item: &str) -> Result<String, CronFieldError> {
         let item = item.to_uppercase();
         let of_days = [DAY_OF_MONTH, DAY_OF_WEEK].contains(&self.name);
         match item.as_str() {
@@ -151,7 +153,7 @@ impl Kind {
         }
     }
 
-    fn stepped(&self, base: &str, step: &str) -> Result<String, Flaw> {
+    fn stepped(&self, base: &str, step: &str) -> Result<String, CronFieldError> {
         let plain = match base {
             "*" => base.to_owned(),
             _ if base.contains('-') => self.range(base)?,
@@ -168,7 +170,7 @@ impl Kind {
         }
     }
 
-    fn special_day(&self, item: &str) -> Result<String, Flaw> {
+    fn special_day(&self, item: &str) -> Result<String, CronFieldError> {
         match item.strip_suffix('W') {
             _ if item == "L" || item == "LW" => Ok(item.to_owned()),
             Some(day) => Ok(format!("{}W", self.value(day, 0)?)),
@@ -176,7 +178,7 @@ impl Kind {
         }
     }
 
-    fn special_weekday(&self, item: &str) -> Result<String, Flaw> {
+    fn special_weekday(&self, item: &str) -> Result<String, CronFieldError> {
         if item == "L" {
             return flaw(0, "L alone does not say which weekday: write 5L for the last Friday".to_owned());
         }
@@ -192,7 +194,7 @@ impl Kind {
         }
     }
 
-    fn range(&self, item: &str) -> Result<String, Flaw> {
+    fn range(&self, item: &str) -> Result<String, CronFieldError> {
         let Some((from, to)) = item.split_once('-') else { return Ok(self.value(item, 0)?.to_string()) };
         let first = self.value(from, 0)?;
         let mut last = self.value(to, from.chars().count() + 1)?;
@@ -206,7 +208,7 @@ impl Kind {
         Ok(format!("{first}-{last}"))
     }
 
-    fn value(&self, text: &str, offset: usize) -> Result<u16, Flaw> {
+    fn value(&self, text: &str, offset: usize) -> Result<u16, CronFieldError> {
         if let Some(nth) = self.names.iter().position(|name| *name == text) {
             return Ok(self.first + u16::try_from(nth).unwrap_or_default());
         }
@@ -223,7 +225,7 @@ impl Kind {
     }
 }
 
-fn refusal(kinds: &[Kind], words: &[(usize, &str)], number: usize, flaw: Flaw) -> String {
+fn refusal(kinds: &[Kind], words: &[(usize, &str)], number: usize, flaw: CronFieldError) -> String {
     let (kind, (at, _)) = (&kinds[number], words[number]);
     format!(
         "{}, in the {} field (number {} of {}, position {}); allowed there: {}, *, lists 1,3, ranges 1-5 and steps */2. {}",

@@ -4,12 +4,12 @@
 
 mod cron;
 mod definition;
-mod except;
+mod blackout;
 mod fields;
 mod outcome;
 mod template;
 mod timing;
-mod walk;
+mod cron_times;
 mod zone;
 
 #[cfg(test)]
@@ -21,9 +21,10 @@ mod outcome_tests;
 #[cfg(test)]
 mod timing_tests;
 
+pub use cron_times::DstNote;
 pub use definition::{
-    JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, Timed, not_understood,
+    CompiledSchedule, JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView,
+    invalid_timing_reason,
 };
-pub use outcome::{Decision, Followed, JobStates, ScheduledRun, TickOutcome, TickRow, decide, follow, preview};
-pub use timing::{Backlog, Beat, DstGap, DstOverlap, Older, Tick, Timing};
-pub use walk::DstNote;
+pub use outcome::{Decision, Firing, JobStates, ScheduledRun, TickOutcome, TickRow, decide, fire, preview};
+pub use timing::{Backlog, CompiledTiming, DstGap, DstOverlap, EarlierTicks, Tick, Timing};

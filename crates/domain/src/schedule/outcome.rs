@@ -7,7 +7,10 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backlog, Beat, DstGap, DstNote, Misfire, Older, Overlap, Schedule, Tick, Timed, Timing, template};
+use super::{
+    Backlog, CompiledSchedule, CompiledTiming, DstGap, DstNote, EarlierTicks, Misfire, Overlap, Schedule, Tick, Timing,
+    template,
+};
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,17 +80,17 @@ pub struct ScheduledRun {
 }
 
 /// The next `count` runs after `after`.
-pub fn preview(timed: &Timed, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
+pub fn preview(timed: &CompiledSchedule, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
     let count = count.min(timed.runs_left());
     let moved = with_moved(timed);
     let mut last = after;
     let runs = std::iter::from_fn(|| {
-        let tick = timed.beat.next(last)?;
+        let tick = timed.timing.next(last)?;
         let left_out = moved.as_ref().and_then(|moved| moved.next(last)).filter(|other| other.due < tick.due);
         let note = tick.note.map(|note| note.to_string());
         let left_out = left_out.and_then(|other| match other.note {
             Some(DstNote::Moved { from, .. }) => {
-                let day = timed.beat.local(other.due);
+                let day = timed.timing.local(other.due);
                 Some(format!(
                     "before it, {from} does not exist on {} and is left out",
                     day.get(..10).unwrap_or_default()
@@ -98,13 +101,13 @@ pub fn preview(timed: &Timed, after: Timestamp, count: usize) -> Vec<ScheduledRu
         last = tick.due;
         let notes: Vec<String> = left_out.into_iter().chain(note).collect();
         let note = (!notes.is_empty()).then(|| notes.join("; "));
-        Some(ScheduledRun { at: tick.due, local: timed.beat.local(tick.due), note })
+        Some(ScheduledRun { at: tick.due, local: timed.timing.local(tick.due), note })
     });
     runs.take(count).collect()
 }
 
 /// The same timing with local times that do not exist moved instead of left out, to see which those are.
-fn with_moved(timed: &Timed) -> Option<Beat> {
+fn with_moved(timed: &CompiledSchedule) -> Option<CompiledTiming> {
     let timing = &timed.schedule.spec.timing;
     if timing.cron_expression.is_none() || timing.dst_gap != Some(DstGap::Skip) {
         return None;
@@ -116,17 +119,17 @@ fn with_moved(timed: &Timed) -> Option<Beat> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision {
     /// Due times that shall become jobs, the earliest first.
-    pub fires: Vec<Timestamp>,
+    pub due: Vec<Timestamp>,
     /// Due times that will not.
-    pub others: Vec<TickRow>,
+    pub not_fired: Vec<TickRow>,
     pub cursor_at: Timestamp,
     pub next_at: Option<Timestamp>,
 }
 
 impl Decision {
     /// Nothing can come of any of it, for this reason.
-    pub fn give_up(&mut self, schedule_id: ScheduleId, reason: &str, now: Timestamp) {
-        let missed = self.fires.drain(..).map(|due_at| TickRow {
+    pub fn mark_missed(&mut self, schedule_id: ScheduleId, reason: &str, now: Timestamp) {
+        let missed = self.due.drain(..).map(|due_at| TickRow {
             schedule_id,
             due_at,
             outcome: TickOutcome::Missed,
@@ -136,28 +139,28 @@ impl Decision {
             through_at: None,
             count: Some(1),
         });
-        self.others.extend(missed);
+        self.not_fired.extend(missed);
     }
 }
 
 /// How many due times that nothing comes of get a record of their own in one decision; those before them share one.
-const OWN_RECORDS: usize = 100;
+const MAX_OWN_RECORDS: usize = 100;
 
 /// How far back a decision looks for due times outside a blackout.
-const MOST_LOOKED_AT: usize = 100_000;
+const MAX_LOOK_BACK: usize = 100_000;
 
 /// What is to be done about everything that has become due by `now`.
-pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
+pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
     let Schedule { spec, cursor_at, .. } = &timed.schedule;
     let wanted = match spec.misfire {
         Misfire::CatchUp => spec.catch_up_limit as usize,
         Misfire::RunOnce | Misfire::Skip => 1,
     };
     let backlog = backlog(timed, wanted, now);
-    let (excepted, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.excepted.is_some());
+    let (blackout, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.blackout.is_some());
     let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
     let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
-    let outage = backlog.older.is_some() || due.first().is_some_and(|first| is_late(first));
+    let outage = backlog.earlier.is_some() || due.first().is_some_and(|first| is_late(first));
     let kept = match (outage, spec.misfire) {
         (false, _) => due.len(),
         (true, Misfire::CatchUp | Misfire::RunOnce) => wanted,
@@ -165,24 +168,24 @@ pub fn decide(timed: &Timed, now: Timestamp) -> Decision {
     };
     let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
     let records = Records { schedule_id: timed.schedule.id, now };
-    let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.excepted.as_deref().unwrap_or_default());
-    let mut others = records.of(&excepted, None, TickOutcome::Skipped, in_blackout);
+    let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.blackout.as_deref().unwrap_or_default());
+    let mut not_fired = records.of(&blackout, None, TickOutcome::Skipped, in_blackout);
     let reason = missed_reason(spec.misfire);
-    others.extend(records.of(missed, backlog.older.as_ref(), TickOutcome::Missed, |_| reason.into()));
+    not_fired.extend(records.of(missed, backlog.earlier.as_ref(), TickOutcome::Missed, |_| reason.into()));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
-    let next_at = timed.beat.next(cursor_at).map(|tick| tick.due);
-    Decision { fires: kept.iter().map(|tick| tick.due).collect(), others, cursor_at, next_at }
+    let next_at = timed.timing.next(cursor_at).map(|tick| tick.due);
+    Decision { due: kept.iter().map(|tick| tick.due).collect(), not_fired, cursor_at, next_at }
 }
 
 /// What has become due, and enough of it outside a blackout if there is: an outage may end in a long one.
-fn backlog(timed: &Timed, wanted: usize, now: Timestamp) -> Backlog {
+fn backlog(timed: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {
     let cursor_at = timed.schedule.cursor_at;
-    let backlog = timed.beat.backlog(cursor_at, now, wanted + OWN_RECORDS);
-    let fit = backlog.latest.iter().filter(|tick| tick.excepted.is_none()).count();
-    if backlog.older.is_none() || fit >= wanted {
+    let backlog = timed.timing.backlog(cursor_at, now, wanted + MAX_OWN_RECORDS);
+    let fit = backlog.latest.iter().filter(|tick| tick.blackout.is_none()).count();
+    if backlog.earlier.is_none() || fit >= wanted {
         return backlog;
     }
-    timed.beat.backlog(cursor_at, now, MOST_LOOKED_AT)
+    timed.timing.backlog(cursor_at, now, MAX_LOOK_BACK)
 }
 
 struct Records {
@@ -191,15 +194,15 @@ struct Records {
 }
 
 impl Records {
-    /// Of each of the latest of `ticks` its own, and one for all that lie before those, `older` among them.
+    /// Of each of the latest of `ticks` its own, and one for all that lie before those, `earlier` among them.
     fn of(
         &self,
         ticks: &[&Tick],
-        older: Option<&Older>,
+        earlier: Option<&EarlierTicks>,
         outcome: TickOutcome,
         reason: impl Fn(&Tick) -> String,
     ) -> Vec<TickRow> {
-        let (shared, own) = ticks.split_at(ticks.len().saturating_sub(OWN_RECORDS));
+        let (shared, own) = ticks.split_at(ticks.len().saturating_sub(MAX_OWN_RECORDS));
         let row = |due_at, reason| TickRow {
             schedule_id: self.schedule_id,
             due_at,
@@ -211,13 +214,13 @@ impl Records {
             count: Some(1),
         };
         let mut rows: Vec<TickRow> = own.iter().map(|tick| row(tick.due, reason(tick))).collect();
-        let first = older.map(|older| older.first).or(shared.first().map(|tick| tick.due));
-        let last = shared.last().map(|tick| tick.due).or(older.map(|older| older.last));
+        let first = earlier.map(|earlier| earlier.first).or(shared.first().map(|tick| tick.due));
+        let last = shared.last().map(|tick| tick.due).or(earlier.map(|earlier| earlier.last));
         if let (Some(first), Some(last)) = (first, last) {
             let text = ticks
                 .last()
-                .map_or_else(|| reason(&Tick { due: last, note: None, excepted: None }), |tick| reason(tick));
-            let before = older.map_or(Some(0), |older| older.count);
+                .map_or_else(|| reason(&Tick { due: last, note: None, blackout: None }), |tick| reason(tick));
+            let before = earlier.map_or(Some(0), |earlier| earlier.count);
             let count = before.map(|before| before + shared.len() as u64);
             rows.push(TickRow { through_at: Some(last), count, ..row(first, text) });
         }
@@ -235,7 +238,7 @@ fn missed_reason(misfire: Misfire) -> &'static str {
 
 /// What comes of a decision.
 #[derive(Clone, Debug, Default)]
-pub struct Followed {
+pub struct Firing {
     pub jobs: Vec<NewJob>,
     pub ticks: Vec<TickRow>,
     /// Jobs that were still going and have to make way.
@@ -246,19 +249,19 @@ pub struct Followed {
 pub type JobStates = HashMap<JobId, JobState>;
 
 /// How many of its jobs a schedule keeps in mind.
-const RECENT: usize = 50;
+const MAX_RECENT: usize = 50;
 
 /// Turns a decision into jobs, by what the jobs before them are doing, and moves the schedule on.
-pub fn follow(timed: &mut Timed, decision: Decision, states: &JobStates, now: Timestamp) -> Followed {
-    let mut followed = Followed { ticks: decision.others, ..Followed::default() };
+pub fn fire(timed: &mut CompiledSchedule, decision: Decision, states: &JobStates, now: Timestamp) -> Firing {
+    let mut firing = Firing { ticks: decision.not_fired, ..Firing::default() };
     let overlap = timed.schedule.spec.overlap;
     let mut waiting = None;
     if overlap != Overlap::Allow {
         timed.schedule.recent.retain(|job| states.get(job).is_some_and(|state| !state.is_terminal()));
         waiting = timed.schedule.queued.filter(|job| states.get(job) == Some(&JobState::Pending));
     }
-    let last_due = decision.fires.last().copied();
-    for due in decision.fires {
+    let last_due = decision.due.last().copied();
+    for due in decision.due {
         if timed.runs_left() == 0 {
             break;
         }
@@ -290,7 +293,7 @@ pub fn follow(timed: &mut Timed, decision: Decision, states: &JobStates, now: Ti
                 waiting = Some(job.id);
             }
             if overlap == Overlap::CancelPrevious {
-                followed.cancels.clone_from(&timed.schedule.recent);
+                firing.cancels.clone_from(&timed.schedule.recent);
             }
             row.outcome = TickOutcome::Fired;
             row.job_id = Some(job.id);
@@ -298,14 +301,14 @@ pub fn follow(timed: &mut Timed, decision: Decision, states: &JobStates, now: Ti
             timed.schedule.last_due_at = Some(due);
             timed.schedule.queued = waiting;
             timed.schedule.made(job.id, now);
-            followed.jobs.push(job);
+            firing.jobs.push(job);
         }
-        followed.ticks.push(row);
+        firing.ticks.push(row);
     }
     timed.schedule.cursor_at = decision.cursor_at;
     timed.schedule.next_at = decision.next_at;
     timed.finish_if_over();
-    followed
+    firing
 }
 
 impl Schedule {
@@ -314,12 +317,12 @@ impl Schedule {
         self.last_run_at = Some(now);
         self.last_job = Some(job);
         self.recent.push(job);
-        let surplus = self.recent.len().saturating_sub(RECENT);
+        let surplus = self.recent.len().saturating_sub(MAX_RECENT);
         self.recent.drain(..surplus);
     }
 }
 
-impl Timed {
+impl CompiledSchedule {
     fn runs_left(&self) -> usize {
         let Schedule { spec, runs, .. } = &self.schedule;
         spec.max_runs.map_or(usize::MAX, |max| usize::try_from(max.saturating_sub(*runs)).unwrap_or(usize::MAX))
@@ -339,7 +342,7 @@ impl Timed {
         }
     }
 
-    /// A run at the wish of a person. The next due time sees it as it sees the others.
+    /// A run at the wish of a person. The next due time sees it as it sees the not_fired.
     pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
         let mut job = self.job(now, now);
         job.options.scheduled_at = None;
@@ -363,7 +366,7 @@ impl Timed {
             id: *id,
             name: &spec.name,
             timezone: &spec.timing.timezone,
-            beat: &self.beat,
+            timing: &self.timing,
             due,
             previous: self.schedule.last_due_at.filter(|last| *last < due),
             run: self.schedule.runs + 1,

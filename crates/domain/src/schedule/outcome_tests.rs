@@ -22,7 +22,7 @@ fn spec(interval_ms: i64) -> ScheduleSpec {
     ScheduleSpec { name: "every now and then".into(), timing, job, ..ScheduleSpec::default() }
 }
 
-fn made(spec: ScheduleSpec) -> Timed {
+fn made(spec: ScheduleSpec) -> CompiledSchedule {
     Schedule::new(spec, &JobLimits::default(), start()).expect("a schedule")
 }
 
@@ -31,17 +31,17 @@ fn states<const N: usize>(known: [(JobId, Option<JobState>); N]) -> JobStates {
 }
 
 /// One round without a look at any job.
-fn fire(timed: &mut Timed, now: Timestamp) -> Followed {
+fn round(timed: &mut CompiledSchedule, now: Timestamp) -> Firing {
     let decision = decide(timed, now);
-    follow(timed, decision, &JobStates::new(), now)
+    fire(timed, decision, &JobStates::new(), now)
 }
 
-fn dues(followed: &Followed) -> Vec<i64> {
-    followed.jobs.iter().map(|job| job.options.schedule_due.expect("a due time").ms_since(start())).collect()
+fn due_times(firing: &Firing) -> Vec<i64> {
+    firing.jobs.iter().map(|job| job.options.schedule_due.expect("a due time").ms_since(start())).collect()
 }
 
-fn outcomes(followed: &Followed, outcome: TickOutcome) -> u64 {
-    followed.ticks.iter().filter(|tick| tick.outcome == outcome).map(|tick| tick.count.expect("counted")).sum()
+fn outcomes(firing: &Firing, outcome: TickOutcome) -> u64 {
+    firing.ticks.iter().filter(|tick| tick.outcome == outcome).map(|tick| tick.count.expect("counted")).sum()
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn an_outage_of_two_weeks_makes_what_its_policy_says_and_no_flood() {
         ] {
             let case = format!("{misfire:?} {limit} every {every} ms");
             let mut timed = made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
-            let followed = fire(&mut timed, at(outage));
+            let firing = round(&mut timed, at(outage));
 
             let latest: Vec<i64> = (0..fired.cast_signed()).rev().map(|n| outage - n * every).collect();
-            assert_eq!(dues(&followed), latest, "{case}");
-            assert_eq!(outcomes(&followed, TickOutcome::Fired), fired, "{case}");
-            assert_eq!(outcomes(&followed, TickOutcome::Missed), due - fired, "{case}: every due time is told of");
-            assert!(followed.ticks.len() as u64 <= fired + 101, "{case}: {} records", followed.ticks.len());
+            assert_eq!(due_times(&firing), latest, "{case}");
+            assert_eq!(outcomes(&firing, TickOutcome::Fired), fired, "{case}");
+            assert_eq!(outcomes(&firing, TickOutcome::Missed), due - fired, "{case}: every due time is told of");
+            assert!(firing.ticks.len() as u64 <= fired + 101, "{case}: {} records", firing.ticks.len());
             assert_eq!(timed.schedule.cursor_at, at(outage), "{case}");
             assert_eq!(timed.schedule.next_at, Some(at(outage + every)), "{case}");
         }
@@ -76,9 +76,9 @@ fn an_outage_of_two_weeks_makes_what_its_policy_says_and_no_flood() {
 fn after_an_outage_skip_makes_a_job_only_of_what_is_not_late() {
     let hourly = || made(ScheduleSpec { misfire: Misfire::Skip, ..spec(HOUR) });
     for (late, fired) in [(0, 1), (MINUTE, 1), (MINUTE + 1, 0)] {
-        let followed = fire(&mut hourly(), at(10 * HOUR + late));
-        assert_eq!(followed.jobs.len(), fired, "{late} ms late");
-        assert_eq!(outcomes(&followed, TickOutcome::Missed), 10 - fired as u64);
+        let firing = round(&mut hourly(), at(10 * HOUR + late));
+        assert_eq!(firing.jobs.len(), fired, "{late} ms late");
+        assert_eq!(outcomes(&firing, TickOutcome::Missed), 10 - fired as u64);
     }
 }
 
@@ -86,11 +86,11 @@ fn after_an_outage_skip_makes_a_job_only_of_what_is_not_late() {
 fn what_is_late_within_the_grace_is_no_outage() {
     for misfire in [Misfire::RunOnce, Misfire::Skip, Misfire::CatchUp] {
         let every_second = |limit| made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(SECOND) });
-        let within = fire(&mut every_second(1), at(61 * SECOND));
+        let within = round(&mut every_second(1), at(61 * SECOND));
         assert_eq!(within.jobs.len(), 61, "{misfire:?}");
         assert_eq!(within.ticks.len(), 61);
 
-        let beyond = fire(&mut every_second(1), at(61 * SECOND + 1));
+        let beyond = round(&mut every_second(1), at(61 * SECOND + 1));
         assert_eq!(beyond.jobs.len(), 1, "{misfire:?}");
     }
 }
@@ -100,7 +100,7 @@ fn the_same_row_at_an_earlier_time_does_nothing_and_at_a_later_time_loses_nothin
     let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
     let mut seen = Vec::new();
     for now in [0, 59, 60, 30, 61, 60, 0, 200, 120, 180, 230, 241, 100, 1_000] {
-        seen.extend(dues(&fire(&mut timed, at(now * SECOND))));
+        seen.extend(due_times(&round(&mut timed, at(now * SECOND))));
     }
     let expected: Vec<i64> = (1..=16).map(|n| n * MINUTE).collect();
     assert_eq!(seen, expected);
@@ -116,9 +116,9 @@ fn a_decision_is_the_same_whoever_makes_it() {
 #[test]
 fn max_runs_is_an_end() {
     let mut timed = made(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
-    assert_eq!(fire(&mut timed, at(2 * MINUTE)).jobs.len(), 2);
-    let last = fire(&mut timed, at(5 * MINUTE));
-    assert_eq!(dues(&last), [3 * MINUTE]);
+    assert_eq!(round(&mut timed, at(2 * MINUTE)).jobs.len(), 2);
+    let last = round(&mut timed, at(5 * MINUTE));
+    assert_eq!(due_times(&last), [3 * MINUTE]);
     assert_eq!((timed.schedule.is_active, timed.schedule.next_at), (false, None));
     assert_eq!(timed.schedule.finished.as_deref(), Some("it has run 3 of 3 times"));
 }
@@ -127,13 +127,13 @@ fn max_runs_is_an_end() {
 fn max_runs_counts_jobs_and_not_due_times_that_were_skipped() {
     let overlapping = |overlap| ScheduleSpec { max_runs: Some(2), misfire: Misfire::CatchUp, overlap, ..spec(MINUTE) };
     let mut timed = made(overlapping(Overlap::Skip));
-    let followed = fire(&mut timed, at(4 * MINUTE));
-    assert_eq!(dues(&followed), [MINUTE]);
-    assert_eq!(outcomes(&followed, TickOutcome::Skipped), 3, "each due time has its record");
+    let firing = round(&mut timed, at(4 * MINUTE));
+    assert_eq!(due_times(&firing), [MINUTE]);
+    assert_eq!(outcomes(&firing, TickOutcome::Skipped), 3, "each due time has its record");
     assert!(timed.schedule.is_active, "one run is left");
 
     let mut timed = made(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
-    assert_eq!(dues(&fire(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest takes the place of the others");
+    assert_eq!(due_times(&round(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest takes the place of the others");
     assert!(!timed.schedule.is_active);
 }
 
@@ -142,9 +142,9 @@ fn an_end_is_an_end() {
     let mut spec = ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) };
     spec.timing.end_at = Some(at(3 * MINUTE));
     let mut timed = made(spec);
-    assert_eq!(dues(&fire(&mut timed, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
+    assert_eq!(due_times(&round(&mut timed, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
     assert!(!timed.schedule.is_active && timed.schedule.finished.is_some());
-    let nothing = fire(&mut timed, at(20 * MINUTE));
+    let nothing = round(&mut timed, at(20 * MINUTE));
     assert!(nothing.jobs.is_empty() && nothing.ticks.is_empty());
 }
 
@@ -154,10 +154,10 @@ fn due_times_in_a_blackout_are_told_of() {
     spec.timing.except = vec!["2026-06-01".into()];
     let mut timed = made(spec);
     assert_eq!(timed.schedule.next_at, Some(at(24 * HOUR)), "nothing is due in the blackout");
-    let followed = fire(&mut timed, at(24 * HOUR));
-    assert_eq!(dues(&followed), [24 * HOUR]);
-    assert_eq!(outcomes(&followed, TickOutcome::Skipped), 23);
-    assert!(followed.ticks[0].reason.as_deref().is_some_and(|reason| reason == "in a blackout: 2026-06-01"));
+    let firing = round(&mut timed, at(24 * HOUR));
+    assert_eq!(due_times(&firing), [24 * HOUR]);
+    assert_eq!(outcomes(&firing, TickOutcome::Skipped), 23);
+    assert!(firing.ticks[0].reason.as_deref().is_some_and(|reason| reason == "in a blackout: 2026-06-01"));
 }
 
 #[test]
@@ -167,12 +167,12 @@ fn an_outage_that_ends_in_a_long_blackout_is_made_up_for() {
         spec.timing.except = vec!["2026-06-02".into()];
         let mut timed = made(spec);
         // The day before was not watched, and the day of the blackout is nearly over: 1 380 due times that do not count.
-        let followed = fire(&mut timed, at(47 * HOUR));
+        let firing = round(&mut timed, at(47 * HOUR));
         let latest: Vec<i64> = (1..=fired).rev().map(|n| 24 * HOUR - n * MINUTE).collect();
-        assert_eq!(dues(&followed), latest, "{misfire:?}");
-        assert_eq!(outcomes(&followed, TickOutcome::Skipped), 23 * 60 + 1, "{misfire:?}");
-        assert_eq!(outcomes(&followed, TickOutcome::Missed), (24 * 60 - 1 - fired).unsigned_abs(), "{misfire:?}");
-        assert!(followed.ticks.len() <= 50 + 101 + 101, "{} records", followed.ticks.len());
+        assert_eq!(due_times(&firing), latest, "{misfire:?}");
+        assert_eq!(outcomes(&firing, TickOutcome::Skipped), 23 * 60 + 1, "{misfire:?}");
+        assert_eq!(outcomes(&firing, TickOutcome::Missed), (24 * 60 - 1 - fired).unsigned_abs(), "{misfire:?}");
+        assert!(firing.ticks.len() <= 50 + 101 + 101, "{} records", firing.ticks.len());
         assert_eq!(timed.schedule.next_at, Some(at(48 * HOUR)));
     }
 }
@@ -193,7 +193,7 @@ fn overlap_goes_by_what_the_jobs_before_are_doing() {
                 timed.schedule.recent = vec![first, second];
                 timed.schedule.queued = Some(second);
                 let decision = decide(&timed, at(MINUTE));
-                let followed = follow(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
+                let firing = fire(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
 
                 let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
                 let both = [(first, one), (second, other)].into_iter();
@@ -203,15 +203,15 @@ fn overlap_goes_by_what_the_jobs_before_are_doing() {
                     Overlap::Skip => !going.is_empty(),
                     Overlap::QueueOne => other == Some(JobState::Pending),
                 };
-                assert_eq!(followed.jobs.is_empty(), skipped, "{case}");
-                assert_eq!(followed.ticks.len(), 1, "{case}");
-                assert_eq!(followed.ticks[0].reason.is_some(), skipped, "{case}");
+                assert_eq!(firing.jobs.is_empty(), skipped, "{case}");
+                assert_eq!(firing.ticks.len(), 1, "{case}");
+                assert_eq!(firing.ticks[0].reason.is_some(), skipped, "{case}");
                 let waits = matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !skipped;
                 let parents = if waits { going.clone() } else { Vec::new() };
-                let job = followed.jobs.first();
+                let job = firing.jobs.first();
                 assert_eq!(job.map_or(Vec::new(), |job| job.options.depends_on.clone()), parents, "{case}");
                 let cancelled = if overlap == Overlap::CancelPrevious { going.clone() } else { Vec::new() };
-                assert_eq!(followed.cancels, cancelled, "{case}");
+                assert_eq!(firing.cancels, cancelled, "{case}");
                 if overlap != Overlap::Allow {
                     let expected: Vec<JobId> = going.into_iter().chain(job.map(|job| job.id)).collect();
                     assert_eq!(timed.schedule.recent, expected, "{case}");
@@ -230,25 +230,25 @@ fn of_due_times_met_together_each_overlap_makes_what_it_says() {
         (Overlap::CancelPrevious, vec![3 * MINUTE]),
     ] {
         let mut timed = made(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
-        let followed = fire(&mut timed, at(3 * MINUTE));
-        assert_eq!(dues(&followed), expected, "{overlap:?}");
-        assert_eq!(followed.ticks.len(), 3, "{overlap:?}");
+        let firing = round(&mut timed, at(3 * MINUTE));
+        assert_eq!(due_times(&firing), expected, "{overlap:?}");
+        assert_eq!(firing.ticks.len(), 3, "{overlap:?}");
     }
 }
 
 #[test]
 fn a_triggered_job_counts_beside_the_one_that_is_going() {
     let mut timed = made(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
-    let going = fire(&mut timed, at(MINUTE)).jobs[0].id;
+    let going = round(&mut timed, at(MINUTE)).jobs[0].id;
     let (by_hand, tick) = timed.trigger(at(MINUTE + 5));
     assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(by_hand.id)));
     assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "what is due stays due");
 
     let running = Some(JobState::Processing);
     let decision = decide(&timed, at(2 * MINUTE));
-    let followed = follow(&mut timed, decision, &states([(going, running), (by_hand.id, running)]), at(2 * MINUTE));
-    assert_eq!(followed.cancels, [going, by_hand.id]);
-    assert_eq!(followed.jobs[0].options.depends_on, [going, by_hand.id]);
+    let firing = fire(&mut timed, decision, &states([(going, running), (by_hand.id, running)]), at(2 * MINUTE));
+    assert_eq!(firing.cancels, [going, by_hand.id]);
+    assert_eq!(firing.jobs[0].options.depends_on, [going, by_hand.id]);
 }
 
 #[test]
@@ -287,12 +287,12 @@ fn jitter_is_always_the_same_for_a_due_time_and_within_its_bound() {
     let times = |id: crate::ScheduleId, jitter_ms: u64| -> Vec<i64> {
         let mut timed = made(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
         timed.schedule.id = id;
-        let followed = fire(&mut timed, at(100 * MINUTE));
+        let firing = round(&mut timed, at(100 * MINUTE));
         let shift = |job: &crate::NewJob| {
             let options = &job.options;
             options.scheduled_at.expect("a time").ms_since(options.schedule_due.expect("a due time"))
         };
-        followed.jobs.iter().map(shift).collect()
+        firing.jobs.iter().map(shift).collect()
     };
     let (one, other) = (crate::ScheduleId::new(), crate::ScheduleId::new());
     assert_eq!(times(one, 0), vec![0; 100]);
@@ -314,7 +314,7 @@ fn a_job_has_the_fields_of_its_template_and_knows_its_due_time() {
         options: crate::JobOptions { webhook_url: Some("https://x.example/".into()), ..Default::default() },
     };
     let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
-    let jobs = fire(&mut timed, at(2 * MINUTE)).jobs;
+    let jobs = round(&mut timed, at(2 * MINUTE)).jobs;
     let before = at(MINUTE).as_ms() / 1_000;
     assert_eq!(jobs[0].payload, r#"{"n":1,"before":null}"#);
     assert_eq!(jobs[1].payload, format!(r#"{{"n":2,"before":{before}}}"#));

@@ -3,7 +3,7 @@
 //! A text that consists of one number-valued placeholder (`"{{due.ms}}"`) becomes that number. Names of other template languages
 //! are left alone; a name that looks like ours and is none is a fault when the schedule is made, not a surprise at night.
 
-use super::Beat;
+use super::CompiledTiming;
 use crate::{ScheduleId, Timestamp};
 
 /// What a payload may speak of.
@@ -11,7 +11,7 @@ pub struct Values<'a> {
     pub id: ScheduleId,
     pub name: &'a str,
     pub timezone: &'a str,
-    pub beat: &'a Beat,
+    pub timing: &'a CompiledTiming,
     pub due: Timestamp,
     pub previous: Option<Timestamp>,
     /// Counts the runs of the schedule, from 1.
@@ -99,7 +99,7 @@ fn value(name: &str, values: &Values<'_>) -> Option<Value> {
         _ => return Some(Value::Text(values.name.to_owned())),
     };
     let Some(at) = at else { return Some(Value::Nothing) };
-    let local = values.beat.local(at);
+    let local = values.timing.local(at);
     Some(match part {
         "local" => Value::Text(local),
         "date" => Value::Text(local.get(..10).unwrap_or_default().to_owned()),
@@ -142,7 +142,7 @@ mod tests {
             id: ScheduleId(uuid::Uuid::nil()),
             name: "say \"hi\"",
             timezone: "Europe/Madrid",
-            beat: &timing.compile(at("2026-01-01T00:00:00Z")).expect("a timing"),
+            timing: &timing.compile(at("2026-01-01T00:00:00Z")).expect("a timing"),
             due: at("2026-07-01T00:00:00Z"),
             previous: None,
             run: 7,

@@ -7,19 +7,19 @@ use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    blackout::{Blackout, MAX_EXCEPTIONS},
     cron::Cron,
-    except::{Except, MOST_EXCEPTIONS},
+    cron_times::{CronTimes, DstNote},
     fields::Precision,
-    walk::{DstNote, Walk},
     zone,
 };
 use crate::{FieldError, Timestamp};
 
-const LEAST_INTERVAL_MS: u64 = 1_000;
-const MOST_INTERVAL_MS: u64 = 3_650 * 86_400_000;
+const MIN_INTERVAL_MS: u64 = 1_000;
+const MAX_INTERVAL_MS: u64 = 3_650 * 86_400_000;
 /// How many blacked-out due times are passed over in the search for one that is not.
-const MOST_PASSED_OVER: usize = 200_000;
-const MOST_COUNTED: usize = 5_000;
+const MAX_PASSED_OVER: usize = 200_000;
+const MAX_COUNTED: usize = 5_000;
 
 /// When a schedule is due. What people wrote, checked by `compile`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -74,9 +74,9 @@ impl Default for Timing {
 
 impl Timing {
     /// `anchor`: when the schedule was made; intervals without `startAt` count from it.
-    pub fn compile(&self, anchor: Timestamp) -> Result<Beat, Vec<FieldError>> {
+    pub fn compile(&self, anchor: Timestamp) -> Result<CompiledTiming, Vec<FieldError>> {
         let mut faults = Vec::new();
-        let rhythm = self.rhythm(anchor, &mut faults);
+        let recurrence = self.recurrence(anchor, &mut faults);
         let zone = zone::find(&self.timezone).map_err(|what| faults.push(FieldError::new("timezone", what))).ok();
         if let (Some(start), Some(end)) = (self.start_at, self.end_at)
             && end <= start
@@ -84,17 +84,17 @@ impl Timing {
             faults.push(FieldError::new("endAt", format!("must be later than startAt, {start}, but is {end}")));
         }
         let except = self.exceptions(&mut faults);
-        let (Some(rhythm), Some(zone), true) = (rhythm, zone, faults.is_empty()) else { return Err(faults) };
-        let by_elapsed_time = match &rhythm {
-            Rhythm::Cron(cron) => cron.every_hour(),
-            Rhythm::Every { .. } => true,
+        let (Some(recurrence), Some(zone), true) = (recurrence, zone, faults.is_empty()) else { return Err(faults) };
+        let by_elapsed_time = match &recurrence {
+            Recurrence::Cron(cron) => cron.every_hour(),
+            Recurrence::Interval { .. } => true,
         };
         let (gap, overlap) = match by_elapsed_time {
             true => (DstGap::Skip, DstOverlap::Both),
             false => (DstGap::Next, DstOverlap::First),
         };
-        let beat = Beat {
-            rhythm,
+        let compiled = CompiledTiming {
+            recurrence,
             zone,
             dst_gap: self.dst_gap.unwrap_or(gap),
             dst_overlap: self.dst_overlap.unwrap_or(overlap),
@@ -102,26 +102,26 @@ impl Timing {
             end: self.end_at,
             except,
         };
-        match beat.never_fires(anchor) {
+        match compiled.never_fires(anchor) {
             Some(fault) => Err(vec![fault]),
-            None => Ok(beat),
+            None => Ok(compiled),
         }
     }
 
-    fn rhythm(&self, anchor: Timestamp, faults: &mut Vec<FieldError>) -> Option<Rhythm> {
+    fn recurrence(&self, anchor: Timestamp, faults: &mut Vec<FieldError>) -> Option<Recurrence> {
         let fault = match (&self.cron_expression, self.interval_ms) {
             (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
-                Ok(cron) => return Some(Rhythm::Cron(Box::new(cron))),
+                Ok(cron) => return Some(Recurrence::Cron(Box::new(cron))),
                 Err(what) => FieldError::new("cronExpression", what),
             },
-            (None, Some(ms)) if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms) => {
-                let range = format!("must be from {LEAST_INTERVAL_MS} (1 s) to {MOST_INTERVAL_MS} (10 years), is {ms}");
+            (None, Some(ms)) if !(MIN_INTERVAL_MS..=MAX_INTERVAL_MS).contains(&ms) => {
+                let range = format!("must be from {MIN_INTERVAL_MS} (1 s) to {MAX_INTERVAL_MS} (10 years), is {ms}");
                 FieldError::new("intervalMs", range)
             }
             (None, Some(ms)) => {
-                let every_ms = i64::try_from(ms).unwrap_or(i64::MAX);
-                let first = self.start_at.unwrap_or_else(|| anchor.plus_ms(every_ms));
-                return Some(Rhythm::Every { first, every_ms });
+                let interval_ms = i64::try_from(ms).unwrap_or(i64::MAX);
+                let first = self.start_at.unwrap_or_else(|| anchor.plus_ms(interval_ms));
+                return Some(Recurrence::Interval { first, interval_ms });
             }
             (None, None) => FieldError::new("cronExpression", "is missing: give cronExpression or intervalMs"),
             (Some(_), Some(_)) => FieldError::new(
@@ -133,15 +133,15 @@ impl Timing {
         None
     }
 
-    fn exceptions(&self, faults: &mut Vec<FieldError>) -> Vec<Except> {
-        if self.except.len() > MOST_EXCEPTIONS {
+    fn exceptions(&self, faults: &mut Vec<FieldError>) -> Vec<Blackout> {
+        if self.except.len() > MAX_EXCEPTIONS {
             let count = self.except.len();
-            faults.push(FieldError::new("except", format!("must have at most {MOST_EXCEPTIONS} entries, has {count}")));
+            faults.push(FieldError::new("except", format!("must have at most {MAX_EXCEPTIONS} entries, has {count}")));
             return Vec::new();
         }
         let mut except = Vec::with_capacity(self.except.len());
         for (nth, text) in self.except.iter().enumerate() {
-            match Except::parse(text) {
+            match Blackout::parse(text) {
                 Ok(entry) => except.push(entry),
                 Err(what) => faults.push(FieldError::new(format!("except[{nth}]"), what)),
             }
@@ -152,20 +152,20 @@ impl Timing {
 
 /// A compiled timing.
 #[derive(Clone, Debug)]
-pub struct Beat {
-    rhythm: Rhythm,
+pub struct CompiledTiming {
+    recurrence: Recurrence,
     zone: TimeZone,
     dst_gap: DstGap,
     dst_overlap: DstOverlap,
     start: Option<Timestamp>,
     end: Option<Timestamp>,
-    except: Vec<Except>,
+    except: Vec<Blackout>,
 }
 
 #[derive(Clone, Debug)]
-enum Rhythm {
+enum Recurrence {
     Cron(Box<Cron>),
-    Every { first: Timestamp, every_ms: i64 },
+    Interval { first: Timestamp, interval_ms: i64 },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -173,7 +173,7 @@ pub struct Tick {
     pub due: Timestamp,
     pub note: Option<DstNote>,
     /// The entry of `except` for which it does not fire.
-    pub excepted: Option<String>,
+    pub blackout: Option<String>,
 }
 
 /// What fell due in a span of time.
@@ -182,33 +182,33 @@ pub struct Backlog {
     /// The latest ones, in order.
     pub latest: Vec<Tick>,
     /// What lies before those.
-    pub older: Option<Older>,
+    pub earlier: Option<EarlierTicks>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Older {
+pub struct EarlierTicks {
     pub first: Timestamp,
     pub last: Timestamp,
     /// `None`: more than 5 000, not counted.
     pub count: Option<u64>,
 }
 
-impl Beat {
+impl CompiledTiming {
     /// The first due time after `after` (exclusive), within start and end, blackout or not.
-    pub fn next_raw(&self, after: Timestamp) -> Option<Tick> {
-        self.dues(after).next().map(|(due, note)| self.tick(due, note))
+    pub fn next_including_blackouts(&self, after: Timestamp) -> Option<Tick> {
+        self.due_times(after).next().map(|(due, note)| self.tick(due, note))
     }
 
     /// The first due time after `after` at which something fires: not blacked out. `None` too when 200 000 blacked-out due times
     /// were passed over in vain.
     pub fn next(&self, after: Timestamp) -> Option<Tick> {
-        let mut dues = self.dues(after);
-        for _ in 0..MOST_PASSED_OVER {
-            let (due, note) = dues.next()?;
+        let mut due_times = self.due_times(after);
+        for _ in 0..MAX_PASSED_OVER {
+            let (due, note) = due_times.next()?;
             let (second, local) = self.second_and_local(due);
             match self.except.iter().find(|except| except.covers(local)) {
-                None => return Some(Tick { due, note, excepted: None }),
-                Some(except) => dues.skip_to(except.covered_until(local, &self.zone, second)),
+                None => return Some(Tick { due, note, blackout: None }),
+                Some(except) => due_times.skip_to(except.covered_until(local, &self.zone, second)),
             }
         }
         None
@@ -220,14 +220,14 @@ impl Beat {
     /// no step looks at more than `keep` + 1 due times.
     pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
         let upto = upto.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
-        if let Rhythm::Every { first, every_ms } = self.rhythm {
-            return self.interval_backlog(first, every_ms, (after, upto), keep);
+        if let Recurrence::Interval { first, interval_ms } = self.recurrence {
+            return self.interval_backlog(first, interval_ms, (after, upto), keep);
         }
-        let dues = |from: Timestamp| self.dues(from).take_while(|(due, _)| *due <= upto);
-        let ticks = |from: Timestamp| dues(from).map(|(due, note)| self.tick(due, note));
-        let more_than_kept = |from: Timestamp| dues(from).nth(keep).is_some();
+        let due_times = |from: Timestamp| self.due_times(from).take_while(|(due, _)| *due <= upto);
+        let ticks = |from: Timestamp| due_times(from).map(|(due, note)| self.tick(due, note));
+        let more_than_kept = |from: Timestamp| due_times(from).nth(keep).is_some();
         if !more_than_kept(after) {
-            return Backlog { latest: ticks(after).collect(), older: None };
+            return Backlog { latest: ticks(after).collect(), earlier: None };
         }
         let (mut begin, mut beyond) = (after, upto);
         while beyond.ms_since(begin) > 1 {
@@ -235,34 +235,38 @@ impl Beat {
             if more_than_kept(middle) { begin = middle } else { beyond = middle }
         }
         let mut latest = ticks(begin);
-        let older = latest.next().and_then(|tick| self.older(after, tick.due));
-        Backlog { latest: latest.collect(), older }
+        let earlier = latest.next().and_then(|tick| self.earlier(after, tick.due));
+        Backlog { latest: latest.collect(), earlier }
     }
 
-    fn older(&self, after: Timestamp, last: Timestamp) -> Option<Older> {
-        let (first, _) = self.dues(after).next()?;
-        let counted = self.dues(after).take_while(|(due, _)| *due <= last).take(MOST_COUNTED + 1).count();
-        let count = (counted <= MOST_COUNTED).then(|| u64::try_from(counted).unwrap_or_default());
-        Some(Older { first, last, count })
+    fn earlier(&self, after: Timestamp, last: Timestamp) -> Option<EarlierTicks> {
+        let (first, _) = self.due_times(after).next()?;
+        let counted = self.due_times(after).take_while(|(due, _)| *due <= last).take(MAX_COUNTED + 1).count();
+        let count = (counted <= MAX_COUNTED).then(|| u64::try_from(counted).unwrap_or_default());
+        Some(EarlierTicks { first, last, count })
     }
 
     fn interval_backlog(
         &self,
         first: Timestamp,
-        every_ms: i64,
+        interval_ms: i64,
         (after, upto): (Timestamp, Timestamp),
         keep: usize,
     ) -> Backlog {
-        let Some(begin) = next_of_interval(first, every_ms, after).filter(|due| *due <= upto) else {
+        let Some(begin) = next_of_interval(first, interval_ms, after).filter(|due| *due <= upto) else {
             return Backlog::default();
         };
-        let count = upto.ms_since(begin) / every_ms + 1;
+        let count = upto.ms_since(begin) / interval_ms + 1;
         let kept = count.min(i64::try_from(keep).unwrap_or(i64::MAX));
-        let nth = |n: i64| begin.plus_ms(n * every_ms);
+        let nth = |n: i64| begin.plus_ms(n * interval_ms);
         let last = nth(count - kept - 1);
         Backlog {
             latest: (count - kept..count).map(|n| self.tick(nth(n), None)).collect(),
-            older: (count > kept).then(|| Older { first: begin, last, count: u64::try_from(count - kept).ok() }),
+            earlier: (count > kept).then(|| EarlierTicks {
+                first: begin,
+                last,
+                count: u64::try_from(count - kept).ok(),
+            }),
         }
     }
 
@@ -277,10 +281,10 @@ impl Beat {
     /// In words: `At 02:30, on Monday (Europe/Madrid)`.
     pub fn explain(&self) -> String {
         let zone = self.zone.iana_name().unwrap_or("UTC");
-        let when = match &self.rhythm {
-            Rhythm::Cron(cron) => cron.describe(),
-            Rhythm::Every { first, every_ms } => {
-                format!("every {} from {}", interval_words(*every_ms), self.local(*first))
+        let when = match &self.recurrence {
+            Recurrence::Cron(cron) => cron.describe(),
+            Recurrence::Interval { first, interval_ms } => {
+                format!("every {} from {}", interval_words(*interval_ms), self.local(*first))
             }
         };
         let dark: Vec<&str> = self.except.iter().map(|except| except.text.as_str()).collect();
@@ -296,13 +300,13 @@ impl Beat {
     }
 
     fn tick(&self, due: Timestamp, note: Option<DstNote>) -> Tick {
-        let excepted = if self.except.is_empty() {
+        let blackout = if self.except.is_empty() {
             None
         } else {
             let (_, local) = self.second_and_local(due);
             self.except.iter().find(|except| except.covers(local)).map(|except| except.text.clone())
         };
-        Tick { due, note, excepted }
+        Tick { due, note, blackout }
     }
 
     fn second_and_local(&self, due: Timestamp) -> (i64, i64) {
@@ -310,16 +314,18 @@ impl Beat {
         (second, second + zone::offset_at(&self.zone, second))
     }
 
-    fn dues(&self, after: Timestamp) -> Dues<'_> {
-        let pace = match &self.rhythm {
-            Rhythm::Cron(cron) => {
+    fn due_times(&self, after: Timestamp) -> DueTimes<'_> {
+        let source = match &self.recurrence {
+            Recurrence::Cron(cron) => {
                 let start = self.start.map_or(i64::MIN, |start| start.as_ms().saturating_add(999).div_euclid(1_000));
                 let from = (after.as_ms().div_euclid(1_000) + 1).max(start);
-                Pace::Cron(Walk::new(cron, &self.zone, self.dst_gap, self.dst_overlap, from))
+                Source::Cron(CronTimes::new(cron, &self.zone, self.dst_gap, self.dst_overlap, from))
             }
-            Rhythm::Every { first, every_ms } => Pace::Every { first: *first, every_ms: *every_ms, after },
+            Recurrence::Interval { first, interval_ms } => {
+                Source::Interval { first: *first, interval_ms: *interval_ms, after }
+            }
         };
-        Dues { pace, end: self.end.unwrap_or(Timestamp::MAX) }
+        DueTimes { source, end: self.end.unwrap_or(Timestamp::MAX) }
     }
 
     /// Why it never fires.
@@ -328,24 +334,24 @@ impl Beat {
         if self.next(after).is_some() {
             return None;
         }
-        if let Some(tick) = self.next_raw(after) {
+        if let Some(tick) = self.next_including_blackouts(after) {
             let first = self.local(tick.due);
             return Some(FieldError::new(
                 "except",
                 format!("never fires: every due time from {first} on is blacked out"),
             ));
         }
-        let endless = Beat { end: None, ..self.clone() };
-        Some(match (endless.next_raw(after), &self.rhythm) {
+        let endless = CompiledTiming { end: None, ..self.clone() };
+        Some(match (endless.next_including_blackouts(after), &self.recurrence) {
             (Some(tick), _) => {
                 let first = self.local(tick.due);
                 FieldError::new("endAt", format!("never fires: the first due time, {first}, is after the end"))
             }
-            (None, Rhythm::Cron(cron)) => FieldError::new(
+            (None, Recurrence::Cron(cron)) => FieldError::new(
                 "cronExpression",
                 format!("never fires: no date matches it. It reads: {}", cron.describe()),
             ),
-            (None, Rhythm::Every { .. }) => {
+            (None, Recurrence::Interval { .. }) => {
                 FieldError::new("intervalMs", "never fires: the first due time is too far away")
             }
         })
@@ -353,33 +359,35 @@ impl Beat {
 }
 
 /// The due times one after the other.
-struct Dues<'a> {
-    pace: Pace<'a>,
+struct DueTimes<'a> {
+    source: Source<'a>,
     end: Timestamp,
 }
 
-enum Pace<'a> {
-    Cron(Walk<'a>),
-    Every { first: Timestamp, every_ms: i64, after: Timestamp },
+enum Source<'a> {
+    Cron(CronTimes<'a>),
+    Interval { first: Timestamp, interval_ms: i64, after: Timestamp },
 }
 
-impl Dues<'_> {
+impl DueTimes<'_> {
     fn skip_to(&mut self, second: i64) {
-        match &mut self.pace {
-            Pace::Cron(walk) => walk.skip_to(second),
-            Pace::Every { after, .. } => *after = Timestamp::from_ms(second * 1_000 - 1).max(*after),
+        match &mut self.source {
+            Source::Cron(cron_times) => cron_times.skip_to(second),
+            Source::Interval { after, .. } => *after = Timestamp::from_ms(second * 1_000 - 1).max(*after),
         }
     }
 }
 
-impl Iterator for Dues<'_> {
+impl Iterator for DueTimes<'_> {
     type Item = (Timestamp, Option<DstNote>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (due, note) = match &mut self.pace {
-            Pace::Cron(walk) => walk.next().map(|(second, note)| (Timestamp::from_ms(second * 1_000), note))?,
-            Pace::Every { first, every_ms, after } => {
-                let due = next_of_interval(*first, *every_ms, *after)?;
+        let (due, note) = match &mut self.source {
+            Source::Cron(cron_times) => {
+                cron_times.next().map(|(second, note)| (Timestamp::from_ms(second * 1_000), note))?
+            }
+            Source::Interval { first, interval_ms, after } => {
+                let due = next_of_interval(*first, *interval_ms, *after)?;
                 *after = due;
                 (due, None)
             }
@@ -388,12 +396,12 @@ impl Iterator for Dues<'_> {
     }
 }
 
-fn next_of_interval(first: Timestamp, every_ms: i64, after: Timestamp) -> Option<Timestamp> {
+fn next_of_interval(first: Timestamp, interval_ms: i64, after: Timestamp) -> Option<Timestamp> {
     if after < first {
         return (first <= Timestamp::MAX).then_some(first);
     }
-    let passed = after.ms_since(first) / every_ms + 1;
-    let due = first.plus_ms(passed.saturating_mul(every_ms));
+    let passed = after.ms_since(first) / interval_ms + 1;
+    let due = first.plus_ms(passed.saturating_mul(interval_ms));
     (due <= Timestamp::MAX).then_some(due)
 }
 

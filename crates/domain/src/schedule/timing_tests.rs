@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Beat, DstGap, DstOverlap, Older, Timing};
+use super::{CompiledTiming, DstGap, DstOverlap, EarlierTicks, Timing};
 use crate::{FieldError, Timestamp};
 
 const ANCHOR: &str = "2026-01-01T00:00:00Z";
@@ -19,14 +19,14 @@ fn every(ms: u64) -> Timing {
     Timing { interval_ms: Some(ms), ..Timing::default() }
 }
 
-fn beat(timing: &Timing) -> Beat {
+fn compile(timing: &Timing) -> CompiledTiming {
     timing.compile(at(ANCHOR)).unwrap()
 }
 
-fn due(beat: &Beat, after: &str, count: usize) -> Vec<String> {
-    let first = beat.next_raw(at(after));
-    let ticks = std::iter::successors(first, |tick| beat.next_raw(tick.due));
-    ticks.take(count).map(|tick| beat.local(tick.due)).collect()
+fn due(compiled: &CompiledTiming, after: &str, count: usize) -> Vec<String> {
+    let first = compiled.next_including_blackouts(at(after));
+    let ticks = std::iter::successors(first, |tick| compiled.next_including_blackouts(tick.due));
+    ticks.take(count).map(|tick| compiled.local(tick.due)).collect()
 }
 
 #[test]
@@ -132,12 +132,12 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
 
 #[test]
 fn an_interval_without_start_counts_from_its_anchor() {
-    let beat = beat(&every(90_000));
+    let compiled = compile(&every(90_000));
     let expected = ["2026-01-01T00:01:30+00:00", "2026-01-01T00:03:00+00:00", "2026-01-01T00:04:30+00:00"];
-    assert_eq!(due(&beat, ANCHOR, 3), expected);
-    assert_eq!(due(&beat, "2020-01-01T00:00:00Z", 1), expected[..1], "nothing is due before the first one");
-    assert_eq!(due(&beat, "2026-01-01T00:03:00Z", 1), expected[2..], "the time asked for is not its own next");
-    let years = due(&beat, "2036-01-01T00:00:00.001Z", 1);
+    assert_eq!(due(&compiled, ANCHOR, 3), expected);
+    assert_eq!(due(&compiled, "2020-01-01T00:00:00Z", 1), expected[..1], "nothing is due before the first one");
+    assert_eq!(due(&compiled, "2026-01-01T00:03:00Z", 1), expected[2..], "the time asked for is not its own next");
+    let years = due(&compiled, "2036-01-01T00:00:00.001Z", 1);
     assert_eq!(years, ["2036-01-01T00:01:30+00:00"], "no drift in ten years");
 }
 
@@ -150,7 +150,11 @@ fn an_interval_with_a_start_is_first_due_at_it() {
         ..every(3_600_000)
     };
     let expected = ["2026-03-29T01:30:00.250+01:00", "2026-03-29T03:30:00.250+02:00", "2026-03-29T04:30:00.250+02:00"];
-    assert_eq!(due(&beat(&timing), ANCHOR, 9), expected, "elapsed time, whatever the clocks do; the end is the last");
+    assert_eq!(
+        due(&compile(&timing), ANCHOR, 9),
+        expected,
+        "elapsed time, whatever the clocks do; the end is the last"
+    );
 }
 
 #[test]
@@ -161,21 +165,24 @@ fn a_cron_expression_is_due_from_its_start_to_its_end_inclusive() {
         ..cron("0 12 * * *")
     };
     let expected = ["2026-02-01T12:00:00+00:00", "2026-02-02T12:00:00+00:00", "2026-02-03T12:00:00+00:00"];
-    assert_eq!(due(&beat(&timing), ANCHOR, 9), expected);
+    assert_eq!(due(&compile(&timing), ANCHOR, 9), expected);
     let late = Timing { start_at: Some(at("2026-02-01T12:00:00.001Z")), ..timing };
-    assert_eq!(due(&beat(&late), ANCHOR, 9), expected[1..]);
+    assert_eq!(due(&compile(&late), ANCHOR, 9), expected[1..]);
 }
 
 #[test]
 fn nothing_fires_in_a_blackout_but_its_ticks_are_known() {
     let except = vec!["* 22-23 * * *".to_owned(), "2026-01-02/2026-01-04".to_owned()];
-    let beat = beat(&Timing { timezone: "Europe/Madrid".into(), except, ..cron("*/30 * * * *") });
-    let raw = beat.next_raw(at("2026-01-01T20:59:00Z")).unwrap();
-    assert_eq!((beat.local(raw.due), raw.excepted), ("2026-01-01T22:00:00+01:00".into(), Some("* 22-23 * * *".into())));
-    let next = beat.next(at("2026-01-01T20:59:00Z")).unwrap();
-    assert_eq!((beat.local(next.due), next.excepted), ("2026-01-05T00:00:00+01:00".into(), None));
-    let marks: Vec<_> = beat.backlog(at("2026-01-01T22:00:00Z"), at("2026-01-01T23:30:00Z"), 9).latest;
-    let marks: Vec<_> = marks.into_iter().map(|tick| tick.excepted.unwrap_or_default()).collect();
+    let compiled = compile(&Timing { timezone: "Europe/Madrid".into(), except, ..cron("*/30 * * * *") });
+    let raw = compiled.next_including_blackouts(at("2026-01-01T20:59:00Z")).unwrap();
+    assert_eq!(
+        (compiled.local(raw.due), raw.blackout),
+        ("2026-01-01T22:00:00+01:00".into(), Some("* 22-23 * * *".into()))
+    );
+    let next = compiled.next(at("2026-01-01T20:59:00Z")).unwrap();
+    assert_eq!((compiled.local(next.due), next.blackout), ("2026-01-05T00:00:00+01:00".into(), None));
+    let marks: Vec<_> = compiled.backlog(at("2026-01-01T22:00:00Z"), at("2026-01-01T23:30:00Z"), 9).latest;
+    let marks: Vec<_> = marks.into_iter().map(|tick| tick.blackout.unwrap_or_default()).collect();
     assert_eq!(marks, ["* 22-23 * * *", "2026-01-02/2026-01-04", "2026-01-02/2026-01-04"]);
 }
 
@@ -183,8 +190,8 @@ fn nothing_fires_in_a_blackout_but_its_ticks_are_known() {
 fn a_blackout_that_ends_where_the_clocks_change_hides_nothing_behind_it() {
     let next = |except: &str, after: &str| {
         let timing = Timing { timezone: "Europe/Madrid".into(), except: vec![except.into()], ..cron("* * * * *") };
-        let beat = timing.compile(at(ANCHOR)).unwrap();
-        beat.local(beat.next(at(after)).unwrap().due)
+        let compiled = timing.compile(at(ANCHOR)).unwrap();
+        compiled.local(compiled.next(at(after)).unwrap().due)
     };
     let (spring, autumn) = ("2026-03-28T23:00:00Z", "2026-10-25T00:20:00Z");
     assert_eq!(next("2026-03-28T00:00/2026-03-29T02:30", spring), "2026-03-29T03:00:00+02:00");
@@ -197,31 +204,31 @@ fn a_blackout_that_ends_where_the_clocks_change_hides_nothing_behind_it() {
 #[test]
 fn long_blackouts_of_frequent_schedules_are_jumped_over() {
     let timing = Timing { except: vec!["* * * 1-11 *".into()], ..cron("* * * * * *") };
-    assert_eq!(beat(&timing).next(at(ANCHOR)).unwrap().due, at("2026-12-01T00:00:00Z"));
+    assert_eq!(compile(&timing).next(at(ANCHOR)).unwrap().due, at("2026-12-01T00:00:00Z"));
     let timing = Timing { except: vec!["2026-01-01/2099-12-31".into()], ..every(1_000) };
-    assert_eq!(beat(&timing).next(at(ANCHOR)).unwrap().due, at("2100-01-01T00:00:00Z"));
+    assert_eq!(compile(&timing).next(at(ANCHOR)).unwrap().due, at("2100-01-01T00:00:00Z"));
 }
 
 #[test]
 fn two_weeks_of_seconds_are_summed_up() {
     let (after, upto) = (at("2026-03-20T00:00:00Z"), at("2026-04-03T00:00:00Z"));
     for (timing, count) in [(cron("* * * * * *"), None), (every(1_000), Some(1_209_600 - 100))] {
-        let backlog = beat(&timing).backlog(after, upto, 100);
+        let backlog = compile(&timing).backlog(after, upto, 100);
         assert_eq!(backlog.latest.len(), 100);
         assert_eq!(backlog.latest[99].due, upto);
-        let older = Older { first: after.plus_ms(1_000), last: upto.plus_ms(-100_000), count };
-        assert_eq!(backlog.older, Some(older));
+        let earlier = EarlierTicks { first: after.plus_ms(1_000), last: upto.plus_ms(-100_000), count };
+        assert_eq!(backlog.earlier, Some(earlier));
     }
-    let hourly = beat(&cron("0 * * * *")).backlog(after, upto, 0);
-    let older = Older { first: at("2026-03-20T01:00:00Z"), last: upto, count: Some(336) };
-    assert_eq!((hourly.latest, hourly.older), (vec![], Some(older)));
-    assert_eq!(beat(&cron("0 * * * *")).backlog(upto, after, 5), Default::default(), "a clock that went back");
+    let hourly = compile(&cron("0 * * * *")).backlog(after, upto, 0);
+    let earlier = EarlierTicks { first: at("2026-03-20T01:00:00Z"), last: upto, count: Some(336) };
+    assert_eq!((hourly.latest, hourly.earlier), (vec![], Some(earlier)));
+    assert_eq!(compile(&cron("0 * * * *")).backlog(upto, after, 5), Default::default(), "a clock that went back");
 }
 
 #[test]
 fn a_timing_is_explained_in_words() {
     let madrid = |timing: Timing| Timing { timezone: "Europe/Madrid".into(), ..timing };
-    let explain = |timing: Timing| beat(&madrid(timing)).explain();
+    let explain = |timing: Timing| compile(&madrid(timing)).explain();
     assert_eq!(explain(cron("30 2 * * MON")), "At 02:30, on Monday (Europe/Madrid)");
     assert_eq!(explain(cron("@hourly")), "At minute 0 past every hour (Europe/Madrid)");
     assert_eq!(explain(cron("*/40 * * * *")), "At minute 0 and 40 past every hour (Europe/Madrid)");
@@ -252,14 +259,14 @@ fn times_beyond_all_calendars_are_borne() {
     let (first, last) = (Timestamp::from_ms(i64::MIN), Timestamp::from_ms(i64::MAX));
     for timing in [cron("* * * * * *"), cron("30 2 29 2 *"), every(1_000)] {
         for timezone in ["UTC", "Europe/Madrid", "Pacific/Apia"] {
-            let beat = beat(&Timing { timezone: timezone.into(), ..timing.clone() });
-            assert!(beat.next_raw(first).is_some());
-            assert_eq!(beat.next_raw(last), None);
-            assert_eq!(beat.next(Timestamp::MAX), None);
-            let backlog = beat.backlog(first, last, 3);
+            let compiled = compile(&Timing { timezone: timezone.into(), ..timing.clone() });
+            assert!(compiled.next_including_blackouts(first).is_some());
+            assert_eq!(compiled.next_including_blackouts(last), None);
+            assert_eq!(compiled.next(Timestamp::MAX), None);
+            let backlog = compiled.backlog(first, last, 3);
             assert_eq!(backlog.latest.len(), 3);
             assert!(backlog.latest.iter().all(|tick| tick.due <= Timestamp::MAX));
-            assert!(!beat.local(first).is_empty() && !beat.local(last).is_empty());
+            assert!(!compiled.local(first).is_empty() && !compiled.local(last).is_empty());
         }
     }
 }
@@ -307,12 +314,12 @@ proptest! {
     fn ticks_follow_each_other_and_the_backlog_is_all_of_them(
         timing in timings(), begin in 0i64..31_536_000_000, span in 0i64..200_000_000, keep in 0usize..40,
     ) {
-        let beat = beat(&timing);
+        let compiled = compile(&timing);
         let after = at(ANCHOR).plus_ms(begin);
         let upto = after.plus_ms(span);
         let mut ticks = Vec::new();
         let mut last = after;
-        while let Some(tick) = beat.next_raw(last) {
+        while let Some(tick) = compiled.next_including_blackouts(last) {
             prop_assert!(tick.due > last);
             prop_assert!(timing.start_at.is_none_or(|start| tick.due >= start));
             last = tick.due;
@@ -321,18 +328,18 @@ proptest! {
             }
             ticks.push(tick);
         }
-        let firing = ticks.iter().find(|tick| tick.excepted.is_none());
-        let next = beat.next(after);
+        let firing = ticks.iter().find(|tick| tick.blackout.is_none());
+        let next = compiled.next(after);
         match firing {
             Some(tick) => prop_assert_eq!(next.as_ref(), Some(tick)),
             None => prop_assert!(next.is_none_or(|tick| tick.due > upto)),
         }
-        let backlog = beat.backlog(after, upto, keep);
+        let backlog = compiled.backlog(after, upto, keep);
         let kept = ticks.split_off(ticks.len().saturating_sub(keep));
         prop_assert_eq!(backlog.latest, kept);
-        let older = ticks.first().zip(ticks.last()).map(|(first, last)| Older {
+        let earlier = ticks.first().zip(ticks.last()).map(|(first, last)| EarlierTicks {
             first: first.due, last: last.due, count: Some(ticks.len() as u64),
         });
-        prop_assert_eq!(backlog.older, older);
+        prop_assert_eq!(backlog.earlier, earlier);
     }
 }

@@ -5,7 +5,7 @@ use jiff::{
     tz::{TimeZone, db},
 };
 
-use super::fields::MOST_BYTES;
+use super::fields::MAX_BYTES;
 use crate::Timestamp;
 
 /// The times that are looked at, in seconds: the years 1 to 9999.
@@ -56,8 +56,8 @@ pub(super) fn instant(second: i64) -> Instant {
 
 /// `Err`: that there is no such zone, and which one may be meant.
 pub(super) fn find(name: &str) -> Result<TimeZone, String> {
-    if name.len() > MOST_BYTES {
-        return Err(format!("is longer than {MOST_BYTES} characters"));
+    if name.len() > MAX_BYTES {
+        return Err(format!("is longer than {MAX_BYTES} characters"));
     }
     // jiff does not mind the case, but other readers of the stored name do.
     let found = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name) && !zone.is_unknown());
@@ -133,7 +133,7 @@ mod tests {
         assert!(find("America/Argentina/Buenos_Aires").is_ok());
     }
 
-    /// The walk relies on it: what one change of the clocks does is over before the next one comes.
+    /// The cron_times relies on it: what one change of the clocks does is over before the next one comes.
     #[test]
     fn since_1970_no_zone_changes_its_clocks_again_within_what_a_change_moved() {
         let close: Vec<String> = db()

@@ -1,6 +1,6 @@
 //! The built-in worker's own entry among the workers: it has the same life cycle as all others.
 
-use faena_domain::{Ability, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
 use faena_store::{StoreError, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 
@@ -32,7 +32,7 @@ impl BuiltIn {
             transport: String::new(),
             node: engine.node_id(),
             state: WorkerState::Ready,
-            ability: Ability { capabilities, queues: Vec::new() },
+            capabilities: WorkerCapabilities { types: capabilities, queues: Vec::new() },
             concurrency: u32::try_from(engine.config.concurrency).unwrap_or(u32::MAX),
             pool: None,
             deadline: None,

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
-use faena_domain::{JobId, fits};
+use faena_domain::{JobId, event_type_matches};
 use faena_store::{EventPosition, EventQuery, StoreError, StoredEvent};
 use serde::Deserialize;
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -21,7 +21,7 @@ pub struct EventFilter {
 
 impl EventFilter {
     pub fn lets_through(&self, event: &StoredEvent) -> bool {
-        (self.types.is_empty() || self.types.iter().any(|pattern| fits(pattern, &event.kind)))
+        (self.types.is_empty() || self.types.iter().any(|pattern| event_type_matches(pattern, &event.kind)))
             && self.correlation_id.as_ref().is_none_or(|id| *id == event.correlation_id)
             && self.job.is_none_or(|id| id.0 == event.subject)
             && self.queue.as_ref().is_none_or(|queue| queue_of(event).is_some_and(|of| of == queue.as_str()))

@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-use faena_domain::{Ability, JobId, NodeId, Run, Step, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{
+    JobId, NodeId, Run, Step, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
+};
 use faena_store::{Lane, LaneId, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -130,7 +132,7 @@ pub struct WorkerIdentity {
     /// Which connection of this life.
     pub session: i64,
     pub transport: Transport,
-    pub ability: Ability,
+    pub capabilities: WorkerCapabilities,
     pub concurrency: usize,
     /// It says itself when it starts a job.
     pub tells_starts: bool,
@@ -159,7 +161,7 @@ impl WorkerIdentity {
             transport: self.transport.as_str().into(),
             node,
             state,
-            ability: self.ability.clone(),
+            capabilities: self.capabilities.clone(),
             concurrency: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
             pool: self.pool.clone(),
             deadline: None,
@@ -268,7 +270,7 @@ impl ConnectedWorker {
         if known.len() >= REMEMBERED_LANES {
             known.clear();
         }
-        *known.entry(lane.id).or_insert_with(|| self.ability.covers(&lane.queue, &lane.kind))
+        *known.entry(lane.id).or_insert_with(|| self.capabilities.covers(&lane.queue, &lane.kind))
     }
 
     /// How many jobs it may be handed now.

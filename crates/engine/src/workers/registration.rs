@@ -7,7 +7,8 @@ use std::{
 };
 
 use faena_domain::{
-    Ability, ErrorReason, Failure, FieldError, JobId, JobState, Run, Step, Timestamp, WorkerId, WorkerKind, WorkerState,
+    ErrorReason, Failure, FieldError, JobId, JobState, Run, Step, Timestamp, WorkerCapabilities, WorkerId, WorkerKind,
+    WorkerState,
 };
 use faena_store::{ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 
@@ -130,7 +131,7 @@ impl Engine {
         let pool = before.as_ref().and_then(|worker| worker.pool.clone());
         // A process that names no queues takes from those that its pool is for.
         let queues = match &before {
-            Some(before) if registration.queues.is_empty() && pool.is_some() => before.ability.queues.clone(),
+            Some(before) if registration.queues.is_empty() && pool.is_some() => before.capabilities.queues.clone(),
             _ => registration.queues,
         };
         let mut identity = WorkerIdentity {
@@ -139,7 +140,7 @@ impl Engine {
             kind: if pool.is_some() { WorkerKind::Pool } else { WorkerKind::Remote },
             session: 0,
             transport,
-            ability: Ability { capabilities: registration.capabilities, queues },
+            capabilities: WorkerCapabilities { types: registration.capabilities, queues },
             concurrency: registration.concurrency.unwrap_or(1) as usize,
             tells_starts: registration.tells_starts,
             ephemeral: before.as_ref().is_some_and(|before| before.ephemeral),
@@ -164,7 +165,7 @@ impl Engine {
             worker = worker.key,
             transport = transport.as_str(),
             concurrency = worker.concurrency,
-            capabilities = ?worker.ability.capabilities,
+            capabilities = ?worker.capabilities.types,
             "{}",
             if resumed { "a worker is back" } else { "a worker has connected" }
         );

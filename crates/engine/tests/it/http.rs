@@ -159,7 +159,7 @@ async fn the_far_end_may_say_when_to_come_again() {
     let id = world.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
     let job = world.job_is(id, JobState::Retrying).await;
     let failed = job.execution_log.iter().find(|entry| entry.event == LogEvent::Failed).unwrap();
-    assert_eq!(job.next_try_at.unwrap().ms_since(failed.timestamp), 7_000);
+    assert_eq!(job.next_retry_at.unwrap().ms_since(failed.timestamp), 7_000);
     assert_eq!(error(&job), "HTTP 503 Service Unavailable: come later");
 }
 

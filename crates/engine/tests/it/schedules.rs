@@ -225,10 +225,10 @@ impl Simulation {
     }
 
     fn dues(&self, schedule: &Schedule, upto: Timestamp) -> Vec<Timestamp> {
-        let beat = schedule.clone().timed().unwrap().beat;
+        let timing = schedule.clone().compile().unwrap().timing;
         let mut last = schedule.created_at;
         let dues = std::iter::from_fn(|| {
-            last = beat.next(last)?.due;
+            last = timing.next(last)?.due;
             Some(last).filter(|due| *due <= upto)
         });
         dues.collect()

@@ -32,7 +32,7 @@ async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
 
     let found = trace(&*world.store, "order 7").await.unwrap().unwrap();
     assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
-    assert!(found.cut.is_empty());
+    assert!(found.omitted.is_empty());
     let ids: Vec<_> = found.jobs.iter().map(|job| job.id).collect();
     assert_eq!(ids, [parent.id, child.id], "the third job is another story");
     assert_eq!((&found.jobs[1].depends_on, &found.jobs[0].dependents), (&vec![parent.id], &vec![child.id]));
@@ -78,7 +78,7 @@ async fn of_very_many_jobs_the_latest_are_shown_and_that_is_said() {
     };
     world.store.job_submit(many(1_050), Timestamp::now()).await.unwrap();
     let found = trace(&*world.store, "flood").await.unwrap().unwrap();
-    assert_eq!((found.jobs.len(), found.cut.len()), (1_000, 1), "{:?}", found.cut);
+    assert_eq!((found.jobs.len(), found.omitted.len()), (1_000, 1), "{:?}", found.omitted);
 }
 
 #[tokio::test(flavor = "multi_thread")]

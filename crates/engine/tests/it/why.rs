@@ -124,7 +124,7 @@ async fn limited_by(scope: Scope, key: Option<&str>) {
     let why = why(&world, second).await;
     assert_eq!(codes(&why), ["limit_reached"], "{why:#?}");
     let facts = &why.reasons[0].facts;
-    assert_eq!(facts["scope"], scope.word());
+    assert_eq!(facts["scope"], scope.kind());
     assert_eq!(facts["name"].as_str(), Some(key.unwrap_or(scope.parts().1)));
     assert_eq!((facts["limit"].as_u64(), facts["held"].as_u64()), (Some(1), Some(1)));
     assert_eq!(facts["heldBy"][0], first.to_string());

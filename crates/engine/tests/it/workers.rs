@@ -80,7 +80,7 @@ async fn a_silent_worker_is_lost_at_its_limit_and_not_before() {
     assert_eq!(look(&world, late).await, 1);
     let job = world.job(id).await;
     assert_eq!((job.status, job.retry_count, job.error_reason), (JobState::Retrying, 1, Some(ErrorReason::Orphaned)));
-    assert_eq!(job.next_try_at, Some(late.plus_ms(5_000)));
+    assert_eq!(job.next_retry_at, Some(late.plus_ms(5_000)));
     let record = world.store.worker_get("quiet").await.unwrap().unwrap();
     assert_eq!((record.state, record.ended_at), (WorkerState::Terminated, Some(late)));
     assert!(record.reason.unwrap().contains("nothing was heard of it"));

@@ -202,7 +202,8 @@ async fn a_worker_that_comes_back_in_time_has_its_jobs_still<H: Hand>(engine: En
     let job = hand.next_job().await;
     hand.log(&job, "before").await.unwrap();
     stage.job_shows(&id, "it is told", |job| events(job).contains(&"message")).await;
-    let life = stage.worker_shows(hand.id(), "it is busy", |worker| worker["state"] == "Busy").await["life"].clone();
+    let life =
+        stage.worker_shows(hand.id(), "it is busy", |worker| worker["state"] == "Busy").await["registrationId"].clone();
     hand.away(Away::Closed).await;
     if H::HAS_A_CONNECTION {
         stage.worker_shows(hand.id(), "it is known to be away", |worker| !worker["deadline"].is_null()).await;
@@ -216,7 +217,7 @@ async fn a_worker_that_comes_back_in_time_has_its_jobs_still<H: Hand>(engine: En
     assert_eq!(details(&done, "message"), ["before", "after"]);
     assert_eq!(events(&done).iter().filter(|event| **event == "assigned").count(), 1, "{done:#}");
     let worker = stage.worker_shows(hand.id(), "it is ready", |worker| worker["state"] == "Ready").await;
-    assert_eq!(worker["life"], life, "it has one life");
+    assert_eq!(worker["registrationId"], life, "it has one life");
     // And it gets more.
     let id = stage.submit("mail").await;
     let next = hand.next_job().await;

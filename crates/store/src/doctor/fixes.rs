@@ -3,7 +3,7 @@
 
 use faena_domain::Timestamp;
 
-use super::{Cell, Dialect, judge::beat};
+use super::{Cell, Dialect, judge::compile_timing};
 use crate::{assemble::parse_options, plan::key_number};
 
 /// What a repair is made of.
@@ -219,7 +219,8 @@ fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
 /// of, is over.
 fn next_time(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let id = (dialect.literal)(row[0].id());
-    let next = beat(row[1].number(), row[2].text()).and_then(|beat| beat.next(Timestamp::from_ms(row[3].number())));
+    let next = compile_timing(row[1].number(), row[2].text())
+        .and_then(|timing| timing.next(Timestamp::from_ms(row[3].number())));
     let change = match next {
         Some(tick) => format!("next_at = {}", tick.due.as_ms()),
         None => "active = FALSE, finished = 'faena doctor found nothing that it would be due at'".into(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::schedule::{Beat, ScheduleSpec};
+use faena_domain::schedule::{CompiledTiming, ScheduleSpec};
 use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
@@ -82,13 +82,13 @@ pub(super) fn options(judge: &mut Judge, row: &[Cell]) {
 
 /// `id, anchor_at, spec, name`.
 pub(super) fn schedule(judge: &mut Judge, row: &[Cell]) {
-    if beat(row[1].number(), row[2].text()).is_none() {
+    if compile_timing(row[1].number(), row[2].text()).is_none() {
         judge.add("schedule-unreadable", row[0].id(), row[3].text());
     }
 }
 
 /// When a stored schedule is due, if that can be understood.
-pub(crate) fn beat(anchor_at: i64, spec: &str) -> Option<Beat> {
+pub(crate) fn compile_timing(anchor_at: i64, spec: &str) -> Option<CompiledTiming> {
     let spec: ScheduleSpec = serde_json::from_str(spec).ok()?;
     spec.timing.compile(Timestamp::from_ms(anchor_at)).ok()
 }

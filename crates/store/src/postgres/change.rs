@@ -183,7 +183,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
         )
         .await?;
     client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
-    add_note(client, id, None, LogLine::new(now, LogEvent::RetriedByPerson, by)).await?;
+    add_note(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     if open.is_empty() {
         let mut line = Line::default();
         line.push(lane, id, now, 0);

@@ -43,8 +43,8 @@ use std::{
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
-    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerCapabilities, WorkerId, WorkerState, WorkerView,
     schedule::{Schedule, TickRow},
 };
 use parking_lot::Mutex;
@@ -444,8 +444,8 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::list(&self.shared, &states, limit)).await
     }
 
-    async fn abilities(&self) -> Result<Vec<Ability>> {
-        self.shared.retrying(|| workers::abilities(&self.shared)).await
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
+        self.shared.retrying(|| workers::worker_capabilities(&self.shared)).await
     }
 
     fn rules(&self) -> Arc<Rules> {

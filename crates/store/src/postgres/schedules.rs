@@ -172,7 +172,7 @@ async fn trigger_in(
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
     let at = free_moment(client, id, now).await?;
-    let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
+    let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
     let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
     let (job, tick) = timed.trigger(at);
     let job_id = job.id;

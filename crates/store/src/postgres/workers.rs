@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use deadpool_postgres::Object;
 use faena_domain::{
-    Ability, JobId, NodeId, Run, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    JobId, NodeId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use serde_json::json;
 use tokio_postgres::{Row, types::ToSql};
@@ -26,8 +26,8 @@ use crate::{
     assemble::parse_options,
     audit::{act, drain_action},
     workers::{
-        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
-        deadline_without_server, kind_code, names, path_in, shown_jobs, worker_code, worker_kind, worker_state,
+        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, allowed, changes, deadline_without_server,
+        kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -118,8 +118,8 @@ async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Res
                 &storable(&entry.transport),
                 &entry.node.0,
                 &worker_code(state),
-                &names(&entry.ability.capabilities),
-                &names(&entry.ability.queues),
+                &names(&entry.capabilities.types),
+                &names(&entry.capabilities.queues),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
@@ -160,8 +160,8 @@ async fn go_on(
                 &entry.node.0,
                 &session,
                 &worker_code(state),
-                &names(&entry.ability.capabilities),
-                &names(&entry.ability.queues),
+                &names(&entry.capabilities.types),
+                &names(&entry.capabilities.queues),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
@@ -627,7 +627,7 @@ pub async fn list(shared: &Shared, states: &[WorkerState], limit: usize) -> Resu
     rows.iter().map(|row| worker_row(row).view()).collect()
 }
 
-pub async fn abilities(shared: &Shared) -> Result<Vec<Ability>> {
+pub async fn worker_capabilities(shared: &Shared) -> Result<Vec<WorkerCapabilities>> {
     let client = shared.client().await?;
     let rows = client
         .query(
@@ -636,7 +636,7 @@ pub async fn abilities(shared: &Shared) -> Result<Vec<Ability>> {
         )
         .await?;
     client.keep(Ok(()))?;
-    rows.iter().map(|row| ability(row.get(0), row.get(1))).collect()
+    rows.iter().map(|row| read_capabilities(row.get(0), row.get(1))).collect()
 }
 
 fn worker_row(row: &Row) -> WorkerRow {

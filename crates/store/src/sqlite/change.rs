@@ -107,7 +107,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         (lane, id.0),
     )?;
     tx.connection.execute("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?", (lane, id.0))?;
-    add_note(tx, id, None, LogLine::new(now, LogEvent::RetriedByPerson, by))?;
+    add_note(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
     for parent in &open {
         tx.connection
             .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?

@@ -36,8 +36,8 @@ use std::{
 
 use async_trait::async_trait;
 use faena_domain::{
-    Ability, Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step,
-    Timestamp, WebhookId, WebhookState, WebhookView, WorkerId, WorkerState, WorkerView,
+    Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step, Timestamp,
+    WebhookId, WebhookState, WebhookView, WorkerCapabilities, WorkerId, WorkerState, WorkerView,
     schedule::{Schedule, TickRow},
 };
 use parking_lot::Mutex;
@@ -470,8 +470,8 @@ impl Store for Sqlite {
         self.read(move |connection, _| workers::list(connection, &states, limit)).await
     }
 
-    async fn abilities(&self) -> Result<Vec<Ability>> {
-        self.read(|connection, _| workers::abilities(connection)).await
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
+        self.read(|connection, _| workers::worker_capabilities(connection)).await
     }
 
     fn rules(&self) -> Arc<Rules> {

@@ -103,7 +103,7 @@ fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
 pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
     let at = free_moment(tx.connection, id, now)?;
-    let mut timed = schedule.timed().map_err(StoreError::Invalid)?;
+    let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
     let (job, tick) = timed.trigger(at);
     let job_id = job.id;
     submit(tx, vec![job], now)?;

@@ -3,7 +3,9 @@
 //! A worker's row is its life. What it holds is its own while the row lives, whatever becomes of the server it is connected to;
 //! who ends the life frees what it held in the same transaction.
 
-use faena_domain::{Ability, JobId, Run, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
+use faena_domain::{
+    JobId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql};
 use uuid::Uuid;
 
@@ -13,8 +15,8 @@ use crate::{
     WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
     assemble::parse_options,
     workers::{
-        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, ability, allowed, changes,
-        deadline_without_server, kind_code, names, path_in, shown_jobs, worker_code, worker_kind, worker_state,
+        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, allowed, changes, deadline_without_server,
+        kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -80,8 +82,8 @@ fn begin_life(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmi
             &entry.transport,
             entry.node.0,
             worker_code(state),
-            names(&entry.ability.capabilities),
-            names(&entry.ability.queues),
+            names(&entry.capabilities.types),
+            names(&entry.capabilities.queues),
             entry.concurrency,
             &entry.pool,
             now.as_ms(),
@@ -112,8 +114,8 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
             entry.node.0,
             session,
             worker_code(state),
-            names(&entry.ability.capabilities),
-            names(&entry.ability.queues),
+            names(&entry.capabilities.types),
+            names(&entry.capabilities.queues),
             entry.concurrency,
             &entry.pool,
             now.as_ms(),
@@ -418,13 +420,13 @@ pub fn list(connection: &Connection, states: &[WorkerState], limit: usize) -> Re
     rows.into_iter().map(WorkerRow::view).collect()
 }
 
-pub fn abilities(connection: &Connection) -> Result<Vec<Ability>> {
+pub fn worker_capabilities(connection: &Connection) -> Result<Vec<WorkerCapabilities>> {
     let mut statement =
         connection.prepare_cached("SELECT capabilities, queues FROM worker WHERE ended_at IS NULL AND state < ?")?;
     let mut rows = statement.query([worker_code(WorkerState::Draining)])?;
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
-        all.push(ability(&row.get::<_, String>(0)?, &row.get::<_, String>(1)?)?);
+        all.push(read_capabilities(&row.get::<_, String>(0)?, &row.get::<_, String>(1)?)?);
     }
     Ok(all)
 }

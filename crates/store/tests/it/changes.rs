@@ -231,7 +231,7 @@ pub async fn a_patch_of_a_retrying_job_keeps_it_retrying(world: &World) {
     let patch = JobPatch { priority: Some(Priority::High), payload: Some("{\"b\":2}".into()), ..JobPatch::default() };
     world.patch(job.id, patch, 2).await;
     let view = world.get(job.id).await;
-    assert_eq!((view.status, view.next_try_at), (JobState::Retrying, Some(world.at(100))));
+    assert_eq!((view.status, view.next_retry_at), (JobState::Retrying, Some(world.at(100))));
     world.promote(100).await;
     let again = world.claim_one(101).await;
     assert_eq!((again.payload.as_str(), again.retry_count), ("{\"b\":2}", 1));

@@ -298,12 +298,12 @@ pub async fn a_failed_try_waits_and_comes_back_with_its_count(world: &World) {
 
     let view = world.get(first.id).await;
     assert_eq!((view.status, view.retry_count), (JobState::Retrying, 1));
-    assert_eq!(view.next_try_at, Some(world.at(5_000)));
+    assert_eq!(view.next_retry_at, Some(world.at(5_000)));
     assert_eq!((view.error.as_deref(), view.error_reason), (Some("not now"), Some(ErrorReason::Error)));
     assert_eq!(world.promote(4_999).await.promoted, 0);
     assert_eq!(world.promote(5_000).await.promoted, 1);
     let view = world.get(first.id).await;
-    assert_eq!((view.status, view.retry_count, view.next_try_at), (JobState::Queued, 1, None));
+    assert_eq!((view.status, view.retry_count, view.next_retry_at), (JobState::Queued, 1, None));
     let second = world.claim_one(5_001).await;
     assert_eq!((second.id, second.retry_count, second.ready_at), (first.id, 1, world.at(5_000)));
     assert_eq!(world.get(first.id).await.retry_count, 1, "while it is handed out");

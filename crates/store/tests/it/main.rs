@@ -283,7 +283,7 @@ behaviours! {
         only_the_newest_changes_are_kept,
         a_worker_is_asked_to_drain_by_its_name,
         workers_are_listed_the_living_first,
-        abilities_are_those_of_workers_that_take_jobs,
+        worker_capabilities_are_those_of_workers_that_take_jobs,
         counters_follow_the_jobs_of_workers;
     lists:
         every_filter_finds_its_jobs,

@@ -22,7 +22,7 @@ pub async fn started_jobs_of_a_dead_node_cost_a_try(world: &World) {
     assert_eq!((freed.orphaned, freed.returned), (1, 0));
     let view = world.get(job.id).await;
     assert_eq!((view.status, view.retry_count), (JobState::Retrying, 1));
-    assert_eq!(view.next_try_at, Some(world.at(5_010)));
+    assert_eq!(view.next_retry_at, Some(world.at(5_010)));
     assert_eq!(view.error_reason, Some(ErrorReason::Orphaned));
     world.promote(5_010).await;
     let again = world.claim_one(5_011).await;
@@ -66,7 +66,7 @@ pub async fn ended_jobs_of_a_dead_node_stay_ended(world: &World) {
     let states = world.states([0, 1, 2, 3, 4, 5].map(|n: usize| jobs[n].id)).await;
     use JobState::*;
     assert_eq!(states, [Completed, Failed, Cancelled, Retrying, Queued, Retrying]);
-    assert_eq!(world.get(jobs[3].id).await.next_try_at, Some(world.at(100)));
+    assert_eq!(world.get(jobs[3].id).await.next_retry_at, Some(world.at(100)));
 }
 
 pub async fn a_job_asked_to_stop_is_cancelled_when_its_node_dies(world: &World) {

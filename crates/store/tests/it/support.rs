@@ -12,8 +12,8 @@ use std::{
 };
 
 use faena_domain::{
-    Ability, ErrorReason, JobId, JobState, JobView, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate,
-    Scope, Timestamp, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    ErrorReason, JobId, JobState, JobView, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate, Scope,
+    Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
     CancelOutcome, ClaimRequest, ClaimResult, ClaimedJob, DueResult, Filter, GracePeriods, JobPatch, Lane, LaneId,
@@ -300,7 +300,7 @@ impl World {
             transport: "websocket".into(),
             node: self.node,
             state: WorkerState::Ready,
-            ability: Ability { capabilities: vec!["*".into()], queues: Vec::new() },
+            capabilities: WorkerCapabilities { types: vec!["*".into()], queues: Vec::new() },
             concurrency: 10,
             pool: None,
             deadline: None,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use faena_domain::{Ability, ErrorReason, JobState, NodeId, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{
+    ErrorReason, JobState, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
+};
 use faena_store::{
     CancelOutcome, ClaimRequest, Filter, NodeInfo, Owner, Recovered, RunEnd, RunOutcome, Signal, Tally, WorkerAdmitted,
     WorkerEnd, WorkerEntry, WorkerUpdate,
@@ -25,19 +27,22 @@ fn named(key: &str, world: &World, kind: WorkerKind, node: NodeId) -> WorkerEntr
 
 pub async fn a_worker_begins_its_life_through_allowed_states(world: &World) {
     use WorkerState::*;
-    let ability = Ability { capabilities: vec!["a".into(), "b.*".into()], queues: vec!["q".into()] };
-    let entry =
-        WorkerEntry { name: Some("Billing \"1\"".into()), ability: ability.clone(), ..world.worker("billing-1") };
+    let capabilities = WorkerCapabilities { types: vec!["a".into(), "b.*".into()], queues: vec!["q".into()] };
+    let entry = WorkerEntry {
+        name: Some("Billing \"1\"".into()),
+        capabilities: capabilities.clone(),
+        ..world.worker("billing-1")
+    };
     let admitted = world.admit(entry.clone(), 5).await;
     assert_eq!((admitted.id, admitted.session, admitted.was), (entry.id, 1, None));
     assert_eq!(world.store.worker_session(admitted.id).await.unwrap(), Some(1));
     assert_eq!(world.store.worker_session(WorkerId::new()).await.unwrap(), None);
     assert!(admitted.jobs.is_empty());
     let view = world.shown("billing-1").await;
-    assert_eq!((view.id.as_str(), view.life, view.name), ("billing-1", entry.id.to_string(), entry.name));
+    assert_eq!((view.id.as_str(), view.registration_id, view.name), ("billing-1", entry.id.to_string(), entry.name));
     assert_eq!((view.kind, view.transport.as_str(), view.state), (WorkerKind::Remote, "websocket", Ready));
     assert_eq!((view.category.as_str(), view.breaker.as_str()), ("available", "closed"));
-    assert_eq!((view.capabilities, view.queues, view.concurrency), (ability.capabilities, ability.queues, 10));
+    assert_eq!((view.capabilities, view.queues, view.concurrency), (capabilities.types, capabilities.queues, 10));
     assert_eq!((view.node, view.registered_at), (Some(world.node.to_string()), world.at(5)));
     assert_eq!((view.last_seen_at, view.ended_at, view.deadline), (world.at(5), None, None));
     assert_eq!(states(world, "billing-1").await, [Creating, Connecting, Ready]);
@@ -232,7 +237,7 @@ pub async fn the_jobs_of_a_lost_worker_cost_a_try_started_or_not(world: &World) 
     let text = "worker billing-1 was lost: its connection closed";
     for job in [&jobs[0], &jobs[1]] {
         let view = world.get(job.id).await;
-        assert_eq!((view.retry_count, view.next_try_at), (1, Some(world.at(710))));
+        assert_eq!((view.retry_count, view.next_retry_at), (1, Some(world.at(710))));
         assert_eq!((view.error.as_deref(), view.error_reason), (Some(text), Some(ErrorReason::Orphaned)));
         let line = view.execution_log.iter().find(|entry| entry.event.as_str() == "orphaned").unwrap();
         assert_eq!((line.details.as_str(), line.run), (text, Some(job.run)));
@@ -288,11 +293,11 @@ pub async fn a_worker_that_comes_back_after_its_end_has_a_new_life(world: &World
     assert!(second.id != first.id && second.session == 1 && second.was.is_none() && second.jobs.is_empty());
     assert!(!world.tell(world.news(&first, &[], 3)).await.connected);
     assert!(!world.end(&jobs[0], completed(), 3).await, "its first life's report is stale");
-    assert_eq!(world.shown("w").await.life, second.id.to_string());
+    assert_eq!(world.shown("w").await.registration_id, second.id.to_string());
     let before = world.shown(&first.id.to_string()).await;
     assert_eq!((before.id.as_str(), before.state), ("w", WorkerState::Terminated));
     world.lose(&second, 0, 4).await.unwrap();
-    assert_eq!(world.shown("w").await.life, second.id.to_string(), "the latest one");
+    assert_eq!(world.shown("w").await.registration_id, second.id.to_string(), "the latest one");
 }
 
 pub async fn a_completion_after_the_loss_and_another_claim_changes_nothing(world: &World) {
@@ -412,7 +417,7 @@ pub async fn a_worker_that_does_not_come_back_is_given_up(world: &World) {
     assert_eq!((swept.lost.len(), swept.lost[0].id, swept.lost[0].key.as_str()), (1, worker.id, "w"));
     assert_eq!((swept.lost[0].freed.orphaned, swept.next_at, swept.more), (1, None, false));
     let view = world.get(id).await;
-    assert_eq!((view.status, view.retry_count, view.next_try_at), (JobState::Retrying, 1, Some(world.at(10_503))));
+    assert_eq!((view.status, view.retry_count, view.next_retry_at), (JobState::Retrying, 1, Some(world.at(10_503))));
     assert_eq!(view.error.as_deref(), Some("worker w was lost: it was not heard of"));
     assert!(!world.end(&job, completed(), 10_004).await);
     assert!(world.sweep(NEVER, 10_005).await.lost.is_empty());
@@ -612,10 +617,10 @@ pub async fn workers_are_listed_the_living_first(world: &World) {
     assert_eq!(list(&[WorkerState::Busy, WorkerState::Terminated], 9).await, ["new", "gone"]);
 }
 
-pub async fn abilities_are_those_of_workers_that_take_jobs(world: &World) {
+pub async fn worker_capabilities_are_those_of_workers_that_take_jobs(world: &World) {
     use WorkerState::*;
-    let able = |name: &str| Ability { capabilities: vec![name.into()], queues: vec![format!("q-{name}")] };
-    let with = |name: &str, state| WorkerEntry { ability: able(name), state, ..world.worker(name) };
+    let able = |name: &str| WorkerCapabilities { types: vec![name.into()], queues: vec![format!("q-{name}")] };
+    let with = |name: &str, state| WorkerEntry { capabilities: able(name), state, ..world.worker(name) };
     world.admit(WorkerEntry { deadline: Some(world.at(99)), ..with("coming", Creating) }, 0).await;
     world.admit(with("ready", Ready), 0).await;
     let draining = world.admit(with("draining", Ready), 0).await;
@@ -624,8 +629,8 @@ pub async fn abilities_are_those_of_workers_that_take_jobs(world: &World) {
     world.tell(world.news(&leaving, &[Terminating], 1)).await;
     let lost = world.admit(with("lost", Ready), 0).await;
     world.lose(&lost, 0, 1).await.unwrap();
-    let mut known = world.store.abilities().await.unwrap();
-    known.sort_by(|a, b| a.capabilities.cmp(&b.capabilities));
+    let mut known = world.store.worker_capabilities().await.unwrap();
+    known.sort_by(|a, b| a.types.cmp(&b.types));
     assert_eq!(known, [able("coming"), able("ready")]);
 }
 

@@ -178,11 +178,12 @@ impl Hand for Sdk {
         .await;
         let url = format!("{}/api/v1/workers/{}", self.server.1, self.id);
         let shown = async || self.server.0.get(&url).send().await.ok()?.json::<Value>().await.ok();
-        let life = shown().await.unwrap()["life"].clone();
+        let life = shown().await.unwrap()["registrationId"].clone();
         self.line.open();
         self.line.cut();
         // It had nothing in hand, so this is a new life.
-        eventually("the worker is back", async || shown().await.filter(|worker| worker["life"] != life)).await;
+        eventually("the worker is back", async || shown().await.filter(|worker| worker["registrationId"] != life))
+            .await;
         [first, Ok(())]
     }
 

@@ -10,13 +10,13 @@ use jiff::{
 
 use super::{
     cron::{Cron, DAY_SECONDS},
-    fields::{MOST_BYTES, Precision},
+    fields::{MAX_BYTES, Precision},
 };
 
-pub(super) const MOST_EXCEPTIONS: usize = 100;
+pub(super) const MAX_EXCEPTIONS: usize = 100;
 
 #[derive(Clone, Debug)]
-pub(super) struct Except {
+pub(super) struct Blackout {
     pub(super) text: String,
     window: Window,
 }
@@ -29,10 +29,10 @@ enum Window {
     Minutes(Box<Cron>),
 }
 
-impl Except {
-    pub(super) fn parse(text: &str) -> Result<Except, String> {
-        if text.len() > MOST_BYTES {
-            return Err(format!("is longer than {MOST_BYTES} characters"));
+impl Blackout {
+    pub(super) fn parse(text: &str) -> Result<Blackout, String> {
+        if text.len() > MAX_BYTES {
+            return Err(format!("is longer than {MAX_BYTES} characters"));
         }
         let trimmed = text.trim();
         let window = if trimmed.contains(char::is_whitespace) {
@@ -40,7 +40,7 @@ impl Except {
         } else {
             span(trimmed)?
         };
-        Ok(Except { text: text.to_owned(), window })
+        Ok(Blackout { text: text.to_owned(), window })
     }
 
     pub(super) fn covers(&self, local: i64) -> bool {
@@ -106,7 +106,7 @@ mod tests {
 
     fn covers(except: &str, local: &str) -> bool {
         let at = Offset::UTC.to_timestamp(local.parse().unwrap()).unwrap().as_second();
-        Except::parse(except).unwrap().covers(at)
+        Blackout::parse(except).unwrap().covers(at)
     }
 
     #[test]
@@ -146,9 +146,9 @@ mod tests {
     fn what_is_no_blackout_is_refused() {
         for text in ["", "christmas", "2026-12-32", "20261225", "2026-12-25T25:00/2026-12-26", "@daily", "2026-12-25Z"]
         {
-            assert_eq!(Except::parse(text).unwrap_err(), unreadable(text));
+            assert_eq!(Blackout::parse(text).unwrap_err(), unreadable(text));
         }
-        let message = |text: &str| Except::parse(text).unwrap_err();
+        let message = |text: &str| Blackout::parse(text).unwrap_err();
         assert_eq!(message("2026-12-26/2026-12-24"), "2026-12-26/2026-12-24 ends before it begins");
         assert_eq!(
             message("2026-12-26T08:00/2026-12-26T08:00"),

@@ -45,7 +45,7 @@ impl fmt::Display for DstNote {
     }
 }
 
-pub(super) struct Walk<'a> {
+pub(super) struct CronTimes<'a> {
     cron: &'a Cron,
     zone: &'a TimeZone,
     gap: DstGap,
@@ -55,10 +55,16 @@ pub(super) struct Walk<'a> {
     segment: Segment,
 }
 
-impl<'a> Walk<'a> {
-    pub(super) fn new(cron: &'a Cron, zone: &'a TimeZone, gap: DstGap, overlap: DstOverlap, from: i64) -> Walk<'a> {
+impl<'a> CronTimes<'a> {
+    pub(super) fn new(
+        cron: &'a Cron,
+        zone: &'a TimeZone,
+        gap: DstGap,
+        overlap: DstOverlap,
+        from: i64,
+    ) -> CronTimes<'a> {
         let from = from.clamp(FIRST_SECOND, LAST_SECOND + 1);
-        Walk { cron, zone, gap, overlap, from, segment: Segment::at(zone, from) }
+        CronTimes { cron, zone, gap, overlap, from, segment: Segment::at(zone, from) }
     }
 
     /// Leaves out all that is due before `second`.
@@ -94,7 +100,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Iterator for Walk<'_> {
+impl Iterator for CronTimes<'_> {
     /// The second that is due.
     type Item = (i64, Option<DstNote>);
 
