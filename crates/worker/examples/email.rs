@@ -1,7 +1,7 @@
-//! A typed handler, somebody who gives it work, and the wait for the result.
+//! A typed handler with a middleware, and a program that submits a job and waits for its result.
 //!
 //!     faena serve                                     # in another terminal
-//!     cargo run -p faena --example email              # a worker; Ctrl-C ends it
+//!     cargo run -p faena --example email              # the worker; Ctrl-C stops it
 //!     cargo run -p faena --example email -- submit ada@example.org
 
 use faena::{Client, Context, Error, JobError, JobRequest, Worker};
@@ -32,10 +32,11 @@ async fn work() -> Result<(), Error> {
     Worker::new()
         .name("mailer")
         .concurrency(16)
-        .around(|job, next| async move {
+        .middleware(|job, next| async move {
             let started = std::time::Instant::now();
             let outcome = next.run(job.clone()).await;
-            tracing::info!(job = %job.id(), kind = job.kind(), took = ?started.elapsed(), ok = outcome.is_ok(), "done");
+            let ok = outcome.is_ok();
+            tracing::info!(job = %job.id(), kind = job.kind(), took = ?started.elapsed(), ok, "job finished");
             outcome
         })
         .handle("email.send", send)
@@ -45,10 +46,10 @@ async fn work() -> Result<(), Error> {
 
 async fn send(job: Context, email: Email) -> Result<Receipt, JobError> {
     if !email.to.contains('@') {
-        return Err(JobError::fail(format!("{} is no address", email.to)));
+        return Err(JobError::fail(format!("to: not a valid address: \"{}\"", email.to)));
     }
-    job.log(format!("\"{}\" goes to {}", email.subject, email.to));
-    // The mail server knows this one again if it comes twice.
+    job.log(format!("sending \"{}\" to {}", email.subject, email.to));
+    // The same in every run of this job, so the mail server recognises a duplicate.
     Ok(Receipt { message_id: format!("<{}@example.org>", job.id()) })
 }
 

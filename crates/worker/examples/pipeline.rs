@@ -1,11 +1,11 @@
-//! Nine durable steps, E1 to E9, and a crash in the middle.
+//! Nine durable steps, E1 to E9, and a crash in one of them.
 //!
 //!     faena serve                                                     # in another terminal
 //!     faena enqueue pipeline
-//!     CRASH_AT=E5 cargo run -p faena --example pipeline               # dies in E5, with E1 to E4 stored
-//!     cargo run -p faena --example pipeline                           # goes on at E5
+//!     CRASH_AT=E5 cargo run -p faena --example pipeline               # crashes in E5; E1 to E4 are stored
+//!     cargo run -p faena --example pipeline                           # continues with E5
 //!
-//! Each step takes `STEP_MS` milliseconds (100 when nothing is said).
+//! Each step takes `STEP_MS` milliseconds (default: 100).
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Error> {
 }
 
 async fn pipeline(job: Context, _: Value) -> Result<Value, JobError> {
-    job.steps_total(9);
+    job.set_total_steps(9);
     let mut done_here = Vec::new();
     let mut sum = 0;
     for (name, number) in STEPS.into_iter().zip(1..) {
@@ -36,11 +36,11 @@ async fn pipeline(job: Context, _: Value) -> Result<Value, JobError> {
 
 async fn do_step(name: &str, number: u64) -> Result<u64, JobError> {
     if std::env::var("CRASH_AT").is_ok_and(|at| at == name) {
-        tracing::error!(name, "crashing, as asked");
+        tracing::error!(name, "crashing on request");
         std::process::abort();
     }
     let step_ms = std::env::var("STEP_MS").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
     tokio::time::sleep(Duration::from_millis(step_ms)).await;
-    tracing::info!(name, "done");
+    tracing::info!(name, "step completed");
     Ok(number)
 }

@@ -1,4 +1,4 @@
-//! Where the server is and who is calling.
+//! The address of the server and the API key of the caller.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ const DEFAULT_URL: &str = "http://127.0.0.1:3000";
 
 #[derive(Clone)]
 pub(crate) struct Address {
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     base: String,
     token: Option<String>,
 }
 
-/// Never with its token.
+/// Never shows the token.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.base)
@@ -21,16 +21,17 @@ impl fmt::Debug for Address {
 }
 
 impl Address {
+    /// Checks the URL and the token. Without a URL, `FAENA_URL` counts, then the default address.
     pub fn new(url: Option<String>, token: Option<String>) -> Result<Address, Error> {
         let url = url.or_else(|| std::env::var("FAENA_URL").ok()).filter(|url| !url.is_empty());
         let base = url.unwrap_or_else(|| DEFAULT_URL.into()).trim_end_matches('/').to_owned();
-        let parts = reqwest::Url::parse(&base).ok();
-        if !parts.is_some_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host()) {
-            return Err(Error::Invalid(format!("{base} is no address of a server; write http://host:port")));
+        let parsed = reqwest::Url::parse(&base).ok();
+        if !parsed.is_some_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host()) {
+            return Err(Error::Invalid(format!("not a valid server URL: \"{base}\"; write it like http://host:port")));
         }
         let token = token.filter(|token| !token.is_empty());
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            return Err(Error::Invalid("the token must be of visible ASCII characters".into()));
+            return Err(Error::Invalid("the token must consist of visible ASCII characters".into()));
         }
         Ok(Address { base, token })
     }
@@ -54,7 +55,7 @@ impl Address {
     }
 }
 
-/// The program may have chosen its own provider; only if it has not, this one is taken.
+/// Installs a TLS provider, unless the program has installed its own.
 pub(crate) fn ensure_crypto() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_named() {
+    fn an_invalid_url_is_rejected() {
         for url in ["localhost:3000", "ftp://host", "http://", "nonsense"] {
             assert!(Address::new(Some(url.into()), None).is_err(), "{url}");
         }

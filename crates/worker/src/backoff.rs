@@ -1,4 +1,4 @@
-//! How long to wait before the next try to connect.
+//! The delay before the next attempt to connect.
 
 use std::time::Duration;
 
@@ -7,8 +7,10 @@ use rand::RngExt;
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Doubles from 100 ms to 5 s. Each delay is drawn between its half and its whole, so that a thousand workers do not come
-/// back to a restarted server at the same moment.
+/// Doubles the delay from 100 ms up to 5 s.
+///
+/// Each delay is drawn at random between half and all of that, so that a thousand workers do not reconnect to a restarted server
+/// at the same moment.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -24,9 +26,9 @@ impl Backoff {
     }
 
     pub fn next_delay(&mut self) -> Duration {
-        let whole = self.next;
-        self.next = (whole * 2).min(LONGEST);
-        whole.mul_f64(rand::rng().random_range(0.5..=1.0))
+        let longest = self.next;
+        self.next = (longest * 2).min(LONGEST);
+        longest.mul_f64(rand::rng().random_range(0.5..=1.0))
     }
 }
 
@@ -35,11 +37,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_five_seconds_and_begin_anew() {
+    fn delays_double_up_to_five_seconds_and_start_over_after_a_reset() {
         let mut backoff = Backoff::new();
-        for whole_ms in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
+        for longest_ms in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
             let delay_ms = backoff.next_delay().as_millis();
-            assert!((whole_ms / 2..=whole_ms).contains(&delay_ms), "{delay_ms} of {whole_ms}");
+            assert!((longest_ms / 2..=longest_ms).contains(&delay_ms), "{delay_ms} of {longest_ms}");
         }
         backoff.reset();
         assert!(backoff.next_delay() <= FIRST);

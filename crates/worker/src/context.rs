@@ -1,4 +1,4 @@
-//! What a handler is given besides its payload: which run it is, how to tell how far it is, when to stop.
+//! What a handler receives besides its payload: the job and its run, progress, steps and cancellation.
 
 use std::{
     fmt,
@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{JobId, Progress, Run, Timestamp};
-use faena_wire::frames::JobFrame;
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::{RawValue, to_raw_value};
@@ -23,17 +21,17 @@ use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    JobError,
-    ledger::{Key, Of},
+    ErrorCode, JobError, JobId, Progress, RunNumber, Timestamp,
+    frames::{JobFrame, ReportKind, RunKey},
     outgoing,
 };
 
 /// One run of one job, as its handler sees it. Cheap to clone.
 #[derive(Clone)]
-pub struct Context(Arc<Parts>);
+pub struct Context(Arc<Inner>);
 
-struct Parts {
-    key: Key,
+struct Inner {
+    key: RunKey,
     name: String,
     kind: String,
     queue: String,
@@ -45,42 +43,34 @@ struct Parts {
     schedule_id: Option<String>,
     schedule_due: Option<Timestamp>,
     deadline: Timestamp,
-    /// Those of earlier runs, and those that this run has finished.
+    /// The steps that this run or an earlier one has completed.
     steps: Mutex<Vec<(String, Box<RawValue>)>>,
-    /// 0: not known.
+    /// 0 if not known.
     total_steps: AtomicU32,
     token: CancellationToken,
-    notes: mpsc::Sender<Note>,
-    /// Once it has a task of its own.
+    messages: mpsc::Sender<HandlerMessage>,
+    /// Set once the handler has a task of its own.
     task: OnceLock<AbortHandle>,
 }
 
-/// What a run tells its session.
-pub(crate) enum Note {
-    /// Progress or a line of log: nobody waits for it.
-    Tell {
-        text: Utf8Bytes,
-    },
-    Step {
-        key: Key,
-        text: Utf8Bytes,
-        waiter: Waiter,
-    },
-    End {
-        key: Key,
-        of: Of,
-        text: Utf8Bytes,
-    },
-    /// Ends stand on the shelf of the floor.
-    Shelf,
+/// A message of a handler to the session.
+pub(crate) enum HandlerMessage {
+    /// Progress or a log line. Sent once, without an acknowledgement.
+    Update { frame: Utf8Bytes },
+    /// A completed step. The handler waits for its acknowledgement.
+    Step { key: RunKey, frame: Utf8Bytes, waiter: StepAck },
+    /// The handler has ended.
+    Finished { key: RunKey, kind: ReportKind, frame: Utf8Bytes },
+    /// The executor has completed jobs for the session to take.
+    Completed,
 }
 
-/// Who waits for the acknowledgement of a step.
-pub(crate) type Waiter = oneshot::Sender<Result<(), Refusal>>;
+/// Wakes the handler that waits for the acknowledgement of a step.
+pub(crate) type StepAck = oneshot::Sender<Result<(), StepRefusal>>;
 
 #[derive(Debug)]
-pub(crate) struct Refusal {
-    pub code: String,
+pub(crate) struct StepRefusal {
+    pub code: ErrorCode,
     pub message: String,
 }
 
@@ -91,10 +81,10 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    pub(crate) fn new(job: JobFrame<'_>, notes: mpsc::Sender<Note>) -> Context {
+    pub(crate) fn new(job: JobFrame<'_>, messages: mpsc::Sender<HandlerMessage>) -> Context {
         let steps = job.steps.iter().map(|step| (step.name.as_ref().to_owned(), step.result.to_owned())).collect();
-        Context(Arc::new(Parts {
-            key: Key { job: job.id, run: job.run },
+        Context(Arc::new(Inner {
+            key: RunKey { job: job.id, run: job.run },
             name: job.name.into_owned(),
             kind: job.kind.into_owned(),
             queue: job.queue.into_owned(),
@@ -109,183 +99,226 @@ impl Context {
             steps: Mutex::new(steps),
             total_steps: AtomicU32::new(0),
             token: CancellationToken::new(),
-            notes,
+            messages,
             task: OnceLock::new(),
         }))
     }
 
+    /// Returns the id of the job.
     pub fn id(&self) -> JobId {
         self.0.key.job
     }
 
-    /// The number of this hand-out. It only ever grows: what you write elsewhere under it, a later run may overwrite and an
-    /// earlier one must not.
-    pub fn run(&self) -> Run {
+    /// Returns the number of this run.
+    ///
+    /// Every later run of the job has a larger number. Store it with what you write elsewhere, and reject writes with a smaller
+    /// one: they come from a run that was replaced.
+    pub fn run(&self) -> RunNumber {
         self.0.key.run
     }
 
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> RunKey {
         self.0.key
     }
 
-    pub(crate) fn runs_as(&self, task: AbortHandle) {
+    pub(crate) fn set_task(&self, task: AbortHandle) {
         let _ = self.0.task.set(task);
     }
 
-    /// Ends it where it next waits.
+    /// Aborts the task of the handler at its next await.
     pub(crate) fn abort(&self) {
         if let Some(task) = self.0.task.get() {
             task.abort();
         }
     }
 
-    /// Its type.
+    /// Returns the type of the job.
     pub fn kind(&self) -> &str {
         &self.0.kind
     }
 
+    /// Returns the name of the job; its type if it was given none.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
+    /// Returns the queue of the job.
     pub fn queue(&self) -> &str {
         &self.0.queue
     }
 
-    /// The payload as it came.
+    /// Returns the payload as it was submitted.
     pub fn payload(&self) -> &RawValue {
         &self.0.payload
     }
 
-    /// The payload as a type of yours. One that does not fit is not tried again.
+    /// Reads the payload as a `P`.
+    ///
+    /// # Errors
+    ///
+    /// The error is not retryable: a payload that does not fit never will.
     pub fn payload_as<P: DeserializeOwned>(&self) -> Result<P, JobError> {
         serde_json::from_str(self.0.payload.get())
-            .map_err(|error| JobError::fail(format!("the payload does not fit: {error}")))
+            .map_err(|error| JobError::fail(format!("payload: does not match the handler: {error}")))
     }
 
-    /// How many tries have failed before this one.
+    /// Returns how many attempts have failed before this one.
     pub fn retry_count(&self) -> u32 {
         self.0.retry_count
     }
 
+    /// Returns how many retries the job may have.
     pub fn max_retries(&self) -> u32 {
         self.0.max_retries
     }
 
-    /// Whether a failure now is the end of the job.
-    pub fn is_last_try(&self) -> bool {
+    /// Returns `true` if the job fails for good when this attempt fails.
+    pub fn is_last_attempt(&self) -> bool {
         self.0.retry_count >= self.0.max_retries
     }
 
+    /// Returns the correlation id of the job.
     pub fn correlation_id(&self) -> &str {
         &self.0.correlation_id
     }
 
+    /// Returns the W3C trace context that was submitted with the job.
     pub fn traceparent(&self) -> Option<&str> {
         self.0.traceparent.as_deref()
     }
 
-    /// The schedule that made this job.
+    /// Returns the id of the schedule that created the job.
     pub fn schedule_id(&self) -> Option<&str> {
         self.0.schedule_id.as_deref()
     }
 
-    /// For which due time of that schedule. It is the same in every run, however late.
+    /// Returns the due time of the schedule for which the job was created. It is the same in every run, however late.
     pub fn schedule_due(&self) -> Option<Timestamp> {
         self.0.schedule_due
     }
 
-    /// When it is told to stop, by the server's clock.
+    /// Returns the time at which the run is cancelled, by the clock of the server.
     pub fn deadline(&self) -> Timestamp {
         self.0.deadline
     }
 
-    /// How long that is, by the clock of this machine.
+    /// Returns the time until the deadline, by the clock of this machine.
     pub fn time_left(&self) -> Duration {
-        let ms = self.0.deadline.ms_since(Timestamp::now());
-        Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+        self.0.deadline.saturating_duration_since(Timestamp::now())
     }
 
-    /// Ends when the run is to stop: it was cancelled, is past its deadline, was given to another worker, or this worker
-    /// stops. Nothing is torn down by force; a handler that does not look is left to finish.
+    /// Waits until the run is cancelled.
+    ///
+    /// A run is cancelled when the job is cancelled, exceeds its deadline or is assigned to another worker, and when this worker
+    /// shuts down. The handler decides how to stop, usually with [`JobError::cancelled`]; a handler that does not check is left
+    /// to finish.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use faena::{Context, JobError};
+    /// async fn poll_until_ready(job: Context, _: serde_json::Value) -> Result<(), JobError> {
+    ///     loop {
+    ///         tokio::select! {
+    ///             () = tokio::time::sleep(Duration::from_secs(5)) => job.log("still waiting"),
+    ///             () = job.cancelled() => return Err(JobError::cancelled()),
+    ///         }
+    ///     }
+    /// }
+    /// ```
     pub async fn cancelled(&self) {
         self.0.token.cancelled().await;
     }
 
+    /// Returns `true` if the run is cancelled. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
         self.0.token.is_cancelled()
     }
 
-    /// The same as something to hand on.
+    /// Returns the token that is cancelled with the run, to pass it to other code.
     pub fn token(&self) -> &CancellationToken {
         &self.0.token
     }
 
-    /// Tells how far the job is. Never waits; when there is too much to tell at once, some of it is lost.
+    /// Reports how far the job is. Never waits; if there are too many updates at once, some are dropped.
     pub fn progress(&self, progress: Progress) {
-        self.tell(outgoing::progress(self.0.key, progress));
+        self.update(outgoing::progress(self.0.key, progress));
     }
 
-    /// Writes a line into the job's log. Never waits, like [`progress`](Self::progress).
+    /// Writes a line to the log of the job. Never waits, like [`progress`](Self::progress).
     pub fn log(&self, message: impl AsRef<str>) {
-        self.tell(outgoing::log(self.0.key, message.as_ref()));
+        self.update(outgoing::log(self.0.key, message.as_ref()));
     }
 
-    fn tell(&self, text: Utf8Bytes) {
-        if self.0.notes.try_send(Note::Tell { text }).is_err() {
-            tracing::debug!(job = %self.id(), "too much to tell at once; something was left out");
+    fn update(&self, frame: Utf8Bytes) {
+        if self.0.messages.try_send(HandlerMessage::Update { frame }).is_err() {
+            tracing::debug!(job = %self.id(), "update dropped");
         }
     }
 
-    /// How many steps the job has in all, so that its progress shows `4 of 9`.
-    pub fn steps_total(&self, total: u32) {
+    /// Sets how many steps the job has in total, so that its progress shows `4 of 9`.
+    pub fn set_total_steps(&self, total: u32) {
         self.0.total_steps.store(total, Ordering::Relaxed);
     }
 
-    /// Does one step, once.
+    /// Runs a durable step: its result is stored, and later runs of the job reuse it.
     ///
-    /// When an earlier run of this job has finished the step, its stored result is given and `work` does not run. Otherwise
-    /// `work` runs, and its result is stored on the server before this returns. The name is what counts: give each step its
-    /// own, and never a new meaning to an old one. `work` may still run twice when a worker dies between its end and its
-    /// being stored; make it so that this does no harm.
+    /// If an earlier run has completed the step, this returns the stored result and `work` does not run. Otherwise `work` runs,
+    /// and its result is stored on the server before this returns.
     ///
-    /// An error ends the handler when passed on with `?`: that of `work`, that the run is to stop ([`JobError::cancelled`]),
-    /// or that the server refused the step, because the job has been given to another worker.
+    /// A step is identified by its name: give each step its own name, and never use an old name for something else. `work` can
+    /// still run twice if the worker dies after `work` and before the result is stored; make it idempotent.
+    ///
+    /// ```
+    /// # use faena::{Context, JobError};
+    /// async fn order(job: Context, order: serde_json::Value) -> Result<String, JobError> {
+    ///     let payment: String = job.step("charge", || async { Ok("payment-1".to_owned()) }).await?;
+    ///     job.step("ship", || async { Ok(format!("{} for {payment}", order["item"])) }).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `work`, [`JobError::cancelled`] if the run is cancelled, or an error if the server refuses the step
+    /// because the job has been assigned to another worker. Pass all of them on with `?`.
     pub async fn step<T, F, Fut>(&self, name: &str, work: F) -> Result<T, JobError>
     where
         T: Serialize + DeserializeOwned,
         F: FnOnce() -> Fut,
         Fut: Future<Output = Result<T, JobError>>,
     {
-        if let Some(stored) = self.stored(name) {
-            return serde_json::from_str(stored.get())
-                .map_err(|error| JobError::fail(format!("the stored result of step {name} does not fit: {error}")));
+        if let Some(stored) = self.stored_step(name) {
+            return serde_json::from_str(stored.get()).map_err(|error| {
+                JobError::fail(format!("step \"{name}\": the stored result does not match the handler: {error}"))
+            });
         }
         if self.is_cancelled() {
             return Err(JobError::cancelled());
         }
         let result = work().await?;
-        let raw = to_raw_value(&result)
-            .map_err(|error| JobError::fail(format!("the result of step {name} cannot be written: {error}")))?;
-        self.store(name, &raw).await?;
+        let raw = to_raw_value(&result).map_err(|error| {
+            JobError::fail(format!("step \"{name}\": the result cannot be written as JSON: {error}"))
+        })?;
+        self.store_step(name, &raw).await?;
         self.0.steps.lock().push((name.to_owned(), raw));
         Ok(result)
     }
 
-    fn stored(&self, name: &str) -> Option<Box<RawValue>> {
+    fn stored_step(&self, name: &str) -> Option<Box<RawValue>> {
         self.0.steps.lock().iter().find(|(known, _)| known == name).map(|(_, result)| result.clone())
     }
 
-    async fn store(&self, name: &str, result: &RawValue) -> Result<(), JobError> {
+    async fn store_step(&self, name: &str, result: &RawValue) -> Result<(), JobError> {
         let total = Some(self.0.total_steps.load(Ordering::Relaxed)).filter(|total| *total > 0);
         let (waiter, answer) = oneshot::channel();
-        let note = Note::Step { key: self.0.key, text: outgoing::step(self.0.key, name, result, total), waiter };
-        // Both ends are gone only when the worker has stopped and given the job back.
-        self.0.notes.send(note).await.map_err(|_| JobError::cancelled())?;
+        let key = self.0.key;
+        let message = HandlerMessage::Step { key, frame: outgoing::step(key, name, result, total), waiter };
+        // Both channels are closed only after the worker has stopped and released the job.
+        self.0.messages.send(message).await.map_err(|_| JobError::cancelled())?;
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(refusal)) => {
-                Err(JobError::retry(format!("step {name} was refused: {} ({})", refusal.message, refusal.code)))
+                let StepRefusal { code, message } = refusal;
+                Err(JobError::retry(format!("step \"{name}\": refused by the server: {message} ({code})")))
             }
             Err(_) => Err(JobError::cancelled()),
         }

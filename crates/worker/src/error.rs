@@ -1,115 +1,240 @@
-//! What can go wrong: for those who hand jobs in ([`Error`]), and for those who do them ([`JobError`]).
+//! Errors: of calls to the server and of workers ([`Error`]), and of handlers ([`JobError`]).
 
-use std::{fmt, time::Duration};
+use std::{error::Error as StdError, fmt, time::Duration};
 
-use faena_domain::{FieldError, JobId, JobState};
+use serde::{Deserialize, Serialize};
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+use crate::{JobId, JobState, open_enum::open_enum};
 
-/// A call to the server, or a worker, did not work.
+type Source = Box<dyn StdError + Send + Sync>;
+
+open_enum! {
+    /// The code of an error that the server answered with.
+    ErrorCode {
+        /// The request has invalid fields; 400.
+        ValidationError = "VALIDATION_ERROR",
+        /// The API key is missing or unknown; 401.
+        Unauthorized = "UNAUTHORIZED",
+        /// The API key does not allow this; 403.
+        Forbidden = "FORBIDDEN",
+        /// There is no such thing; 404.
+        NotFound = "NOT_FOUND",
+        /// The request conflicts with what is stored; 409.
+        Conflict = "CONFLICT",
+        /// The report belongs to an old run: the job has been assigned to another worker; 409.
+        StaleRun = "STALE_RUN",
+        /// The job is in a state that does not allow this; 409.
+        InvalidTransition = "INVALID_TRANSITION",
+        /// The request is too large; 413.
+        PayloadTooLarge = "PAYLOAD_TOO_LARGE",
+        /// Too many requests; 429.
+        RateLimited = "RATE_LIMITED",
+        /// The server failed; 500.
+        InternalError = "INTERNAL_ERROR",
+        /// The server is starting, stopping or overloaded; 503.
+        Unavailable = "UNAVAILABLE",
+    }
+}
+
+impl ErrorCode {
+    /// Returns the HTTP status of this code; 503 for an unknown one.
+    pub(crate) fn status(&self) -> u16 {
+        match self {
+            ErrorCode::ValidationError => 400,
+            ErrorCode::Unauthorized => 401,
+            ErrorCode::Forbidden => 403,
+            ErrorCode::NotFound => 404,
+            ErrorCode::Conflict | ErrorCode::StaleRun | ErrorCode::InvalidTransition => 409,
+            ErrorCode::PayloadTooLarge => 413,
+            ErrorCode::RateLimited => 429,
+            ErrorCode::InternalError => 500,
+            ErrorCode::Unavailable | ErrorCode::Unknown(_) => 503,
+        }
+    }
+}
+
+/// One invalid field of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FieldError {
+    /// The path of the field, such as `jobs[3].maxRetries`.
+    pub path: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// An error of a call to the server, or of a worker.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server said no. `code` is one of the codes of the API, such as `NOT_FOUND` or `VALIDATION_ERROR`.
+    /// The server rejected the request.
     #[error("{message} ({code}){}", listed(.details))]
-    Refused { status: u16, code: String, message: String, details: Vec<FieldError> },
-    /// There was no answer. Whether the server has done what was asked is not known; with an idempotency key it is safe to
-    /// ask again.
+    #[non_exhaustive]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// The code to branch on.
+        code: ErrorCode,
+        /// A text for people.
+        message: String,
+        /// Every invalid field, if the code is [`ErrorCode::ValidationError`].
+        details: Vec<FieldError>,
+    },
+    /// The server did not answer.
+    ///
+    /// The server may or may not have done what was asked. With an idempotency key it is safe to ask again.
     #[error("cannot reach {url}")]
-    Unreachable { url: String, source: Cause },
-    /// What was asked for could not be sent as it is: an address that is none, a payload that is no JSON.
+    #[non_exhaustive]
+    Unreachable {
+        /// The address of the server.
+        url: String,
+        /// What happened to the connection.
+        source: Source,
+    },
+    /// The request could not be sent: an invalid address, a payload that is not JSON, a worker without handlers.
     #[error("{0}")]
     Invalid(String),
-    /// An answer, or the result of a job, is not what was expected.
-    #[error("{what} was not understood")]
-    NotUnderstood { what: &'static str, source: Cause },
-    /// The job has ended, and not well.
-    #[error("job {id} is {status}{}", because(.error))]
-    NotCompleted { id: JobId, status: JobState, error: Option<String> },
-    /// The job has not ended within the time given.
-    #[error("job {id} has not ended within {limit:?}")]
-    StillRunning { id: JobId, limit: Duration },
+    /// An answer, or the result of a job, does not have the expected form.
+    #[error("cannot read {what}")]
+    #[non_exhaustive]
+    Decode {
+        /// What could not be read.
+        what: &'static str,
+        /// Why not.
+        source: Source,
+    },
+    /// The job has failed or was cancelled.
+    #[error("job {id} is {status}{}", after_colon(.error))]
+    #[non_exhaustive]
+    NotCompleted {
+        /// The job.
+        id: JobId,
+        /// Its state.
+        status: JobState,
+        /// Its latest error.
+        error: Option<String>,
+    },
+    /// The job did not finish within the given time. It may still be running.
+    #[error("job {id} did not finish within {limit:?}")]
+    #[non_exhaustive]
+    StillRunning {
+        /// The job.
+        id: JobId,
+        /// How long the call waited.
+        limit: Duration,
+    },
 }
 
-fn because(error: &Option<String>) -> String {
+impl Error {
+    /// Returns the message of the error followed by those of its causes: `cannot reach …: connection refused`.
+    pub fn with_causes(&self) -> String {
+        with_causes(self)
+    }
+}
+
+fn after_colon(error: &Option<String>) -> String {
     error.as_ref().map(|text| format!(": {text}")).unwrap_or_default()
 }
 
-/// One fault is the message itself.
+/// Lists the invalid fields. A single one is already the message.
 fn listed(details: &[FieldError]) -> String {
     if details.len() < 2 {
         return String::new();
     }
-    details.iter().map(|fault| format!("\n  {}: {}", fault.path, fault.message)).collect()
+    details.iter().map(|field| format!("\n  {}: {}", field.path, field.message)).collect()
 }
 
-/// Why a handler did not do its job, and what is to become of the job.
+/// Joins the messages of an error and its causes. Many errors repeat the message of their cause; it appears once.
+fn with_causes(error: &dyn StdError) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message.push_str(": ");
+            message.push_str(&text);
+        }
+        cause = error.source();
+    }
+    message
+}
+
+/// The error of a handler, and whether the job is retried.
 ///
-/// Every `std` error turns into one by `?`, and is tried again. It is no `std` error itself, as that would forbid the `?`.
+/// Every [`std::error::Error`] converts into a retryable `JobError` with `?`. `JobError` does not implement that trait itself,
+/// because the two conversions would conflict.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use faena::JobError;
+/// fn parse(text: &str) -> Result<u32, JobError> {
+///     if text.is_empty() {
+///         return Err(JobError::fail("the number is missing"));    // fails the job at once
+///     }
+///     if text == "later" {
+///         return Err(JobError::retry("not ready").after(Duration::from_secs(60)));
+///     }
+///     Ok(text.parse()?)                                           // any other error is retried
+/// }
+/// assert!(!parse("").unwrap_err().is_retryable());
+/// assert!(parse("x").unwrap_err().is_retryable());
+/// ```
 pub struct JobError {
     message: String,
     retryable: bool,
     retry_after: Option<Duration>,
 }
 
-/// A message is cut here: an error is for people, not for dumps.
-const LONGEST_MESSAGE_BYTES: usize = 16 * 1024;
+/// Longer messages are cut: an error is read by people.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 
 impl JobError {
-    /// To be tried again while tries are left.
-    pub fn retry(why: impl fmt::Display) -> JobError {
-        JobError { message: shortened(why.to_string()), retryable: true, retry_after: None }
+    /// Creates an error that is retried while the job has attempts left.
+    pub fn retry(message: impl fmt::Display) -> JobError {
+        JobError { message: truncated(message.to_string()), retryable: true, retry_after: None }
     }
 
-    /// Not to be tried again: it would fail the same way.
-    pub fn fail(why: impl fmt::Display) -> JobError {
-        JobError { retryable: false, ..JobError::retry(why) }
+    /// Creates an error that fails the job at once, because another attempt would fail the same way.
+    pub fn fail(message: impl fmt::Display) -> JobError {
+        JobError { retryable: false, ..JobError::retry(message) }
     }
 
-    /// To be given back by a handler that stops because it was told to.
+    /// Creates the error of a handler that stops because its run was cancelled. See [`Context::cancelled`](crate::Context::cancelled).
     pub fn cancelled() -> JobError {
-        JobError::retry("stopped because it was told to")
+        JobError::retry("the run was cancelled")
     }
 
-    /// The next try not before this time has passed. Goes before the delay of the job's own policy.
+    /// Sets the delay before the next attempt, instead of the delay of the job's retry policy. Makes the error retryable.
     #[must_use]
     pub fn after(self, delay: Duration) -> JobError {
         JobError { retryable: true, retry_after: Some(delay), ..self }
     }
 
-    /// The same, told with what was being done: `context: message`.
+    /// Puts a text before the message: `context: message`.
     #[must_use]
     pub fn context(self, context: impl fmt::Display) -> JobError {
-        JobError { message: shortened(format!("{context}: {}", self.message)), ..self }
+        JobError { message: truncated(format!("{context}: {}", self.message)), ..self }
     }
 
+    /// Returns the message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
+    /// Returns `true` if the job is retried while it has attempts left.
     pub fn is_retryable(&self) -> bool {
         self.retryable
     }
 
+    /// Returns the delay that [`after`](Self::after) has set.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 }
 
-impl<E: std::error::Error> From<E> for JobError {
+impl<E: StdError> From<E> for JobError {
     fn from(error: E) -> JobError {
-        let mut message = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
-            // Many errors already tell their cause.
-            if !message.contains(&text) {
-                message.push_str(": ");
-                message.push_str(&text);
-            }
-            cause = error.source();
-        }
-        JobError::retry(message)
+        JobError::retry(with_causes(&error))
     }
 }
 
@@ -130,9 +255,9 @@ impl fmt::Debug for JobError {
     }
 }
 
-fn shortened(mut message: String) -> String {
-    if message.len() > LONGEST_MESSAGE_BYTES {
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE_BYTES));
+fn truncated(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         message.push_str(" …");
     }
     message
@@ -142,33 +267,34 @@ fn shortened(mut message: String) -> String {
 mod tests {
     use super::*;
 
-    fn reads(text: &str) -> Result<u32, JobError> {
+    fn parse(text: &str) -> Result<u32, JobError> {
         Ok(text.parse::<u32>()?)
     }
 
     #[test]
-    fn any_error_becomes_one_that_is_tried_again() {
-        let error = reads("x").expect_err("no number");
+    fn any_error_converts_into_a_retryable_one() {
+        let error = parse("x").expect_err("not a number");
         assert!(error.is_retryable());
         assert_eq!(error.message(), "invalid digit found in string");
     }
 
     #[test]
-    fn the_causes_of_an_error_are_told_once_each() {
+    fn each_cause_of_an_error_appears_once() {
         let unreachable = Error::Unreachable { url: "http://here".into(), source: "refused".into() };
+        assert_eq!(unreachable.with_causes(), "cannot reach http://here: refused");
         assert_eq!(JobError::from(unreachable).message(), "cannot reach http://here: refused");
     }
 
     #[test]
-    fn a_delay_means_another_try() {
+    fn a_delay_makes_an_error_retryable() {
         let error = JobError::fail("busy").after(Duration::from_secs(5)).context("sending");
         assert_eq!(format!("{error:?}"), r#"retry("sending: busy", after 5s)"#);
         assert!(!JobError::fail("no such address").is_retryable());
     }
 
     #[test]
-    fn an_endless_message_is_cut_between_characters() {
+    fn a_long_message_is_cut_between_characters() {
         let error = JobError::retry("ä".repeat(20_000));
-        assert!(error.message().len() < LONGEST_MESSAGE_BYTES + 10 && error.message().ends_with("ä …"));
+        assert!(error.message().len() < MAX_MESSAGE_BYTES + 10 && error.message().ends_with("ä …"));
     }
 }

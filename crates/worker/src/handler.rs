@@ -1,4 +1,4 @@
-//! What a worker does with a job: the handler for its type, and whatever stands around it.
+//! Handlers and middleware: what a worker does with a job.
 
 use std::{collections::HashMap, future::Future, sync::Arc};
 
@@ -8,22 +8,22 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{Context, JobError};
 
-/// How a run ended: with its result as JSON, or not.
+/// How a run ended: with its result as JSON, or with an error.
 pub type Outcome = Result<Box<RawValue>, JobError>;
 
 pub(crate) type Handler = Arc<dyn Fn(Context) -> BoxFuture<'static, Outcome> + Send + Sync>;
-type Around = Arc<dyn Fn(Context, Next) -> BoxFuture<'static, Outcome> + Send + Sync>;
+type Middleware = Arc<dyn Fn(Context, Next) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
 #[derive(Clone, Default)]
 pub(crate) struct Handlers {
     by_type: HashMap<String, Handler>,
-    /// Types that begin with this text, the longest first.
+    /// Handlers of all types that start with a prefix, longest prefix first.
     by_prefix: Vec<(String, Handler)>,
-    around: Vec<Around>,
+    middleware: Vec<Middleware>,
 }
 
 impl Handlers {
-    /// `kind` is a type, or the beginning of several with `*` behind it.
+    /// Adds a handler for a type, or for all types with a prefix if `kind` ends in `*`.
     pub fn add(&mut self, kind: String, handler: Handler) {
         match kind.strip_suffix('*') {
             Some(prefix) => {
@@ -37,15 +37,15 @@ impl Handlers {
         }
     }
 
-    pub fn add_around<F, Fut>(&mut self, around: F)
+    pub fn add_middleware<F, Fut>(&mut self, middleware: F)
     where
         F: Fn(Context, Next) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Outcome> + Send + 'static,
     {
-        self.around.push(Arc::new(move |context, next| Box::pin(around(context, next))));
+        self.middleware.push(Arc::new(move |context, next| Box::pin(middleware(context, next))));
     }
 
-    /// What the worker says it can do.
+    /// Returns the types that the worker registers for, with `*` after a prefix.
     pub fn names(&self) -> Vec<String> {
         let prefixes = self.by_prefix.iter().map(|(prefix, _)| format!("{prefix}*"));
         let mut names: Vec<String> = self.by_type.keys().cloned().chain(prefixes).collect();
@@ -59,7 +59,9 @@ impl Handlers {
     }
 }
 
-/// The rest of the way of a job, as something that stands around its handler sees it.
+/// The rest of the chain, as a middleware sees it: the inner middleware and the handler.
+///
+/// See [`Worker::middleware`](crate::Worker::middleware).
 pub struct Next {
     handlers: Arc<Handlers>,
     depth: usize,
@@ -70,23 +72,23 @@ impl Next {
         Next { handlers, depth: 0 }
     }
 
-    /// Goes on: to the next one around, and at last to the handler.
+    /// Runs the next middleware, or the handler if this was the last one.
     pub fn run(mut self, context: Context) -> BoxFuture<'static, Outcome> {
-        if let Some(around) = self.handlers.around.get(self.depth).cloned() {
+        if let Some(middleware) = self.handlers.middleware.get(self.depth).cloned() {
             self.depth += 1;
-            return around(context, self);
+            return middleware(context, self);
         }
         match self.handlers.find(context.kind()) {
             Some(handler) => handler(context),
             None => {
-                let error = JobError::retry(format!("this worker has no handler for {}", context.kind()));
+                let error = JobError::retry(format!("this worker has no handler for \"{}\"", context.kind()));
                 Box::pin(async { Err(error) })
             }
         }
     }
 }
 
-/// A handler of types that serde knows: reads the payload, runs, writes the result.
+/// Wraps a function of serde types: reads the payload, runs the function, writes the result.
 pub(crate) fn typed<P, R, F, Fut>(handler: F) -> Handler
 where
     P: DeserializeOwned + Send + 'static,
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_handler_that_fits_best_is_chosen() {
+    fn the_most_specific_handler_is_chosen() {
         let mut handlers = Handlers::default();
         for kind in ["a.*", "a.b", "a.b.*"] {
             handlers.add(kind.into(), typed(async |_, ()| Ok(())));

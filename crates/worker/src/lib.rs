@@ -1,6 +1,6 @@
-//! Hand jobs to a Faena server, and write the workers that do them.
+//! Submit jobs to a Faena server, and write the workers that run them.
 //!
-//! A worker in twenty lines:
+//! A worker:
 //!
 //! ```no_run
 //! use faena::{Context, JobError, Worker};
@@ -14,10 +14,10 @@
 //!
 //! async fn send(job: Context, email: Email) -> Result<Receipt, JobError> {
 //!     if !email.to.contains('@') {
-//!         return Err(JobError::fail("no address"));      // not tried again
+//!         return Err(JobError::fail("the address is not valid"));     // fails the job at once
 //!     }
 //!     job.log(format!("sending to {}", email.to));
-//!     Ok(Receipt { characters: email.to.len() })         // `?` on any error: tried again
+//!     Ok(Receipt { characters: email.to.len() })                      // `?` on any error: retried
 //! }
 //!
 //! #[tokio::main]
@@ -26,7 +26,7 @@
 //! }
 //! ```
 //!
-//! And who gives it work:
+//! A program that submits a job and waits for its result:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), faena::Error> {
@@ -37,43 +37,69 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What a handler may count on
+//! # Guarantees for handlers
 //!
-//! - A job runs **at least once**. It runs again when the worker dies, or is away for longer than the server's grace time.
-//!   [`Context::run`] grows with every hand-out, and the server refuses reports of an older one.
-//! - A finished [`Context::step`] does not run again: a later run gets its stored result.
-//! - A lost connection is made again while handlers go on. What was reported and not acknowledged is sent again.
-//! - [`Context::cancelled`] tells when to stop: the job was cancelled, is past its deadline, or the worker stops. A handler that
-//!   blocks its thread should hand that work to `tokio::task::spawn_blocking`.
-//! - SIGTERM is a wish to finish: see [`Worker::run_until`].
+//! - A job runs **at least once**. It runs again if its worker dies, or is disconnected for longer than the grace period of the
+//!   server. Every later run has a larger [`Context::run`], and the server refuses reports of an older one.
+//! - A completed [`Context::step`] does not run again: a later run gets the stored result.
+//! - The worker reconnects after a lost connection while its handlers continue. Reports without an acknowledgement are sent again.
+//! - [`Context::cancelled`] says when to stop: the job was cancelled or exceeded its deadline, or the worker shuts down. A handler
+//!   that blocks its thread should run that part in `tokio::task::spawn_blocking`.
+//! - SIGTERM starts a graceful shutdown. See [`Worker::run_until`].
 //!
-//! Handlers are tested without a server: see [`testing`].
+//! To test handlers without a server, see [`testing`].
+//!
+//! # Stability
+//!
+//! This version works with newer servers. Unknown fields are ignored; a value that this version does not know becomes the
+//! `Unknown` variant of its enum. All such enums and all structs that the server fills are `#[non_exhaustive]`, so match with a
+//! wildcard arm and do not construct them. `STABILITY.md` in the crate lists what may change in which release.
+
+#![warn(missing_docs)]
+
+/// Compiles the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod address;
+mod api;
 mod backoff;
 mod client;
+mod connection;
 mod context;
-mod definition;
 mod error;
-mod floor;
+mod executor;
+mod frames;
 mod handler;
-mod ledger;
-mod link;
+mod ids;
+mod job;
+mod open_enum;
 mod outgoing;
+mod reports;
 mod request;
 mod runs;
 mod session;
-mod stopping;
+mod settings;
+mod shutdown;
+mod sse;
 pub mod testing;
+mod timestamp;
 mod wait;
 mod worker;
 
+pub use api::{ApiRequest, Method};
 pub use client::{Client, ClientBuilder};
 pub use context::Context;
-pub use error::{Error, JobError};
-pub use faena_domain::{FieldError, JobId, JobState, JobView, OnParentFailure, Priority, Progress, Run, Timestamp};
-pub use faena_wire::{Changed, Created};
+pub use error::{Error, ErrorCode, FieldError, JobError};
 pub use handler::{Next, Outcome};
+pub use ids::{JobId, RunNumber};
+pub use job::{
+    Attempt, ChangedJob, ErrorReason, Job, JobState, LogEntry, LogEvent, OnParentFailure, Priority, Progress, RetryOn,
+    Step, SubmittedJob,
+};
 pub use request::JobRequest;
+pub use sse::{EventStream, StreamEvent};
+pub use timestamp::{InvalidTimestamp, Timestamp};
 pub use tokio_util::sync::CancellationToken;
 pub use worker::Worker;

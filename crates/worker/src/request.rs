@@ -1,14 +1,13 @@
-//! A job as it is handed in. What is not said is left to the server.
+//! A job as it is submitted. Fields that are not set keep the defaults of the server.
 
 use std::time::Duration;
 
-use faena_domain::{JobId, OnParentFailure, Priority, Timestamp};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::Error;
+use crate::{Error, JobId, OnParentFailure, Priority, RetryOn, Timestamp};
 
-/// A job that somebody wants done.
+/// A job to submit.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -69,22 +68,15 @@ pub struct JobRequest {
     webhook_url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     correlation_id: Option<String>,
-    /// Travels as a header.
+    /// Sent as a header.
     #[serde(skip)]
     pub(crate) traceparent: Option<String>,
-    /// What is wrong with it already; told when it is submitted.
+    /// The error of a setter. Returned when the job is submitted.
     #[serde(skip)]
-    fault: Option<String>,
+    invalid: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-enum RetryOn {
-    Named(&'static str),
-    Patterns(Vec<String>),
-}
-
-macro_rules! texts {
+macro_rules! text_setters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {$(
         $(#[$doc])*
         #[must_use]
@@ -96,161 +88,168 @@ macro_rules! texts {
 }
 
 impl JobRequest {
-    /// A job of this type; workers are chosen by it.
+    /// Creates a request for a job of this type. The type decides which workers can run it.
     pub fn new(kind: impl Into<String>) -> JobRequest {
         JobRequest { kind: kind.into(), ..JobRequest::default() }
     }
 
-    texts! {
-        /// A name for people, when the type is not enough.
+    text_setters! {
+        /// Sets a name for people. Default: the type.
         name,
-        /// `default`, when not named.
+        /// Sets the queue. Default: `default`.
         queue,
-        /// The same key with the same job gives the same job; with another job it is refused.
+        /// Sets a key under which a repeated submission is recognised.
+        ///
+        /// Submitting the same job again with the same key returns the first job; a different job with the same key is
+        /// rejected.
         idempotency_key,
-        /// While a job with this key has not ended, no second one is taken.
+        /// Sets a key of which only one unfinished job may exist. A second one is rejected.
         unique_key,
-        /// Jobs with the same key share a limit on how many of them run at once.
+        /// Sets a key whose jobs share a concurrency limit.
         concurrency_key,
-        /// Where its end is told.
+        /// Sets the URL to notify when the job finishes.
         webhook_url,
-        /// Ties together what follows from one cause. Without one it is the job's own id.
+        /// Sets the id that ties together what follows from one cause. Default: the id of the job.
         correlation_id,
-        /// The trace (W3C) that this job belongs to. For single jobs; those of a batch carry none.
+        /// Sets the W3C trace context of the job. Ignored for jobs of a batch.
         traceparent,
-        /// A name by which other jobs of the same batch may depend on this one.
+        /// Sets a name by which other jobs of the same batch may depend on this one.
         reference,
     }
 
-    /// What the handler gets: anything that is written as a JSON object.
+    /// Sets the input of the handler: any value that serialises to a JSON object.
     #[must_use]
     pub fn payload(mut self, payload: &impl Serialize) -> Self {
         match to_raw_value(payload) {
             Ok(raw) => self.payload = Some(raw),
-            Err(error) => self.fault = Some(format!("the payload cannot be written as JSON: {error}")),
+            Err(error) => self.invalid = Some(format!("payload: cannot be written as JSON: {error}")),
         }
         self
     }
 
+    /// Sets how urgent the job is. Default: [`Priority::Normal`].
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = Some(priority);
         self
     }
 
-    /// How many tries may follow the first.
+    /// Sets how many retries may follow the first run. Default: 3.
     #[must_use]
     pub fn max_retries(mut self, times: u32) -> Self {
         self.max_retries = Some(times);
         self
     }
 
-    /// The delay before the first retry. Each next one is longer by [`backoff_multiplier`](Self::backoff_multiplier).
+    /// Sets the delay before the first retry. Default: 1 s. Each later delay is longer by the
+    /// [`backoff_multiplier`](Self::backoff_multiplier).
     #[must_use]
     pub fn retry_delay(mut self, delay: Duration) -> Self {
         self.retry_delay = Some(ms(delay));
         self
     }
 
+    /// Sets the factor between one retry delay and the next. Default: 2.
     #[must_use]
     pub fn backoff_multiplier(mut self, factor: f64) -> Self {
         self.backoff_multiplier = Some(factor);
         self
     }
 
-    /// No delay between tries is longer.
+    /// Sets the longest delay between two attempts. Default: 60 s.
     #[must_use]
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.max_delay = Some(ms(delay));
         self
     }
 
-    /// The delays themselves, instead of the formula. The last holds for all that follow.
+    /// Sets the retry delays themselves, instead of the formula. The last one also applies to all later retries.
     #[must_use]
     pub fn retry_delays(mut self, delays: impl IntoIterator<Item = Duration>) -> Self {
         self.retry_delays = delays.into_iter().map(ms).collect();
         self
     }
 
-    /// Up to this part of a delay is added at random (0 to 1).
+    /// Sets the part of a retry delay, from 0 to 1, that is added at random. Default: 0.
     #[must_use]
     pub fn jitter(mut self, part: f64) -> Self {
         self.jitter = Some(part);
         self
     }
 
-    /// Only what looks as if it will pass is tried again: rate limits, timeouts, lost connections.
+    /// Retries only failures that look temporary: rate limits, timeouts, lost connections.
     #[must_use]
     pub fn retry_transient_only(mut self) -> Self {
-        self.retry_on = Some(RetryOn::Named("transient"));
+        self.retry_on = Some(RetryOn::Transient);
         self
     }
 
-    /// Only errors that contain one of these texts are tried again; `*` stands for anything.
+    /// Retries only errors that contain one of these texts; `*` matches anything.
     #[must_use]
     pub fn retry_on<T: Into<String>>(mut self, patterns: impl IntoIterator<Item = T>) -> Self {
         self.retry_on = Some(RetryOn::Patterns(patterns.into_iter().map(Into::into).collect()));
         self
     }
 
-    /// How long one try may take.
+    /// Sets how long one run may take.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout_ms = Some(ms(limit));
         self
     }
 
-    /// Not before this time.
+    /// Sets the earliest time at which the job may run.
     #[must_use]
     pub fn scheduled_at(mut self, at: Timestamp) -> Self {
         self.scheduled_at = Some(at);
         self
     }
 
-    /// Not before so much time has passed, by the clock of this machine.
+    /// Sets the earliest time at which the job may run, from now on by the clock of this machine.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
-        let at = Timestamp::now().plus_ms(i64::try_from(ms(delay)).unwrap_or(i64::MAX));
-        self.scheduled_at(at)
+        self.scheduled_at(Timestamp::now() + delay)
     }
 
-    /// Not after this time: what has not started by then fails as expired.
+    /// Sets the time at which the job fails as expired unless it has started.
     #[must_use]
     pub fn expires_at(mut self, at: Timestamp) -> Self {
         self.expires_at = Some(at);
         self
     }
 
-    /// Waits for this job to complete. Call it once for each.
+    /// Adds a job that has to complete first.
     #[must_use]
     pub fn depends_on(mut self, id: JobId) -> Self {
         self.depends_on.push(id.to_string());
         self
     }
 
-    /// Waits for the job of the same batch that has this [`reference`](Self::reference).
+    /// Adds the job of the same batch with this [`reference`](Self::reference) as one that has to complete first.
     #[must_use]
     pub fn depends_on_ref(mut self, reference: impl Into<String>) -> Self {
         self.depends_on.push(reference.into());
         self
     }
 
-    /// What happens when a job that it depends on does not complete. Without a word, it is cancelled.
+    /// Sets what happens when a job it depends on fails or is cancelled. Default: [`OnParentFailure::Cancel`].
     #[must_use]
     pub fn on_parent_failure(mut self, choice: OnParentFailure) -> Self {
         self.on_parent_failure = Some(choice);
         self
     }
 
+    /// Adds a label to find the job by.
     #[must_use]
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.tags.push(tag.into());
         self
     }
 
-    pub(crate) fn checked(&self) -> Result<&Self, Error> {
-        match &self.fault {
-            Some(fault) => Err(Error::Invalid(fault.clone())),
+    /// Returns the error of a setter, if there was one.
+    pub(crate) fn validated(&self) -> Result<&Self, Error> {
+        match &self.invalid {
+            Some(message) => Err(Error::Invalid(message.clone())),
             None => Ok(self),
         }
     }
@@ -265,14 +264,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_said_is_sent() {
+    fn fields_that_are_not_set_are_not_sent() {
         let job = JobRequest::new("noop").traceparent("00-a-b-01");
         assert_eq!(serde_json::to_string(&job).expect("json"), r#"{"type":"noop"}"#);
     }
 
     #[test]
-    fn every_field_has_the_name_that_the_server_knows() {
-        let at = Timestamp::from_ms(1_763_236_800_000);
+    fn every_field_has_its_name_in_the_api() {
+        let at = Timestamp::from_millis(1_763_236_800_000);
         let job = JobRequest::new("a.b")
             .name("n")
             .payload(&serde_json::json!({"x": 1}))
@@ -304,8 +303,8 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_is_no_json_is_told_at_submission() {
+    fn a_payload_that_is_not_json_is_an_error_at_submission() {
         let map = std::collections::HashMap::from([((1, 2), 3)]);
-        assert!(matches!(JobRequest::new("noop").payload(&map).checked(), Err(Error::Invalid(_))));
+        assert!(matches!(JobRequest::new("noop").payload(&map).validated(), Err(Error::Invalid(_))));
     }
 }

@@ -1,178 +1,182 @@
-//! The runs that a worker has in its hands: which they are, stopping them, noticing those that do not stop.
+//! The runs that a worker works on: starts them, cancels them, and warns about those that ignore their cancellation.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use faena_domain::{JobId, Run};
 use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
-use crate::{Context, context::Note, floor::Floor, handler::Handlers, ledger::Key};
+use crate::{
+    Context, JobId, RunNumber, context::HandlerMessage, executor::Executor, frames::RunKey, handler::Handlers,
+};
 
-/// A handler that still runs so long after it was told to stop is spoken of.
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// A handler that still runs this long after its cancellation is logged.
+const CANCEL_WARNING_AFTER: Duration = Duration::from_secs(10);
 
-/// The server is the one to say that a job's time is up; a worker says so itself only when nothing is heard of it.
-const AFTER_THE_SERVER: Duration = Duration::from_secs(1);
+/// The server ends a run at its deadline; the worker does so itself only if it does not hear from the server.
+const DEADLINE_MARGIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Runs {
-    runs: HashMap<Key, Running>,
-    floor: Floor,
-    /// Those that were given to others are not counted.
-    held: usize,
-    /// No run needs a look before this time. May be early, never late, so that a job costs one comparison and no timer.
-    look_at: Option<Instant>,
+    runs: HashMap<RunKey, ActiveRun>,
+    executor: Executor,
+    /// How many runs have not been reassigned to another worker.
+    in_flight: usize,
+    /// No run needs a check before this time. May be too early, never too late, so that a job costs a comparison and no timer.
+    next_check_at: Option<Instant>,
 }
 
-struct Running {
+struct ActiveRun {
     context: Context,
-    /// `None`: passed, or already past when the job came, which means that the clocks differ: then the server has to tell.
+    /// `None` once it has passed. Also `None` if it had passed when the job arrived: then the clocks differ, and only the
+    /// server can tell.
     deadline: Option<Instant>,
-    /// `None`: not told to stop, or spoken of.
+    /// `None` if the run is not cancelled, or was already logged.
     warn_at: Option<Instant>,
-    given_away: bool,
+    is_reassigned: bool,
 }
 
-/// What was known of a run that ended.
-pub(crate) struct Ended {
-    pub given_away: bool,
+/// What was known about a run that has ended.
+pub(crate) struct EndedRun {
+    pub was_reassigned: bool,
 }
 
 impl Runs {
-    pub fn new(handlers: Arc<Handlers>, on: Handle, notes: mpsc::Sender<Note>) -> Runs {
-        Runs { runs: HashMap::new(), floor: Floor::new(handlers, on, notes), held: 0, look_at: None }
+    pub fn new(handlers: Arc<Handlers>, runtime: Handle, messages: mpsc::Sender<HandlerMessage>) -> Runs {
+        let executor = Executor::new(handlers, runtime, messages);
+        Runs { runs: HashMap::new(), executor, in_flight: 0, next_check_at: None }
     }
 
     pub fn start(&mut self, context: Context, now: Instant) {
         let deadline = Some(context.time_left())
             .filter(|left| !left.is_zero())
-            .and_then(|left| now.checked_add(left + AFTER_THE_SERVER));
-        self.floor.start(context.clone(), now);
-        self.runs.insert(context.key(), Running { context, deadline, warn_at: None, given_away: false });
-        self.held += 1;
-        self.look_no_later_than(deadline);
+            .and_then(|left| now.checked_add(left + DEADLINE_MARGIN));
+        self.executor.start(context.clone(), now);
+        self.runs.insert(context.key(), ActiveRun { context, deadline, warn_at: None, is_reassigned: false });
+        self.in_flight += 1;
+        self.check_no_later_than(deadline);
     }
 
-    /// Takes out a run that has ended. `None`: it is not known any more.
-    pub fn end(&mut self, key: Key) -> Option<Ended> {
-        let running = self.runs.remove(&key)?;
-        self.held -= usize::from(!running.given_away);
-        Some(Ended { given_away: running.given_away })
+    /// Removes a run that has ended. Returns `None` if it was already removed.
+    pub fn end(&mut self, key: RunKey) -> Option<EndedRun> {
+        let run = self.runs.remove(&key)?;
+        self.in_flight -= usize::from(!run.is_reassigned);
+        Some(EndedRun { was_reassigned: run.is_reassigned })
     }
 
-    /// Tells it to stop.
-    pub fn cancel(&mut self, key: Key, now: Instant) {
-        if let Some(running) = self.runs.get_mut(&key) {
-            running.stop(now);
-            self.look_no_later_than(Some(now + STOP_PATIENCE));
+    /// Cancels the context of a run. Its handler decides when to stop.
+    pub fn cancel(&mut self, key: RunKey, now: Instant) {
+        if let Some(run) = self.runs.get_mut(&key) {
+            run.cancel(now);
+            self.check_no_later_than(Some(now + CANCEL_WARNING_AFTER));
         }
     }
 
-    /// The job is somebody else's now; what this run still does is of no use.
-    pub fn give_away(&mut self, key: Key, now: Instant) {
-        if let Some(running) = self.runs.get_mut(&key).filter(|running| !running.given_away) {
-            running.given_away = true;
-            self.held -= 1;
+    /// Cancels a run whose job has been assigned to another worker.
+    pub fn mark_reassigned(&mut self, key: RunKey, now: Instant) {
+        if let Some(run) = self.runs.get_mut(&key).filter(|run| !run.is_reassigned) {
+            run.is_reassigned = true;
+            self.in_flight -= 1;
             self.cancel(key, now);
         }
     }
 
-    /// Stops waiting for a run and ends its task where it next waits.
-    pub fn abort(&mut self, key: Key) {
-        if let Some(running) = self.runs.get(&key) {
-            let context = &running.context;
-            tracing::warn!(job = %context.id(), kind = context.kind(), "the handler ignored its cancellation; it was given back");
+    /// Removes a run and aborts its task at its next await.
+    pub fn abort(&mut self, key: RunKey) {
+        if let Some(run) = self.runs.get(&key) {
+            let context = &run.context;
+            tracing::warn!(job = %context.id(), kind = context.kind(), "handler aborted after it ignored its cancellation");
             context.abort();
             self.end(key);
         }
     }
 
-    pub fn contains(&self, key: Key) -> bool {
+    pub fn contains(&self, key: RunKey) -> bool {
         self.runs.contains_key(&key)
     }
 
-    pub fn is_held(&self, key: Key) -> bool {
-        self.runs.get(&key).is_some_and(|running| !running.given_away)
+    pub fn is_in_flight(&self, key: RunKey) -> bool {
+        self.runs.get(&key).is_some_and(|run| !run.is_reassigned)
     }
 
-    /// All runs of a job, or the one that is named.
-    pub fn of_job(&self, job: JobId, run: Option<Run>) -> Vec<Key> {
+    /// Returns the run with this number, or every run of the job if no number is given.
+    pub fn of_job(&self, job: JobId, run: Option<RunNumber>) -> Vec<RunKey> {
         match run {
-            Some(run) => vec![Key { job, run }],
+            Some(run) => vec![RunKey { job, run }],
             None => self.runs.keys().filter(|key| key.job == job).copied().collect(),
         }
     }
 
-    pub fn all(&self) -> Vec<Key> {
+    /// Returns all runs whose handlers have not ended, also reassigned ones.
+    pub fn all(&self) -> Vec<RunKey> {
         self.runs.keys().copied().collect()
     }
 
-    /// Those that are this worker's.
-    pub fn held(&self) -> impl Iterator<Item = Key> + '_ {
-        self.runs.iter().filter(|(_, running)| !running.given_away).map(|(key, _)| *key)
+    /// Returns the runs that belong to this worker.
+    pub fn in_flight(&self) -> impl Iterator<Item = RunKey> + '_ {
+        self.runs.iter().filter(|(_, run)| !run.is_reassigned).map(|(key, _)| *key)
     }
 
-    pub fn held_count(&self) -> usize {
-        self.held
+    pub fn in_flight_count(&self) -> usize {
+        self.in_flight
     }
 
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    pub fn look_at(&self) -> Option<Instant> {
-        [self.look_at, self.floor.look_at()].into_iter().flatten().min()
+    pub fn next_check_at(&self) -> Option<Instant> {
+        [self.next_check_at, self.executor.next_check_at()].into_iter().flatten().min()
     }
 
-    pub fn take_done(&mut self) -> Vec<Note> {
-        self.floor.take_done()
+    pub fn take_completed(&mut self) -> Vec<HandlerMessage> {
+        self.executor.take_completed()
     }
 
-    /// Stops what is past its deadline, and speaks of what does not stop. `true`: something may be done.
-    pub fn look(&mut self, now: Instant) -> bool {
-        self.look_at_runs(now);
-        self.floor.look(now)
+    /// Cancels runs past their deadline and logs those that ignore it. Returns `true` if there are completed jobs to take.
+    pub fn check(&mut self, now: Instant) -> bool {
+        self.check_runs(now);
+        self.executor.check(now)
     }
 
-    fn look_at_runs(&mut self, now: Instant) {
-        if self.look_at.is_none_or(|at| now < at) {
+    fn check_runs(&mut self, now: Instant) {
+        if self.next_check_at.is_none_or(|at| now < at) {
             return;
         }
-        self.look_at = None;
+        self.next_check_at = None;
         let mut next: Option<Instant> = None;
-        for running in self.runs.values_mut() {
-            if running.deadline.is_some_and(|deadline| deadline <= now) {
-                running.stop(now);
+        for run in self.runs.values_mut() {
+            if run.deadline.is_some_and(|deadline| deadline <= now) {
+                run.cancel(now);
             }
-            if running.warn_at.is_some_and(|at| at <= now) {
-                running.warn_at = None;
-                let context = &running.context;
-                tracing::warn!(job = %context.id(), kind = context.kind(), "the handler ignores its cancellation");
+            if run.warn_at.is_some_and(|at| at <= now) {
+                run.warn_at = None;
+                let context = &run.context;
+                tracing::warn!(job = %context.id(), kind = context.kind(), "handler ignores its cancellation");
             }
-            next = [next, running.deadline, running.warn_at].into_iter().flatten().min();
+            next = [next, run.deadline, run.warn_at].into_iter().flatten().min();
         }
-        self.look_at = next;
+        self.next_check_at = next;
     }
 
-    fn look_no_later_than(&mut self, at: Option<Instant>) {
-        self.look_at = [self.look_at, at].into_iter().flatten().min();
+    fn check_no_later_than(&mut self, at: Option<Instant>) {
+        self.next_check_at = [self.next_check_at, at].into_iter().flatten().min();
     }
 }
 
-impl Running {
-    fn stop(&mut self, now: Instant) {
+impl ActiveRun {
+    fn cancel(&mut self, now: Instant) {
         self.deadline = None;
         if !self.context.is_cancelled() {
             self.context.token().cancel();
-            self.warn_at = Some(now + STOP_PATIENCE);
+            self.warn_at = Some(now + CANCEL_WARNING_AFTER);
         }
     }
 }
 
 impl Drop for Runs {
-    /// Whoever drops the worker's future wants it to end.
+    /// Dropping the future of the worker ends its handlers.
     fn drop(&mut self) {
-        for running in self.runs.values() {
-            running.context.token().cancel();
-            running.context.abort();
+        for run in self.runs.values() {
+            run.context.token().cancel();
+            run.context.abort();
         }
     }
 }

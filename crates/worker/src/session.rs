@@ -1,146 +1,141 @@
-//! A worker's side of the talk with the server: what comes in, what it changes, what is to be sent.
+//! The worker's side of the protocol: what the server sends, what it changes, and what is to be sent.
 //!
-//! It knows no socket. The link brings frames and notes in and takes frames out; connections come and go, the session stays,
-//! and with it the running jobs and the reports that nobody has acknowledged.
+//! A session knows no socket. The connection passes frames and handler messages in and takes frames out. Connections are lost
+//! and replaced; the session stays, and with it the running jobs and the reports without an acknowledgement.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use faena_wire::frames::{HeldRun, JobFrame, ServerFrame};
 use tokio::{sync::mpsc, time::Instant};
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 
 use crate::{
-    Context, Error,
-    context::{Note, Refusal, Waiter},
-    definition::Definition,
-    ledger::{Key, Ledger, Of},
+    Context, Error, ErrorCode,
+    context::{HandlerMessage, StepAck, StepRefusal},
+    frames::{FrameError, JobFrame, ReportKind, RunKey, ServerFrame, ServerFrameKind},
     outgoing,
+    reports::PendingReports,
     runs::Runs,
-    stopping::Phase,
+    settings::Settings,
+    shutdown::Phase,
 };
 
-/// What is told between two connections is kept up to this number.
-const MOST_TELLINGS: usize = 1_000;
+/// How many updates of handlers are kept while there is no connection. The oldest ones are dropped.
+const MAX_BUFFERED_UPDATES: usize = 1_000;
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(30);
-/// A heartbeat is answered, but no faster than so many times per interval, or two sides that answer would never stop.
+/// Heartbeats are answered at most this often per interval, or two sides that answer each other would never stop.
 const ANSWERS_PER_INTERVAL: u32 = 4;
-/// After so many intervals without a word from the server the connection counts as dead.
+/// After this many intervals without a frame from the server the connection counts as dead.
 const SILENT_INTERVALS: u32 = 3;
 
 pub(crate) struct Session {
-    pub(crate) definition: Arc<Definition>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) phase: Phase,
     pub(crate) runs: Runs,
-    pub(crate) ledger: Ledger<Waiter>,
-    notes: mpsc::Sender<Note>,
+    pub(crate) reports: PendingReports<StepAck>,
+    messages: mpsc::Sender<HandlerMessage>,
     worker_id: String,
-    /// To be sent, in this order. Emptied when the connection is lost: what matters of it stands in the ledger.
+    /// Frames to send, in this order. Cleared when the connection is lost: reports are kept in `reports`.
     pub(crate) outbox: VecDeque<Utf8Bytes>,
-    /// What was told while there was no connection.
-    tellings: VecDeque<Utf8Bytes>,
-    registered: Option<Registered>,
-    /// It was registered once, so this server takes it.
+    /// Progress and log lines that handlers wrote while there was no connection.
+    buffered_updates: VecDeque<Utf8Bytes>,
+    registration: Option<Registration>,
+    /// Whether the server has accepted this worker before.
     pub(crate) was_registered: bool,
-    /// Of an ephemeral worker: it has had its job.
-    pub(crate) had_its_job: bool,
-    pub(crate) verdict: Option<Verdict>,
+    /// Whether an ephemeral worker has received its one job.
+    pub(crate) has_taken_only_job: bool,
+    pub(crate) close_reason: Option<CloseReason>,
 }
 
-/// What is known of the connection that is registered.
-struct Registered {
-    interval: Duration,
-    heard_at: Instant,
-    sent_beat_at: Instant,
-    /// Looked at when it has come; what was heard since moves it on.
-    silent_at: Instant,
+/// The state of a registered connection.
+struct Registration {
+    heartbeat_interval: Duration,
+    last_frame_at: Instant,
+    last_heartbeat_at: Instant,
+    /// When to check whether the server is silent. Moved on at the check, not with every frame.
+    silence_check_at: Instant,
 }
 
-/// Why a connection must end.
+/// Why the session wants its connection closed.
 #[derive(Debug)]
-pub(crate) enum Verdict {
-    Silent,
+pub(crate) enum CloseReason {
+    Silence,
     Refused(Error),
 }
 
 impl Session {
-    pub fn new(definition: Arc<Definition>, notes: mpsc::Sender<Note>) -> Session {
+    pub fn new(settings: Arc<Settings>, messages: mpsc::Sender<HandlerMessage>) -> Session {
         Session {
-            worker_id: definition.worker_id.clone(),
-            runs: Runs::new(definition.handlers.clone(), definition.handlers_on.clone(), notes.clone()),
-            definition,
+            worker_id: settings.worker_id.clone(),
+            runs: Runs::new(settings.handlers.clone(), settings.handler_runtime.clone(), messages.clone()),
+            settings,
             phase: Phase::Working,
-            ledger: Ledger::new(),
-            notes,
+            reports: PendingReports::new(),
+            messages,
             outbox: VecDeque::new(),
-            tellings: VecDeque::new(),
-            registered: None,
+            buffered_updates: VecDeque::new(),
+            registration: None,
             was_registered: false,
-            had_its_job: false,
-            verdict: None,
+            has_taken_only_job: false,
+            close_reason: None,
         }
     }
 
-    /// A connection stands: says who this is and what it has in its hands.
-    pub fn connected(&mut self) {
-        let held = self.runs.held().chain(self.ledger.ended());
-        let holds = held.map(|key| HeldRun { job_id: key.job, run: key.run }).collect();
-        self.verdict = None;
+    /// Starts a new connection: registers the worker with the runs it still works on.
+    pub fn on_connected(&mut self) {
+        let holds = self.runs.in_flight().chain(self.reports.finished_runs()).collect();
+        self.close_reason = None;
         self.outbox.clear();
-        self.outbox.push_back(outgoing::register(&self.definition, &self.worker_id, holds));
+        self.outbox.push_back(outgoing::register(&self.settings, &self.worker_id, holds));
     }
 
-    pub fn disconnected(&mut self) {
-        self.registered = None;
+    pub fn on_disconnected(&mut self) {
+        self.registration = None;
         self.outbox.clear();
     }
 
     pub fn is_registered(&self) -> bool {
-        self.registered.is_some()
+        self.registration.is_some()
     }
 
     pub fn on_frame(&mut self, text: &str, now: Instant) {
-        if let Some(registered) = &mut self.registered {
-            registered.heard_at = now;
+        if let Some(registration) = &mut self.registration {
+            registration.last_frame_at = now;
         }
         let frame: ServerFrame<'_> = match serde_json::from_str(text) {
             Ok(frame) => frame,
             Err(error) => {
-                tracing::warn!(%error, "a frame of the server was not understood");
+                tracing::warn!(%error, "invalid frame from the server");
                 return;
             }
         };
-        match frame.kind.as_ref() {
-            "job" => {
+        match frame.kind {
+            ServerFrameKind::Job => {
                 if let Some(job) = frame.job {
                     self.on_job(job, now);
                 }
             }
-            "ack" => self.on_ack(&frame, now),
-            "registered" => self.on_registered(&frame, now),
-            "cancel" => {
-                if let Some(job) = frame.job_id {
-                    for key in self.runs.of_job(job, frame.run) {
-                        tracing::debug!(job = %job, reason = frame.reason.as_deref(), "told to stop");
-                        self.runs.cancel(key, now);
-                    }
+            ServerFrameKind::Ack => self.on_ack(frame, now),
+            ServerFrameKind::Registered => self.on_registered(&frame, now),
+            ServerFrameKind::Cancel => self.on_cancel(&frame, now),
+            ServerFrameKind::Drain => self.on_drain(),
+            ServerFrameKind::Resume => self.on_resume(),
+            ServerFrameKind::Heartbeat => self.answer_heartbeat(now),
+            ServerFrameKind::Error => {
+                if let Some(error) = frame.error {
+                    self.on_error(error);
                 }
             }
-            "drain" => self.told_to_drain(),
-            "resume" => self.told_to_resume(),
-            "heartbeat" => self.answer_heartbeat(now),
-            "error" => self.on_error(&frame),
-            // A newer server may say more.
-            _ => {}
+            ServerFrameKind::Unknown => {}
         }
     }
 
     fn on_registered(&mut self, frame: &ServerFrame<'_>, now: Instant) {
         let interval = frame.heartbeat_interval_ms.map_or(DEFAULT_HEARTBEAT, |ms| Duration::from_millis(ms.max(10)));
-        self.registered = Some(Registered {
-            interval,
-            heard_at: now,
-            sent_beat_at: now,
-            silent_at: now + interval * SILENT_INTERVALS,
+        self.registration = Some(Registration {
+            heartbeat_interval: interval,
+            last_frame_at: now,
+            last_heartbeat_at: now,
+            silence_check_at: now + interval * SILENT_INTERVALS,
         });
         self.was_registered = true;
         if let Some(id) = frame.worker_id.as_deref().filter(|id| *id != self.worker_id) {
@@ -148,166 +143,156 @@ impl Session {
         }
         if frame.resumed != Some(true) {
             for key in self.runs.all() {
-                tracing::warn!(job = %key.job, run = key.run, "was away too long; the job has been given to another worker");
-                self.runs.give_away(key, now);
+                tracing::warn!(job = %key.job, run = %key.run, "job reassigned after a long disconnection");
+                self.runs.mark_reassigned(key, now);
             }
         }
-        if self.phase.is_stopping() || self.had_its_job {
-            self.outbox.push_back(outgoing::plain("drain"));
+        if self.phase.is_shutting_down() || self.has_taken_only_job {
+            self.outbox.push_back(outgoing::drain());
         }
-        self.outbox.extend(self.tellings.drain(..));
-        self.outbox.extend(self.ledger.unsettled());
+        self.outbox.extend(self.buffered_updates.drain(..));
+        self.outbox.extend(self.reports.frames());
     }
 
     fn on_job(&mut self, job: JobFrame<'_>, now: Instant) {
-        let key = Key { job: job.id, run: job.run };
-        if self.runs.contains(key) || self.ledger.has_end_of(key) {
+        let key = RunKey { job: job.id, run: job.run };
+        if self.runs.contains(key) || self.reports.contains_end_of(key) {
             return;
         }
-        let definition = &self.definition;
-        let full = self.runs.held_count() >= definition.concurrency as usize;
-        if full || self.had_its_job || !self.phase.takes_jobs() {
-            // It was on its way when this worker said that it drains.
-            self.report(key, Of::Release, outgoing::release(key), None);
+        let is_full = self.runs.in_flight_count() >= self.settings.concurrency as usize;
+        if is_full || self.has_taken_only_job || !self.phase.accepts_jobs() {
+            // The server sent it before it knew that this worker drains.
+            self.report(key, ReportKind::Release, outgoing::release(key), None);
             return;
         }
-        self.had_its_job = definition.ephemeral;
-        self.runs.start(Context::new(job, self.notes.clone()), now);
+        self.has_taken_only_job = self.settings.ephemeral;
+        self.runs.start(Context::new(job, self.messages.clone()), now);
     }
 
-    fn on_ack(&mut self, frame: &ServerFrame<'_>, now: Instant) {
+    fn on_cancel(&mut self, frame: &ServerFrame<'_>, now: Instant) {
         let Some(job) = frame.job_id else { return };
-        let Some(report) = self.ledger.settle(job, frame.run, frame.of.as_deref()) else { return };
+        for key in self.runs.of_job(job, frame.run) {
+            tracing::debug!(%job, run = %key.run, reason = frame.reason.as_deref(), "run cancelled");
+            self.runs.cancel(key, now);
+        }
+    }
+
+    fn on_ack(&mut self, frame: ServerFrame<'_>, now: Instant) {
+        let Some(job) = frame.job_id else { return };
+        let Some(report) = self.reports.acknowledge(job, frame.run, frame.of) else { return };
         if frame.ok == Some(true) {
             if let Some(waiter) = report.waiter {
                 let _ = waiter.send(Ok(()));
             }
             return;
         }
-        let (code, message) = match &frame.error {
-            Some(error) => (error.code.as_ref(), error.message.as_ref()),
-            None => ("UNKNOWN", "no reason was given"),
-        };
-        tracing::warn!(%job, run = report.run, of = report.of.as_str(), code, message, "a report was refused");
-        if matches!(code, "STALE_RUN" | "NOT_FOUND") {
-            self.runs.give_away(Key { job, run: report.run }, now);
+        let no_reason = || FrameError { code: ErrorCode::from("UNKNOWN"), message: "no reason given".into() };
+        let FrameError { code, message } = frame.error.unwrap_or_else(no_reason);
+        tracing::warn!(%job, run = %report.run, report = ?report.kind, %code, message, "report refused");
+        if matches!(code, ErrorCode::StaleRun | ErrorCode::NotFound) {
+            self.runs.mark_reassigned(RunKey { job, run: report.run }, now);
         }
         if let Some(waiter) = report.waiter {
-            let _ = waiter.send(Err(Refusal { code: code.to_owned(), message: message.to_owned() }));
+            let _ = waiter.send(Err(StepRefusal { code, message }));
         }
     }
 
-    fn on_error(&mut self, frame: &ServerFrame<'_>) {
-        let Some(error) = &frame.error else { return };
-        if self.registered.is_some() {
-            tracing::warn!(code = %error.code, message = %error.message, "the server did not understand a frame");
+    fn on_error(&mut self, FrameError { code, message }: FrameError) {
+        if self.registration.is_some() {
+            tracing::warn!(%code, message, "frame refused by the server");
             return;
         }
-        let (code, message) = (error.code.to_string(), error.message.to_string());
-        let status = status_of(&code);
-        self.verdict = Some(Verdict::Refused(Error::Refused { status, code, message, details: Vec::new() }));
+        let status = code.status();
+        self.close_reason = Some(CloseReason::Refused(Error::Refused { status, code, message, details: Vec::new() }));
     }
 
-    pub fn on_note(&mut self, note: Note) {
-        match note {
-            Note::Tell { text } if self.registered.is_some() => self.outbox.push_back(text),
-            Note::Tell { text } => {
-                if self.tellings.len() == MOST_TELLINGS {
-                    self.tellings.pop_front();
+    pub fn on_message(&mut self, message: HandlerMessage) {
+        match message {
+            HandlerMessage::Update { frame } if self.registration.is_some() => self.outbox.push_back(frame),
+            HandlerMessage::Update { frame } => {
+                if self.buffered_updates.len() == MAX_BUFFERED_UPDATES {
+                    self.buffered_updates.pop_front();
                 }
-                self.tellings.push_back(text);
+                self.buffered_updates.push_back(frame);
             }
-            // A run that was given up has nobody to answer to; dropping the waiter tells it.
-            Note::Step { key, text, waiter } if self.runs.contains(key) => {
-                self.report(key, Of::Step, text, Some(waiter));
+            HandlerMessage::Step { key, frame, waiter } if self.runs.contains(key) => {
+                self.report(key, ReportKind::Step, frame, Some(waiter));
             }
-            Note::Step { .. } => {}
-            Note::End { key, of, text } => self.on_end(key, of, text),
-            Note::Shelf => self.clear_shelf(),
+            // The run was aborted. Dropping the waiter ends the step with an error.
+            HandlerMessage::Step { .. } => {}
+            HandlerMessage::Finished { key, kind, frame } => self.on_finished(key, kind, frame),
+            HandlerMessage::Completed => self.report_completed(),
         }
     }
 
-    /// Reports what the lanes have done.
-    pub fn clear_shelf(&mut self) {
-        for note in self.runs.take_done() {
-            self.on_note(note);
+    /// Reports the jobs that the executor has completed.
+    pub fn report_completed(&mut self) {
+        for message in self.runs.take_completed() {
+            self.on_message(message);
         }
     }
 
-    fn on_end(&mut self, key: Key, of: Of, text: Utf8Bytes) {
+    fn on_finished(&mut self, key: RunKey, kind: ReportKind, frame: Utf8Bytes) {
         let Some(ended) = self.runs.end(key) else { return };
-        if of == Of::Fail && ended.given_away {
-            // It failed because it was stopped. A result, though, the server may still want.
+        if kind == ReportKind::Fail && ended.was_reassigned {
+            // It failed because it was cancelled. A result is still reported: the server may accept it.
             return;
         }
-        if self.definition.ephemeral && self.registered.is_some() {
-            // Said before the end, so that no second job can follow it.
-            self.outbox.push_back(outgoing::plain("drain"));
+        if self.settings.ephemeral && self.registration.is_some() {
+            // Before the end of the run, so that the server assigns no second job.
+            self.outbox.push_back(outgoing::drain());
         }
-        if of == Of::Fail && self.phase.cancels() {
-            // It failed because this worker stops: that must not cost the job a try.
-            return self.give_back(key);
+        if kind == ReportKind::Fail && self.phase.cancels_runs() {
+            // It failed because this worker shuts down: that must not use an attempt of the job.
+            return self.release(key);
         }
-        self.report(key, of, text, None);
+        self.report(key, kind, frame, None);
     }
 
-    pub(crate) fn give_back(&mut self, key: Key) {
-        self.ledger.drop_steps(key);
-        self.report(key, Of::Release, outgoing::release(key), None);
+    pub(crate) fn release(&mut self, key: RunKey) {
+        self.reports.remove_steps(key);
+        self.report(key, ReportKind::Release, outgoing::release(key), None);
     }
 
-    fn report(&mut self, key: Key, of: Of, text: Utf8Bytes, waiter: Option<Waiter>) {
-        if self.registered.is_some() {
-            self.outbox.push_back(text.clone());
+    fn report(&mut self, key: RunKey, kind: ReportKind, frame: Utf8Bytes, waiter: Option<StepAck>) {
+        if self.registration.is_some() {
+            self.outbox.push_back(frame.clone());
         }
-        self.ledger.add(key, of, text, waiter);
+        self.reports.add(key, kind, frame, waiter);
     }
 
     fn answer_heartbeat(&mut self, now: Instant) {
-        let Some(registered) = &mut self.registered else { return };
-        if now - registered.sent_beat_at >= registered.interval / ANSWERS_PER_INTERVAL {
-            registered.sent_beat_at = now;
-            self.outbox.push_back(outgoing::plain("heartbeat"));
+        let Some(registration) = &mut self.registration else { return };
+        if now - registration.last_heartbeat_at >= registration.heartbeat_interval / ANSWERS_PER_INTERVAL {
+            registration.last_heartbeat_at = now;
+            self.outbox.push_back(outgoing::heartbeat());
         }
     }
 
-    /// Does what is due. To be called no later than `wake_at` says.
+    /// Does everything that is due. Must be called no later than `wake_at`.
     pub fn tick(&mut self, now: Instant) {
-        if self.runs.look(now) {
-            self.clear_shelf();
+        if self.runs.check(now) {
+            self.report_completed();
         }
-        self.move_phase(now);
-        let Some(registered) = &mut self.registered else { return };
-        if now >= registered.sent_beat_at + registered.interval {
-            registered.sent_beat_at = now;
-            self.outbox.push_back(outgoing::plain("heartbeat"));
+        self.advance_phase(now);
+        let Some(registration) = &mut self.registration else { return };
+        if now >= registration.last_heartbeat_at + registration.heartbeat_interval {
+            registration.last_heartbeat_at = now;
+            self.outbox.push_back(outgoing::heartbeat());
         }
-        if now >= registered.silent_at {
-            registered.silent_at = registered.heard_at + registered.interval * SILENT_INTERVALS;
-            if now >= registered.silent_at {
-                self.verdict = Some(Verdict::Silent);
+        if now >= registration.silence_check_at {
+            registration.silence_check_at =
+                registration.last_frame_at + registration.heartbeat_interval * SILENT_INTERVALS;
+            if now >= registration.silence_check_at {
+                self.close_reason = Some(CloseReason::Silence);
             }
         }
     }
 
     pub fn wake_at(&self) -> Option<Instant> {
-        let registered = self.registered.as_ref();
-        let beat = registered.map(|registered| registered.sent_beat_at + registered.interval);
-        let silent = registered.map(|registered| registered.silent_at);
-        [beat, silent, self.runs.look_at(), self.phase.until()].into_iter().flatten().min()
-    }
-}
-
-fn status_of(code: &str) -> u16 {
-    match code {
-        "VALIDATION_ERROR" => 400,
-        "UNAUTHORIZED" => 401,
-        "FORBIDDEN" => 403,
-        "NOT_FOUND" => 404,
-        "CONFLICT" | "STALE_RUN" | "INVALID_TRANSITION" => 409,
-        "PAYLOAD_TOO_LARGE" => 413,
-        "RATE_LIMITED" => 429,
-        "INTERNAL_ERROR" => 500,
-        _ => 503,
+        let registration = self.registration.as_ref();
+        let heartbeat = registration.map(|it| it.last_heartbeat_at + it.heartbeat_interval);
+        let silence = registration.map(|it| it.silence_check_at);
+        [heartbeat, silence, self.runs.next_check_at(), self.phase.until()].into_iter().flatten().min()
     }
 }

@@ -1,153 +1,189 @@
-//! Running a handler without a server.
+//! Runs a handler without a server.
 //!
 //! ```
 //! # use faena::{Worker, testing};
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
 //! let worker = Worker::new().handle("double", |job, number: i64| async move {
 //!     job.log("doubling");
-//!     job.step("E1", || async { Ok(number * 2) }).await
+//!     job.step("multiply", || async { Ok(number * 2) }).await
 //! });
-//! let ran = testing::run(&worker, "double", &21).await;
-//! assert_eq!(ran.result::<i64>(), 42);
-//! assert_eq!(ran.step_names(), ["E1"]);
-//! assert_eq!(ran.logs, ["doubling"]);
+//! let run = testing::run(&worker, "double", &21).await;
+//! assert_eq!(run.result::<i64>(), 42);
+//! assert_eq!(run.step_names(), ["multiply"]);
+//! assert_eq!(run.logs, ["doubling"]);
 //! # }
 //! ```
 
 use std::{borrow::Cow, time::Duration};
 
-use faena_domain::{JobId, Progress, Timestamp};
-use faena_wire::frames::{JobFrame, StepFrame, WorkerFrame};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::{
-    Context, JobError, Worker,
-    context::{Note, Refusal},
-    floor,
+    Context, ErrorCode, JobError, Progress, Timestamp, Worker,
+    context::{HandlerMessage, StepRefusal},
+    executor,
+    frames::{JobFrame, StepFrame},
     handler::Outcome,
 };
 
-/// So much may be told at once.
-const MOST_NOTES: usize = 10_000;
+/// Updates beyond this number at once are dropped.
+const MAX_MESSAGES: usize = 10_000;
+const TIME_LEFT: Duration = Duration::from_secs(3_600);
 
-/// Runs the handler that this worker has for `kind`.
-pub async fn run(worker: &Worker, kind: &str, payload: &impl Serialize) -> Ran {
+/// Runs the handler that `worker` has for `kind`.
+pub async fn run(worker: &Worker, kind: &str, payload: &impl Serialize) -> TestRun {
     TestJob::new(kind, payload).run(worker).await
 }
 
-/// A job for a test, when more than its payload matters.
+/// A job for a test, with more than a payload.
+///
+/// ```
+/// # use faena::{Worker, testing::TestJob};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let worker = Worker::new().handle("greet", |job, (): ()| async move {
+///     job.step("name", || async { Ok("nobody".to_owned()) }).await
+/// });
+/// // An earlier run has completed the step, so it does not run again.
+/// let run = TestJob::new("greet", &()).completed_step("name", &"Ada").run(&worker).await;
+/// assert_eq!(run.result::<String>(), "Ada");
+/// # }
+/// ```
 #[must_use]
 pub struct TestJob {
     kind: String,
     payload: Box<RawValue>,
     retry_count: u32,
-    finished: Vec<(String, Box<RawValue>)>,
-    refused: Option<String>,
+    completed_steps: Vec<(String, Box<RawValue>)>,
+    refused_step: Option<String>,
     token: CancellationToken,
 }
 
-/// What a run did.
+/// What a run of a handler did.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Ran {
+pub struct TestRun {
+    /// How it ended.
     pub outcome: Outcome,
-    /// The steps that this run finished, with their results, in order. Those that were finished before are not among them.
+    /// The steps that this run completed, with their results, in order. Does not contain those of earlier runs.
     pub steps: Vec<(String, Box<RawValue>)>,
+    /// The progress it reported.
     pub progress: Vec<Progress>,
+    /// The lines it wrote to the log.
     pub logs: Vec<String>,
 }
 
 impl TestJob {
+    /// Creates a job of this type, in its first attempt, with an hour until its deadline.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the payload cannot be written as JSON.
     pub fn new(kind: impl Into<String>, payload: &impl Serialize) -> TestJob {
         TestJob {
             kind: kind.into(),
             payload: raw(payload),
             retry_count: 0,
-            finished: Vec::new(),
-            refused: None,
+            completed_steps: Vec::new(),
+            refused_step: None,
             token: CancellationToken::new(),
         }
     }
 
+    /// Sets how many attempts have failed before. The job may have three retries.
     pub fn retry_count(mut self, count: u32) -> Self {
         self.retry_count = count;
         self
     }
 
-    /// An earlier run has finished this step.
-    pub fn finished_step(mut self, name: impl Into<String>, result: &impl Serialize) -> Self {
-        self.finished.push((name.into(), raw(result)));
+    /// Adds a step that an earlier run has completed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the result cannot be written as JSON.
+    pub fn completed_step(mut self, name: impl Into<String>, result: &impl Serialize) -> Self {
+        self.completed_steps.push((name.into(), raw(result)));
         self
     }
 
-    /// The server refuses this step, as if the job had been given to another worker.
+    /// Makes the server refuse this step, as if the job had been assigned to another worker.
     pub fn refused_step(mut self, name: impl Into<String>) -> Self {
-        self.refused = Some(name.into());
+        self.refused_step = Some(name.into());
         self
     }
 
-    /// Cancel this, at any time, and the run is told to stop.
+    /// Returns a token that cancels the run, before or while it runs.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    pub async fn run(self, worker: &Worker) -> Ran {
-        let (sender, mut notes) = mpsc::channel(MOST_NOTES);
+    /// Runs the handler that `worker` has for this job.
+    pub async fn run(self, worker: &Worker) -> TestRun {
+        let (sender, mut messages) = mpsc::channel(MAX_MESSAGES);
         let context = Context::new(self.frame(), sender);
         let stop = context.token().clone();
-        let mut work = std::pin::pin!(floor::outcome(context, worker.handlers()));
-        let mut record = Record { refused: self.refused, ..Record::default() };
+        let mut work = std::pin::pin!(executor::outcome(context, worker.handlers()));
+        let mut recorder = Recorder { refused_step: self.refused_step, ..Recorder::default() };
         loop {
             tokio::select! {
                 biased;
-                Some(note) = notes.recv() => record.take(note),
+                Some(message) = messages.recv() => recorder.record(message),
                 () = self.token.cancelled(), if !stop.is_cancelled() => stop.cancel(),
                 outcome = &mut work => {
-                    while let Ok(note) = notes.try_recv() {
-                        record.take(note);
+                    while let Ok(message) = messages.try_recv() {
+                        recorder.record(message);
                     }
-                    return Ran { outcome, steps: record.steps, progress: record.progress, logs: record.logs };
+                    let Recorder { steps, progress, logs, .. } = recorder;
+                    return TestRun { outcome, steps, progress, logs };
                 }
             }
         }
     }
 
     pub(crate) fn frame(&self) -> JobFrame<'_> {
-        let id = JobId::new();
-        let hour_ms = i64::try_from(Duration::from_secs(3_600).as_millis()).unwrap_or(i64::MAX);
+        let id = Uuid::now_v7();
+        let steps = self.completed_steps.iter();
         JobFrame {
-            id,
+            id: id.into(),
             name: Cow::Borrowed(&self.kind),
             kind: Cow::Borrowed(&self.kind),
-            queue: Cow::Borrowed(faena_domain::DEFAULT_QUEUE),
+            queue: Cow::Borrowed("default"),
             payload: &self.payload,
-            run: i64::from(self.retry_count) + 1,
+            run: (i64::from(self.retry_count) + 1).into(),
             retry_count: self.retry_count,
             max_retries: 3,
             correlation_id: Cow::Owned(id.to_string()),
             traceparent: None,
             schedule_id: None,
             schedule_due: None,
-            deadline: Timestamp::now().plus_ms(hour_ms),
-            steps: self.finished.iter().map(|(name, result)| StepFrame { name: Cow::Borrowed(name), result }).collect(),
+            deadline: Timestamp::now() + TIME_LEFT,
+            steps: steps.map(|(name, result)| StepFrame { name: Cow::Borrowed(name), result }).collect(),
         }
     }
 }
 
-impl Ran {
-    /// The result as a type of yours. Panics, with the reason, when there is none: this is for tests.
+impl TestRun {
+    /// Returns the result as a `T`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the run failed or the result is not a `T`.
     #[track_caller]
     pub fn result<T: DeserializeOwned>(&self) -> T {
         match &self.outcome {
-            Ok(raw) => serde_json::from_str(raw.get()).expect("the result does not fit"),
+            Ok(raw) => serde_json::from_str(raw.get()).expect("the result does not match the expected type"),
             Err(error) => panic!("the run did not complete: {error:?}"),
         }
     }
 
-    /// Why it failed. Panics when it did not.
+    /// Returns the error of the run.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the run completed.
     #[track_caller]
     pub fn error(&self) -> &JobError {
         match &self.outcome {
@@ -156,46 +192,57 @@ impl Ran {
         }
     }
 
+    /// Returns the names of the steps that this run completed, in order.
     pub fn step_names(&self) -> Vec<&str> {
         self.steps.iter().map(|(name, _)| name.as_str()).collect()
     }
 }
 
 #[derive(Default)]
-struct Record {
-    refused: Option<String>,
+struct Recorder {
+    refused_step: Option<String>,
     steps: Vec<(String, Box<RawValue>)>,
     progress: Vec<Progress>,
     logs: Vec<String>,
 }
 
-impl Record {
-    /// Reads what would have been sent, so that a test sees what the server would.
-    fn take(&mut self, note: Note) {
-        match note {
-            Note::Tell { text } => {
-                let frame = read(&text);
+impl Recorder {
+    /// Records what the server would receive.
+    fn record(&mut self, message: HandlerMessage) {
+        match message {
+            HandlerMessage::Update { frame } => {
+                let frame = read(&frame);
                 self.progress.extend(frame.progress);
-                self.logs.extend(frame.message.map(Cow::into_owned));
+                self.logs.extend(frame.message);
             }
-            Note::Step { text, waiter, .. } => {
-                let frame = read(&text);
-                let name = frame.name.unwrap_or_default().into_owned();
-                let answer = if self.refused.as_ref() == Some(&name) {
-                    Err(Refusal { code: "STALE_RUN".into(), message: "another worker has it".into() })
+            HandlerMessage::Step { frame, waiter, .. } => {
+                let frame = read(&frame);
+                let name = frame.name.unwrap_or_default();
+                let answer = if self.refused_step.as_ref() == Some(&name) {
+                    let message = "the job was assigned to another worker".into();
+                    Err(StepRefusal { code: ErrorCode::StaleRun, message })
                 } else {
-                    self.steps.extend(frame.result.map(|result| (name, result.to_owned())));
+                    self.steps.extend(frame.result.map(|result| (name, result)));
                     Ok(())
                 };
                 let _ = waiter.send(answer);
             }
-            Note::End { .. } | Note::Shelf => {}
+            HandlerMessage::Finished { .. } | HandlerMessage::Completed => {}
         }
     }
 }
 
-fn read(text: &str) -> WorkerFrame<'_> {
-    serde_json::from_str(text).expect("a frame that was just written")
+/// The fields of a worker's frame that a test can see.
+#[derive(Deserialize)]
+struct RecordedFrame {
+    name: Option<String>,
+    progress: Option<Progress>,
+    message: Option<String>,
+    result: Option<Box<RawValue>>,
+}
+
+fn read(frame: &str) -> RecordedFrame {
+    serde_json::from_str(frame).expect("a frame that was just written")
 }
 
 fn raw(value: &impl Serialize) -> Box<RawValue> {

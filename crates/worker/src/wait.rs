@@ -1,54 +1,61 @@
-//! Waiting for a job to end: by the stream of its changes, and by looking again when there is no stream.
+//! Waiting for a job to finish: by the stream of its changes, and by polling if the stream is interrupted.
 
 use std::time::Duration;
 
-use faena_domain::{JobId, JobState, JobView};
-use futures_util::StreamExt;
-use reqwest::Method;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{Client, Error, backoff::Backoff};
+use crate::{Client, Error, Job, JobId, JobState, Method, backoff::Backoff};
 
-/// The server says something every 15 s; silent for so long means that the stream is dead.
-const STREAM_SILENCE: Duration = Duration::from_secs(45);
-/// A server that is away for longer than this is told to the caller.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// One event is one job; nothing larger is collected.
-const LARGEST_EVENT_BYTES: usize = 64 * 1024 * 1024;
+/// An outage of the server that lasts longer than this is returned to the caller.
+const OUTAGE_LIMIT: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Waits until the job has ended, however long it takes, and gives it whole. A server that goes away and comes back
-    /// within a minute is not noticed.
-    pub async fn wait(&self, id: JobId) -> Result<JobView, Error> {
+    /// Waits until the job has finished, however long that takes, and returns it.
+    ///
+    /// Survives an outage of the server of up to a minute.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the server or of the connection if it lasts longer than that, and [`Error::Decode`] if the answers
+    /// of the server cannot be read.
+    pub async fn wait(&self, id: JobId) -> Result<Job, Error> {
         let mut backoff = Backoff::new();
-        let mut answered = Instant::now();
+        let mut last_answer_at = Instant::now();
         loop {
-            match self.follow(id, &mut answered).await {
+            match self.follow(id, &mut last_answer_at).await {
                 Ok(Some(job)) => return Ok(job),
                 Ok(None) => backoff.reset(),
-                // Also one that is starting, stopping or busy is only away.
-                Err(Error::Refused { status: 429 | 500.., .. }) if answered.elapsed() < PATIENCE => {}
-                Err(Error::Unreachable { .. }) if answered.elapsed() < PATIENCE => {}
+                Err(error) if is_outage(&error) && last_answer_at.elapsed() < OUTAGE_LIMIT => {}
                 Err(error) => return Err(error),
             }
             sleep(backoff.next_delay()).await;
-            // The stream may be cut by something in between; a plain look always works.
-            if let Ok(job) = self.get(id).await {
-                answered = Instant::now();
-                if job.status.is_terminal() {
-                    return Ok(job);
-                }
+            // A proxy may interrupt streams; a plain request always passes.
+            match self.job(id).await {
+                Ok(job) if job.is_finished() => return Ok(job),
+                Ok(_) => last_answer_at = Instant::now(),
+                // It would be the same at every attempt.
+                Err(error @ Error::Decode { .. }) => return Err(error),
+                // The next attempt to follow the job decides whether this lasts too long.
+                Err(_) => {}
             }
         }
     }
 
-    /// As [`wait`](Self::wait), for so long at most.
-    pub async fn wait_at_most(&self, id: JobId, limit: Duration) -> Result<JobView, Error> {
+    /// Waits like [`wait`](Self::wait), but not longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::StillRunning`] after `limit`. The job is not affected.
+    pub async fn wait_timeout(&self, id: JobId, limit: Duration) -> Result<Job, Error> {
         timeout(limit, self.wait(id)).await.unwrap_or(Err(Error::StillRunning { id, limit }))
     }
 
-    /// Waits, and gives the result. A job that ends in another way than completed is [`Error::NotCompleted`].
+    /// Waits like [`wait`](Self::wait) and returns the result of the job.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NotCompleted`] if the job fails or is cancelled, and [`Error::Decode`] if its result is not a `T`.
     pub async fn wait_for<T: DeserializeOwned>(&self, id: JobId) -> Result<T, Error> {
         let job = self.wait(id).await?;
         if job.status != JobState::Completed {
@@ -56,83 +63,28 @@ impl Client {
         }
         let result = job.result.as_ref().map_or("null", |raw| raw.get());
         serde_json::from_str(result)
-            .map_err(|error| Error::NotUnderstood { what: "the result of the job", source: error.into() })
+            .map_err(|error| Error::Decode { what: "the result of the job", source: error.into() })
     }
 
-    /// `None`: the stream has ended before the job.
-    async fn follow(&self, id: JobId, answered: &mut Instant) -> Result<Option<JobView>, Error> {
-        let request = self.request(Method::GET, &format!("/api/v1/jobs/{id}/events"));
-        let Ok(opened) = timeout(STREAM_SILENCE, self.send(request)).await else { return Ok(None) };
-        let mut stream = opened?.bytes_stream();
-        let mut events = Events::default();
-        while let Ok(Some(Ok(part))) = timeout(STREAM_SILENCE, stream.next()).await {
-            *answered = Instant::now();
-            events.feed(&part);
-            while let Some(data) = events.next() {
-                // What this version does not understand, the plain look will.
-                let Ok(job) = serde_json::from_str::<JobView>(&data) else { return Ok(None) };
-                if job.status.is_terminal() {
-                    return Ok(Some(job));
-                }
+    /// Follows the changes of a job until it has finished. Returns `None` if the stream ends before that.
+    async fn follow(&self, id: JobId, last_answer_at: &mut Instant) -> Result<Option<Job>, Error> {
+        let mut stream = self.request(Method::GET, &format!("/api/v1/jobs/{id}/events")).stream().await?;
+        while let Some(event) = stream.next().await {
+            *last_answer_at = Instant::now();
+            if event.data.is_empty() {
+                continue;
             }
-            if events.bytes.len() > LARGEST_EVENT_BYTES {
-                return Ok(None);
+            // An event that cannot be read is not the last word: the caller asks for the job itself.
+            let Ok(job) = serde_json::from_str::<Job>(&event.data) else { return Ok(None) };
+            if job.is_finished() {
+                return Ok(Some(job));
             }
         }
         Ok(None)
     }
 }
 
-/// Cuts a stream of server-sent events into the data of its events.
-#[derive(Default)]
-struct Events {
-    bytes: Vec<u8>,
-    /// Up to here no end of an event was found.
-    searched: usize,
-}
-
-impl Events {
-    fn feed(&mut self, part: &[u8]) {
-        self.bytes.extend_from_slice(part);
-    }
-
-    fn next(&mut self) -> Option<String> {
-        loop {
-            let from = self.searched.saturating_sub(1);
-            let Some(end) = self.bytes[from..].windows(2).position(|pair| pair == b"\n\n") else {
-                self.searched = self.bytes.len();
-                return None;
-            };
-            let event: Vec<u8> = self.bytes.drain(..from + end + 2).collect();
-            self.searched = 0;
-            let text = String::from_utf8_lossy(&event);
-            let data: Vec<&str> =
-                text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start).collect();
-            // A comment keeps the connection alive and says nothing.
-            if !data.is_empty() {
-                return Some(data.join("\n"));
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_found_wherever_the_stream_is_cut() {
-        let stream = ": alive\n\nevent: job.completed\ndata: {\"a\":\"é\"}\n\ndata: one\ndata: two\n\nrest".as_bytes();
-        for size in 1..stream.len() {
-            let mut events = Events::default();
-            let mut found = Vec::new();
-            for part in stream.chunks(size) {
-                events.feed(part);
-                while let Some(data) = events.next() {
-                    found.push(data);
-                }
-            }
-            assert_eq!(found, ["{\"a\":\"é\"}", "one\ntwo"], "in parts of {size}");
-        }
-    }
+/// Whether the server is unreachable, starting, stopping or overloaded, so that waiting may help.
+fn is_outage(error: &Error) -> bool {
+    matches!(error, Error::Unreachable { .. } | Error::Refused { status: 429 | 500.., .. })
 }

@@ -1,4 +1,4 @@
-//! A worker as a program sees it: its settings, its handlers, and running it.
+//! A worker: its settings, its handlers, and running it.
 
 use std::{
     future::Future,
@@ -14,18 +14,31 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     Context, Error, JobError,
     address::Address,
-    definition::Definition,
+    connection,
     handler::{Handlers, Next, Outcome, typed},
-    link,
+    settings::Settings,
 };
 
 const DEFAULT_CONCURRENCY: u32 = 8;
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
-/// Takes jobs from a server and does them.
+/// Receives jobs from a server and runs their handlers.
 ///
-/// What is not said is read from the environment: `FAENA_URL`, `FAENA_WORKER_TOKEN` (or `FAENA_TOKEN`), and, when Faena itself
-/// has started the process, `FAENA_WORKER_ID` and `FAENA_EPHEMERAL`.
+/// Settings that are not set come from the environment: `FAENA_URL`, and `FAENA_WORKER_TOKEN` or `FAENA_TOKEN`. A worker pool of
+/// the server also sets `FAENA_WORKER_ID` and `FAENA_EPHEMERAL` for the processes it starts.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), faena::Error> {
+/// #[derive(serde::Deserialize)]
+/// struct Numbers { a: i64, b: i64 }
+///
+/// faena::Worker::new()
+///     .name("adder")
+///     .handle("add", |_job, numbers: Numbers| async move { Ok(numbers.a + numbers.b) })
+///     .run()
+///     .await
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use = "a worker does nothing until it is run"]
 pub struct Worker {
@@ -36,7 +49,7 @@ pub struct Worker {
     concurrency: u32,
     queues: Vec<String>,
     handlers: Handlers,
-    grace: Duration,
+    grace_period: Duration,
     ephemeral: bool,
 }
 
@@ -47,6 +60,7 @@ impl Default for Worker {
 }
 
 impl Worker {
+    /// Creates a worker without handlers, with the settings of the environment.
     pub fn new() -> Worker {
         Worker {
             url: None,
@@ -56,58 +70,70 @@ impl Worker {
             concurrency: DEFAULT_CONCURRENCY,
             queues: Vec::new(),
             handlers: Handlers::default(),
-            grace: DEFAULT_GRACE,
+            grace_period: DEFAULT_GRACE_PERIOD,
             ephemeral: env("FAENA_EPHEMERAL").is_some_and(|value| value == "1"),
         }
     }
 
-    /// Where the server is: `http://host:port`.
+    /// Sets the address of the server. Default: `FAENA_URL`, or `http://127.0.0.1:3000`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
     }
 
+    /// Sets the API key. Default: `FAENA_WORKER_TOKEN`, or `FAENA_TOKEN`.
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// What it is called where people look at workers.
+    /// Sets the name that people see.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// How many jobs it does at once; 8 when nothing is said.
+    /// Sets how many jobs run concurrently. Default: 8. At least 1.
     pub fn concurrency(mut self, jobs: u32) -> Self {
         self.concurrency = jobs.max(1);
         self
     }
 
-    /// Only jobs of these queues. Without it, of all.
+    /// Sets the queues to take jobs from. Default: all.
     pub fn queues<T: Into<String>>(mut self, queues: impl IntoIterator<Item = T>) -> Self {
         self.queues = queues.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How long handlers may go on when the worker is told to stop; 30 s when nothing is said.
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+    /// Sets how long running handlers may continue after a shutdown was requested. Default: 30 s.
+    pub fn grace_period(mut self, limit: Duration) -> Self {
+        self.grace_period = limit;
         self
     }
 
-    /// Takes one job, does it, and ends.
+    /// Makes the worker run one job and then end.
     pub fn ephemeral(mut self) -> Self {
         self.ephemeral = true;
         self
     }
 
-    /// What is done with jobs of this type. The payload is read as `P`; one that does not fit fails without another try. The
-    /// result is what the job's result becomes. Use `serde_json::Value` for either to take what comes.
+    /// Sets the handler of a job type.
     ///
-    /// `kind` may end in `*`, for all types that begin so; the handler with the longest name that fits is taken.
+    /// The payload is read as `P`; a payload that does not match fails the job without a retry. The returned value becomes the
+    /// result of the job. Use `serde_json::Value` for either to accept any JSON.
     ///
-    /// A panic is a failure like others, and is tried again.
+    /// `kind` may end in `*` to handle all types with that prefix. The handler with the longest matching name is chosen.
+    ///
+    /// A panic counts as a retryable error.
+    ///
+    /// ```
+    /// # use faena::{Context, JobError};
+    /// async fn resize(job: Context, payload: serde_json::Value) -> Result<String, JobError> {
+    ///     job.log(format!("{} of type {}", payload["file"], job.kind()));
+    ///     Ok("done".into())
+    /// }
+    /// let worker = faena::Worker::new().handle("image.*", resize);
+    /// ```
     pub fn handle<P, R, F, Fut>(mut self, kind: impl Into<String>, handler: F) -> Self
     where
         P: DeserializeOwned + Send + 'static,
@@ -119,43 +145,55 @@ impl Worker {
         self
     }
 
-    /// Stands around every handler: sees the job before it and the outcome after it, and may change that. What was added
-    /// first is outermost.
+    /// Adds a middleware around every handler. It sees the job before and the outcome after the handler, and may change both.
+    ///
+    /// The first one added is the outermost.
     ///
     /// ```no_run
     /// # let worker = faena::Worker::new();
-    /// worker.around(|job, next| async move {
+    /// worker.middleware(|job, next| async move {
     ///     let started = std::time::Instant::now();
     ///     let outcome = next.run(job.clone()).await;
     ///     tracing::info!(job = %job.id(), kind = job.kind(), took = ?started.elapsed(), ok = outcome.is_ok());
     ///     outcome.map_err(|error| error.context("on machine 7"))
     /// });
     /// ```
-    pub fn around<F, Fut>(mut self, around: F) -> Self
+    pub fn middleware<F, Fut>(mut self, middleware: F) -> Self
     where
         F: Fn(Context, Next) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Outcome> + Send + 'static,
     {
-        self.handlers.add_around(around);
+        self.handlers.add_middleware(middleware);
         self
     }
 
-    /// Works until SIGTERM or Ctrl-C, or until the server has drained it.
+    /// Runs until SIGTERM or Ctrl-C, or until the server has drained the worker.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_until`](Self::run_until).
     pub async fn run(self) -> Result<(), Error> {
         let signals = signals().map_err(|error| Error::Invalid(format!("cannot listen for signals: {error}")))?;
         self.run_until(signals).await
     }
 
-    /// Works until `shutdown` is ready. Then it takes no more jobs, lets those that run finish within the grace time, gives
-    /// back the rest, which costs them no try, and returns when the server has acknowledged all of it.
+    /// Runs until `shutdown` is ready, or until the server has drained the worker.
     ///
-    /// A connection that is lost is made again, for as long as it takes; running jobs go on meanwhile. An error is returned
-    /// only when the worker could never work: its settings are wrong, or the server refused its first registration.
+    /// Then the worker accepts no more jobs, lets running handlers finish within the
+    /// [grace period](Self::grace_period), releases the remaining jobs without using one of their attempts, and returns when the server
+    /// has acknowledged all of it.
+    ///
+    /// The worker reconnects after a lost connection, for as long as that takes. Running handlers continue meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error only if the worker could never work: its settings are not valid, or the server refused its first
+    /// registration.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let (definition, stop) = (self.define()?, CancellationToken::new());
-        let connection = link::run(definition, stop.clone().cancelled_owned().fuse());
-        // Who gives up waiting for this ends the connection with it.
-        let mut connection = AbortOnDropHandle::new(connections()?.spawn(connection));
+        let (settings, stop) = (self.settings()?, CancellationToken::new());
+        let connection = connection::run(settings, stop.clone().cancelled_owned().fuse());
+        // Dropping this future ends the connection.
+        let mut connection = AbortOnDropHandle::new(connection_runtime()?.spawn(connection));
         let ended = tokio::select! {
             () = shutdown => {
                 stop.cancel();
@@ -173,32 +211,32 @@ impl Worker {
         Arc::new(self.handlers.clone())
     }
 
-    fn define(self) -> Result<Definition, Error> {
+    fn settings(self) -> Result<Settings, Error> {
         if self.handlers.names().is_empty() {
-            return Err(Error::Invalid("a worker without handlers has nothing to do".into()));
+            return Err(Error::Invalid("the worker has no handlers; add one with Worker::handle".into()));
         }
-        Ok(Definition {
+        Ok(Settings {
             address: Address::new(self.url, self.token)?,
             worker_id: self.worker_id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string()),
             name: self.name,
             concurrency: if self.ephemeral { 1 } else { self.concurrency },
             queues: self.queues,
             handlers: Arc::new(self.handlers),
-            grace: self.grace,
+            grace_period: self.grace_period,
             ephemeral: self.ephemeral,
-            handlers_on: Handle::current(),
+            handler_runtime: Handle::current(),
         })
     }
 }
 
-/// One thread for the connections of all workers of this process.
-fn connections() -> Result<&'static Runtime, Error> {
-    static CONNECTIONS: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-    let made = CONNECTIONS.get_or_init(|| {
+/// Returns the runtime of the connections: one thread for all workers of this process.
+fn connection_runtime() -> Result<&'static Runtime, Error> {
+    static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+    let runtime = RUNTIME.get_or_init(|| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(1).thread_name("faena-connections").enable_all().build()
     });
-    made.as_ref().map_err(|error| Error::Invalid(format!("cannot start a thread for the connection: {error}")))
+    runtime.as_ref().map_err(|error| Error::Invalid(format!("cannot start the connection thread: {error}")))
 }
 
 fn env(name: &str) -> Option<String> {

@@ -17,33 +17,36 @@ fn pipeline() -> Worker {
 }
 
 #[tokio::test]
-async fn steps_are_recorded_and_finished_ones_do_not_run_again() {
-    let ran = testing::run(&pipeline(), "pipeline", &json!({})).await;
-    assert_eq!((ran.result::<u32>(), ran.step_names()), (6, vec!["E1", "E2", "E3"]));
-    let ran = TestJob::new("pipeline", &json!({})).finished_step("E1", &100).run(&pipeline()).await;
-    assert_eq!((ran.result::<u32>(), ran.step_names()), (105, vec!["E2", "E3"]));
+async fn steps_are_recorded_and_completed_ones_do_not_run_again() {
+    let run = testing::run(&pipeline(), "pipeline", &json!({})).await;
+    assert_eq!((run.result::<u32>(), run.step_names()), (6, vec!["E1", "E2", "E3"]));
+    let run = TestJob::new("pipeline", &json!({})).completed_step("E1", &100).run(&pipeline()).await;
+    assert_eq!((run.result::<u32>(), run.step_names()), (105, vec!["E2", "E3"]));
 }
 
 #[tokio::test]
-async fn a_step_that_is_refused_ends_the_handler() {
-    let ran = TestJob::new("pipeline", &json!({})).refused_step("E2").run(&pipeline()).await;
-    assert_eq!(ran.error().message(), "step E2 was refused: another worker has it (STALE_RUN)");
-    assert_eq!(ran.step_names(), ["E1"]);
+async fn a_refused_step_ends_the_handler() {
+    let run = TestJob::new("pipeline", &json!({})).refused_step("E2").run(&pipeline()).await;
+    assert_eq!(
+        run.error().message(),
+        "step \"E2\": refused by the server: the job was assigned to another worker (STALE_RUN)"
+    );
+    assert_eq!(run.step_names(), ["E1"]);
 }
 
 #[tokio::test]
-async fn no_step_begins_when_the_run_is_to_stop() {
+async fn no_step_starts_after_a_cancellation() {
     let job = TestJob::new("pipeline", &json!({}));
     job.token().cancel();
-    let ran = job.run(&pipeline()).await;
-    assert_eq!(ran.error().message(), JobError::cancelled().message());
-    assert!(ran.steps.is_empty());
+    let run = job.run(&pipeline()).await;
+    assert_eq!(run.error().message(), JobError::cancelled().message());
+    assert!(run.steps.is_empty());
 }
 
 #[tokio::test]
-async fn a_stored_result_that_does_not_fit_any_more_is_not_tried_again() {
-    let ran = TestJob::new("pipeline", &json!({})).finished_step("E1", &"text").run(&pipeline()).await;
-    assert!(!ran.error().is_retryable(), "{:?}", ran.error());
+async fn a_stored_result_that_does_not_match_the_handler_is_not_retried() {
+    let run = TestJob::new("pipeline", &json!({})).completed_step("E1", &"text").run(&pipeline()).await;
+    assert!(!run.error().is_retryable(), "{:?}", run.error());
 }
 
 #[tokio::test]
@@ -53,35 +56,35 @@ async fn a_step_of_the_same_name_runs_once() {
         let second = job.step("E1", || async { Ok(2) }).await?;
         Ok((first, second))
     });
-    let ran = testing::run(&worker, "twice", &json!({})).await;
-    assert_eq!((ran.result::<(u32, u32)>(), ran.steps.len()), ((1, 1), 1));
+    let run = testing::run(&worker, "twice", &json!({})).await;
+    assert_eq!((run.result::<(u32, u32)>(), run.steps.len()), ((1, 1), 1));
 }
 
 #[tokio::test]
-async fn what_stands_around_sees_the_job_and_may_change_its_outcome() {
+async fn middleware_sees_the_job_and_may_change_its_outcome() {
     let worker = Worker::new()
-        .around(|job, next| async move {
+        .middleware(|job, next| async move {
             job.log(format!("outer before {}", job.kind()));
             let outcome = next.run(job.clone()).await;
             job.log("outer after");
             outcome.map_err(|error| error.context("outer"))
         })
-        .around(|job, next| async move {
+        .middleware(|job, next| async move {
             job.log("inner before");
             next.run(job).await.map_err(|_| JobError::fail("changed"))
         })
         .handle("bad", |_, _: Value| async { Err::<(), _>(JobError::retry("original")) });
-    let ran = testing::run(&worker, "bad", &json!({})).await;
-    assert_eq!(ran.logs, ["outer before bad", "inner before", "outer after"]);
-    assert_eq!(format!("{:?}", ran.error()), r#"fail("outer: changed")"#);
+    let run = testing::run(&worker, "bad", &json!({})).await;
+    assert_eq!(run.logs, ["outer before bad", "inner before", "outer after"]);
+    assert_eq!(format!("{:?}", run.error()), r#"fail("outer: changed")"#);
 }
 
 #[tokio::test]
-async fn a_panic_and_a_type_without_handler_are_failures_that_are_tried_again() {
+async fn a_panic_and_a_type_without_a_handler_are_retryable_errors() {
     let worker = Worker::new().handle("boom", |_, number: u32| async move { Ok(10 / (number - 1)) });
-    let ran = testing::run(&worker, "boom", &1).await;
-    assert!(ran.error().is_retryable() && ran.error().message().starts_with("the handler panicked: "));
+    let run = testing::run(&worker, "boom", &1).await;
+    assert!(run.error().is_retryable() && run.error().message().starts_with("the handler panicked: "));
     assert!(testing::run(&worker, "other", &1).await.error().message().contains("no handler"));
-    let ran = testing::run(&worker, "boom", &"text").await;
-    assert!(!ran.error().is_retryable(), "a payload that does not fit");
+    let run = testing::run(&worker, "boom", &"text").await;
+    assert!(!run.error().is_retryable(), "a payload that does not match");
 }

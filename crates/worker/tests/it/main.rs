@@ -1,8 +1,9 @@
-//! The SDK against a far end that this suite plays itself.
+//! The SDK against a server that these tests play themselves.
 
 mod client;
-mod far_end;
+mod fake_server;
 mod handlers;
+mod newer_server;
 mod reconnecting;
-mod stopping;
-mod working;
+mod running_jobs;
+mod shutdown;

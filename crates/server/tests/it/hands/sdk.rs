@@ -2,8 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use ::faena::{Context, JobError, Worker};
-use faena_domain::Progress;
+use ::faena::{Context, JobError, Progress, Worker};
 use serde_json::Value;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -46,7 +45,7 @@ struct ReportHandler {
 async fn handler(desk: ReportHandler, context: Context, payload: Value) -> Result<Value, JobError> {
     let job = Job {
         id: context.id().to_string(),
-        run: context.run(),
+        run: context.run().as_i64(),
         kind: context.kind().into(),
         queue: context.queue().into(),
         payload,
@@ -74,7 +73,7 @@ async fn handler(desk: ReportHandler, context: Context, payload: Value) -> Resul
             Some(Do::Log(message)) => context.log(message),
             Some(Do::Step { name, result, total, done }) => {
                 if let Some(total) = total {
-                    context.steps_total(total);
+                    context.set_total_steps(total);
                 }
                 let stored = context.step(&name, async || Ok(result)).await;
                 let _ = done.send(stored.map_err(|error| error.message().to_owned()));
