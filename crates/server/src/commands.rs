@@ -1,4 +1,4 @@
-//! The command line: what there is, and where it goes.
+//! The command line of the `faena` binary.
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
@@ -8,10 +8,10 @@ use faena_store::ForeignMapping;
 use crate::{
     bench,
     config::{self, Config},
-    doctor, guard, serve,
+    doctor, guard, reference, serve,
 };
 
-/// Durable jobs in one binary: nothing is lost, nothing is stuck, everything explains itself.
+/// Durable job server: nothing is lost, nothing is stuck, everything explains itself
 #[derive(Parser)]
 #[command(name = "faena", version, max_term_width = 110)]
 struct Cli {
@@ -20,60 +20,73 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one, read once at the start")]
+#[expect(clippy::large_enum_variant, reason = "the process holds a single value, read once at the start")]
 enum Command {
     /// Start the server
+    #[command(
+        after_help = "Examples:\n  faena serve\n  faena serve --database-url postgres://user:password@host/database --roles engine,worker"
+    )]
     Serve(ServeArguments),
-    /// Bring the database's schema up to date and end
+    /// Migrate the database schema, then exit
     Migrate(ConfigArguments),
-    /// Print the effective configuration and where each value came from
+    /// Show the effective configuration and the source of each value
     Config {
         #[command(flatten)]
         config: ConfigArguments,
-        /// Print as JSON
+        /// Output JSON
         #[arg(long)]
         json: bool,
-        /// Print faena.example.toml instead: every key with its default
+        /// Output faena.example.toml: every key with its default
         #[arg(long)]
         example: bool,
     },
-    /// Prove that the whole database is sound and the set-up too; say what to do where they are not
+    /// Check the database and the configuration for problems and suggest fixes
     Doctor {
         #[command(flatten)]
         config: ConfigArguments,
         #[command(flatten)]
         arguments: doctor::Arguments,
     },
-    /// Measure this machine's limit and Faena beside it
+    /// Benchmark Faena against the limits of this machine
     Bench(bench::Arguments),
-    /// Look at sinks of events and the messages they would not take, publish again; print the tables of an outbox of your own
+    /// Manage event sinks and rejected events, or print the tables of your own outbox
     Outbox {
         #[command(subcommand)]
         command: OutboxCommand,
     },
-    /// Run a command, and kill it with all its children when standard input ends
+    /// Run a command and kill it with all its children when standard input closes
     #[command(hide = true)]
     Guard {
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
-    /// Print the completions for a shell
-    Completions { shell: clap_complete::Shell },
+    /// Print a generated page of the reference documentation
+    #[command(hide = true)]
+    Reference {
+        #[arg(value_enum)]
+        page: reference::Page,
+    },
+    /// Print shell completions
+    #[command(after_help = "Example:\n  faena completions bash > /etc/bash_completion.d/faena")]
+    Completions {
+        /// Shell to generate completions for
+        shell: clap_complete::Shell,
+    },
     #[command(flatten)]
     Client(faena_cli::Command),
 }
 
 #[derive(Subcommand)]
 enum OutboxCommand {
-    /// Print the tables of an outbox, for an application's PostgreSQL database
+    /// Print the SQL of outbox tables for an application's PostgreSQL database
     InitSql {
-        /// How tables and columns are written: OutboxMessages or outbox_messages
+        /// Naming style: OutboxMessages (pascal) or outbox_messages (snake)
         #[arg(long, value_enum, default_value = "pascal")]
         names: Names,
-        /// The schema of the tables [default: where the search path leads]
+        /// Schema of the tables [default: the search path]
         #[arg(long)]
         schema: Option<String>,
-        /// Also a table for messages that were refused too often
+        /// Also print a dead-letter table with this name
         #[arg(long, value_name = "TABLE")]
         dead_table: Option<String>,
     },
@@ -89,10 +102,10 @@ enum Names {
 
 #[derive(clap::Args, Clone)]
 struct ConfigArguments {
-    /// The configuration file [default: faena.toml, if it is there]
+    /// Configuration file [default: faena.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// sqlite:FILE or postgres://user:password@host/database [default: sqlite:faena-data/faena.db]
+    /// Database: sqlite:FILE or postgres://user:password@host/database [default: sqlite:faena-data/faena.db]
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
 }
@@ -101,43 +114,43 @@ struct ConfigArguments {
 struct ServeArguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// The address to listen on [default: 127.0.0.1]
+    /// Address to listen on [default: 127.0.0.1]
     #[arg(long)]
     host: Option<String>,
-    /// The port to listen on; 0 takes a free one [default: 3000]
+    /// Port to listen on; 0 picks a free port [default: 3000]
     #[arg(long)]
     port: Option<String>,
-    /// What this process does [default: api,engine,worker]
+    /// Parts this process runs, separated by commas [default: api,engine,worker]
     #[arg(long, value_name = "LIST")]
     roles: Option<String>,
     /// Refuse to start on an old schema instead of migrating it
     #[arg(long)]
     no_migrate: bool,
-    /// Listen on other addresses than loopback although everybody may call
+    /// Allow addresses other than loopback although there are no API keys
     #[arg(long)]
     insecure_no_auth: bool,
 }
 
-/// What scripts can tell from the exit code.
+/// Exit codes for scripts.
 const FAILED: u8 = 1;
-const MISTAKE: u8 = 2;
+const USAGE: u8 = 2;
 
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(MISTAKE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
     match run(cli.command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("faena: {error:#}");
-            let mistake = error.is::<config::ConfigError>()
+            let usage = error.is::<config::ConfigError>()
                 || matches!(error.downcast_ref(), Some(faena_store::StoreError::Setup(_)))
                 || error.is::<serve::CannotStart>();
-            ExitCode::from(if mistake { MISTAKE } else { FAILED })
+            ExitCode::from(if usage { USAGE } else { FAILED })
         }
     }
 }
@@ -159,7 +172,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 store.close().await;
                 anyhow::Ok(())
             })?;
-            println!("the schema is up to date");
+            println!("schema is up to date");
         }
         Command::Config { config, json, example } => {
             if example {
@@ -187,6 +200,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(guard::run(argv));
         }
+        Command::Reference { page } => print(&page.render(Cli::command()))?,
         Command::Completions { shell } => {
             let mut buffer = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "faena", &mut buffer);
@@ -204,7 +218,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// A reader that went away (`faena config | head`) is no error.
+/// Prints `text`. A closed pipe (`faena config | head`) is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -217,13 +231,13 @@ fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
     if json {
         let map: serde_json::Map<String, serde_json::Value> = rows
             .into_iter()
-            .map(|(path, value, origin)| (path, serde_json::json!({"value": value, "origin": origin})))
+            .map(|(path, value, origin)| (path, serde_json::json!({"value": value, "source": origin})))
             .collect();
         return print(&format!("{}\n", serde_json::to_string_pretty(&map)?));
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(["key", "value", "from"]);
+    table.set_header(["key", "value", "source"]);
     for (path, value, origin) in rows {
         table.add_row([path, value, origin]);
     }

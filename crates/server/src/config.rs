@@ -1,37 +1,39 @@
-//! The configuration: one table of keys, from which come the defaults, the names in file and environment, the checks, the
-//! example file and `faena config`.
+//! The configuration of the server.
 //!
-//! Defaults < `faena.toml` < environment < flags. A wrong value or an unknown key is one error that names its place.
+//! `keys.rs` is the table of all keys. The defaults, the names in file and environment, the checks, the example file, the reference
+//! page and `faena config` derive from it. Order: defaults < `faena.toml` < environment < flags.
+//! An invalid value or an unknown key is one error that names its position.
 
+mod check;
+mod describe;
+mod environment;
+mod example;
+mod file;
+mod inboxes;
 mod keys;
 mod pools;
 mod rules;
-mod inboxes;
 mod sinks;
 mod sources;
 
-use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use faena_domain::{JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
-    EngineConfig, InboxConfig, OutboxConfig, PoolConfig, Roles, Secret, SinkConfig, SourceConfig, Target,
-    WebhookConfig, address::AddressRule,
+    EngineConfig, InboxConfig, OutboxConfig, PoolConfig, Roles, SinkConfig, SourceConfig, Target, WebhookConfig,
+    address::AddressRule,
 };
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
-use keys::{KEYS, Key, Kind};
+pub use example::{example, sections};
+pub use keys::{KEYS, Key, Kind};
 
-/// Names that begin like a key's but belong to somebody else: the command line, and what `shell.run` hands to its programs.
-const FOREIGN: [&str; 7] = [
-    "FAENA_URL",
-    "FAENA_CONFIG",
-    "FAENA_JOB_ID",
-    "FAENA_RUN",
-    "FAENA_CORRELATION_ID",
-    "FAENA_SCHEDULE_ID",
-    "FAENA_SCHEDULE_DUE",
-];
+use file::{Entry, File, Placed, in_file_order};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Setting {
@@ -41,14 +43,14 @@ struct Setting {
 
 pub struct Config {
     settings: BTreeMap<&'static str, Setting>,
-    pools: Vec<PoolConfig>,
+    pools: Vec<Placed<PoolConfig>>,
     rules: Configured,
-    sinks: Vec<SinkConfig>,
-    sources: Vec<sources::Source>,
-    inboxes: Vec<InboxConfig>,
+    sinks: Vec<Placed<SinkConfig>>,
+    sources: Vec<Placed<sources::Source>>,
+    inboxes: Vec<Placed<InboxConfig>>,
 }
 
-/// An error that the operator can put right: printed as one line, exit code 2.
+/// A configuration error. The binary prints it as one line and exits with code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
@@ -69,7 +71,7 @@ impl Config {
         }
     }
 
-    /// `file`: where it is, and whether it has to be there.
+    /// Reads the configuration. `file` is the path and whether the file must exist.
     pub fn load(
         file: (&Path, bool),
         environment: impl IntoIterator<Item = (String, String)>,
@@ -89,7 +91,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What is wrong with values that are right by themselves.
+    /// Checks rules that concern more than one value.
     fn check_together(&self) -> Result<(), ConfigError> {
         for path in ["worker.heartbeat", "guardian.interval", "webhook.timeout"] {
             if self.duration(path).is_zero() {
@@ -98,26 +100,26 @@ impl Config {
         }
         if self.duration("worker.silence") <= self.duration("worker.heartbeat") {
             return Err(ConfigError(format!(
-                "{}: worker.silence: must be longer than worker.heartbeat ({}), or every worker is given up for lost between two of its beats",
+                "{}: worker.silence: must be longer than worker.heartbeat ({}), otherwise every worker is lost between two heartbeats",
                 self.settings["worker.silence"].origin,
                 self.text("worker.heartbeat")
             )));
         }
         let rule = AddressRule::new(&self.allowed_networks());
         for sink in &self.sinks {
-            if let Target::Webhook(options) = &sink.target
+            if let Target::Webhook(options) = &sink.value.target
                 && let Err(what) = rule.check_url(&options.url)
             {
-                return Err(ConfigError(format!("[[sink]] {:?}: url: {what}", sink.name)));
+                return Err(ConfigError(format!("{}: [[sink]] url: {what}", sink.place)));
             }
         }
         self.sources()?;
         Ok(())
     }
 
-    /// With their sinks.
+    /// Returns the sources together with the sinks they name.
     fn sources(&self) -> Result<Vec<SourceConfig>, ConfigError> {
-        let sinks = || self.sinks.iter().map(|sink| (sink.name.as_str(), &sink.target));
+        let sinks = || self.sinks.iter().map(|sink| (sink.value.name.as_str(), &sink.value.target));
         self.sources.iter().map(|source| sources::resolve(source, sinks())).collect()
     }
 
@@ -127,46 +129,51 @@ impl Config {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !required => return Ok(()),
             Err(error) => return Err(ConfigError(format!("cannot read {}: {error}", path.display()))),
         };
-        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-            let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-            ConfigError(format!("{}, line {line}: {}", path.display(), error.message()))
-        })?;
-        for (section, content) in table {
-            if section == "pool" {
-                self.pools = pools::read(content, &path.display().to_string())?;
-                continue;
+        let file = File::new(path.display().to_string(), &text);
+        for (section, content) in file.sections()? {
+            self.read_section(&file, section, content)?;
+        }
+        Ok(())
+    }
+
+    fn read_section<'a>(
+        &mut self,
+        file: &File<'a>,
+        section: Spanned<String>,
+        content: Spanned<DeValue<'a>>,
+    ) -> Result<(), ConfigError> {
+        let is_array = content.get_ref().is_array();
+        match section.get_ref().as_str() {
+            "pool" => self.pools = pools::read(&Entry::list(file, "pool", content, pools::MAX_POOLS)?)?,
+            "sink" => self.sinks = sinks::read(&Entry::list(file, "sink", content, sinks::MAX_SINKS)?)?,
+            "inbox" => self.inboxes = inboxes::read(&Entry::list(file, "inbox", content, inboxes::MAX_INBOXES)?)?,
+            "queue" if is_array => {
+                rules::read_queues(&Entry::list(file, "queue", content, rules::MAX_RULES)?, &mut self.rules)?;
             }
-            if section == "sink" {
-                self.sinks = sinks::read(content, &path.display().to_string())?;
-                continue;
-            }
-            if matches!(section.as_str(), "queue" | "limit") && content.is_array() {
-                rules::read(&section, content, &path.display().to_string(), &mut self.rules)?;
-                continue;
-            }
-            if section == "inbox" {
-                self.inboxes = inboxes::read(content, &path.display().to_string())?;
-                continue;
-            }
-            let toml::Value::Table(mut content) = content else {
-                return Err(ConfigError(format!("{}: {section} must be a section: [{section}]", path.display())));
-            };
-            if section == "outbox"
-                && let Some(list) = content.remove("source")
-            {
-                self.sources = sources::read(list, &path.display().to_string())?;
-            }
-            for (name, value) in content {
-                let dotted = format!("{section}.{name}");
-                let line = text.lines().position(|line| line.trim_start().starts_with(&name)).map_or(1, |at| at + 1);
-                let place = format!("{}, line {line}", path.display());
-                let Some(key) = KEYS.iter().find(|key| key.path == dotted) else {
-                    return Err(ConfigError(format!(
-                        "{place}: {dotted} is not a known key; `faena config` lists them"
-                    )));
+            "limit" => rules::read_limits(&Entry::list(file, "limit", content, rules::MAX_RULES)?, &mut self.rules)?,
+            name => {
+                let DeValue::Table(table) = content.into_inner() else {
+                    return Err(file.error(&section.span(), format!("{name} must be a section: [{name}]")));
                 };
-                self.set(key.path, plain(&value), place)?;
+                self.read_keys(file, name, table)?;
             }
+        }
+        Ok(())
+    }
+
+    fn read_keys<'a>(&mut self, file: &File<'a>, section: &str, table: DeTable<'a>) -> Result<(), ConfigError> {
+        for (name, value) in in_file_order(table) {
+            let path = format!("{section}.{}", name.get_ref());
+            if path == "outbox.source" {
+                let entries = Entry::list(file, "outbox.source", value, sources::MAX_SOURCES)?;
+                self.sources = sources::read(&entries)?;
+                continue;
+            }
+            let Some(key) = KEYS.iter().find(|key| key.path == path) else {
+                let message = format!("{path} is not a known key; \"faena config\" lists all keys");
+                return Err(file.error(&name.span(), message));
+            };
+            self.set(key.path, plain_text(value.get_ref()), file.place(&name.span()))?;
         }
         Ok(())
     }
@@ -175,15 +182,7 @@ impl Config {
         for (name, value) in environment {
             match KEYS.iter().find(|key| key.env == name) {
                 Some(key) => self.set(key.path, value, format!("environment {name}"))?,
-                None if name.starts_with("FAENA_")
-                    && !name.starts_with("FAENA_TEST_")
-                    && !FOREIGN.contains(&name.as_str()) =>
-                {
-                    return Err(ConfigError(format!(
-                        "environment {name}: is not a known key; `faena config` lists them"
-                    )));
-                }
-                None => {}
+                None => environment::check_unknown(&name, &value)?,
             }
         }
         Ok(())
@@ -193,8 +192,8 @@ impl Config {
         let key = KEYS.iter().find(|key| key.path == path).expect("only known keys are set");
         key.check(&value).map_err(|what| {
             let secret = matches!(key.kind, Kind::Secret | Kind::Secrets);
-            let shown = if secret { "the value".to_owned() } else { format!("{value:?}") };
-            ConfigError(format!("{origin}: {path}: {shown} {what}"))
+            let shown = if secret { String::new() } else { format!("{value:?} ") };
+            ConfigError(format!("{origin}: {path}: {shown}{what}"))
         })?;
         self.settings.insert(key.path, Setting { value, origin });
         Ok(())
@@ -248,7 +247,7 @@ impl Config {
             no_handler_timeout: self.duration("no_handler.timeout"),
             guardian_interval: self.duration("guardian.interval"),
             rules: self.rules(),
-            pools: self.pools.clone(),
+            pools: values(&self.pools),
             guard: Vec::new(),
             own_url: String::new(),
             retention: Retention {
@@ -270,12 +269,12 @@ impl Config {
             outbox: OutboxConfig {
                 keep: self.duration("outbox.keep"),
                 source: self.text("outbox.origin").to_owned(),
-                // A sink that wants nothing of Faena's is there for sources.
-                sinks: self.sinks.iter().filter(|sink| !sink.types.is_empty()).cloned().collect(),
+                // A sink without event types only serves sources.
+                sinks: values(&self.sinks).into_iter().filter(|sink| !sink.types.is_empty()).collect(),
                 ..OutboxConfig::default()
             },
             sources: self.sources().expect("checked when it was loaded"),
-            inboxes: self.inboxes.clone(),
+            inboxes: values(&self.inboxes),
             job_reader: faena_api::job_reader(
                 self.limits(),
                 AddressRule::new(&self.allowed_networks()),
@@ -298,7 +297,7 @@ impl Config {
         }
     }
 
-    /// What is said about queues and limits.
+    /// Returns the settings of queues and limits.
     pub fn rules(&self) -> Configured {
         let mut configured = self.rules.clone();
         for (path, scope) in [("limits.concurrency", Scope::System), ("limits.key", Scope::Key("*".into()))] {
@@ -329,151 +328,22 @@ impl Config {
     pub fn body_bytes(&self) -> (usize, usize) {
         (self.size("server.body_bytes"), self.size("server.batch_bytes"))
     }
-
-    /// Every key with its value and where that came from. Secrets are not shown.
-    pub fn rows(&self) -> Vec<(String, String, String)> {
-        let pools = self.pools.iter().map(|pool| {
-            let what = format!("{} ({} to {})", pool.command.join(" "), pool.min, pool.max);
-            (format!("pool.{}", pool.name), what, "faena.toml".to_owned())
-        });
-        let sources = self.sources.iter().map(|source| {
-            let (name, what) = source.row();
-            (format!("outbox.source.{name}"), what, "faena.toml".to_owned())
-        });
-        let inboxes = self.inboxes.iter();
-        let inboxes =
-            inboxes.map(|inbox| (format!("inbox.{}", inbox.name), inboxes::describe(inbox), "faena.toml".to_owned()));
-        let sinks = self
-            .sinks
-            .iter()
-            .map(|sink| (format!("sink.{}", sink.name), sinks::describe(sink), "faena.toml".to_owned()));
-        let limits = self.rules.limits.iter().map(|(scope, limit)| {
-            let at_once = limit.concurrency.map(|most| format!("{most} at once"));
-            let what: Vec<String> = at_once.into_iter().chain(limit.rate.map(|rate| rate.to_string())).collect();
-            (format!("limit.{} {}", scope.kind(), scope.parts().1), what.join(", "), "faena.toml".to_owned())
-        });
-        let queues = self.rules.queues.iter().map(|(name, rule)| {
-            let strict = rule.strict.map(|strict| format!("strict {strict}"));
-            let fairness = rule.fairness.map(|fairness| format!("fairness {fairness:?}").to_lowercase());
-            let what: Vec<String> = strict.into_iter().chain(fairness).collect();
-            (format!("queue.{name}"), what.join(", "), "faena.toml".to_owned())
-        });
-        KEYS.iter()
-            .map(|key| {
-                let setting = &self.settings[key.path];
-                let value = match key.kind {
-                    Kind::Secret => without_password(&setting.value),
-                    Kind::Secrets => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
-                    _ => setting.value.clone(),
-                };
-                (key.path.to_owned(), value, setting.origin.clone())
-            })
-            .chain(queues.filter(|(_, what, _)| !what.is_empty()))
-            .chain(limits)
-            .chain(pools)
-            .chain(sinks)
-            .chain(sources)
-            .chain(inboxes)
-            .collect()
-    }
 }
 
-impl Key {
-    fn check(&self, value: &str) -> Result<(), String> {
-        match self.kind {
-            Kind::Text | Kind::Secret => {
-                if value.trim().is_empty() {
-                    Err("must not be empty".into())
-                } else {
-                    Ok(())
-                }
-            }
-            Kind::Limit { max } => match value.parse::<u64>() {
-                Ok(number) if (1..=max).contains(&number) => Ok(()),
-                _ if value == "none" => Ok(()),
-                _ => Err(format!("must be a whole number from 1 to {max}, or none")),
-            },
-            Kind::Number { min, max } => match value.parse::<u64>() {
-                Ok(number) if (min..=max).contains(&number) => Ok(()),
-                _ => Err(format!("must be a number from {min} to {max}")),
-            },
-            Kind::Duration => match parse_duration(value) {
-                Some(_) => Ok(()),
-                None => Err("must be a duration like 500ms, 30s, 5m, 12h or 7d".into()),
-            },
-            Kind::Flag => match value {
-                "true" | "false" => Ok(()),
-                _ => Err("must be true or false".into()),
-            },
-            Kind::Choice(choices) => {
-                if choices.contains(&value) {
-                    Ok(())
-                } else {
-                    Err(format!("must be one of {}", choices.join(", ")))
-                }
-            }
-            Kind::Roles => {
-                let known = split(value).all(|role| matches!(role, "api" | "engine" | "worker"));
-                if known && split(value).next().is_some() {
-                    Ok(())
-                } else {
-                    Err("must name api, engine or worker, separated by commas".into())
-                }
-            }
-            Kind::Networks => match split(value).find(|net| parse_network(net).is_none()) {
-                None => Ok(()),
-                Some(net) => Err(format!("must be networks like 10.0.0.0/8 separated by commas; {net:?} is none")),
-            },
-            Kind::Names => Ok(()),
-            Kind::Secrets => {
-                for (at, secret) in split(value).enumerate() {
-                    if let Err(what) = secret.parse::<Secret>() {
-                        return Err(format!(
-                            "must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number {} {what}",
-                            at + 1
-                        ));
-                    }
-                }
-                Ok(())
-            }
-        }
-    }
+fn values<T: Clone>(placed: &[Placed<T>]) -> Vec<T> {
+    placed.iter().map(|placed| placed.value.clone()).collect()
 }
 
-/// `faena.example.toml`: every key with its default and what it means.
-pub fn example() -> String {
-    let mut text = String::from(
-        "# Every key with its default. Copy what you want to change into faena.toml.\n\
-         # Order: defaults < faena.toml < environment < flags. `faena config` shows the effective values and where each came from.\n",
-    );
-    let mut section = "";
-    // `[queue]` and `[[queue]]` exclude each other in a file; the second can say all that the first can.
-    for key in KEYS.iter().filter(|key| key.path != "queue.strict") {
-        let (current, name) = key.path.split_once('.').expect("a section and a name");
-        if current != section {
-            let _ = write!(text, "\n[{current}]\n");
-            section = current;
-        }
-        let value = match key.kind {
-            Kind::Number { .. } | Kind::Flag => key.default.to_owned(),
-            Kind::Limit { .. } if key.default != "none" => key.default.to_owned(),
-            _ => format!("{:?}", key.default),
-        };
-        let _ = write!(text, "# {} Environment: {}\n#{name} = {value}\n", key.doc, key.env);
-    }
-    text.push_str(rules::EXAMPLE);
-    text.push_str(pools::EXAMPLE);
-    text.push_str(sinks::EXAMPLE);
-    text.push_str(sources::EXAMPLE);
-    text.push_str(inboxes::EXAMPLE);
-    text
-}
-
-fn plain(value: &toml::Value) -> String {
+/// Returns a value as it would be written in the environment.
+fn plain_text(value: &DeValue<'_>) -> String {
     match value {
-        toml::Value::String(text) => text.clone(),
-        toml::Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(","),
-        other => other.to_string(),
+        DeValue::String(text) => text.to_string(),
+        DeValue::Integer(number) => number.to_string(),
+        DeValue::Float(number) => number.to_string(),
+        DeValue::Boolean(flag) => flag.to_string(),
+        DeValue::Datetime(time) => time.to_string(),
+        DeValue::Array(list) => list.iter().map(|value| plain_text(value.get_ref())).collect::<Vec<_>>().join(","),
+        DeValue::Table(_) => "{ … }".into(),
     }
 }
 
@@ -485,7 +355,7 @@ fn parse_network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from))
 }
 
-/// A database address as it may be shown.
+/// Returns a database URL with its password hidden.
 pub fn without_password(url: &str) -> String {
     match url::Url::parse(url) {
         Ok(mut parsed) if parsed.password().is_some() => {
@@ -493,7 +363,7 @@ pub fn without_password(url: &str) -> String {
             parsed.to_string()
         }
         Ok(_) => url.to_owned(),
-        // Not understood, so it cannot be told where a password would stand.
+        // An unparsable URL may contain a password anywhere.
         Err(_) => "***".into(),
     }
 }
@@ -516,20 +386,20 @@ mod tests {
     }
 
     #[test]
-    fn later_places_go_before_earlier_ones() {
+    fn the_environment_overrides_the_file() {
         let config = load("[server]\nport = 1\nhost = \"::1\"\n", &[("PORT", "2")]).expect("good");
         assert_eq!((config.port(), config.text("server.host")), (2, "::1"));
     }
 
     #[test]
-    fn a_wrong_value_and_an_unknown_key_are_named_with_their_place() {
+    fn an_invalid_value_and_an_unknown_key_are_refused_with_their_position() {
         assert_eq!(
             error("[server]\n\nport = 99999\n", &[]),
             "faena.toml, line 3: server.port: \"99999\" must be a number from 0 to 65535"
         );
         assert_eq!(
             error("[server]\nprot = 1\n", &[]),
-            "faena.toml, line 2: server.prot is not a known key; `faena config` lists them"
+            "faena.toml, line 2: server.prot is not a known key; \"faena config\" lists all keys"
         );
         assert_eq!(error("[server\n", &[]), "faena.toml, line 1: unclosed table, expected `]`");
         assert_eq!(
@@ -538,8 +408,28 @@ mod tests {
         );
         assert_eq!(
             error("", &[("FAENA_NOD_LEASE", "1s")]),
-            "environment FAENA_NOD_LEASE: is not a known key; `faena config` lists them"
+            "environment FAENA_NOD_LEASE is not a known key; \"faena config\" lists all keys"
         );
+    }
+
+    #[test]
+    fn an_error_points_at_the_key_and_not_at_an_earlier_line_with_the_same_beginning() {
+        let file = "# port = 1\n[log]\nlevel = \"info\"\n[server]\nhost = \"::1\"\nroles = \"api\"\n\n[database]\ntimeout = \"30s\"\n\
+                    [webhook]\ntimeout = \"soon\"\n";
+        assert_eq!(
+            error(file, &[]),
+            "faena.toml, line 11: webhook.timeout: \"soon\" must be a duration like 500ms, 30s, 5m, 12h or 7d"
+        );
+        let file = "[worker]\nheartbeat = \"5m\"\n[node]\nlease = \"15s\"\n";
+        assert_eq!(
+            error(file, &[("FAENA_WORKER_SILENCE", "1m")]),
+            "environment FAENA_WORKER_SILENCE: worker.silence: must be longer than worker.heartbeat (5m), otherwise every worker is lost between two heartbeats"
+        );
+        let file = "[server]\nport = 1\n\n[[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"http://10.0.0.1/\"\n";
+        let found = error(file, &[]);
+        assert!(found.starts_with("faena.toml, line 4: [[sink]] url: "), "{found}");
+        assert_eq!(error("pool = 3\n", &[]), "faena.toml, line 1: pool must be written [[pool]], with two brackets");
+        assert_eq!(error("\nserver = 3\n", &[]), "faena.toml, line 2: server must be a section: [server]");
     }
 
     #[test]
@@ -559,7 +449,7 @@ mod tests {
         assert!(shown.contains("***,***") && !shown.contains("MfKQ"), "{shown}");
         assert_eq!(
             error("", &[("FAENA_WEBHOOK_SECRETS", &format!("{secret},whsec_geheim"))]),
-            "environment FAENA_WEBHOOK_SECRETS: webhook.secrets: the value must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number 2 is not base64 after whsec_"
+            "environment FAENA_WEBHOOK_SECRETS: webhook.secrets: must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number 2 is not base64 after whsec_"
         );
     }
 
@@ -571,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_file_is_valid_with_every_line_taken_in() {
+    fn the_example_file_is_valid_when_every_line_is_enabled() {
         let taken: String = example()
             .lines()
             .map(|line| if line.starts_with('#') && !line.starts_with("# ") { &line[1..] } else { line })

@@ -1,7 +1,7 @@
-//! `faena doctor`: proves the whole database, looks at the set-up, prints one line per finding with what to do.
+//! `faena doctor`: checks the database and the configuration, prints one line per finding with a suggested fix.
 //!
-//! The database is the store's to judge (`store/src/doctor.rs`); here is what belongs to this machine: the disk, and whether
-//! a server answers and all its loops beat. Exit code: 0 no errors, 1 errors, 2 it could not look.
+//! The store checks the database (`store/src/doctor.rs`). This module checks the machine: free disk space, and whether a server
+//! answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
 
 use std::{
     io::{IsTerminal, Write},
@@ -20,16 +20,16 @@ use crate::config::Config;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Put right what can be put right without losing a job
+    /// Repair what can be repaired without losing a job
     #[arg(long)]
     fix: bool,
-    /// Print as JSON
+    /// Output JSON
     #[arg(long)]
     json: bool,
 }
 
 const ERRORS_FOUND: u8 = 1;
-const CANNOT_LOOK: u8 = 2;
+const CHECK_FAILED: u8 = 2;
 
 pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
@@ -41,21 +41,21 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
         bar.set_position(at as u64);
         bar.set_message(name);
     };
-    let looked = if arguments.fix {
+    let checked = if arguments.fix {
         doctor::repair(url, config.store(false), config.engine().grace_periods(), now, &progress).await
     } else {
         doctor::inspect(url, now, &progress).await.map(|inspection| (Vec::new(), inspection))
     };
     bar.finish_and_clear();
-    let (repaired, mut inspection) = match looked {
-        Ok(looked) => looked,
+    let (repaired, mut inspection) = match checked {
+        Ok(checked) => checked,
         Err(error) => {
             eprintln!("faena: {error}");
-            return Ok(ExitCode::from(CANNOT_LOOK));
+            return Ok(ExitCode::from(CHECK_FAILED));
         }
     };
-    inspection.findings.extend(look_at_disk(url).await);
-    inspection.findings.extend(look_at_server(config).await);
+    inspection.findings.extend(check_disk(url).await);
+    inspection.findings.extend(check_server(config).await);
     inspection.findings.sort_by_key(|finding| finding.severity);
     let report = Report { repaired, inspection, took: started.elapsed() };
     let text = if arguments.json { report.json() } else { report.text() };
@@ -107,8 +107,8 @@ impl Report {
             (_, 0) => counted(errors, "error"),
             _ => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
         };
-        let beside = self.inspection.in_use_by.as_deref().map_or(String::new(), |who| format!(", beside {who}"));
-        text.push_str(&format!("{verdict}: {checked}{beside}\n"));
+        let in_use = self.inspection.in_use_by.as_deref().map_or(String::new(), |owner| format!(", in use by {owner}"));
+        text.push_str(&format!("{verdict}: {checked}{in_use}\n"));
         text
     }
 
@@ -140,7 +140,7 @@ impl Report {
     }
 }
 
-/// `1 234 567 jobs`.
+/// Formats a count with its noun, such as `1 234 567 jobs`.
 fn number(n: u64, one: &str) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -160,8 +160,9 @@ fn finding(code: &'static str, severity: Severity, text: String, advice: &'stati
 const FULL_BELOW_KIB: u64 = 1 << 20;
 const FULL_BELOW_PERCENT: u64 = 10;
 
-/// The space left where the SQLite file is. `df` asks the system in a way that needs no unsafe code; without it nothing is said.
-async fn look_at_disk(url: &str) -> Option<Finding> {
+/// Checks the free space of the disk with the SQLite file. Uses `df`, because the system call would need unsafe code; without `df`
+/// there is no finding.
+async fn check_disk(url: &str) -> Option<Finding> {
     let path = Path::new(url.strip_prefix("sqlite:")?.trim_start_matches("//"));
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut df = tokio::process::Command::new("df");
@@ -171,7 +172,7 @@ async fn look_at_disk(url: &str) -> Option<Finding> {
     disk_finding(&folder.display().to_string(), free_kib, size_kib)
 }
 
-/// Free and whole size in KiB.
+/// Returns the free and the total size in KiB.
 fn parse_df(text: &str) -> Option<(u64, u64)> {
     let mut numbers = text.lines().nth(1)?.split_whitespace().rev().skip(2);
     let free = numbers.next()?.parse().ok()?;
@@ -185,11 +186,11 @@ fn disk_finding(folder: &str, free_kib: u64, size_kib: u64) -> Option<Finding> {
         return None;
     }
     let text = format!("{folder} has {} MiB left ({percent} %)", free_kib / 1_024);
-    Some(finding("disk-space", Severity::Warning, text, "free some space, or shorten retention"))
+    Some(finding("disk-space", Severity::Warning, text, "free disk space or shorten the retention"))
 }
 
-/// If a server answers where the configuration says, each of its loops must beat.
-async fn look_at_server(config: &Config) -> Vec<Finding> {
+/// Checks the loops of the server that the configuration points to, if it answers.
+async fn check_server(config: &Config) -> Vec<Finding> {
     let host = match config.text("server.host") {
         "0.0.0.0" => "127.0.0.1".to_owned(),
         "::" => "[::1]".to_owned(),
@@ -201,46 +202,41 @@ async fn look_at_server(config: &Config) -> Vec<Finding> {
         return Vec::new();
     };
     let Ok(answer) = client.get(&url).send().await else { return Vec::new() };
-    // Somebody else may have this port.
+    // Another program may listen on this port.
     let Ok(ready) = answer.json::<Ready>().await else { return Vec::new() };
-    judge_loops(&ready, &url)
+    check_loops(&ready, &url)
 }
 
-fn judge_loops(ready: &Ready, url: &str) -> Vec<Finding> {
-    const ADVICE: &str = "look at the server's log; restart it if the loop does not come back";
+fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
+    const ADVICE: &str = "check the server's log; restart the server if the loop does not recover";
     let mut findings = Vec::new();
     if let Some(error) = &ready.checks.database.error {
         let text = format!("the server at {url} cannot use its database: {error}");
-        findings.push(finding(
-            "server-database",
-            Severity::Error,
-            text,
-            "look at the database and at the server's log",
-        ));
+        findings.push(finding("server-database", Severity::Error, text, "check the database and the server's log"));
     }
     for check in &ready.checks.loops {
         let since = check.last_beat_at.map_or("never".into(), |at| format!("at {at}"));
-        let error = check.error.as_deref().map_or(String::new(), |error| format!(", its last error: {error}"));
+        let error = check.error.as_deref().map_or(String::new(), |error| format!(", last error: {error}"));
         match check.status {
             Health::Healthy => {}
             Health::Degraded => findings.push(finding(
                 "loop-failing",
                 Severity::Warning,
-                format!("the loop {} of {url} fails{error}", check.name),
+                format!("loop {} of {url} fails{error}", check.name),
                 ADVICE,
             )),
             Health::Unhealthy => findings.push(finding(
                 "loop-late",
                 Severity::Error,
-                format!("the loop {} of {url} beat last {since}{error}", check.name),
+                format!("loop {} of {url} last ran {since}{error}", check.name),
                 ADVICE,
             )),
         }
     }
-    // The ones without which nothing goes on, wherever the doors are open.
+    // Every server with the API role needs these loops.
     for name in ["dispatcher", "reporter", "guardian", "poller", "lease"] {
         if !ready.checks.loops.iter().any(|check| check.name == name) {
-            let text = format!("the loop {name} does not run at {url}");
+            let text = format!("loop {name} does not run at {url}");
             findings.push(finding("loop-missing", Severity::Error, text, ADVICE));
         }
     }
@@ -252,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_is_nearly_full_is_told() {
+    fn a_disk_that_is_nearly_full_is_reported() {
         let text = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 100000000 95000000 5000000 95% /data\n";
         assert_eq!(parse_df(text), Some((5_000_000, 100_000_000)));
         assert_eq!(parse_df("nonsense"), None);
@@ -263,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_is_late_failing_or_missing_is_told() {
+    fn a_late_failing_or_missing_loop_is_reported() {
         let beat = |name: &str, status: &str| json!({"name": name, "status": status, "handled": 0, "error": "no"});
         let ready = |loops: Vec<serde_json::Value>| -> Ready {
             serde_json::from_value(json!({"status": "healthy", "checks": {
@@ -277,7 +273,7 @@ mod tests {
         let mut loops: Vec<_> = names.iter().map(|name| beat(name, "healthy")).collect();
         loops.push(beat("promoter", "unhealthy"));
         loops.push(beat("retention", "degraded"));
-        let found = judge_loops(&ready(loops), "x");
+        let found = check_loops(&ready(loops), "x");
         let codes: Vec<_> = found.iter().map(|finding| finding.code).collect();
         assert_eq!(codes, ["loop-late", "loop-failing", "loop-missing"]);
         assert!(found[0].text.contains("promoter") && found[0].text.contains("never"), "{}", found[0].text);

@@ -1,20 +1,19 @@
-//! `faena guard -- COMMAND…`: runs a command as the leader of a process group, and kills the whole group when whoever started
-//! the guard is gone.
+//! `faena guard -- COMMAND…`: runs a command in its own process group and kills the group when the parent process ends.
 //!
-//! The starter holds the other end of the guard's standard input. The kernel closes it however the starter ends, also by
-//! `kill -9`; that is the guard's signal. The line `term` asks it to pass SIGTERM on.
+//! The parent holds the other end of the guard's standard input. The kernel closes it however the parent ends, even by
+//! `kill -9`. The line `term` on standard input makes the guard send SIGTERM to the command.
 
 use std::process::Stdio;
 
 use process_wrap::tokio::{CommandWrap, ProcessGroup};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// What a shell answers when it cannot start a command.
+/// The exit code of a shell that cannot start a command.
 const CANNOT_START: i32 = 127;
 const KILLED: i32 = 137;
 const SIGTERM: i32 = 15;
 
-/// Does not come back: reading standard input cannot be given up in the middle.
+/// Runs the command, then exits: a pending read of standard input cannot be cancelled.
 pub async fn run(argv: Vec<String>) -> ! {
     std::process::exit(guard(argv).await)
 }
@@ -45,7 +44,7 @@ async fn guard(argv: Vec<String>) -> i32 {
             }
         }
     };
-    // The leader may be gone; whoever of its group is left goes too.
+    // The leader may have exited; this kills the rest of its group.
     let _ = child.start_kill();
     code
 }

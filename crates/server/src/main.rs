@@ -6,10 +6,11 @@ mod config;
 mod doctor;
 mod guard;
 mod http;
+mod reference;
 mod serve;
 
 fn main() -> std::process::ExitCode {
-    // Before anything touches TLS: one crypto library for the whole process.
+    // Chooses one crypto library for the whole process, before anything uses TLS.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     commands::main()
 }

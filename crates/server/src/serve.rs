@@ -1,4 +1,4 @@
-//! `faena serve`: wiring, start, stop.
+//! `faena serve`: wires, starts and stops the server.
 
 use std::{
     io::IsTerminal,
@@ -24,7 +24,7 @@ use crate::{
     http,
 };
 
-/// Something outside that has to be put right first: exit code 2.
+/// A problem of the environment that the operator must fix first. The binary exits with code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CannotStart(String);
@@ -35,8 +35,8 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let listener = if roles.api { Some(bind(&config, insecure).await?) } else { None };
     let store = faena_store::open(config.text("database.url"), config.store(migrate)).await?;
     store.rules_configure(config.rules(), Timestamp::now()).await?;
-    say_overruled(&config.rules(), &store.rules());
-    // Told before the first job can run: from here on SIGTERM drains.
+    warn_about_overrides(&config.rules(), &store.rules());
+    // Installed before the first job can run: from here on SIGTERM drains.
     let mut stop = Stop::new()?;
     let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;
     let closing = CancellationToken::new();
@@ -53,46 +53,48 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
         Some(listener) => {
             let address = listener.local_addr().context("the listening address")?;
             tracing::info!(
-                "faena {} listens on http://{address}, database {}",
-                env!("CARGO_PKG_VERSION"),
-                without_password(config.text("database.url"))
+                version = env!("CARGO_PKG_VERSION"),
+                url = %format!("http://{address}"),
+                database = without_password(config.text("database.url")),
+                roles = config.text("server.roles"),
+                "faena started"
             );
             Some(tokio::spawn(http::serve(listener, faena_api::router(api), closing.clone())))
         }
         None => {
             tracing::info!(
-                "faena {} works without doors, as {}",
-                env!("CARGO_PKG_VERSION"),
-                config.text("server.roles")
+                version = env!("CARGO_PKG_VERSION"),
+                database = without_password(config.text("database.url")),
+                roles = config.text("server.roles"),
+                api = "disabled",
+                "faena started"
             );
             None
         }
     };
     stop.first().await;
-    tracing::info!(
-        "stopping: running jobs have {:?} to finish; a second signal ends them now",
-        engine.config.drain_grace
-    );
+    tracing::info!(grace = ?engine.config.drain_grace, "draining, a second signal stops immediately");
     shut_down(engine, store, closing, server, stop).await;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// What was set at run time goes before the configuration; whoever changes the latter should know.
-fn say_overruled(configured: &Configured, rules: &Rules) {
+/// Warns about configured limits that have no effect because an operator set another limit at run time.
+fn warn_about_overrides(configured: &Configured, rules: &Rules) {
     for (scope, limit) in &configured.limits {
-        let holds = rules.limits.get(scope).copied().unwrap_or_default();
-        if holds != *limit {
+        let effective = rules.limits.get(scope).copied().unwrap_or_default();
+        if effective != *limit {
             tracing::warn!(
+                %scope,
                 configured = ?limit,
-                holds = ?holds,
-                "the limit of {scope} was set at run time, which goes before the configuration; `faena limits reset` lets the configuration hold again"
+                ?effective,
+                "configured limit overridden at run time, \"faena limits reset\" restores it"
             );
         }
     }
 }
 
-/// What the engine is told, and how its worker processes find this server and do not outlive it.
+/// Returns the engine's configuration, including how pool processes reach this server and are stopped with it.
 fn engine_config(config: &Config, listener: Option<&TcpListener>) -> anyhow::Result<EngineConfig> {
     let mut engine = config.engine();
     let own = std::env::current_exe().context("the path of this program")?;
@@ -154,7 +156,7 @@ impl Stop {
     }
 }
 
-/// Without keys everybody who can connect may do everything, so only this machine may connect.
+/// Binds the listener. Without API keys every caller may do everything, so only loopback addresses are accepted.
 async fn bind(config: &Config, insecure: bool) -> anyhow::Result<TcpListener> {
     let (host, port) = (config.text("server.host"), config.port());
     let addresses: Vec<_> = lookup_host((host, port))
@@ -164,7 +166,7 @@ async fn bind(config: &Config, insecure: bool) -> anyhow::Result<TcpListener> {
     let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
     if !insecure && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip())) {
         return Err(CannotStart(format!(
-            "{open} can be reached from other machines, and there are no keys; listen on 127.0.0.1, or say --insecure-no-auth"
+            "{open} is reachable from other machines and there are no API keys; listen on 127.0.0.1, or pass --insecure-no-auth"
         ))
         .into());
     }
@@ -179,7 +181,7 @@ async fn bind(config: &Config, insecure: bool) -> anyhow::Result<TcpListener> {
 
 fn start_logging(config: &Config) {
     let level = config.text("log.level");
-    // The libraries below us say their own at these levels; `trace` means Faena's trace. Those of the brokers would tell passwords and bodies.
+    // `trace` means Faena's own trace, not that of the libraries. The broker clients would log passwords and message bodies.
     let filter = EnvFilter::new(format!(
         "{level},hyper=info,h2=info,tokio_postgres=info,reqwest=info,rustls=info,lapin=off,async_nats=off"
     ));
@@ -192,6 +194,6 @@ fn start_logging(config: &Config) {
             .with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr))
             .try_init()
     };
-    // Only in tests can there be one already.
+    // Fails only if a test has installed a subscriber.
     let _ = result;
 }

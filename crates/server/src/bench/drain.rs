@@ -1,4 +1,4 @@
-//! The drain: the real server, as a process of its own, on a database full of jobs.
+//! Measures the drain: a real server process works off a database full of jobs.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -13,7 +13,7 @@ pub struct Drained {
     pub rate: f64,
     pub resident_mib: f64,
     pub bytes_per_job: f64,
-    /// Jobs that ended in each whole second.
+    /// Completed jobs in each second.
     pub per_second: Vec<usize>,
 }
 
@@ -56,7 +56,7 @@ fn field(text: &str, name: &str) -> f64 {
     line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Watches the database from outside.
+/// Counts completed jobs from outside the server.
 pub enum Watch {
     Sqlite(rusqlite::Connection),
     Postgres(tokio_postgres::Client),
@@ -86,7 +86,7 @@ impl Watch {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// PostgreSQL: the write-ahead log. SQLite: what the process wrote, known elsewhere.
+    /// Returns the position of PostgreSQL's write-ahead log. SQLite: 0, the process's own counter is used instead.
     async fn log_position(&self) -> Result<f64> {
         Ok(match self {
             Watch::Sqlite(_) => 0.0,
@@ -97,18 +97,18 @@ impl Watch {
     }
 }
 
-/// Drains `jobs` jobs beyond those that have completed before, and looks at the server when they are done.
+/// Drains `jobs` jobs in addition to those already completed, then reads the server's memory and writes.
 pub async fn drain(scratch: &Scratch, url: &str, jobs: usize) -> Result<Drained> {
     drain_with(scratch, url, jobs, &[]).await
 }
 
-/// The same by a server with this environment.
+/// Drains as `drain` does, with a server in this environment.
 pub async fn drain_with(scratch: &Scratch, url: &str, jobs: usize, environment: &[(&str, &str)]) -> Result<Drained> {
     let watch = Watch::open(scratch, url).await?;
     let before = watch.completed().await?;
     let log_before = watch.log_position().await?;
     let server = Server::start(url, environment)?;
-    // Counted from the first sign of work: starting a process is not draining.
+    // The clock starts with the first completed job, because starting the process is not part of the drain.
     let mut first = before;
     let deadline = Instant::now() + Duration::from_secs(600);
     while first == before {

@@ -1,4 +1,4 @@
-//! Years of history, a deep backlog, a held snapshot: what must not cost anything.
+//! Measures the drain with a long history, a deep backlog or a held snapshot, none of which may slow it down.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub async fn history(scratch: &mut Scratch, jobs: usize, finished: usize, report
     lists(scratch, &url, report).await
 }
 
-/// Rows as a finished job leaves them, spread over the last six days.
+/// Inserts the rows of finished jobs, spread over the last six days.
 struct Finished {
     ids: Vec<Uuid>,
     times: Vec<i64>,
@@ -78,7 +78,7 @@ fn finish_sqlite(path: &str, total: usize) -> Result<()> {
         connection.execute_batch("COMMIT")?;
     }
     connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
-    // An installation of that size has written it back long ago.
+    // A real installation of this size would have written its pages back.
     std::fs::File::open(path)?.sync_all()?;
     Ok(())
 }
@@ -86,7 +86,7 @@ fn finish_sqlite(path: &str, total: usize) -> Result<()> {
 async fn finish_postgres(url: &str, total: usize) -> Result<()> {
     let client = connect(url).await?;
     client.batch_execute("SET synchronous_commit = off").await?;
-    // The days before today have no partitions in a new database; an installation of that age has them.
+    // A new database has no partitions for past days; an installation of this age has them.
     const DAY_MS: i64 = 24 * 3_600_000;
     let today = faena_domain::Timestamp::now().as_ms().div_euclid(DAY_MS);
     for day in today - 7..today {
@@ -111,7 +111,7 @@ async fn finish_postgres(url: &str, total: usize) -> Result<()> {
             )
             .await?;
     }
-    // A database of that size has been vacuumed and analysed long ago, and its log has been written back.
+    // A real database of this size would have been vacuumed, analysed and checkpointed.
     client.batch_execute("VACUUM (ANALYZE) faena.job; ").await?;
     client.batch_execute("VACUUM (ANALYZE) faena.done; ").await?;
     client.batch_execute("CHECKPOINT").await?;
@@ -121,7 +121,7 @@ async fn finish_postgres(url: &str, total: usize) -> Result<()> {
 async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> {
     let engine = scratch.engine();
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    // Without a worker: the lists are measured on a quiet server.
+    // Runs no worker, so that lists are measured on a quiet server.
     let server = std::process::Command::new(std::env::current_exe()?)
         .args(["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url])
         .env("LOG_LEVEL", "warn")

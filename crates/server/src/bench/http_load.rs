@@ -1,4 +1,4 @@
-//! Requests over loopback, kept alive, one at a time per connection.
+//! Sends HTTP requests over loopback on kept-alive connections, one at a time per connection.
 
 use std::{
     net::SocketAddr,
@@ -22,19 +22,19 @@ use crate::http;
 
 const SECONDS: u64 = 4;
 
-/// A server in a process of its own, killed when it goes out of scope: the load must not share its threads.
+/// A server in a separate process, so that the load does not share its threads. Killed on drop.
 pub struct Target {
     pub address: SocketAddr,
     pub server: Server,
 }
 
 impl Target {
-    /// A server that reads the body and answers 201 with a few bytes: what HTTP alone costs.
+    /// Starts a server that only reads the body and answers 201: the cost of HTTP alone.
     pub async fn bare() -> Result<Target> {
         Target::start(|port| vec!["bench".into(), "--bare-server".into(), port.to_string()]).await
     }
 
-    /// Faena, with its doors open and nobody who runs the jobs.
+    /// Starts Faena with the API and without a worker.
     pub async fn faena(url: &str) -> Result<Target> {
         Target::start(|port| {
             ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url]
@@ -62,7 +62,7 @@ impl Target {
     }
 }
 
-/// What `faena bench --bare-server PORT` runs.
+/// Runs `faena bench --bare-server PORT`.
 pub async fn serve_bare(port: u16) -> Result<()> {
     let router = Router::new().route(
         "/api/v1/jobs",
@@ -158,7 +158,7 @@ impl Connection {
         Ok(Connection { stream, buffer: Vec::with_capacity(4_096) })
     }
 
-    /// Sends a request and reads its answer to the end.
+    /// Sends a request and reads the whole response.
     pub async fn call(&mut self, request: &[u8]) -> Result<Vec<u8>> {
         self.stream.write_all(request).await?;
         self.buffer.clear();
@@ -171,7 +171,7 @@ impl Connection {
                 let length: usize = head
                     .lines()
                     .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok())
-                    .context("an answer without length")?;
+                    .context("the response has no content-length")?;
                 if self.buffer.len() >= end + 4 + length {
                     return Ok(self.buffer[end + 4..end + 4 + length].to_vec());
                 }

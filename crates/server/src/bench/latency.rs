@@ -1,4 +1,4 @@
-//! How long a job waits on an idle queue until its handler begins.
+//! Measures the time from submission to the start of the handler on an idle queue.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub async fn measure(url: &str) -> Result<Latency> {
         );
         let (sent_at, accepted_at) = began?;
         let started = started.context("no start was seen")?;
-        // The first ones warm the connections up.
+        // The first jobs warm up the connections.
         if n >= 100 {
             let micros = |since: Instant| {
                 u64::try_from(started.saturating_duration_since(since).as_micros()).unwrap_or(u64::MAX)
@@ -54,7 +54,7 @@ pub async fn measure(url: &str) -> Result<Latency> {
             accepted.record(micros(accepted_at).max(1))?;
             sent.record(micros(sent_at).max(1))?;
         }
-        // Idle again, as for a job that comes out of the blue.
+        // Waits until the server is idle again.
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     engine.stop(tokio_util::sync::CancellationToken::new()).await;

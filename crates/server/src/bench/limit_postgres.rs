@@ -1,4 +1,4 @@
-//! What PostgreSQL gives to a bare loop: two connections, batches of 1 000, default durability.
+//! Measures the limit of PostgreSQL: a bare loop with two connections, batches of 1 000 and default durability.
 
 use std::time::Instant;
 

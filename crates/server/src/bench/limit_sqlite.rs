@@ -1,4 +1,4 @@
-//! What SQLite gives to a bare loop: one writer, batches of 1 000, the same durability.
+//! Measures the limit of SQLite: a bare loop with one writer, batches of 1 000 and the same durability.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ pub struct Limit {
 
 const BATCH: usize = 1_000;
 pub const PAYLOAD: &str =
-    r#"{"to":"somebody@example.org","template":"welcome","locale":"es","attempt":1,"note":"abcdefgh"}"#;
+    r#"{"to":"ada.byron@example.org","template":"welcome","locale":"es","attempt":1,"note":"abcdefgh"}"#;
 pub const LOG: &str =
     r#"[1763236800123,"queued"],[1763236800124,"assigned"],[1763236800124,"started"],[1763236800125,"completed"]"#;
 
@@ -68,7 +68,7 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
             payload_bytes += payload.len();
             ids.extend_from_slice(id.as_bytes());
         }
-        assert!(payload_bytes > 0, "payloads are really read");
+        assert!(payload_bytes > 0, "the loop reads every payload");
         connection.prepare_cached("INSERT INTO block VALUES (?, ?, ?)")?.execute((run, Uuid::nil(), ids))?;
         connection.execute_batch("COMMIT")?;
         connection.execute_batch("BEGIN IMMEDIATE")?;

@@ -1,4 +1,4 @@
-//! What limits cost: the drain with them beside the drain without, in one run.
+//! Measures the cost of limits: the drain with and without them in one run.
 
 use anyhow::Result;
 use faena_domain::{JobId, NewJob, Timestamp};
@@ -6,7 +6,7 @@ use faena_store::StoreOptions;
 
 use super::{drain, report::Report, scratch::Scratch, submit};
 
-/// Jobs of one key that stand in front and cannot go.
+/// Blocked jobs of one key in front of the others.
 const BLOCKED: usize = 100_000;
 const KEYS: usize = 1_000;
 
@@ -19,11 +19,11 @@ pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> 
     report.plain(engine, "drain, no limit", plain, "jobs/s");
 
     for (limit, goal) in [("10000", Some(0.8)), ("1000", None), ("100", None)] {
-        eprintln!("{engine}: drain, {limit} at once in the whole system");
+        eprintln!("{engine}: drain, at most {limit} concurrently");
         let url = scratch.fresh().await?;
         submit::fill(&url, jobs).await?;
         let limited = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_CONCURRENCY", limit)]).await?.rate;
-        report.against(engine, &format!("drain, {limit} at once at the most"), limited, "jobs/s", plain, goal);
+        report.against(engine, &format!("drain, at most {limit} concurrently"), limited, "jobs/s", plain, goal);
     }
 
     let jobs = jobs / 3;
@@ -31,7 +31,7 @@ pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> 
     let url = scratch.fresh().await?;
     submit::fill_keyed(&url, jobs, "noop", |n| format!("key-{}", n % KEYS)).await?;
     let keyed = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_KEY", "100")]).await?.rate;
-    report.against(engine, "drain, 1000 keys, 100 at once of each", keyed, "jobs/s", plain, None);
+    report.against(engine, "drain, 1000 keys, 100 concurrently each", keyed, "jobs/s", plain, None);
 
     eprintln!("{engine}: the same behind {BLOCKED} jobs of a key that is at its limit");
     let url = scratch.fresh().await?;
@@ -42,7 +42,7 @@ pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> 
     Ok(())
 }
 
-/// A key whose only slots are taken by jobs that take an hour, and a long line of its jobs.
+/// Submits jobs of a key whose slots are taken by jobs that run for an hour.
 async fn block(url: &str) -> Result<()> {
     let store = faena_store::open(url, StoreOptions::default()).await?;
     let key = Some("blocked".to_owned());

@@ -1,7 +1,7 @@
-//! `faena bench`: this machine's limit, and Faena beside it, in one run.
+//! `faena bench`: measures Faena and the limit of this machine in one run.
 //!
-//! The limit is a bare loop over the same kind of tables without Faena: what the database gives to whoever asks it in the
-//! best way known. Ratios to it mean something on every machine; jobs per second only on the one they were measured on.
+//! The limit is a bare loop over similar tables without Faena: the best the database can deliver. Ratios to the limit are
+//! comparable between machines; jobs per second are not.
 
 mod drain;
 mod history;
@@ -25,43 +25,43 @@ use scratch::Scratch;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// A PostgreSQL server on which a scratch database may be made, like postgres://user:password@127.0.0.1/postgres
+    /// PostgreSQL server for a scratch database, such as postgres://user:password@127.0.0.1/postgres
     #[arg(long, value_name = "URL")]
     postgres: Option<String>,
-    /// Leave SQLite out
+    /// Skip SQLite
     #[arg(long)]
     no_sqlite: bool,
-    /// Where the SQLite scratch file goes [default: the system's folder for temporary files]
+    /// Folder for the SQLite scratch file [default: the system's temporary folder]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// Jobs to submit and drain
     #[arg(long, default_value_t = 300_000, value_name = "N")]
     jobs: usize,
-    /// How long the steady flow is measured
+    /// Duration of the steady-flow measurement
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     seconds: u64,
-    /// Instead: the drain with 1 million jobs waiting and 10 million finished, beside the drain of an empty database
+    /// Measure only the drain with 1 million waiting and 10 million finished jobs
     #[arg(long)]
     history: bool,
     /// Finished jobs for --history
     #[arg(long, default_value_t = 10_000_000, value_name = "N", requires = "history")]
     finished: usize,
-    /// Instead: the drain of 600 000 jobs on PostgreSQL while another session holds an old snapshot
+    /// Measure only the drain on PostgreSQL while another session holds an old snapshot
     #[arg(long)]
     held_snapshot: bool,
-    /// Instead: a drain through four remote workers by each stream, and what a connected worker costs
+    /// Measure only remote workers: drain through each transport, memory per worker
     #[arg(long)]
     workers: bool,
-    /// Instead: the drain with limits set, beside the drain without
+    /// Measure only the drain with and without limits
     #[arg(long)]
     limits: bool,
-    /// Instead: 100 000 schedules that are due in the same moment, beside a bulk submit of as many jobs
+    /// Measure only 100 000 schedules that are due at the same time
     #[arg(long)]
     schedules: bool,
-    /// Instead: events from the outbox to RabbitMQ, confirmed, beside the broker's bare rate
+    /// Measure only the outbox relay to RabbitMQ
     #[arg(long)]
     outbox: bool,
-    /// The RabbitMQ for --outbox, like amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
+    /// RabbitMQ server for --outbox, such as amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
     /// Events for --outbox
@@ -69,7 +69,7 @@ pub struct Arguments {
     events: usize,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
-    /// Also write the figures to this file, as JSON
+    /// Write the results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -86,7 +86,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     match &arguments.postgres {
         Some(url) => scratches.push(Scratch::postgres(url).await?),
         None if arguments.held_snapshot => anyhow::bail!("--held-snapshot needs --postgres URL"),
-        None => eprintln!("PostgreSQL is not measured; name a server with --postgres URL"),
+        None => eprintln!("skipping PostgreSQL; pass --postgres URL to measure it"),
     }
     for scratch in &mut scratches {
         let result = if arguments.held_snapshot {
@@ -104,7 +104,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         } else {
             all(scratch, &arguments, &mut report).await
         };
-        // The scratch database goes even when the measurement failed.
+        // Removes the scratch database even if the measurement failed.
         scratch.remove().await?;
         result?;
     }
@@ -115,7 +115,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Not shown by `--help` as a default would be: it may hold a password.
+/// Reads the variable here, because clap would show its value, which may contain a password, in `--help`.
 fn broker(arguments: &Arguments) -> Result<String> {
     let from_environment = || std::env::var("FAENA_TEST_RABBITMQ").ok();
     arguments.broker.clone().or_else(from_environment).context("--outbox needs --broker URL")

@@ -1,5 +1,6 @@
-//! How fast events that wait in the outbox are confirmed by RabbitMQ, through one relay and through two, beside what the broker confirms
-//! when it is handed bare messages of the same size, a thousand at a time.
+//! Measures the outbox relay: events that RabbitMQ confirms per second through one relay and through two.
+//!
+//! The limit is the rate at which the broker confirms bare messages of the same size, published in batches of a thousand.
 
 use std::{
     collections::VecDeque,
@@ -25,9 +26,9 @@ use tokio_util::sync::CancellationToken;
 use super::{limit_sqlite::PAYLOAD, report::Report, scratch::Scratch, submit};
 
 const SINK: &str = "bench";
-/// What a relay hands to the broker at a time.
+/// Messages that a relay publishes at a time.
 const BATCH: usize = 1_000;
-/// An event of a job, as it travels.
+/// The size of a job event in transit.
 const BODY_BYTES: usize = 500;
 const GOAL: f64 = 5_000.0;
 
@@ -54,18 +55,18 @@ pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: 
                     let ms = time.as_secs_f64() * 1_000.0 / (waiting as f64 / BATCH as f64);
                     report.plain(engine, &format!("outbox, {what} 1 000 events"), ms, "ms");
                 }
-                report.at_least(engine, "outbox, 1 relay, beside its goal", rate, "events/s", GOAL);
+                report.at_least(engine, "outbox, 1 relay, goal", rate, "events/s", GOAL);
             }
         }
         anyhow::Ok(())
     };
     let result = measured.await;
-    // What was made on the broker goes even when the measurement failed.
+    // Removes the exchange and the queue even if the measurement failed.
     far_end.remove().await?;
     result
 }
 
-/// Jobs that nobody runs: each is created and queued, which makes two events.
+/// Submits jobs that no worker runs. Each makes two events: created and queued.
 async fn fill(url: &str, events: usize) -> Result<u64> {
     let store = submit::open(url).await?;
     let now = Timestamp::now();
@@ -89,17 +90,17 @@ async fn fill(url: &str, events: usize) -> Result<u64> {
     Ok(waiting)
 }
 
-/// How many wait, and how many were sent.
+/// Returns the number of waiting and of sent events.
 async fn view(store: &dyn Store) -> Result<(u64, u64)> {
     let sinks = store.outbox_sinks(Timestamp::now()).await?;
-    let sink = sinks.into_iter().find(|sink| sink.name == SINK).context("the sink is gone")?;
+    let sink = sinks.into_iter().find(|sink| sink.name == SINK).context("the sink does not exist")?;
     ensure!(sink.down_reason.is_none(), "the broker is down: {}", sink.down_reason.unwrap_or_default());
     Ok((sink.pending, sink.sent))
 }
 
 struct Relayed {
     rate: f64,
-    /// By the first relay.
+    /// Time spent by the first relay.
     spent: Spent,
 }
 
@@ -112,7 +113,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
     }
     let sent =
         || engines.iter().flat_map(|(engine, _)| &engine.outbox.relays).map(|relay| relay.confirmed()).sum::<u64>();
-    // Counted from the first sign of work: connecting is not publishing.
+    // The clock starts with the first confirmed event, because connecting is not part of publishing.
     let deadline = started + Duration::from_secs(600);
     let mut first = 0;
     while first == 0 {
@@ -134,7 +135,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
     Ok(Relayed { rate, spent })
 }
 
-/// The relay alone: no worker takes the jobs.
+/// Starts a relay without a worker, so that no job runs.
 fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
     let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_bad: OnRejected::Skip, target };
@@ -145,7 +146,7 @@ fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     }
 }
 
-/// An exchange with one durable queue that takes everything.
+/// An exchange with one durable queue bound to every routing key.
 struct FarEnd {
     _connection: Connection,
     channel: Channel,
@@ -167,7 +168,7 @@ impl FarEnd {
         Ok(FarEnd { _connection: connection, channel, name })
     }
 
-    /// The least that is persistent and confirmed.
+    /// Publishes persistent messages and waits for their confirmations.
     async fn bare(&self, count: usize) -> Result<f64> {
         let body = vec![b'x'; BODY_BYTES];
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The figures, as a table and as JSON.
+//! Prints results as a table and as JSON.
 
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ impl Report {
         self.add(engine, what, value, unit, None, None, None);
     }
 
-    /// A figure beside a limit of the same run; `goal` is the part of it to reach.
+    /// Adds a result and its ratio to a limit of the same run. `goal` is the ratio to reach.
     pub fn against(&mut self, engine: &str, what: &str, value: f64, unit: &str, limit: f64, goal: Option<f64>) {
         let ratio = value / limit;
         let reached = goal.map(|goal| ratio >= goal);
@@ -65,7 +65,7 @@ impl Report {
     pub fn print(&self) {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-        table.set_header(["engine", "what", "value", "of the limit", "goal", ""]);
+        table.set_header(["engine", "measurement", "value", "of the limit", "goal", "result"]);
         for row in &self.rows {
             table.add_row([
                 row.engine.clone(),
@@ -89,7 +89,7 @@ impl Report {
             "cores": std::thread::available_parallelism().map_or(0, usize::from),
             "figures": self.rows,
         });
-        serde_json::to_string_pretty(&body).expect("figures are JSON")
+        serde_json::to_string_pretty(&body).expect("results are valid JSON")
     }
 }
 

@@ -1,4 +1,4 @@
-//! A hundred thousand schedules that are due in the same moment, beside a plain bulk submit of as many jobs.
+//! Measures 100 000 schedules that are due at the same time, compared with a bulk submit of as many jobs.
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,7 +18,7 @@ use super::{
 };
 
 const SCHEDULES: usize = 100_000;
-/// As many as the scheduler of a server takes at once.
+/// The batch size of the scheduler loop.
 const BATCH: usize = 1_000;
 const GOAL_SECONDS: f64 = 10.0;
 
@@ -33,7 +33,7 @@ pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()>
         let store = submit::open(&scratch.fresh().await?).await?;
         let started = Instant::now();
         let due = fill(&store, cron).await?;
-        report.plain(engine, &format!("schedules made, {words}"), rate(SCHEDULES, started), "schedules/s");
+        report.plain(engine, &format!("schedules created, {words}"), rate(SCHEDULES, started), "schedules/s");
         let started = Instant::now();
         let mut fired = 0;
         loop {
@@ -45,14 +45,14 @@ pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()>
         }
         let seconds = started.elapsed().as_secs_f64();
         anyhow::ensure!(fired == SCHEDULES, "{fired} of {SCHEDULES} schedules fired");
-        report.at_most(engine, &format!("{SCHEDULES} due at once, fired in, {words}"), seconds, "s", GOAL_SECONDS);
+        report.at_most(engine, &format!("{SCHEDULES} due together, fired in, {words}"), seconds, "s", GOAL_SECONDS);
         report.against(engine, &format!("fired, {words}"), rate(SCHEDULES, started), "jobs/s", bulk, None);
         store.close().await;
     }
     Ok(())
 }
 
-/// Makes them, all due at the time that it answers.
+/// Creates the schedules. Returns the time at which all are due.
 async fn fill(store: &Arc<dyn Store>, cron: Option<&str>) -> Result<Timestamp> {
     let now = Timestamp::now();
     let spec = ScheduleSpec {
@@ -69,7 +69,7 @@ async fn fill(store: &Arc<dyn Store>, cron: Option<&str>) -> Result<Timestamp> {
     let made = stream::iter(0..SCHEDULES).map(|_| {
         let timed = Schedule::new(spec.clone(), &JobLimits::default(), now);
         async move {
-            let timed = timed.map_err(|faults| anyhow::anyhow!("{faults:?}"))?;
+            let timed = timed.map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
             store.schedule_create(timed.schedule, "bench", now).await?;
             anyhow::Ok(())
         }

@@ -30,7 +30,7 @@ impl Scratch {
         }
     }
 
-    /// The address of a database that nobody has used; the ones before are removed, so that they do not cost page cache.
+    /// Returns the URL of an unused database. Removes the previous ones, which would occupy the page cache.
     pub async fn fresh(&mut self) -> Result<String> {
         match self {
             Scratch::Sqlite { folder, made } => {
@@ -46,7 +46,7 @@ impl Scratch {
                 }
                 let name = format!("faena_bench_{}_{}", std::process::id(), uuid::Uuid::new_v4().simple());
                 client.batch_execute(&format!("CREATE DATABASE {name}")).await?;
-                // What was thrown away is not written back while the next figure is measured.
+                // Keeps the removed files from being written back during the next measurement.
                 client.batch_execute("CHECKPOINT").await?;
                 let mut url = url::Url::parse(server)?;
                 url.set_path(&name);
@@ -56,7 +56,7 @@ impl Scratch {
         }
     }
 
-    /// Where the limit is measured.
+    /// Returns the URL of the database for the limit.
     pub fn limit_url(&self) -> String {
         match self {
             Scratch::Sqlite { folder, .. } => folder.join("limit.db").display().to_string(),

@@ -1,4 +1,4 @@
-//! Submitting in bulk, and submitting and draining at once.
+//! Measures bulk submits, and submits while the worker drains.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     Ok(faena_store::open(url, StoreOptions::default()).await?)
 }
 
-/// Two callers with 1 000 jobs each time.
+/// Submits from two callers in batches of 1 000.
 pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
     bulk_of(url, jobs, "noop").await
 }
@@ -58,12 +58,12 @@ pub async fn fill(url: &str, jobs: usize) -> Result<()> {
     bulk(url, jobs).await.map(|_| ())
 }
 
-/// Jobs that wait for a worker of that kind.
+/// Submits jobs of the given type.
 pub async fn fill_of(url: &str, jobs: usize, kind: &'static str) -> Result<()> {
     bulk_of(url, jobs, kind).await.map(|_| ())
 }
 
-/// Jobs with a concurrencyKey each.
+/// Submits jobs with concurrency keys.
 pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) -> String) -> Result<()> {
     let store = open(url).await?;
     for first in (0..jobs).step_by(BATCH) {
@@ -78,7 +78,7 @@ pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) 
     Ok(())
 }
 
-/// The same over HTTP, as JSON.
+/// Submits in bulk over HTTP.
 pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
     let server = http_load::Target::faena(url).await?;
     let one = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
@@ -93,7 +93,7 @@ pub struct Flow {
     pub drained: f64,
 }
 
-/// Submits as fast as the store takes it while the worker drains, for `seconds`.
+/// Submits as fast as the store accepts while the worker drains, for `seconds`.
 pub async fn steady(url: &str, seconds: u64) -> Result<Flow> {
     let store = open(url).await?;
     let engine = Engine::start(store.clone(), EngineConfig::default()).await?;

@@ -1,5 +1,5 @@
-//! Remote workers: a drain through four of them by each stream, beside the built-in worker in the same run; and what one
-//! connected worker costs the server.
+//! Measures remote workers: the drain through four of them per transport, compared with the built-in worker, and the server's
+//! memory per connected worker.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
 enum Stream {
     WebSocket,
     Grpc,
-    /// One job at a time each, as a script would.
+    /// Workers with one slot, as a simple script would be.
     ManySmall,
 }
 
@@ -80,7 +80,7 @@ async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
     while first == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
         first = watch.completed().await?;
-        ensure!(Instant::now() < deadline, "no job was done");
+        ensure!(Instant::now() < deadline, "no job completed");
     }
     let started = Instant::now();
     let mut done = first;
@@ -146,11 +146,11 @@ async fn small_worker(url: String, stop: CancellationToken) -> Result<()> {
     }
 }
 
-/// How many KiB of the server's memory one more connected worker takes.
+/// Returns the server's memory per connected worker, in KiB.
 async fn memory(url: &str) -> Result<f64> {
     let target = Target::faena(url).await?;
     let address = format!("ws://{}/api/v1/workers/connect", target.address);
-    // The first few make it load what all share.
+    // The first workers make the server allocate what all share.
     let mut connections = Vec::new();
     for _ in 0..20 {
         connections.push(connect(&address, 10).await?);

@@ -1,4 +1,4 @@
-//! `[[inbox]]`: a queue or stream whose messages become jobs.
+//! `[[inbox]]`: broker queues and streams whose messages become jobs.
 
 use faena_brokers::{
     BrokerUrl, Declare,
@@ -9,24 +9,27 @@ use faena_domain::Priority;
 use faena_engine::{InboxBroker, InboxConfig};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{
+    ConfigError,
+    file::{Entry, Placed, Problem, problem},
+};
 
 pub const EXAMPLE: &str = "
-# Queues of a broker whose messages become jobs, each once (see docs/guides/your-own-outbox.md).
+# Broker queues whose messages become jobs, each message once (see docs/guides/your-own-outbox.md).
 #[[inbox]]
 #name = \"orders\"
 # rabbitmq or nats.
 #kind = \"rabbitmq\"
 #url = \"amqp://guest:guest@127.0.0.1:5672/%2f\"
 #queue = \"faena.orders\"
-# Which messages of an exchange come to the queue.
+# Messages of this exchange that match `bind` are routed to the queue.
 #exchange = \"shop\"
 #bind = [\"order.#\"]
-# What becomes of them: the type of the jobs, and where they stand.
+# Type, queue and priority of the jobs.
 #job_type = \"order.ship\"
 #queue_name = \"default\"
 #priority = \"NORMAL\"
-# Whether queue, exchange and <queue>.dead (for what cannot become a job) are made if they are missing.
+# Whether Faena creates the queue, the exchange and <queue>.dead (for messages that cannot become a job).
 #declare = true
 #prefetch = 100
 
@@ -41,7 +44,7 @@ pub const EXAMPLE: &str = "
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct Inbox {
     name: String,
     kind: Kind,
     url: String,
@@ -64,43 +67,35 @@ enum Kind {
     Nats,
 }
 
-const MOST: usize = 32;
-const MOST_AT_ONCE: u16 = 10_000;
+pub const MAX_INBOXES: usize = 32;
+const MAX_PREFETCH: u16 = 10_000;
 
-pub fn read(content: toml::Value, place: &str) -> Result<Vec<InboxConfig>, ConfigError> {
-    let toml::Value::Array(list) = content else {
-        return Err(ConfigError(format!("{place}: inbox must be written [[inbox]], with two brackets")));
-    };
-    if list.len() > MOST {
-        return Err(ConfigError(format!("{place}: there are {} inboxes, and {MOST} at most are possible", list.len())));
-    }
-    let mut inboxes: Vec<InboxConfig> = Vec::new();
-    for (at, value) in list.into_iter().enumerate() {
-        let wrong = |what: String| ConfigError(format!("{place}, [[inbox]] number {}: {what}", at + 1));
-        let entry: Entry = value.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
-        let inbox = check(entry).map_err(wrong)?;
-        if inboxes.iter().any(|known| known.name == inbox.name) {
-            return Err(wrong(format!("there is another inbox named {:?}", inbox.name)));
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<InboxConfig>>, ConfigError> {
+    let mut read: Vec<Placed<InboxConfig>> = Vec::new();
+    for entry in entries {
+        let inbox = check(entry.read()?).map_err(|problem| entry.error(problem))?;
+        if read.iter().any(|known| known.value.name == inbox.name) {
+            return Err(entry.error(problem("name", format!("another inbox is named {:?}", inbox.name))));
         }
-        inboxes.push(inbox);
+        read.push(entry.placed(inbox));
     }
-    Ok(inboxes)
+    Ok(read)
 }
 
-fn check(entry: Entry) -> Result<InboxConfig, String> {
-    // It is part of names on the broker too.
+fn check(entry: Inbox) -> Result<InboxConfig, Problem> {
+    // The name is also part of names on the broker.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
-        return Err("name: must have 1 to 100 letters, digits, dashes or underscores".into());
+        return Err(problem("name", "must have 1 to 100 letters, digits, dashes or underscores"));
     }
     for (key, value) in [("job_type", Some(&entry.job_type)), ("queue_name", entry.queue_name.as_ref())] {
         if value.is_some_and(|value| !is_text(value, 100)) {
-            return Err(format!("{key}: must have 1 to 100 visible characters"));
+            return Err(problem(key, "must have 1 to 100 visible characters"));
         }
     }
     let prefetch = entry.prefetch.unwrap_or(100);
-    if !(1..=MOST_AT_ONCE).contains(&prefetch) {
-        return Err(format!("prefetch: must be from 1 to {MOST_AT_ONCE}, is {prefetch}"));
+    if !(1..=MAX_PREFETCH).contains(&prefetch) {
+        return Err(problem("prefetch", format!("must be from 1 to {MAX_PREFETCH}, is {prefetch}")));
     }
     let broker = match entry.kind {
         Kind::RabbitMq => rabbitmq(&entry, prefetch)?,
@@ -115,9 +110,10 @@ fn check(entry: Entry) -> Result<InboxConfig, String> {
     })
 }
 
-fn rabbitmq(entry: &Entry, prefetch: u16) -> Result<InboxBroker, String> {
+fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     if entry.stream.is_some() || entry.subject.is_some() {
-        return Err("stream, subject: are for kind nats; rabbitmq has queue, exchange and bind".into());
+        let key = if entry.stream.is_some() { "stream" } else { "subject" };
+        return Err(problem(key, "is for kind nats; rabbitmq has queue, exchange and bind"));
     }
     let queue = required("queue", entry.queue.as_deref())?;
     let bindings = match (&entry.exchange, &entry.bind) {
@@ -127,7 +123,7 @@ fn rabbitmq(entry: &Entry, prefetch: u16) -> Result<InboxBroker, String> {
             let patterns = patterns.clone().unwrap_or_else(|| vec!["#".into()]);
             patterns.into_iter().map(|pattern| Binding { exchange: exchange.clone(), pattern }).collect()
         }
-        (None, Some(_)) => return Err("bind: needs the exchange whose messages come to the queue".into()),
+        (None, Some(_)) => return Err(problem("bind", "needs `exchange`, whose messages it binds to the queue")),
     };
     Ok(InboxBroker::RabbitMq(RabbitMqConsumerOptions {
         name: format!("faena {}", entry.name),
@@ -138,13 +134,15 @@ fn rabbitmq(entry: &Entry, prefetch: u16) -> Result<InboxBroker, String> {
     }))
 }
 
-fn nats(entry: &Entry, prefetch: u16) -> Result<InboxBroker, String> {
+fn nats(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     if entry.queue.is_some() || entry.exchange.is_some() || entry.bind.is_some() {
-        return Err("queue, exchange, bind: are for kind rabbitmq; nats has stream and subject".into());
+        let key = [("queue", entry.queue.is_some()), ("exchange", entry.exchange.is_some()), ("bind", true)];
+        let key = key.iter().find(|(_, given)| *given).map_or("bind", |(key, _)| key);
+        return Err(problem(key, "is for kind rabbitmq; nats has stream and subject"));
     }
     let stream = required("stream", entry.stream.as_deref())?;
     if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
-        return Err("stream: must not contain blanks, dots, slashes, * or >".into());
+        return Err(problem("stream", "must not contain blanks, dots, slashes, * or >"));
     }
     let subject = required("subject", entry.subject.as_deref())?;
     let durable = format!("faena-{}", entry.name);
@@ -156,24 +154,24 @@ fn nats(entry: &Entry, prefetch: u16) -> Result<InboxBroker, String> {
     }))
 }
 
-fn declare(entry: &Entry) -> Declare {
+fn declare(entry: &Inbox) -> Declare {
     if entry.declare.unwrap_or(true) { Declare::IfMissing } else { Declare::Never }
 }
 
-/// The text itself is never repeated: it may hold a password.
-fn url(entry: &Entry, schemes: &[&str]) -> Result<BrokerUrl, String> {
+/// Never repeats the text, which may contain a password.
+fn url(entry: &Inbox, schemes: &[&str]) -> Result<BrokerUrl, Problem> {
     let scheme = entry.url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
     if scheme.is_none_or(|scheme| !schemes.contains(&scheme.as_str())) {
-        return Err(format!("url: must begin with {}://", schemes.join(":// or ")));
+        return Err(problem("url", format!("must begin with {}://", schemes.join(":// or "))));
     }
-    entry.url.parse().map_err(|error| format!("url: {error}"))
+    entry.url.parse().map_err(|error| problem("url", format!("{error}")))
 }
 
-fn required(key: &str, value: Option<&str>) -> Result<String, String> {
+fn required(key: &str, value: Option<&str>) -> Result<String, Problem> {
     match value {
         Some(value) if is_text(value, 255) => Ok(value.to_owned()),
-        Some(_) => Err(format!("{key}: must have 1 to 255 visible characters")),
-        None => Err(format!("{key}: is missing")),
+        Some(_) => Err(problem(key, "must have 1 to 255 visible characters")),
+        None => Err(problem(key, "is missing")),
     }
 }
 
@@ -181,7 +179,7 @@ fn is_text(value: &str, most: usize) -> bool {
     !value.is_empty() && value.len() <= most && !value.chars().any(char::is_control)
 }
 
-/// For `faena config`: without passwords.
+/// Describes the inbox for `faena config`, without passwords.
 pub fn describe(inbox: &InboxConfig) -> String {
     let from = match &inbox.broker {
         InboxBroker::RabbitMq(options) => format!("rabbitmq {}, queue {}", options.url, options.queue),
@@ -193,17 +191,21 @@ pub fn describe(inbox: &InboxConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::File;
 
     fn parse(text: &str) -> Result<Vec<InboxConfig>, String> {
-        let table: toml::Table = text.parse().expect("toml");
-        read(table["inbox"].clone(), "faena.toml").map_err(|error| error.to_string())
+        let file = File::new("faena.toml", text);
+        let (_, value) = file.sections().expect("valid TOML").remove(0);
+        let entries = Entry::list(&file, "inbox", value, MAX_INBOXES).map_err(|error| error.to_string())?;
+        let read = read(&entries).map_err(|error| error.to_string())?;
+        Ok(read.into_iter().map(|placed| placed.value).collect())
     }
 
     const ORDERS: &str =
         "[[inbox]]\nname = \"orders\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host\"\njob_type = \"ship\"\n";
 
     #[test]
-    fn inboxes_are_read_and_shown_without_passwords() {
+    fn inboxes_are_read_and_described_without_passwords() {
         let inboxes = parse(&format!(
             "{ORDERS}queue = \"q\"\nexchange = \"shop\"\nbind = [\"order.#\"]\npriority = \"HIGH\"\n\
              [[inbox]]\nname = \"n\"\nkind = \"nats\"\nurl = \"nats://geheim@host\"\nstream = \"S\"\nsubject = \"s.>\"\njob_type = \"t\""
@@ -219,15 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_inbox_is_said_without_its_password() {
+    fn an_invalid_inbox_is_refused_without_showing_its_password() {
         for (text, error) in [
             ("[inbox]\nname = \"x\"".to_owned(), "must be written [[inbox]], with two brackets"),
             (ORDERS.into(), "queue: is missing"),
-            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "bind: needs the exchange"),
-            (format!("{ORDERS}queue = \"q\"\nstream = \"a\""), "are for kind nats"),
+            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "line 6: [[inbox]] bind: needs `exchange`"),
+            (format!("{ORDERS}queue = \"q\"\nstream = \"a\""), "stream: is for kind nats"),
             (format!("{ORDERS}queue = \"q\"\nprefetch = 0"), "prefetch: must be from 1 to 10000, is 0"),
             (ORDERS.replace("amqp:", "nats:") + "queue = \"q\"", "url: must begin with amqp:// or amqps://"),
-            (format!("{ORDERS}queue = \"q\"\n{ORDERS}queue = \"q\""), "there is another inbox named \"orders\""),
+            (format!("{ORDERS}queue = \"q\"\n{ORDERS}queue = \"q\""), "another inbox is named \"orders\""),
         ] {
             let found = parse(&text).expect_err("refused");
             assert!(found.contains(error), "{text}: {found}");

@@ -1,4 +1,4 @@
-//! `[[pool]]`: worker processes that this server starts and looks after.
+//! `[[pool]]`: worker processes that the server starts and supervises.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,33 +6,36 @@ use faena_domain::parse_duration;
 use faena_engine::PoolConfig;
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{
+    ConfigError,
+    file::{Entry, Placed, Problem, problem},
+};
 
 pub const EXAMPLE: &str = "
-# Worker processes that this server starts, watches, grows, shrinks and restarts; as many sections as you like.
-# Each process connects as a worker (see docs/guides/workers.md) to FAENA_URL under the name FAENA_WORKER_ID.
+# Worker processes that the server starts, restarts and scales. Repeat the section for more pools.
+# Each process connects to FAENA_URL as the worker FAENA_WORKER_ID (see docs/guides/workers.md).
 #[[pool]]
 #name = \"python\"
 #command = [\"python3\", \"worker.py\"]
-# The job types it runs, and the queues it takes them from (none: from all).
+# Job types the processes run, and queues they take jobs from (empty: all queues).
 #capabilities = [\"greet\"]
 #queues = []
-# Jobs that one process runs at once.
+# Jobs that one process runs concurrently.
 #concurrency = 1
-# How many processes there are: more while jobs wait, fewer after `idle` without work.
+# Number of processes: Faena starts more while jobs wait and stops a process after `idle` without work.
 #min = 1
 #max = 4
 #idle = \"60s\"
-# true: one process per job.
+# true: start one process per job.
 #ephemeral = false
-# Further variables of its environment, and its folder.
+# Additional environment variables, and the working directory.
 #env = {}
 #cwd = \".\"
 ";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct Pool {
     name: String,
     command: Vec<String>,
     capabilities: Vec<String>,
@@ -59,57 +62,51 @@ fn one_process() -> usize {
     1
 }
 
-const MOST: usize = 1_000;
+pub const MAX_POOLS: usize = 1_000;
+const MAX_PROCESSES: usize = 1_000;
 
-pub fn read(content: toml::Value, place: &str) -> Result<Vec<PoolConfig>, ConfigError> {
-    let toml::Value::Array(list) = content else {
-        return Err(ConfigError(format!("{place}: pool must be written [[pool]], with two brackets")));
-    };
-    let mut pools: Vec<PoolConfig> = Vec::new();
-    for (at, value) in list.into_iter().enumerate() {
-        let number = at + 1;
-        let wrong = |what: String| ConfigError(format!("{place}, [[pool]] number {number}: {what}"));
-        let entry: Entry = value.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
-        let pool = check(entry).map_err(wrong)?;
-        if pools.iter().any(|known| known.name == pool.name) {
-            return Err(wrong(format!("there is another pool named {:?}", pool.name)));
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<PoolConfig>>, ConfigError> {
+    let mut read: Vec<Placed<PoolConfig>> = Vec::new();
+    for entry in entries {
+        let pool = check(entry.read()?).map_err(|problem| entry.error(problem))?;
+        if read.iter().any(|known| known.value.name == pool.name) {
+            return Err(entry.error(problem("name", format!("another pool is named {:?}", pool.name))));
         }
-        pools.push(pool);
+        read.push(entry.placed(pool));
     }
-    Ok(pools)
+    Ok(read)
 }
 
-fn check(entry: Entry) -> Result<PoolConfig, String> {
+fn check(entry: Pool) -> Result<PoolConfig, Problem> {
     let idle = match &entry.idle {
         None => Duration::from_secs(60),
-        Some(text) => {
-            parse_duration(text).ok_or_else(|| format!("idle: {text:?} must be a duration like 500ms, 30s, 5m"))?
-        }
+        Some(text) => parse_duration(text)
+            .ok_or_else(|| problem("idle", format!("{text:?} is not a duration like 500ms, 30s, 5m")))?,
     };
     let min = if entry.ephemeral { 0 } else { entry.min.unwrap_or(1.min(entry.max)) };
     if entry.name.is_empty() || entry.name.len() > 100 {
-        return Err("name: must have 1 to 100 characters".into());
+        return Err(problem("name", "must have 1 to 100 characters"));
     }
     if entry.command.first().is_none_or(String::is_empty) {
-        return Err("command: must name a program, like [\"python3\", \"worker.py\"]".into());
+        return Err(problem("command", "must name a program, like [\"python3\", \"worker.py\"]"));
     }
     if entry.capabilities.is_empty() || entry.capabilities.iter().any(String::is_empty) {
-        return Err("capabilities: must name at least one job type".into());
+        return Err(problem("capabilities", "must name at least one job type"));
     }
-    if !(1..=MOST).contains(&entry.max) {
-        return Err(format!("max: must be from 1 to {MOST}, is {}", entry.max));
+    if !(1..=MAX_PROCESSES).contains(&entry.max) {
+        return Err(problem("max", format!("must be from 1 to {MAX_PROCESSES}, is {}", entry.max)));
     }
     if min > entry.max {
-        return Err(format!("min: must not be more than max ({}), is {min}", entry.max));
+        return Err(problem("min", format!("must be at most max ({}), is {min}", entry.max)));
     }
     if !(1..=10_000).contains(&entry.concurrency) {
-        return Err(format!("concurrency: must be from 1 to 10000, is {}", entry.concurrency));
+        return Err(problem("concurrency", format!("must be from 1 to 10000, is {}", entry.concurrency)));
     }
     if entry.ephemeral && entry.concurrency != 1 {
-        return Err("concurrency: an ephemeral process runs one job".into());
+        return Err(problem("concurrency", "an ephemeral process runs one job"));
     }
     if entry.ephemeral && entry.min.is_some_and(|min| min > 0) {
-        return Err("min: an ephemeral pool has no process without a job".into());
+        return Err(problem("min", "an ephemeral pool has no process without a job"));
     }
     Ok(PoolConfig {
         name: entry.name,
@@ -129,25 +126,36 @@ fn check(entry: Entry) -> Result<PoolConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::File;
 
     fn error(text: &str) -> String {
-        let table: toml::Table = text.parse().expect("toml");
-        read(table["pool"].clone(), "faena.toml").expect_err("refused").to_string()
+        let file = File::new("faena.toml", text);
+        let (_, value) = file.sections().expect("valid TOML").remove(0);
+        let result = Entry::list(&file, "pool", value, MAX_POOLS).and_then(|entries| read(&entries));
+        result.err().expect("refused").to_string()
     }
 
     #[test]
-    fn what_is_wrong_with_a_pool_is_said() {
+    fn an_invalid_pool_is_refused_with_its_line_and_key() {
         let good = "name = \"a\"\ncommand = [\"x\"]\ncapabilities = [\"t\"]\n";
-        assert_eq!(error("[pool]\nname = \"a\""), "faena.toml: pool must be written [[pool]], with two brackets");
+        assert_eq!(
+            error("[pool]\nname = \"a\""),
+            "faena.toml, line 1: pool must be written [[pool]], with two brackets"
+        );
         assert_eq!(
             error(&format!("[[pool]]\n{good}min = 3\nmax = 2")),
-            "faena.toml, [[pool]] number 1: min: must not be more than max (2), is 3"
+            "faena.toml, line 5: [[pool]] min: must be at most max (2), is 3"
         );
         assert_eq!(
             error(&format!("[[pool]]\n{good}[[pool]]\n{good}")),
-            "faena.toml, [[pool]] number 2: there is another pool named \"a\""
+            "faena.toml, line 6: [[pool]] name: another pool is named \"a\""
         );
-        assert!(error(&format!("[[pool]]\n{good}sise = 2")).contains("unknown field `sise`"));
-        assert!(error("[[pool]]\nname = \"a\"\ncommand = []\ncapabilities = [\"t\"]").contains("must name a program"));
+        let unknown = error(&format!("[[pool]]\n{good}sise = 2"));
+        assert!(unknown.starts_with("faena.toml, line 5: [[pool]] unknown field `sise`"), "{unknown}");
+        let empty = error("[[pool]]\nname = \"a\"\ncommand = []\ncapabilities = [\"t\"]");
+        assert_eq!(
+            empty,
+            "faena.toml, line 3: [[pool]] command: must name a program, like [\"python3\", \"worker.py\"]"
+        );
     }
 }

@@ -1,24 +1,27 @@
-//! `[[queue]]` and `[[limit]]`: what holds for queues, and how much may run.
+//! `[[queue]]` and `[[limit]]`: settings of queues, concurrency limits and rates.
 
 use faena_domain::{Fairness, FieldError, Limit, QueueRule, Rate, Scope};
 use faena_store::Configured;
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{
+    ConfigError,
+    file::{Entry, Problem, problem},
+};
 
 pub const EXAMPLE: &str = "
-# What holds for a queue; as many sections as you like. What is changed at run time goes before it and stays.
+# Settings of a queue. Repeat the section for more queues. Changes made at run time take precedence and persist.
 #[[queue]]
 #name = \"mail\"
-# Jobs of it that run at once, on all nodes together, and how many may start per period.
+# Jobs of the queue that run concurrently on all nodes together, and starts per period.
 #concurrency = 10
 #rate = \"100/1m\"
-# true: a higher priority always goes first. Environment, for several: FAENA_QUEUE_STRICT=mail,orders
+# true: a higher priority always goes first. Environment, for several queues: FAENA_QUEUE_STRICT=mail,orders
 #strict = false
-# \"key\": each concurrencyKey in its turn; \"none\": who has waited longest goes first.
+# \"key\": round robin over concurrency keys; \"none\": the longest waiting job goes first.
 #fairness = \"none\"
 
-# A limit for a type, or for concurrencyKeys by name or beginning (each key by itself).
+# A limit for a job type, or for concurrency keys by name or prefix (each key has its own count).
 #[[limit]]
 #type = \"email.send\"
 #concurrency = 5
@@ -28,9 +31,11 @@ pub const EXAMPLE: &str = "
 #rate = \"1000/1h\"
 ";
 
+pub const MAX_RULES: usize = 10_000;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Queue {
+struct QueueEntry {
     name: String,
     concurrency: Option<u32>,
     rate: Option<String>,
@@ -40,7 +45,7 @@ struct Queue {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct LimitEntry {
     #[serde(rename = "type")]
     kind: Option<String>,
     key: Option<String>,
@@ -48,53 +53,53 @@ struct Entry {
     rate: Option<String>,
 }
 
-pub fn read(section: &str, content: toml::Value, place: &str, into: &mut Configured) -> Result<(), ConfigError> {
-    let toml::Value::Array(list) = content else {
-        return Err(ConfigError(format!("{place}: {section} must be written [[{section}]], with two brackets")));
-    };
-    for (at, value) in list.into_iter().enumerate() {
-        let wrong = |what: String| ConfigError(format!("{place}, [[{section}]] number {}: {what}", at + 1));
-        let added = if section == "queue" { queue(value, into) } else { limit(value, into) };
-        added.map_err(wrong)?;
+pub fn read_queues(entries: &[Entry<'_, '_>], into: &mut Configured) -> Result<(), ConfigError> {
+    for entry in entries {
+        add_queue(entry.read()?, into).map_err(|problem| entry.error(problem))?;
     }
     Ok(())
 }
 
-fn queue(value: toml::Value, into: &mut Configured) -> Result<(), String> {
-    let entry: Queue = value.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
-    name("name", &entry.name)?;
-    if into.queues.iter().any(|(known, _)| *known == entry.name) {
-        return Err(format!("there is another queue named {:?}", entry.name));
+pub fn read_limits(entries: &[Entry<'_, '_>], into: &mut Configured) -> Result<(), ConfigError> {
+    for entry in entries {
+        add_limit(entry.read()?, into).map_err(|problem| entry.error(problem))?;
     }
-    put(Scope::Queue(entry.name.clone()), numbers(entry.concurrency, entry.rate)?, into)?;
+    Ok(())
+}
+
+fn add_queue(entry: QueueEntry, into: &mut Configured) -> Result<(), Problem> {
+    check_name("name", &entry.name)?;
+    if into.queues.iter().any(|(known, _)| *known == entry.name) {
+        return Err(problem("name", format!("another queue is named {:?}", entry.name)));
+    }
+    put(Scope::Queue(entry.name.clone()), parse_limit(entry.concurrency, entry.rate)?, into)?;
     let rule = QueueRule { strict: entry.strict, fairness: entry.fairness, paused: None };
     into.queues.push((entry.name, rule));
     Ok(())
 }
 
-fn limit(value: toml::Value, into: &mut Configured) -> Result<(), String> {
-    let entry: Entry = value.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+fn add_limit(entry: LimitEntry, into: &mut Configured) -> Result<(), Problem> {
     let scope = match (entry.kind, entry.key) {
         (Some(kind), None) => {
-            name("type", &kind)?;
+            check_name("type", &kind)?;
             Scope::Type(kind)
         }
         (None, Some(key)) => {
-            name("key", &key)?;
+            check_name("key", &key)?;
             Scope::Key(key)
         }
-        _ => return Err("must name one of type and key (a queue has its own section, [[queue]])".into()),
+        _ => return Err(problem("type", "set either type or key; for a queue use [[queue]]")),
     };
-    let limit = numbers(entry.concurrency, entry.rate)?;
+    let limit = parse_limit(entry.concurrency, entry.rate)?;
     if limit.is_none() {
-        return Err("concurrency or rate is missing".into());
+        return Err(problem("concurrency", "set concurrency, rate or both"));
     }
     put(scope, limit, into)
 }
 
-fn put(scope: Scope, limit: Limit, into: &mut Configured) -> Result<(), String> {
+fn put(scope: Scope, limit: Limit, into: &mut Configured) -> Result<(), Problem> {
     if into.limits.iter().any(|(known, _)| *known == scope) {
-        return Err(format!("there is another limit for {scope}"));
+        return Err(problem("type", format!("{scope} has another limit")));
     }
     if !limit.is_none() {
         into.limits.push((scope, limit));
@@ -102,23 +107,26 @@ fn put(scope: Scope, limit: Limit, into: &mut Configured) -> Result<(), String> 
     Ok(())
 }
 
-fn numbers(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, String> {
+fn parse_limit(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, Problem> {
     let rate = match rate {
-        Some(text) => Some(Rate::parse(&text).ok_or_else(|| format!("rate: {text:?} must be like 100/1m"))?),
+        Some(text) => {
+            let rate = Rate::parse(&text).ok_or_else(|| problem("rate", format!("{text:?} is not a rate like 100/1m")));
+            Some(rate?)
+        }
         None => None,
     };
     let limit = Limit { concurrency, rate };
-    let mut faults: Vec<FieldError> = Vec::new();
-    limit.check(&mut faults);
-    match faults.first() {
-        Some(fault) => Err(format!("{}: {}", fault.path, fault.message)),
+    let mut errors: Vec<FieldError> = Vec::new();
+    limit.check(&mut errors);
+    match errors.into_iter().next() {
+        Some(error) => Err(problem(error.path, error.message)),
         None => Ok(limit),
     }
 }
 
-fn name(path: &str, value: &str) -> Result<(), String> {
+fn check_name(path: &str, value: &str) -> Result<(), Problem> {
     if value.is_empty() || value.chars().count() > 255 || value.chars().any(char::is_control) {
-        return Err(format!("{path}: must have 1 to 255 visible characters"));
+        return Err(problem(path, "must have 1 to 255 visible characters"));
     }
     Ok(())
 }
@@ -126,12 +134,17 @@ fn name(path: &str, value: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::File;
 
     fn parse(text: &str) -> Result<Configured, String> {
-        let table: toml::Table = text.parse().expect("toml");
+        let file = File::new("faena.toml", text);
         let mut configured = Configured::default();
-        for (section, content) in table {
-            read(&section, content, "faena.toml", &mut configured).map_err(|error| error.to_string())?;
+        for (section, value) in file.sections().expect("valid TOML") {
+            let read = match section.get_ref().as_str() {
+                "queue" => Entry::list(&file, "queue", value, MAX_RULES).and_then(|e| read_queues(&e, &mut configured)),
+                _ => Entry::list(&file, "limit", value, MAX_RULES).and_then(|e| read_limits(&e, &mut configured)),
+            };
+            read.map_err(|error| error.to_string())?;
         }
         Ok(configured)
     }
@@ -148,15 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_them_is_said() {
+    fn an_invalid_queue_or_limit_is_refused_with_its_line_and_key() {
         for (text, error) in [
-            ("[[queue]]\nname = \"a\"\nconcurrency = 0", "concurrency: must be from 1"),
-            ("[[queue]]\nname = \"a\"\nrate = \"fast\"", "rate: \"fast\" must be like 100/1m"),
-            ("[[queue]]\nname = \"a\"\nspeed = 1", "unknown field `speed`"),
-            ("[[queue]]\nname = \"a\"\nfairness = \"all\"", "unknown variant `all`"),
-            ("[[limit]]\nconcurrency = 1", "must name one of type and key"),
-            ("[[limit]]\ntype = \"a\"", "concurrency or rate is missing"),
-            ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "another limit"),
+            ("[[queue]]\nname = \"a\"\nconcurrency = 0", "line 3: [[queue]] concurrency: must be from 1"),
+            ("[[queue]]\nname = \"a\"\nrate = \"fast\"", "line 3: [[queue]] rate: \"fast\" is not a rate like 100/1m"),
+            ("[[queue]]\nname = \"a\"\nspeed = 1", "line 3: [[queue]] unknown field `speed`"),
+            ("[[queue]]\nname = \"a\"\nfairness = \"all\"", "line 3: [[queue]] unknown variant `all`"),
+            ("[[limit]]\nconcurrency = 1", "line 1: [[limit]] type: set either type or key"),
+            ("[[limit]]\ntype = \"a\"", "line 1: [[limit]] concurrency: set concurrency, rate or both"),
+            ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "has another limit"),
         ] {
             let found = parse(text).expect_err("refused");
             assert!(found.contains(error), "{text}: {found}");

@@ -1,4 +1,4 @@
-//! `[[sink]]`: where events go.
+//! `[[sink]]`: destinations of events.
 
 use std::time::Duration;
 
@@ -14,22 +14,26 @@ use faena_engine::{
 use faena_store::OnRejected;
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{
+    ConfigError,
+    file::{Entry, Placed, Problem, problem},
+};
 
 pub const EXAMPLE: &str = "
-# Where events go (see docs/guides/events.md); as many sections as you like. Every node that has one publishes; keep them alike.
+# Destinations of events (see docs/guides/events.md). Repeat the section for more sinks.
+# Every node with the section publishes, so keep the sections of all nodes equal.
 #[[sink]]
 #name = \"bus\"
 # rabbitmq, nats, redis, webhook or file.
 #kind = \"rabbitmq\"
 #url = \"amqp://guest:guest@127.0.0.1:5672/%2f\"
-# Which types of events; * stands for anything. []: it is only there for an [[outbox.source]].
+# Event types to send; * matches any text. []: the sink only serves an [[outbox.source]].
 #types = [\"*\"]
-# When it refuses a message, later ones about the same job go on (skip) or wait (park).
-#on_bad = \"skip\"
-# For all of one batch, connecting included; up to 14s.
+# When the sink rejects an event, later events of the same job are sent (skip) or wait (park).
+#on_rejected = \"skip\"
+# Time limit for one batch including the connection; at most 14s.
 #timeout = \"10s\"
-# The topic exchange, and whether it is made if it is missing.
+# The topic exchange, and whether Faena creates it if it does not exist.
 #exchange = \"faena\"
 #declare = true
 
@@ -38,7 +42,7 @@ pub const EXAMPLE: &str = "
 #kind = \"nats\"
 #url = \"nats://127.0.0.1:4222\"
 #stream = \"FAENA\"
-# job.completed becomes faena.job.completed.
+# The subject of job.completed is then faena.job.completed.
 #subject_prefix = \"faena\"
 
 #[[sink]]
@@ -46,7 +50,7 @@ pub const EXAMPLE: &str = "
 #kind = \"redis\"
 #url = \"redis://127.0.0.1:6379/0\"
 #key = \"faena:events\"
-# About this many entries are kept.
+# Approximate number of entries the stream keeps.
 #max_len = 1000000
 
 #[[sink]]
@@ -59,20 +63,20 @@ pub const EXAMPLE: &str = "
 #name = \"log\"
 #kind = \"file\"
 #path = \"events.log\"
-# It becomes events.log.1 when it has grown so large; so many old ones are kept.
+# Rotated to events.log.1 at this size; number of rotated files to keep.
 #rotate_bytes = 104857600
 #rotate_files = 5
 ";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct Sink {
     name: String,
     kind: Kind,
     url: Option<String>,
     path: Option<String>,
     types: Option<Vec<String>>,
-    on_bad: Option<Bad>,
+    on_rejected: Option<Rejected>,
     timeout: Option<String>,
     declare: Option<bool>,
     exchange: Option<String>,
@@ -97,7 +101,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Bad {
+enum Rejected {
     Park,
     Skip,
 }
@@ -123,7 +127,7 @@ impl Kind {
         }
     }
 
-    /// What it can be told besides what every sink can.
+    /// Returns the keys of this kind, besides those of every sink.
     fn keys(self) -> &'static [&'static str] {
         match self {
             Kind::RabbitMq => &["url", "exchange", "declare"],
@@ -135,49 +139,42 @@ impl Kind {
     }
 }
 
-const MOST: usize = 32;
+pub const MAX_SINKS: usize = 32;
 
-pub fn read(content: toml::Value, place: &str) -> Result<Vec<SinkConfig>, ConfigError> {
-    let toml::Value::Array(list) = content else {
-        return Err(ConfigError(format!("{place}: sink must be written [[sink]], with two brackets")));
-    };
-    if list.len() > MOST {
-        return Err(ConfigError(format!("{place}: there are {} sinks, and {MOST} at most are possible", list.len())));
-    }
-    let mut sinks: Vec<SinkConfig> = Vec::new();
-    for (at, value) in list.into_iter().enumerate() {
-        let wrong = |what: String| ConfigError(format!("{place}, [[sink]] number {}: {what}", at + 1));
-        let entry: Entry = value.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
-        let sink = check(entry).map_err(wrong)?;
-        if sinks.iter().any(|known| known.name == sink.name) {
-            return Err(wrong(format!("there is another sink named {:?}", sink.name)));
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<SinkConfig>>, ConfigError> {
+    let mut read: Vec<Placed<SinkConfig>> = Vec::new();
+    for entry in entries {
+        let sink = check(entry.read()?).map_err(|problem| entry.error(problem))?;
+        if read.iter().any(|known| known.value.name == sink.name) {
+            return Err(entry.error(problem("name", format!("another sink is named {:?}", sink.name))));
         }
-        sinks.push(sink);
+        read.push(entry.placed(sink));
     }
-    Ok(sinks)
+    Ok(read)
 }
 
-fn check(entry: Entry) -> Result<SinkConfig, String> {
+fn check(entry: Sink) -> Result<SinkConfig, Problem> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
-        return Err("name: must have 1 to 100 letters, digits, dots, dashes or underscores".into());
+        return Err(problem("name", "must have 1 to 100 letters, digits, dots, dashes or underscores"));
     }
-    foreign_keys(&entry)?;
+    check_keys(&entry)?;
     let types = entry.types.clone().unwrap_or_else(|| vec!["*".into()]);
     if types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
-        return Err("types: must name up to 100 types like \"job.*\" of 1 to 255 characters".into());
+        return Err(problem("types", "must name up to 100 types like \"job.*\" of 1 to 255 characters"));
     }
-    let on_bad = match entry.on_bad.unwrap_or(Bad::Skip) {
-        Bad::Park => OnRejected::Park,
-        Bad::Skip => OnRejected::Skip,
+    let on_rejected = match entry.on_rejected.unwrap_or(Rejected::Skip) {
+        Rejected::Park => OnRejected::Park,
+        Rejected::Skip => OnRejected::Skip,
     };
-    Ok(SinkConfig { name: entry.name.clone(), types, on_bad, target: target(&entry)? })
+    Ok(SinkConfig { name: entry.name.clone(), types, on_bad: on_rejected, target: target(&entry)? })
 }
 
-fn target(entry: &Entry) -> Result<Target, String> {
+fn target(entry: &Sink) -> Result<Target, Problem> {
     let timeout = timeout(entry.timeout.as_deref())?;
     let declare = if entry.declare.unwrap_or(true) { Declare::IfMissing } else { Declare::Never };
-    let text = |path: &str, value: &Option<String>, default: &str| named(path, value.as_deref().unwrap_or(default));
+    let text =
+        |path: &str, value: &Option<String>, default: &str| checked_name(path, value.as_deref().unwrap_or(default));
     Ok(match entry.kind {
         Kind::RabbitMq => {
             let exchange = text("exchange", &entry.exchange, "faena")?;
@@ -192,13 +189,13 @@ fn target(entry: &Entry) -> Result<Target, String> {
         Kind::Nats => {
             let stream = text("stream", &entry.stream, "FAENA")?;
             if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
-                return Err("stream: must not contain blanks, dots, slashes, * or >".into());
+                return Err(problem("stream", "must not contain blanks, dots, slashes, * or >"));
             }
             let prefix = entry.subject_prefix.clone().unwrap_or_else(|| "faena".into());
             let is_word =
                 |word: &str| !word.is_empty() && !word.contains(['*', '>']) && !word.contains(char::is_whitespace);
             if !prefix.is_empty() && !prefix.split('.').all(is_word) {
-                return Err("subject_prefix: must be words with dots between, without blanks, * or >".into());
+                return Err(problem("subject_prefix", "must be words with dots between, without blanks, * or >"));
             }
             let name = format!("faena {}", entry.name);
             Target::Nats(NatsSinkOptions {
@@ -211,27 +208,29 @@ fn target(entry: &Entry) -> Result<Target, String> {
         Kind::Redis => {
             let stream = text("key", &entry.key, "faena:events")?;
             if entry.max_len == Some(0) {
-                return Err("max_len: must be at least 1".into());
+                return Err(problem("max_len", "must be at least 1"));
             }
             let options = RedisSinkOptions::new(broker_url(entry)?, stream);
             Target::Redis(RedisSinkOptions { timeout, max_length: entry.max_len, ..options })
         }
         Kind::Webhook => Target::Webhook(WebhookSinkOptions { url: web_url(entry)?, secret: secret(entry)?, timeout }),
         Kind::File => {
-            let path = entry.path.as_deref().filter(|path| !path.is_empty()).ok_or("path: is missing")?;
+            let path =
+                entry.path.as_deref().filter(|path| !path.is_empty()).ok_or_else(|| problem("path", "is missing"))?;
             let mut options = FileSinkOptions { timeout, ..FileSinkOptions::new(path) };
             options.max_bytes = entry.rotate_bytes.unwrap_or(options.max_bytes);
             options.keep = entry.rotate_files.unwrap_or(options.keep);
             if options.max_bytes < 1_024 || options.keep > 1_000 {
-                return Err("rotate_bytes must be at least 1024, and rotate_files at most 1000".into());
+                let message = "must be at least 1024, and rotate_files at most 1000";
+                return Err(problem("rotate_bytes", message));
             }
             Target::File(options)
         }
     })
 }
 
-/// A key that the kind does not know would be a wish that nobody fulfils.
-fn foreign_keys(entry: &Entry) -> Result<(), String> {
+/// Refuses a key that the kind does not use: it would have no effect.
+fn check_keys(entry: &Sink) -> Result<(), Problem> {
     let given = [
         ("url", entry.url.is_some()),
         ("path", entry.path.is_some()),
@@ -247,67 +246,65 @@ fn foreign_keys(entry: &Entry) -> Result<(), String> {
     ];
     match given.iter().find(|(key, is_given)| *is_given && !entry.kind.keys().contains(key)) {
         None => Ok(()),
-        Some((key, _)) => Err(format!(
-            "{key}: a sink of kind {} has no such key; it has {}",
-            entry.kind.word(),
-            entry.kind.keys().join(", ")
-        )),
+        Some((key, _)) => {
+            let (kind, keys) = (entry.kind.word(), entry.kind.keys().join(", "));
+            Err(problem(*key, format!("a sink of kind {kind} has no such key; it has {keys}")))
+        }
     }
 }
 
-fn timeout(text: Option<&str>) -> Result<Duration, String> {
+fn timeout(text: Option<&str>) -> Result<Duration, Problem> {
     let Some(text) = text else { return Ok(DEFAULT_TIMEOUT) };
     match parse_duration(text) {
         Some(timeout) if (Duration::from_millis(100)..=LONGEST_TIMEOUT).contains(&timeout) => Ok(timeout),
-        _ => Err(format!("timeout: {text:?} must be a duration from 100ms to {LONGEST_TIMEOUT:?}")),
+        _ => Err(problem("timeout", format!("{text:?} must be a duration from 100ms to {LONGEST_TIMEOUT:?}"))),
     }
 }
 
-fn named(path: &str, value: &str) -> Result<String, String> {
+fn checked_name(path: &str, value: &str) -> Result<String, Problem> {
     if value.is_empty() || value.len() > 255 || value.chars().any(char::is_control) {
-        return Err(format!("{path}: must have 1 to 255 visible characters"));
+        return Err(problem(path, "must have 1 to 255 visible characters"));
     }
     Ok(value.to_owned())
 }
 
-/// The text itself is never repeated: it may hold a password.
-fn url_text(entry: &Entry) -> Result<&str, String> {
+/// Never repeats the text, which may contain a password.
+fn url_text(entry: &Sink) -> Result<&str, Problem> {
     let text = entry.url.as_deref().unwrap_or_default().trim();
     if text.is_empty() {
-        return Err("url: is missing".into());
+        return Err(problem("url", "is missing"));
     }
     let schemes = entry.kind.schemes();
     let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
     if scheme.is_none_or(|scheme| !schemes.contains(&scheme.as_str())) {
-        return Err(format!(
-            "url: of a sink of kind {} must begin with {}://",
-            entry.kind.word(),
-            schemes.join(":// or ")
-        ));
+        let message = format!("must begin with {}:// for kind {}", schemes.join(":// or "), entry.kind.word());
+        return Err(problem("url", message));
     }
     Ok(text)
 }
 
-fn broker_url(entry: &Entry) -> Result<BrokerUrl, String> {
-    url_text(entry)?.parse().map_err(|error| format!("url: {error}"))
+fn broker_url(entry: &Sink) -> Result<BrokerUrl, Problem> {
+    url_text(entry)?.parse().map_err(|error| problem("url", format!("{error}")))
 }
 
-fn web_url(entry: &Entry) -> Result<url::Url, String> {
-    let url: url::Url = url_text(entry)?.parse().map_err(|error| format!("url: is no URL ({error})"))?;
+fn web_url(entry: &Sink) -> Result<url::Url, Problem> {
+    let url: url::Url =
+        url_text(entry)?.parse().map_err(|error| problem("url", format!("not a valid URL: {error}")))?;
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("url: must not contain a user name or password".into());
+        return Err(problem("url", "must not contain a user name or password"));
     }
     Ok(url)
 }
 
-fn secret(entry: &Entry) -> Result<Option<Secret>, String> {
+fn secret(entry: &Sink) -> Result<Option<Secret>, Problem> {
     let Some(text) = &entry.secret else { return Ok(None) };
-    let secret =
-        text.parse().map_err(|what| format!("secret: must be whsec_ and 24 to 64 bytes in base64; it {what}"))?;
+    let secret = text
+        .parse()
+        .map_err(|what| problem("secret", format!("must be whsec_ and 24 to 64 bytes in base64; it {what}")))?;
     Ok(Some(secret))
 }
 
-/// For `faena config`: without passwords.
+/// Describes the sink for `faena config`, without passwords.
 pub fn describe(sink: &SinkConfig) -> String {
     let target = match &sink.target {
         Target::RabbitMq(options) => format!("rabbitmq {}, exchange {}", options.url, options.exchange),
@@ -316,23 +313,27 @@ pub fn describe(sink: &SinkConfig) -> String {
         Target::Webhook(options) => format!("webhook {options}"),
         Target::File(options) => format!("file {}", options.path.display()),
     };
-    let on_bad = if sink.on_bad == OnRejected::Park { ", parks" } else { "" };
-    format!("{target}, types {}{on_bad}", sink.types.join(","))
+    let on_rejected = if sink.on_bad == OnRejected::Park { ", parks" } else { "" };
+    format!("{target}, types {}{on_rejected}", sink.types.join(","))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::File;
 
     fn parse(text: &str) -> Result<Vec<SinkConfig>, String> {
-        let table: toml::Table = text.parse().expect("toml");
-        read(table["sink"].clone(), "faena.toml").map_err(|error| error.to_string())
+        let file = File::new("faena.toml", text);
+        let (_, value) = file.sections().expect("valid TOML").remove(0);
+        let entries = Entry::list(&file, "sink", value, MAX_SINKS).map_err(|error| error.to_string())?;
+        let read = read(&entries).map_err(|error| error.to_string())?;
+        Ok(read.into_iter().map(|placed| placed.value).collect())
     }
 
     #[test]
-    fn sinks_are_read_and_shown_without_passwords() {
+    fn sinks_are_read_and_described_without_passwords() {
         let sinks = parse(
-            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host/%2f\"\ntypes = [\"job.*\"]\non_bad = \"park\"\n\
+            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host/%2f\"\ntypes = [\"job.*\"]\non_rejected = \"park\"\n\
              [[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"https://example.com/in?token=geheim\"\n\
              secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\ntimeout = \"5s\"",
         )
@@ -351,13 +352,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_sink_is_said_without_its_password() {
+    fn an_invalid_sink_is_refused_without_showing_its_password() {
         let bus = "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\n";
         let url = "url = \"amqp://user:geheim@host\"\n";
         for (text, error) in [
             ("[sink]\nname = \"bus\"".into(), "must be written [[sink]], with two brackets"),
             (bus.into(), "url: is missing"),
-            (format!("{bus}url = \"nats://user:geheim@host\""), "must begin with amqp:// or amqps://"),
+            (
+                format!("{bus}url = \"nats://user:geheim@host\""),
+                "must begin with amqp:// or amqps:// for kind rabbitmq",
+            ),
             (format!("{bus}url = \"amqp://user:gehe/im@\""), "url: "),
             (
                 format!("{bus}{url}stream = \"a\""),
@@ -365,9 +369,9 @@ mod tests {
             ),
             (format!("{bus}{url}timeout = \"15s\""), "timeout: \"15s\" must be a duration from 100ms to 14s"),
             (format!("{bus}{url}types = [\"\"]"), "types: must name"),
-            (format!("{bus}{url}on_bad = \"panic\""), "unknown variant `panic`"),
+            (format!("{bus}{url}on_rejected = \"panic\""), "unknown variant `panic`"),
             (format!("{bus}{url}colour = 1"), "unknown field `colour`"),
-            (format!("{bus}{url}{bus}{url}"), "number 2: there is another sink named \"bus\""),
+            (format!("{bus}{url}{bus}{url}"), "line 5: [[sink]] name: another sink is named \"bus\""),
             ("[[sink]]\nname = \"a b\"\nkind = \"file\"\npath = \"x\"".into(), "name: must have"),
             ("[[sink]]\nname = \"a\"\nkind = \"kafka\"".into(), "unknown variant `kafka`"),
             ("[[sink]]\nname = \"a\"\nkind = \"file\"".into(), "path: is missing"),

@@ -1,4 +1,4 @@
-//! `[[outbox.source]]`: an application's own outbox, which is emptied into a sink or into jobs.
+//! `[[outbox.source]]`: outbox tables of applications, relayed to a sink or turned into jobs.
 
 use std::time::Duration;
 
@@ -7,34 +7,39 @@ use faena_engine::{DatabaseUrl, SourceConfig, Target};
 use faena_store::{ForeignColumns, ForeignMapping, ForeignOutbox};
 use serde::Deserialize;
 
-use super::{ConfigError, without_password};
+use super::{
+    ConfigError,
+    file::{Entry, Placed, Problem, problem},
+    without_password,
+};
 
 pub const EXAMPLE: &str = "
-# Outboxes of your own applications, in their PostgreSQL (see docs/guides/your-own-outbox.md). Rows of type faena.job become jobs.
+# Outbox tables of your applications, in their PostgreSQL databases (see docs/guides/your-own-outbox.md).
+# Rows of type faena.job become jobs.
 #[[outbox.source]]
 #name = \"tickets\"
 #url = \"postgres://user:password@127.0.0.1:5432/tickets\"
-# The name of a [[sink]]. Without one only rows of type faena.job are taken.
+# The name of a [[sink]]. Without it, only rows of type faena.job are processed.
 #sink = \"bus\"
-# How the application calls things; `faena outbox init-sql` prints these tables.
+# Table and column names; `faena outbox init-sql` prints these tables.
 #table = \"OutboxMessages\"
 #columns = { id = \"Id\", type = \"Type\", payload = \"PayloadJson\", occurred_at = \"OccurredAt\", dispatched_at = \"DispatchedAt\", attempts = \"Attempts\", error = \"Error\", correlation_id = \"CorrelationId\" }
-# Which events are dealt with; \"\": nobody keeps that.
+# The table of processed events; \"\": there is none.
 #processed_table = \"ProcessedEvents\"
 #processed_columns = { event_id = \"EventId\", processed_at = \"ProcessedAt\" }
-# The columns to put rows in order by; none: the time at which they occurred.
+# Columns that define the order of rows; empty: the time at which they occurred.
 #order_by = []
-# The advisory lock under which one worker at a time reads the table.
+# The advisory lock that lets one relay at a time read the table.
 #lock = 42
 #batch = 50
-# How often it is looked at; with a channel that the application notifies, rows go at once.
+# Poll interval. If the application notifies `channel`, rows are processed immediately.
 #every = \"5s\"
-# Further: schema (where the tables are), dead_table (where rows go that were refused five times), channel.
+# Also: schema (of the tables), dead_table (for rows that were rejected five times), channel.
 ";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct SourceEntry {
     name: String,
     url: String,
     sink: Option<String>,
@@ -74,74 +79,70 @@ struct ProcessedColumns {
     processed_at: Option<String>,
 }
 
-/// A source as it stands in the file; its sink may stand further below.
+/// A source as written in the file. Its sink may be defined further below.
 pub struct Source {
     config: SourceConfig,
     sink: Option<String>,
 }
 
-const MOST: usize = 32;
-const MOST_ROWS: u32 = 1_000;
-/// PostgreSQL's limit for a name.
-const LONGEST_NAME: usize = 63;
+pub const MAX_SOURCES: usize = 32;
+const MAX_BATCH: u32 = 1_000;
+/// The length limit of a PostgreSQL identifier.
+const MAX_NAME_BYTES: usize = 63;
 
-pub fn read(content: toml::Value, place: &str) -> Result<Vec<Source>, ConfigError> {
-    let toml::Value::Array(list) = content else {
-        return Err(ConfigError(format!(
-            "{place}: outbox.source must be written [[outbox.source]], with two brackets"
-        )));
-    };
-    if list.len() > MOST {
-        return Err(ConfigError(format!("{place}: there are {} sources, and {MOST} at most are possible", list.len())));
-    }
-    let mut sources: Vec<Source> = Vec::new();
-    for (at, value) in list.into_iter().enumerate() {
-        let wrong = |what: String| ConfigError(format!("{place}, [[outbox.source]] number {}: {what}", at + 1));
-        let entry: Entry = value.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
-        let source = check(entry).map_err(wrong)?;
-        for known in &sources {
-            if known.config.name == source.config.name {
-                return Err(wrong(format!("there is another source named {:?}", source.config.name)));
-            }
-            if known.config.url == source.config.url && known.config.mapping.lock == source.config.mapping.lock {
-                return Err(wrong(format!(
-                    "lock: the source {:?} uses {} in the same database, and they would wait for each other; choose another number",
-                    known.config.name, source.config.mapping.lock
-                )));
-            }
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<Source>>, ConfigError> {
+    let mut read: Vec<Placed<Source>> = Vec::new();
+    for entry in entries {
+        let source = check(entry.read()?).map_err(|problem| entry.error(problem))?;
+        for known in read.iter().map(|placed| &placed.value) {
+            check_pair(&known.config, &source.config).map_err(|problem| entry.error(problem))?;
         }
-        sources.push(source);
+        read.push(entry.placed(source));
     }
-    Ok(sources)
+    Ok(read)
 }
 
-fn check(entry: Entry) -> Result<Source, String> {
+fn check_pair(first: &SourceConfig, second: &SourceConfig) -> Result<(), Problem> {
+    if first.name == second.name {
+        return Err(problem("name", format!("another source is named {:?}", second.name)));
+    }
+    if first.url == second.url && first.mapping.lock == second.mapping.lock {
+        let message = format!(
+            "source {:?} uses {} in the same database, so they would block each other; choose another number",
+            first.name, second.mapping.lock
+        );
+        return Err(problem("lock", message));
+    }
+    Ok(())
+}
+
+fn check(entry: SourceEntry) -> Result<Source, Problem> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
-        return Err("name: must have 1 to 100 letters, digits, dots, dashes or underscores".into());
+        return Err(problem("name", "must have 1 to 100 letters, digits, dots, dashes or underscores"));
     }
     let mapping = mapping(&entry)?;
-    // The text itself is never repeated: it may hold a password.
+    // The error never repeats the URL, which may contain a password.
     let is_postgres = entry.url.starts_with("postgres://") || entry.url.starts_with("postgresql://");
     if !is_postgres || ForeignOutbox::open(&entry.url, mapping.clone()).is_err() {
-        return Err("url: must look like postgres://user:password@host:5432/database".into());
+        return Err(problem("url", "must look like postgres://user:password@host:5432/database"));
     }
     let period = match entry.every.as_deref().map(parse_duration) {
         None => Duration::from_secs(5),
         Some(Some(every)) if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&every) => every,
-        Some(_) => return Err("every: must be a duration from 100ms to 60s".into()),
+        Some(_) => return Err(problem("every", "must be a duration from 100ms to 60s")),
     };
     let config = SourceConfig { name: entry.name, url: DatabaseUrl(entry.url), mapping, sink: None, period };
     Ok(Source { config, sink: entry.sink })
 }
 
-fn mapping(entry: &Entry) -> Result<ForeignMapping, String> {
+fn mapping(entry: &SourceEntry) -> Result<ForeignMapping, Problem> {
     let default = ForeignMapping::default();
     let columns = ForeignColumns::default();
     let given = &entry.columns;
     let batch = entry.batch.unwrap_or(default.batch);
-    if !(1..=MOST_ROWS).contains(&batch) {
-        return Err(format!("batch: must be from 1 to {MOST_ROWS}, is {batch}"));
+    if !(1..=MAX_BATCH).contains(&batch) {
+        return Err(problem("batch", format!("must be from 1 to {MAX_BATCH}, is {batch}")));
     }
     let order_by = entry.order_by.iter().map(|column| identifier("order_by", Some(column), ""));
     Ok(ForeignMapping {
@@ -176,16 +177,16 @@ fn mapping(entry: &Entry) -> Result<ForeignMapping, String> {
     })
 }
 
-fn identifier(key: &str, given: Option<&String>, default: &str) -> Result<String, String> {
+fn identifier(key: &str, given: Option<&String>, default: &str) -> Result<String, Problem> {
     let name = given.map_or(default, |given| given.as_str());
-    if name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0') {
-        return Err(format!("{key}: must have 1 to {LONGEST_NAME} bytes"));
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
+        return Err(problem(key, format!("must have 1 to {MAX_NAME_BYTES} bytes")));
     }
     Ok(name.to_owned())
 }
 
-/// An empty name means that there is none.
-fn optional(key: &str, given: Option<&String>, default: Option<String>) -> Result<Option<String>, String> {
+/// Treats an empty name as none.
+fn optional(key: &str, given: Option<&String>, default: Option<String>) -> Result<Option<String>, Problem> {
     match given {
         None => Ok(default),
         Some(name) if name.is_empty() => Ok(None),
@@ -193,23 +194,23 @@ fn optional(key: &str, given: Option<&String>, default: Option<String>) -> Resul
     }
 }
 
-/// With its sink, which must be there.
+/// Adds the sink that the source names. Fails if there is no such sink.
 pub fn resolve<'a>(
-    source: &Source,
+    source: &Placed<Source>,
     mut sinks: impl Iterator<Item = (&'a str, &'a Target)>,
 ) -> Result<SourceConfig, ConfigError> {
-    let Some(name) = &source.sink else { return Ok(source.config.clone()) };
+    let Source { config, sink } = &source.value;
+    let Some(name) = sink else { return Ok(config.clone()) };
     match sinks.find(|(known, _)| known == name) {
-        Some((_, target)) => Ok(SourceConfig { sink: Some(target.clone()), ..source.config.clone() }),
-        None => Err(ConfigError(format!(
-            "[[outbox.source]] {:?}: sink: there is no [[sink]] named {name:?}",
-            source.config.name
-        ))),
+        Some((_, target)) => Ok(SourceConfig { sink: Some(target.clone()), ..config.clone() }),
+        None => {
+            Err(ConfigError(format!("{}: [[outbox.source]] sink: there is no [[sink]] named {name:?}", source.place)))
+        }
     }
 }
 
 impl Source {
-    /// For `faena config`: its name, and what it does, without passwords.
+    /// Returns the name and a description for `faena config`, without passwords.
     pub fn row(&self) -> (&str, String) {
         let to = self.sink.as_ref().map_or_else(|| "to jobs".to_owned(), |sink| format!("to sink {sink}"));
         let mapping = &self.config.mapping;
@@ -222,30 +223,34 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::File;
 
-    fn parse(text: &str) -> Result<Vec<Source>, String> {
-        let table: toml::Table = text.parse().expect("toml");
-        read(table["outbox"]["source"].clone(), "faena.toml").map_err(|error| error.to_string())
+    fn parse(text: &str) -> Result<Vec<Placed<Source>>, String> {
+        let file = File::new("faena.toml", text);
+        let (_, outbox) = file.sections().expect("valid TOML").remove(0);
+        let source = outbox.get_ref().get("source").expect("a source").clone();
+        let entries = Entry::list(&file, "outbox.source", source, MAX_SOURCES);
+        entries.and_then(|entries| read(&entries)).map_err(|error| error.to_string())
     }
 
     const TICKETS: &str = "[[outbox.source]]\nname = \"tickets\"\nurl = \"postgres://app:geheim@host/tickets\"\n";
 
     #[test]
-    fn a_source_is_called_as_the_application_calls_it() {
+    fn a_source_uses_the_table_and_column_names_of_the_application() {
         let sources = parse(&format!(
             "{TICKETS}table = \"Out\"\ncolumns = {{ id = \"key\", correlation_id = \"\" }}\nprocessed_table = \"\"\nlock = 7\nevery = \"1s\""
         ));
         let sources = sources.expect("good");
-        let mapping = &sources[0].config.mapping;
+        let mapping = &sources[0].value.config.mapping;
         assert_eq!((mapping.table.as_str(), mapping.lock, mapping.batch), ("Out", 7, 50));
         assert_eq!((mapping.columns.id.as_str(), mapping.columns.kind.as_str()), ("key", "Type"));
         assert_eq!((&mapping.columns.correlation_id, &mapping.processed_table), (&None, &None));
-        let shown = format!("{:?} {:?}", sources[0].row(), sources[0].config);
+        let shown = format!("{:?} {:?}", sources[0].value.row(), sources[0].value.config);
         assert!(shown.contains("app:***@host") && !shown.contains("geheim"), "{shown}");
     }
 
     #[test]
-    fn what_is_wrong_with_a_source_is_said_without_its_password() {
+    fn an_invalid_source_is_refused_without_showing_its_password() {
         for (text, error) in [
             ("[outbox.source]\nname = \"x\"".to_owned(), "must be written [[outbox.source]], with two brackets"),
             (TICKETS.replace("postgres:", "mysql:"), "url: must look like postgres://"),
@@ -254,10 +259,10 @@ mod tests {
             (format!("{TICKETS}table = \"\""), "table: must have 1 to 63 bytes"),
             (format!("{TICKETS}columns = {{ ident = \"x\" }}"), "unknown field `ident`"),
             (format!("{TICKETS}every = \"2h\""), "every: must be a duration from 100ms to 60s"),
-            (format!("{TICKETS}{TICKETS}"), "number 2: there is another source named \"tickets\""),
+            (format!("{TICKETS}{TICKETS}"), "line 5: [[outbox.source]] name: another source is named \"tickets\""),
             (
                 format!("{TICKETS}{}", TICKETS.replace("name = \"tickets\"", "name = \"other\"")),
-                "lock: the source \"tickets\" uses 42 in the same database",
+                "lock: source \"tickets\" uses 42 in the same database",
             ),
         ] {
             let found = parse(&text).err().expect("refused");
@@ -267,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn a_source_names_a_sink_that_is_there() {
+    fn a_source_with_an_unknown_sink_is_refused() {
         let sources = parse(&format!("{TICKETS}sink = \"bus\"")).expect("good");
         let error = resolve(&sources[0], std::iter::empty()).expect_err("refused").to_string();
-        assert_eq!(error, "[[outbox.source]] \"tickets\": sink: there is no [[sink]] named \"bus\"");
+        assert_eq!(error, "faena.toml, line 1: [[outbox.source]] sink: there is no [[sink]] named \"bus\"");
     }
 }

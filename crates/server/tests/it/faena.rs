@@ -86,8 +86,8 @@ impl Faena {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("the server ended with {status}:\n{log}");
             }
-            let address = log.split("listens on http://").nth(1)?;
-            Some(format!("http://{}", &address[..address.find(',')?]))
+            let address = log.split("url=http://").nth(1)?;
+            Some(format!("http://{}", &address[..address.find(' ')?]))
         })
         .await;
     }

@@ -21,6 +21,7 @@ mod nodes;
 mod outage;
 mod pools;
 mod postgres;
+mod reference;
 mod pages;
 mod schedules;
 mod start;

@@ -1,0 +1,80 @@
+//! The reference of the configuration, from the table of keys.
+
+use std::fmt::Write;
+
+use super::{cell, generated};
+use crate::config::{KEYS, Key, Kind, sections};
+
+pub fn render() -> String {
+    let mut text = String::from("# Configuration\n\n");
+    text.push_str(&generated("configuration"));
+    text.push_str(
+        "\nFaena needs no configuration to start.\n\
+         A value comes from the first of these that sets it: a flag, the environment, `faena.toml`, the default.\n\
+         `faena config` shows each effective value and its source.\n\
+         An invalid value or an unknown key stops the start with exit code 2 and names the line.\n\n\
+         ```toml\n\
+         # faena.toml\n\
+         [server]\n\
+         port = 8080\n\n\
+         [worker]\n\
+         concurrency = 20\n\
+         ```\n\n\
+         Durations are written `500ms`, `30s`, `5m`, `12h` or `7d`.\n\
+         Variables that Kubernetes sets for a service named `faena` are ignored.\n",
+    );
+    let mut section = "";
+    for key in KEYS {
+        let current = key.path.split_once('.').map_or(key.path, |(section, _)| section);
+        if current != section {
+            section = current;
+            let _ = write!(
+                text,
+                "\n## [{section}]\n| Key | Environment | Default | Values | Description |\n|---|---|---|---|---|\n"
+            );
+        }
+        let _ = writeln!(
+            text,
+            "| `{}` | `{}` | {} | {} | {} |",
+            key.path,
+            key.env,
+            default(key),
+            cell(&values(key.kind)),
+            cell(key.doc)
+        );
+    }
+    text.push_str("\n## Sections that can be repeated\nEach line shows a key with an example or its default.\n");
+    for (name, example) in sections() {
+        let example: String = example.trim().lines().map(|line| format!("{}\n", uncommented(line))).collect();
+        let _ = write!(text, "\n### [[{name}]]\n```toml\n{example}```\n");
+    }
+    text
+}
+
+/// Turns `#key = 1` into `key = 1` and keeps `# a comment`.
+fn uncommented(line: &str) -> &str {
+    match line.strip_prefix('#') {
+        Some(rest) if !rest.starts_with(' ') => rest,
+        _ => line,
+    }
+}
+
+fn default(key: &Key) -> String {
+    if key.default.is_empty() { "empty".into() } else { format!("`{}`", key.default) }
+}
+
+fn values(kind: Kind) -> String {
+    match kind {
+        Kind::Text => "text".into(),
+        Kind::Secret => "URL".into(),
+        Kind::Number { min, max } => format!("{min} to {max}"),
+        Kind::Limit { max } => format!("1 to {max}, or `none`"),
+        Kind::Duration => "duration".into(),
+        Kind::Flag => "`true`, `false`".into(),
+        Kind::Choice(choices) => choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", "),
+        Kind::Roles => "`api`, `engine`, `worker`".into(),
+        Kind::Networks => "networks such as `10.0.0.0/8`, separated by commas".into(),
+        Kind::Names => "names, separated by commas".into(),
+        Kind::Secrets => "secrets, separated by commas".into(),
+    }
+}
