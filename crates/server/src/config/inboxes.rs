@@ -225,7 +225,7 @@ mod tests {
         for (text, error) in [
             ("[inbox]\nname = \"x\"".to_owned(), "must be written [[inbox]], with two brackets"),
             (ORDERS.into(), "queue: is missing"),
-            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "line 6: [[inbox]] bind: needs `exchange`"),
+            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "line 7: [[inbox]] bind: needs `exchange`"),
             (format!("{ORDERS}queue = \"q\"\nstream = \"a\""), "stream: is for kind nats"),
             (format!("{ORDERS}queue = \"q\"\nprefetch = 0"), "prefetch: must be from 1 to 10000, is 0"),
             (ORDERS.replace("amqp:", "nats:") + "queue = \"q\"", "url: must begin with amqp:// or amqps://"),

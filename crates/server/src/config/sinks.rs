@@ -371,7 +371,7 @@ mod tests {
             (format!("{bus}{url}types = [\"\"]"), "types: must name"),
             (format!("{bus}{url}on_rejected = \"panic\""), "unknown variant `panic`"),
             (format!("{bus}{url}colour = 1"), "unknown field `colour`"),
-            (format!("{bus}{url}{bus}{url}"), "line 5: [[sink]] name: another sink is named \"bus\""),
+            (format!("{bus}{url}{bus}{url}"), "line 6: [[sink]] name: another sink is named \"bus\""),
             ("[[sink]]\nname = \"a b\"\nkind = \"file\"\npath = \"x\"".into(), "name: must have"),
             ("[[sink]]\nname = \"a\"\nkind = \"kafka\"".into(), "unknown variant `kafka`"),
             ("[[sink]]\nname = \"a\"\nkind = \"file\"".into(), "path: is missing"),
