@@ -125,9 +125,9 @@ pub trait Hand: Sized + Send {
 
 /// Gives up after a while, and says what it waited for.
 pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE / 4, future).await {
+    match tokio::time::timeout(PATIENCE, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {:?} in vain: {what}", PATIENCE / 4),
+        Err(_) => panic!("waited {PATIENCE:?} in vain: {what}"),
     }
 }
 
