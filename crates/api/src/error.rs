@@ -1,4 +1,4 @@
-//! The only table from errors to status and code.
+//! Turns errors into responses. This is the only table from errors to codes; a code determines its HTTP status.
 
 use axum::{
     Json,
@@ -8,68 +8,80 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use faena_domain::FieldError;
+use faena_domain::{ErrorCode, FieldError, parse::ParseError};
 use faena_engine::workers::Refusal;
 use faena_store::StoreError;
 use faena_wire::{ErrorBody, ErrorInfo};
 
+pub type ApiResult<T> = Result<T, ApiError>;
+
+/// Error as the caller sees it. It carries no internals: those are logged.
 #[derive(Debug)]
 pub struct ApiError {
-    pub status: StatusCode,
-    pub code: &'static str,
+    pub code: ErrorCode,
     pub message: String,
+    /// Every bad field, or the id of the job that a conflict is about.
     pub details: Vec<FieldError>,
 }
 
 impl ApiError {
-    pub fn invalid(details: Vec<FieldError>) -> ApiError {
-        let message = match details.as_slice() {
-            [one] => format!("{}: {}", one.path, one.message),
-            many => format!("{} fields are not valid", many.len()),
-        };
-        ApiError { status: StatusCode::BAD_REQUEST, code: "VALIDATION_ERROR", message, details }
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
+        ApiError { code, message: message.into(), details: Vec::new() }
     }
 
-    pub fn too_large(limit: usize) -> ApiError {
-        ApiError {
-            status: StatusCode::PAYLOAD_TOO_LARGE,
-            code: "PAYLOAD_TOO_LARGE",
-            message: format!("the body is larger than {limit} bytes"),
-            details: Vec::new(),
-        }
+    /// Reports fields that are not valid.
+    pub fn invalid(details: Vec<FieldError>) -> ApiError {
+        let message = match details.as_slice() {
+            [error] => error.to_string(),
+            errors => format!("{} fields are not valid", errors.len()),
+        };
+        ApiError { details, ..ApiError::new(ErrorCode::ValidationError, message) }
+    }
+
+    /// Reports one field that is not valid.
+    pub fn invalid_field(path: &str, message: impl Into<String>) -> ApiError {
+        ApiError::invalid(vec![FieldError::new(path, message)])
+    }
+
+    pub fn too_large(max_bytes: usize) -> ApiError {
+        ApiError::new(ErrorCode::PayloadTooLarge, format!("the body is larger than {max_bytes} bytes"))
     }
 
     pub fn not_found(message: impl Into<String>) -> ApiError {
-        ApiError { status: StatusCode::NOT_FOUND, code: "NOT_FOUND", message: message.into(), details: Vec::new() }
+        ApiError::new(ErrorCode::NotFound, message)
+    }
+
+    pub fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+}
+
+impl From<ParseError> for ApiError {
+    fn from(error: ParseError) -> ApiError {
+        match error {
+            ParseError::TooLarge { max_bytes } => ApiError::too_large(max_bytes),
+            ParseError::Invalid(errors) => ApiError::invalid(errors),
+        }
     }
 }
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         let message = error.to_string();
-        let plain = |status, code| ApiError { status, code, message: message.clone(), details: Vec::new() };
         match error {
-            StoreError::NotFound(_) => plain(StatusCode::NOT_FOUND, "NOT_FOUND"),
-            StoreError::InvalidTransition { .. } => plain(StatusCode::CONFLICT, "INVALID_TRANSITION"),
+            StoreError::NotFound(_) => ApiError::not_found(message),
+            StoreError::InvalidTransition { .. } => ApiError::new(ErrorCode::InvalidTransition, message),
             StoreError::Conflict { holder, .. } => {
                 let details = holder.map(|id| FieldError::new("id", id.to_string())).into_iter().collect();
-                ApiError { details, ..plain(StatusCode::CONFLICT, "CONFLICT") }
+                ApiError { details, ..ApiError::new(ErrorCode::Conflict, message) }
             }
-            StoreError::Invalid(faults) => ApiError::invalid(faults),
-            StoreError::Unavailable(_) | StoreError::Contended(_) => ApiError {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                code: "UNAVAILABLE",
-                message: "the database is not available at the moment; try again".into(),
-                details: Vec::new(),
-            },
+            StoreError::Invalid(errors) => ApiError::invalid(errors),
+            StoreError::Unavailable(_) | StoreError::Contended(_) => {
+                ApiError::new(ErrorCode::Unavailable, "the database is not available; try again")
+            }
             StoreError::Setup(_) | StoreError::Broken(_) => {
-                tracing::error!(error = message, "a request failed");
-                ApiError {
-                    status: StatusCode::INTERNAL_SERVER_ERROR,
-                    code: "INTERNAL_ERROR",
-                    message: "something went wrong; the server's log says what, under this request id".into(),
-                    details: Vec::new(),
-                }
+                tracing::error!(error = message, "request failed");
+                ApiError::new(ErrorCode::InternalError, "internal error; search the server's log for this request id")
             }
         }
     }
@@ -77,33 +89,27 @@ impl From<StoreError> for ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
-        let status = match refusal.code {
-            "NOT_FOUND" => StatusCode::NOT_FOUND,
-            "VALIDATION_ERROR" => StatusCode::BAD_REQUEST,
-            "PAYLOAD_TOO_LARGE" => StatusCode::PAYLOAD_TOO_LARGE,
-            "UNAVAILABLE" => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::CONFLICT,
-        };
-        ApiError { status, code: refusal.code, message: refusal.message, details: Vec::new() }
+        ApiError::new(refusal.code, refusal.message)
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let status = self.status();
         let body = ErrorBody {
             error: ErrorInfo {
-                code: self.code.into(),
+                code: self.code.as_str().into(),
                 message: self.message,
                 details: self.details,
                 request_id: crate::frame::request_id(),
             },
         };
-        let mut response = (self.status, Json(body)).into_response();
-        if self.status == StatusCode::PAYLOAD_TOO_LARGE {
-            // The rest of the body is not read, so nothing can follow it on this connection.
+        let mut response = (status, Json(body)).into_response();
+        if status == StatusCode::PAYLOAD_TOO_LARGE {
+            // The rest of the body stays unread, so the connection cannot carry another request.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -111,14 +117,9 @@ impl IntoResponse for ApiError {
 }
 
 pub async fn not_found(uri: Uri) -> ApiError {
-    ApiError::not_found(format!("there is nothing at {}", uri.path()))
+    ApiError::not_found(format!("no resource at \"{}\"", uri.path()))
 }
 
 pub async fn method_not_allowed() -> ApiError {
-    ApiError {
-        status: StatusCode::METHOD_NOT_ALLOWED,
-        code: "METHOD_NOT_ALLOWED",
-        message: "this method is not known here".into(),
-        details: Vec::new(),
-    }
+    ApiError::new(ErrorCode::MethodNotAllowed, "this resource does not accept this method")
 }

@@ -7,20 +7,19 @@ use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+
+use faena_domain::ErrorCode;
 
 use crate::{Api, ApiError};
 
 pub async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
     match refusal(request.headers(), api.loopback_only) {
         None => next.run(request).await,
-        Some(message) => {
-            ApiError { status: StatusCode::FORBIDDEN, code: "FORBIDDEN", message: message.into(), details: Vec::new() }
-                .into_response()
-        }
+        Some(message) => ApiError::new(ErrorCode::Forbidden, message).into_response(),
     }
 }
 

@@ -1,12 +1,12 @@
 //! REST and the doors for workers: decode, call, encode. The router is the table of contents.
 
 mod error;
-mod fields;
 mod frame;
 mod grpc;
 mod guard;
 mod health;
 mod metrics;
+mod request;
 mod rest;
 mod watch;
 mod workers;
@@ -17,12 +17,11 @@ use axum::{
     Router,
     routing::{get, post},
 };
-use faena_domain::{JobLimits, JobView};
+use faena_domain::{JobView, parse::JobParser};
 use faena_engine::Engine;
 use tokio_util::sync::CancellationToken;
 
-pub use error::ApiError;
-pub use rest::submit::job_reader;
+pub use error::{ApiError, ApiResult};
 
 /// What handlers work with. Behind one reference: it is handed on several times per request.
 #[derive(Clone)]
@@ -30,10 +29,6 @@ pub struct Api(Arc<Parts>);
 
 pub struct Parts {
     pub engine: Arc<Engine>,
-    pub limits: JobLimits,
-    /// The largest body that is read, and the largest of a batch.
-    pub body_bytes: usize,
-    pub batch_bytes: usize,
     /// Only this machine may call, so it has to be called by a name of this machine.
     pub loopback_only: bool,
     /// Streams end when this is cancelled.
@@ -47,6 +42,10 @@ impl Api {
 }
 
 impl Parts {
+    pub(crate) fn parser(&self) -> &JobParser {
+        &self.engine.job_parser
+    }
+
     /// The job as it is shown: with the limit that holds for it when it names none.
     pub fn shown(&self, mut job: JobView) -> JobView {
         let default_ms = u64::try_from(self.engine.config.processing_timeout.as_millis()).unwrap_or(u64::MAX);

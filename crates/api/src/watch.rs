@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_domain::{FieldError, JobId, Timestamp};
+use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
 use faena_engine::live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told};
 use faena_store::EventPosition;
 
@@ -80,33 +80,31 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> ApiError {
         match refused {
             Refused::Store(error) => error.into(),
-            Refused::Full => ApiError {
-                status: axum::http::StatusCode::SERVICE_UNAVAILABLE,
-                code: "UNAVAILABLE",
-                message: format!("{SUBSCRIBERS} watch at this server already; try another node, or later"),
-                details: Vec::new(),
-            },
+            Refused::Full => {
+                let message = format!("this node already has {SUBSCRIBERS} subscribers; use another node or try later");
+                ApiError::new(ErrorCode::Unavailable, message)
+            }
         }
     }
 }
 
 fn read(ask: Ask) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError>> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let mut check = |name: &str, text: &str| {
         if text.is_empty() || text.len() > MAX_TEXT || text.contains(char::is_control) {
-            faults.push(FieldError::new(name, format!("must have 1 to {MAX_TEXT} bytes and no control characters")));
+            errors.push(FieldError::new(name, format!("must have 1 to {MAX_TEXT} bytes and no control characters")));
         }
     };
     ask.types.iter().for_each(|kind| check("types", kind));
     ask.queue.iter().for_each(|queue| check("queue", queue));
     ask.correlation_id.iter().for_each(|id| check("correlationId", id));
     if ask.types.len() > MAX_TYPES {
-        faults.push(FieldError::new("types", format!("must be at most {MAX_TYPES}; * stands for anything: job.*")));
+        errors.push(FieldError::new("types", format!("must be at most {MAX_TYPES}; * stands for anything: job.*")));
     }
     let job = ask.job_id.and_then(|text| {
         let id = text.parse::<JobId>().ok();
         if id.is_none() {
-            faults.push(FieldError::new("jobId", "must be the id of a job"));
+            errors.push(FieldError::new("jobId", "must be the id of a job"));
         }
         id
     });
@@ -115,10 +113,10 @@ fn read(ask: Ask) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError
         if place.is_none() {
             let message =
                 "must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept";
-            faults.push(FieldError::new(name, message));
+            errors.push(FieldError::new(name, message));
         }
         place
     });
     let filter = EventFilter { types: ask.types, queue: ask.queue, correlation_id: ask.correlation_id, job };
-    if faults.is_empty() { Ok((filter, from)) } else { Err(faults) }
+    if errors.is_empty() { Ok((filter, from)) } else { Err(errors) }
 }

@@ -1,5 +1,7 @@
 //! A job as it is handed in, and as it is shown.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -88,11 +90,26 @@ impl FieldError {
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> FieldError {
         FieldError { path: path.into(), message: message.into() }
     }
+
+    /// Joins several errors into one line, separated by semicolons.
+    pub fn join(errors: &[FieldError]) -> String {
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
 }
 
-/// What an installation allows.
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.message)
+    }
+}
+
+/// Limits on what callers may submit.
 #[derive(Clone, Debug)]
 pub struct JobLimits {
+    /// Largest body of one job or of another request.
+    pub max_body_bytes: usize,
+    /// Largest body of a batch.
+    pub max_batch_bytes: usize,
     pub max_retries: u32,
     pub max_batch: usize,
     pub max_depends_on: usize,
@@ -101,7 +118,14 @@ pub struct JobLimits {
 
 impl Default for JobLimits {
     fn default() -> Self {
-        JobLimits { max_retries: 10, max_batch: 10_000, max_depends_on: 1_000, max_tags: 32 }
+        JobLimits {
+            max_body_bytes: 1 << 20,
+            max_batch_bytes: 16 << 20,
+            max_retries: 10,
+            max_batch: 10_000,
+            max_depends_on: 1_000,
+            max_tags: 32,
+        }
     }
 }
 

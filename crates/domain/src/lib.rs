@@ -3,13 +3,16 @@
 //! Everything here is pure: no I/O, no clock (a time is handed in), no database. The other crates move things; this one says
 //! what may be moved where.
 
+mod address;
 mod audit;
 mod cloud_event;
+mod error_code;
 mod event;
 mod ids;
 mod job;
 pub mod job_state;
 mod log;
+pub mod parse;
 mod priority;
 mod retry;
 mod rules;
@@ -21,8 +24,10 @@ mod why;
 mod worker;
 pub mod worker_state;
 
+pub use address::{AddressError, AddressRule};
 pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
+pub use error_code::{ErrorCode, UnknownErrorCode};
 pub use event::{Event, EventKind};
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{

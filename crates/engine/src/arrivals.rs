@@ -1,46 +1,11 @@
 //! What comes from outside and becomes a job: how it is read, stored once, and how often one tries where something is unusable.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use faena_domain::{FieldError, NewJob, Timestamp};
 use faena_store::{Store, StoreError};
 
 use crate::{Bus, config::ms};
-
-/// Reads a job as `POST /api/v1/jobs` does: the same fields, the same rules.
-#[derive(Clone)]
-pub struct JobReader(Arc<Read>);
-
-type Read = dyn Fn(&str) -> Result<NewJob, Vec<FieldError>> + Send + Sync;
-
-impl JobReader {
-    pub fn new(read: impl Fn(&str) -> Result<NewJob, Vec<FieldError>> + Send + Sync + 'static) -> JobReader {
-        JobReader(Arc::new(read))
-    }
-
-    /// Or all that is wrong with it, in one line.
-    pub(crate) fn read(&self, body: &str) -> Result<NewJob, String> {
-        (self.0)(body).map_err(|faults| told(&faults))
-    }
-}
-
-impl Default for JobReader {
-    /// Nobody has said how: every job is refused.
-    fn default() -> Self {
-        JobReader::new(|_| Err(vec![FieldError::new("body", "this server does not read jobs from outside")]))
-    }
-}
-
-impl fmt::Debug for JobReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JobReader")
-    }
-}
-
-fn told(faults: &[FieldError]) -> String {
-    let lines: Vec<String> = faults.iter().map(|fault| format!("{}: {}", fault.path, fault.message)).collect();
-    lines.join("; ")
-}
 
 /// What became of a message that makes a job.
 #[derive(Debug)]
@@ -71,7 +36,7 @@ pub(crate) async fn arrive(
             Arrival::Stored
         }
         Ok(None) => Arrival::Known,
-        Err(StoreError::Invalid(faults)) => Arrival::Refused(told(&faults)),
+        Err(StoreError::Invalid(faults)) => Arrival::Refused(FieldError::join(&faults)),
         Err(
             refusal @ (StoreError::Conflict { .. } | StoreError::NotFound(_) | StoreError::InvalidTransition { .. }),
         ) => Arrival::Refused(refusal.to_string()),

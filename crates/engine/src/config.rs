@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use faena_domain::JobLimits;
 use faena_store::{Configured, GracePeriods, Retention};
 use ipnet::IpNet;
 
-use crate::{InboxConfig, JobReader, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
+use crate::{InboxConfig, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -34,6 +35,8 @@ pub struct EngineConfig {
     pub no_handler_timeout: Duration,
     /// How often whatever has no nearer due time is looked at.
     pub guardian_interval: Duration,
+    /// Limits on the jobs that callers, sources and inboxes submit.
+    pub job_limits: JobLimits,
     pub retention: Retention,
     /// What the configuration says about queues and limits, wherever nothing else was said at run time.
     pub rules: Configured,
@@ -48,10 +51,9 @@ pub struct EngineConfig {
     pub webhooks: WebhookConfig,
     /// Where events go.
     pub outbox: OutboxConfig,
-    /// Outboxes of applications, and queues of brokers, from which jobs come; and how those are read.
+    /// Outboxes of applications and queues of brokers from which jobs come.
     pub sources: Vec<SourceConfig>,
     pub inboxes: Vec<InboxConfig>,
-    pub job_reader: JobReader,
     pub shell_allowed: bool,
     /// The largest answer that `http.request` keeps.
     pub http_answer_bytes: usize,
@@ -108,7 +110,7 @@ impl Default for EngineConfig {
             outbox: OutboxConfig::default(),
             sources: Vec::new(),
             inboxes: Vec::new(),
-            job_reader: JobReader::default(),
+            job_limits: JobLimits::default(),
             shell_allowed: false,
             http_answer_bytes: 256 << 10,
             shell_output_bytes: 64 << 10,

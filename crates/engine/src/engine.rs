@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WorkerId};
+use faena_domain::{AddressRule, JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WorkerId, parse::JobParser};
 use faena_store::{CancelOutcome, NodeInfo, RunEnd, Signal, Store, StoreError, Submitted};
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::RwLock;
@@ -17,7 +17,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     Beats, Bus, EngineConfig, Round,
-    address::AddressRule,
     builtin::{self, BuiltIn, HttpCaller, Worker},
     bulk,
     config::ms,
@@ -79,6 +78,8 @@ pub struct Engine {
     pub inboxes: Vec<Arc<Inbox>>,
     /// Whoever watches what happens.
     pub live: Arc<Live>,
+    /// Parser of the jobs that callers, sources and inboxes submit.
+    pub job_parser: JobParser,
     /// How many runs end per minute.
     pub throughput: Throughput,
     /// Loops that bring in new work end first, those that report last.
@@ -197,11 +198,12 @@ impl Engine {
         let pools = Pools::new(&config.pools);
         let rule = AddressRule::new(&config.allowed_networks);
         let outbox = Outbox::new(&config.outbox, &rule, &outgoing.stop);
-        let reader = &config.job_reader;
-        let sources = config.sources.iter().map(|source| Source::new(source, &rule, reader.clone()).map(Arc::new));
+        let job_parser = JobParser { limits: config.job_limits.clone(), addresses: rule.clone() };
+        let sources = config.sources.iter().map(|source| Source::new(source, job_parser.clone()).map(Arc::new));
         let sources = sources.collect::<Result<Vec<_>, _>>()?;
         let inboxes = config.inboxes.iter();
-        let inboxes = inboxes.map(|inbox| Arc::new(Inbox::new(inbox, reader.clone(), intake.stop.clone()))).collect();
+        let inboxes =
+            inboxes.map(|inbox| Arc::new(Inbox::new(inbox, job_parser.clone(), intake.stop.clone()))).collect();
         let webhooks = Arc::new(Webhooks::new(config.webhooks.clone(), rule));
         let live = Arc::new(Live::new(store.clone()));
         Ok(Engine {
@@ -233,6 +235,7 @@ impl Engine {
             sources,
             inboxes,
             live,
+            job_parser,
             throughput: Throughput::default(),
             lease_history: nodes::LeaseHistory::default(),
             actions: guardian::ActionCounts::default(),

@@ -17,7 +17,7 @@ use faena_brokers::{
     nats::{NatsConsumer, NatsConsumerOptions},
     rabbitmq::{RabbitMqConsumer, RabbitMqConsumerOptions},
 };
-use faena_domain::{NewJob, Priority, Timestamp};
+use faena_domain::{NewJob, Priority, Timestamp, parse::JobParser};
 use faena_store::{Store, StoreError};
 use futures_util::{FutureExt, StreamExt, stream};
 use serde::Serialize;
@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, Round,
-    arrivals::{Arrival, JobReader, Trouble, arrive},
+    arrivals::{Arrival, Trouble, arrive},
 };
 
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub struct Inbox {
     /// Messages that wait for the database of jobs.
     pub in_hand: AtomicU64,
     config: InboxConfig,
-    reader: JobReader,
+    parser: JobParser,
     stop: CancellationToken,
     state: Mutex<State>,
 }
@@ -103,7 +103,7 @@ struct Body<'a> {
 }
 
 impl Inbox {
-    pub fn new(config: &InboxConfig, reader: JobReader, stop: CancellationToken) -> Inbox {
+    pub fn new(config: &InboxConfig, parser: JobParser, stop: CancellationToken) -> Inbox {
         Inbox {
             name: format!("inbox:{}", config.name),
             nudge: Arc::new(Notify::new()),
@@ -111,7 +111,7 @@ impl Inbox {
             known: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             in_hand: AtomicU64::new(0),
-            reader,
+            parser,
             stop,
             state: Mutex::new(State {
                 consumer: config.broker.open(),
@@ -237,7 +237,7 @@ impl Inbox {
             correlation_id: message.correlation_id.as_deref().filter(|id| !id.is_empty()),
         };
         let body = serde_json::to_string(&body).map_err(|error| error.to_string())?;
-        let mut job = self.reader.read(&body)?;
+        let mut job = self.parser.parse(body.as_bytes()).map_err(|error| error.to_string())?;
         job.options.traceparent = message.traceparent.clone().filter(|trace| trace.len() <= 100);
         Ok(job)
     }

@@ -36,7 +36,6 @@ mod why;
 pub mod trace;
 mod engine;
 
-pub use arrivals::JobReader;
 pub use beats::{Beat, Beats};
 pub use bus::Bus;
 pub use config::{EngineConfig, Roles};

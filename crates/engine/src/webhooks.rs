@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use faena_domain::{NodeId, Timestamp};
+use faena_domain::{AddressRule, NodeId, Timestamp};
 use faena_store::{Delivery, Store, StoreError, WebhookNext, WebhookResult, WebhookTakeRequest, host_of};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ use tokio::sync::Notify;
 
 use crate::{
     Round,
-    address::{AddressRule, GuardedResolver, REFUSED, describe},
+    address::{GuardedResolver, describe, is_forbidden},
     breaker::{Breaker, BreakerRule, BreakerState},
     config::ms,
     driver::panic_text,
@@ -119,7 +119,7 @@ struct Outcome {
 
 impl Outcome {
     fn failed(error: String) -> Outcome {
-        Outcome { status: None, hopeless: error.contains(REFUSED), error: Some(error), answer: None, retry_after: None }
+        Outcome { status: None, hopeless: false, error: Some(error), answer: None, retry_after: None }
     }
 
     fn refused(error: String) -> Outcome {
@@ -287,11 +287,12 @@ impl Webhooks {
             Err(error) => return Outcome::refused(format!("the URL is not valid: {error}")),
         };
         if let Err(error) = self.rule.check_url(&url) {
-            return Outcome::refused(error);
+            return Outcome::refused(error.to_string());
         }
         let call = self.client.post(url).headers(self.headers(delivery, now)).body(delivery.body.clone());
         let mut answer = match call.send().await {
             Ok(answer) => answer,
+            Err(error) if is_forbidden(&error) => return Outcome::refused(describe(error)),
             Err(error) => return Outcome::failed(describe(error)),
         };
         let status = answer.status();

@@ -18,10 +18,9 @@ mod sources;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use faena_domain::{JobLimits, Limit, QueueRule, Scope, parse_duration};
+use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
     EngineConfig, InboxConfig, OutboxConfig, PoolConfig, Roles, SinkConfig, SourceConfig, Target, WebhookConfig,
-    address::AddressRule,
 };
 use faena_store::{Configured, Retention, StoreOptions};
 use ipnet::IpNet;
@@ -275,11 +274,7 @@ impl Config {
             },
             sources: self.sources().expect("checked when it was loaded"),
             inboxes: values(&self.inboxes),
-            job_reader: faena_api::job_reader(
-                self.limits(),
-                AddressRule::new(&self.allowed_networks()),
-                self.body_bytes().0,
-            ),
+            job_limits: self.job_limits(),
             shell_allowed: self.text("worker.shell") == "true",
             http_answer_bytes: self.size("worker.http_answer_bytes"),
             shell_output_bytes: self.size("worker.shell_output_bytes"),
@@ -314,8 +309,10 @@ impl Config {
         configured
     }
 
-    pub fn limits(&self) -> JobLimits {
+    pub fn job_limits(&self) -> JobLimits {
         JobLimits {
+            max_body_bytes: self.size("server.body_bytes"),
+            max_batch_bytes: self.size("server.batch_bytes"),
             max_retries: u32::try_from(self.number("limits.max_retries")).unwrap_or(10),
             ..JobLimits::default()
         }
@@ -323,10 +320,6 @@ impl Config {
 
     pub fn port(&self) -> u16 {
         u16::try_from(self.number("server.port")).expect("bounded by its key")
-    }
-
-    pub fn body_bytes(&self) -> (usize, usize) {
-        (self.size("server.body_bytes"), self.size("server.batch_bytes"))
     }
 }
 

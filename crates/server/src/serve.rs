@@ -40,15 +40,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let mut stop = Stop::new()?;
     let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;
     let closing = CancellationToken::new();
-    let (body_bytes, batch_bytes) = config.body_bytes();
-    let api = Api::new(Parts {
-        engine: engine.clone(),
-        limits: config.limits(),
-        body_bytes,
-        batch_bytes,
-        loopback_only: !insecure,
-        closing: closing.clone(),
-    });
+    let api = Api::new(Parts { engine: engine.clone(), loopback_only: !insecure, closing: closing.clone() });
     let server = match listener {
         Some(listener) => {
             let address = listener.local_addr().context("the listening address")?;

@@ -20,20 +20,21 @@ use tonic::{Request, Response, Status};
 use crate::{
     Api, ApiError,
     frame::actor,
+    request::parse_job_id,
     rest::{
         events::follow,
-        jobs::{parse_id, submit_batch, submit_one},
+        jobs::{submit_batch, submit_one},
         list::find,
     },
 };
 
 pub struct Jobs(pub Api);
 
-type Answer<T> = Result<Response<T>, Status>;
+type GrpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl JobService for Jobs {
-    async fn create(&self, request: Request<CreateJobRequest>) -> Answer<CreateJobResponse> {
+    async fn create(&self, request: Request<CreateJobRequest>) -> GrpcResult<CreateJobResponse> {
         let (metadata, _, message) = request.into_parts();
         let body = Bytes::from(json(message.job.unwrap_or_default()));
         let headers: HeaderMap = metadata.into_headers();
@@ -47,21 +48,21 @@ impl JobService for Jobs {
         }))
     }
 
-    async fn create_batch(&self, request: Request<CreateJobsRequest>) -> Answer<CreateJobsResponse> {
+    async fn create_batch(&self, request: Request<CreateJobsRequest>) -> GrpcResult<CreateJobsResponse> {
         let jobs: Vec<String> = request.into_inner().jobs.into_iter().map(json).collect();
         let body = Bytes::from(format!("{{\"jobs\":[{}]}}", jobs.join(",")));
         let ids = submit_batch(&self.0, &body).await?;
         Ok(Response::new(CreateJobsResponse { ids: ids.into_iter().map(|id| id.to_string()).collect() }))
     }
 
-    async fn get(&self, request: Request<JobRequest>) -> Answer<Job> {
-        let id = parse_id(&request.into_inner().id)?;
+    async fn get(&self, request: Request<JobRequest>) -> GrpcResult<Job> {
+        let id = parse_job_id(&request.into_inner().id)?;
         let job = self.0.engine.store.job_get(id).await.map_err(ApiError::from)?;
         let job = job.ok_or_else(|| ApiError::from(StoreError::NotFound(id)))?;
         Ok(Response::new(message(self.0.shown(job))))
     }
 
-    async fn list(&self, request: Request<ListJobsRequest>) -> Answer<ListJobsResponse> {
+    async fn list(&self, request: Request<ListJobsRequest>) -> GrpcResult<ListJobsResponse> {
         let query = query(request.into_inner());
         let (_, found) = find(&self.0, &query).await?;
         Ok(Response::new(ListJobsResponse {
@@ -71,8 +72,8 @@ impl JobService for Jobs {
         }))
     }
 
-    async fn cancel(&self, request: Request<JobRequest>) -> Answer<ChangedResponse> {
-        let id = parse_id(&request.into_inner().id)?;
+    async fn cancel(&self, request: Request<JobRequest>) -> GrpcResult<ChangedResponse> {
+        let id = parse_job_id(&request.into_inner().id)?;
         let answer = self
             .0
             .engine
@@ -86,8 +87,8 @@ impl JobService for Jobs {
         Ok(Response::new(ChangedResponse { id: id.to_string(), status: state.to_string(), cancel_requested }))
     }
 
-    async fn retry(&self, request: Request<JobRequest>) -> Answer<ChangedResponse> {
-        let id = parse_id(&request.into_inner().id)?;
+    async fn retry(&self, request: Request<JobRequest>) -> GrpcResult<ChangedResponse> {
+        let id = parse_job_id(&request.into_inner().id)?;
         let now = Timestamp::now();
         self.0.engine.store.job_retry(id, Some(&actor()), now).await.map_err(ApiError::from)?;
         self.0.engine.bus.changed(id, JobState::Pending, None, now);
@@ -95,16 +96,16 @@ impl JobService for Jobs {
         Ok(Response::new(ChangedResponse { id: id.to_string(), status, cancel_requested: false }))
     }
 
-    async fn delete(&self, request: Request<JobRequest>) -> Answer<DeleteJobResponse> {
-        let id = parse_id(&request.into_inner().id)?;
+    async fn delete(&self, request: Request<JobRequest>) -> GrpcResult<DeleteJobResponse> {
+        let id = parse_job_id(&request.into_inner().id)?;
         self.0.engine.store.job_delete(id, Some(&actor()), Timestamp::now()).await.map_err(ApiError::from)?;
         Ok(Response::new(DeleteJobResponse {}))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Job, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<JobRequest>) -> Answer<Self::WatchStream> {
-        let id = parse_id(&request.into_inner().id)?;
+    async fn watch(&self, request: Request<JobRequest>) -> GrpcResult<Self::WatchStream> {
+        let id = parse_job_id(&request.into_inner().id)?;
         let api = self.0.clone();
         let changes = api.engine.bus.subscribe();
         let first = api.engine.store.job_get(id).await.map_err(ApiError::from)?;

@@ -6,6 +6,7 @@ mod schedules;
 mod workers;
 
 use axum::Router;
+use faena_domain::ErrorCode;
 use faena_wire::v1::{
     DESCRIPTOR, event_service_server::EventServiceServer, job_service_server::JobServiceServer,
     schedule_service_server::ScheduleServiceServer, worker_service_server::WorkerServiceServer,
@@ -18,7 +19,7 @@ use crate::{Api, ApiError};
 const HARD_LIMIT: usize = 16 << 20;
 
 pub fn routes(api: &Api) -> Router<Api> {
-    let batch = api.batch_bytes.max(HARD_LIMIT);
+    let batch = api.parser().limits.max_batch_bytes.max(HARD_LIMIT);
     let jobs = JobServiceServer::new(jobs::Jobs(api.clone())).max_decoding_message_size(batch);
     let workers = WorkerServiceServer::new(workers::Workers(api.clone())).max_decoding_message_size(HARD_LIMIT);
     let schedules = ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(HARD_LIMIT);
@@ -53,21 +54,23 @@ pub fn routes(api: &Api) -> Router<Api> {
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Status {
         let code = match error.code {
-            "VALIDATION_ERROR" | "PAYLOAD_TOO_LARGE" => Code::InvalidArgument,
-            "NOT_FOUND" => Code::NotFound,
-            "UNAUTHORIZED" => Code::Unauthenticated,
-            "FORBIDDEN" => Code::PermissionDenied,
-            "CONFLICT" => Code::AlreadyExists,
-            "STALE_RUN" => Code::Aborted,
-            "INVALID_TRANSITION" => Code::FailedPrecondition,
-            "RATE_LIMITED" => Code::ResourceExhausted,
-            "UNAVAILABLE" => Code::Unavailable,
-            _ => Code::Internal,
+            ErrorCode::ValidationError | ErrorCode::PayloadTooLarge => Code::InvalidArgument,
+            ErrorCode::NotFound => Code::NotFound,
+            ErrorCode::Unauthorized => Code::Unauthenticated,
+            ErrorCode::Forbidden => Code::PermissionDenied,
+            ErrorCode::Conflict => Code::AlreadyExists,
+            ErrorCode::StaleRun => Code::Aborted,
+            ErrorCode::InvalidTransition => Code::FailedPrecondition,
+            ErrorCode::RateLimited => Code::ResourceExhausted,
+            ErrorCode::Unavailable => Code::Unavailable,
+            ErrorCode::RequestTimeout => Code::DeadlineExceeded,
+            ErrorCode::MethodNotAllowed => Code::Unimplemented,
+            ErrorCode::InternalError => Code::Internal,
         };
-        let faults: String = error.details.iter().map(|fault| format!("; {}: {}", fault.path, fault.message)).collect();
-        let text = if error.details.len() > 1 { format!("{}{faults}", error.message) } else { error.message };
+        let errors: String = error.details.iter().map(|fault| format!("; {}: {}", fault.path, fault.message)).collect();
+        let text = if error.details.len() > 1 { format!("{}{errors}", error.message) } else { error.message };
         let mut status = Status::new(code, text);
-        if let Ok(value) = MetadataValue::try_from(error.code) {
+        if let Ok(value) = MetadataValue::try_from(error.code.as_str()) {
             status.metadata_mut().insert("x-error-code", value);
         }
         status

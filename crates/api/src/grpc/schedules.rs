@@ -19,21 +19,21 @@ use crate::{Api, rest::schedules};
 
 pub struct Schedules(pub Api);
 
-type Answer<T> = Result<Response<T>, Status>;
+type GrpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl ScheduleService for Schedules {
-    async fn create(&self, request: Request<CreateScheduleRequest>) -> Answer<Schedule> {
+    async fn create(&self, request: Request<CreateScheduleRequest>) -> GrpcResult<Schedule> {
         let body = body(request.into_inner().schedule, Vec::new());
         let schedule = schedules::create_from(&self.0, &body).await?;
         Ok(Response::new(message(schedule.view())))
     }
 
-    async fn get(&self, request: Request<ScheduleRequest>) -> Answer<Schedule> {
+    async fn get(&self, request: Request<ScheduleRequest>) -> GrpcResult<Schedule> {
         Ok(Response::new(message(schedules::shown(&self.0, &request.into_inner().id).await?)))
     }
 
-    async fn list(&self, request: Request<ListSchedulesRequest>) -> Answer<ListSchedulesResponse> {
+    async fn list(&self, request: Request<ListSchedulesRequest>) -> GrpcResult<ListSchedulesResponse> {
         let ask = request.into_inner();
         let query = query([
             ("isActive", ask.is_active.map(|flag| flag.to_string())),
@@ -47,23 +47,23 @@ impl ScheduleService for Schedules {
         Ok(Response::new(ListSchedulesResponse { schedules, total: found.total }))
     }
 
-    async fn update(&self, request: Request<UpdateScheduleRequest>) -> Answer<Schedule> {
+    async fn update(&self, request: Request<UpdateScheduleRequest>) -> GrpcResult<Schedule> {
         let UpdateScheduleRequest { id, schedule, clear } = request.into_inner();
         let body = body(schedule, clear);
         Ok(Response::new(message(schedules::patch_from(&self.0, &id, body).await?)))
     }
 
-    async fn delete(&self, request: Request<ScheduleRequest>) -> Answer<DeleteScheduleResponse> {
+    async fn delete(&self, request: Request<ScheduleRequest>) -> GrpcResult<DeleteScheduleResponse> {
         schedules::remove(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(DeleteScheduleResponse {}))
     }
 
-    async fn trigger(&self, request: Request<ScheduleRequest>) -> Answer<TriggerScheduleResponse> {
+    async fn trigger(&self, request: Request<ScheduleRequest>) -> GrpcResult<TriggerScheduleResponse> {
         let job = schedules::run_now(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(TriggerScheduleResponse { job_id: job.to_string() }))
     }
 
-    async fn set_active(&self, request: Request<SetScheduleActiveRequest>) -> Answer<Schedule> {
+    async fn set_active(&self, request: Request<SetScheduleActiveRequest>) -> GrpcResult<Schedule> {
         let SetScheduleActiveRequest { id, is_active } = request.into_inner();
         let changed = match is_active {
             true => schedules::enabled(&self.0, &id).await?,
@@ -72,7 +72,7 @@ impl ScheduleService for Schedules {
         Ok(Response::new(message(changed)))
     }
 
-    async fn preview(&self, request: Request<PreviewScheduleRequest>) -> Answer<PreviewScheduleResponse> {
+    async fn preview(&self, request: Request<PreviewScheduleRequest>) -> GrpcResult<PreviewScheduleResponse> {
         let PreviewScheduleRequest { id, count } = request.into_inner();
         let found = schedules::coming(&self.0, &id, &query([("count", count.map(|n| n.to_string()))])).await?;
         Ok(Response::new(PreviewScheduleResponse {
@@ -82,7 +82,7 @@ impl ScheduleService for Schedules {
         }))
     }
 
-    async fn validate(&self, request: Request<CreateScheduleRequest>) -> Answer<ValidateScheduleResponse> {
+    async fn validate(&self, request: Request<CreateScheduleRequest>) -> GrpcResult<ValidateScheduleResponse> {
         let valid = schedules::validate_from(&self.0, &body(request.into_inner().schedule, Vec::new()))?;
         Ok(Response::new(ValidateScheduleResponse {
             explanation: valid.explanation,
@@ -91,7 +91,7 @@ impl ScheduleService for Schedules {
         }))
     }
 
-    async fn list_ticks(&self, request: Request<ListTicksRequest>) -> Answer<ListTicksResponse> {
+    async fn list_ticks(&self, request: Request<ListTicksRequest>) -> GrpcResult<ListTicksResponse> {
         let ListTicksRequest { id, before_ms, limit } = request.into_inner();
         let before = before_ms.map(|ms| Timestamp::from_ms(ms).to_string());
         let query = query([("before", before), ("limit", limit.map(|limit| limit.to_string()))]);

@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, time::Duration};
 
-use faena_domain::{Progress, Timestamp};
+use faena_domain::{ErrorCode, Progress, Timestamp};
 use faena_engine::workers::{Connection, Order, Refusal, Registration, ReportKind, Transport};
 use faena_wire::v1::{
     Ack, CancelOrder, Drain, Error, Heartbeat, JobDelivery, Register, Registered, Resume, ServerMessage, Step,
@@ -42,7 +42,7 @@ impl WorkerService for Workers {
         tokio::spawn(async move {
             match introduce(&api, &mut incoming, &sender).await {
                 Ok(connection) => {
-                    let limit = api.body_bytes;
+                    let limit = api.parser().limits.max_body_bytes;
                     session::serve(api, connection.worker, Messages { incoming, sender, limit }).await;
                 }
                 Err(status) => {
@@ -87,7 +87,7 @@ fn registration(told: Register) -> Result<Registration, Refusal> {
         jobs.collect::<Option<Vec<_>>>()
     });
     if holds == Some(None) {
-        return Err(Refusal::new("VALIDATION_ERROR", "holds: every job_id must be a UUID"));
+        return Err(Refusal::new(ErrorCode::ValidationError, "holds: every job_id must be a UUID"));
     }
     Ok(Registration {
         worker_id: told.worker_id,
@@ -132,7 +132,7 @@ impl Line for Messages {
 
     async fn refuse(&mut self, refusals: Vec<Refusal>) -> bool {
         for Refusal { code, message } in refusals {
-            if !send(&self.sender, Told::Error(Error { code: code.into(), message })).await {
+            if !send(&self.sender, Told::Error(Error { code: code.to_string(), message })).await {
                 return false;
             }
         }
@@ -164,9 +164,9 @@ fn prost_len(message: &WorkerMessage) -> usize {
 }
 
 fn read(message: WorkerMessage, limit: usize) -> Result<Said, Refusal> {
-    let invalid = |text: &str| Refusal::new("VALIDATION_ERROR", text);
+    let invalid = |text: &str| Refusal::new(ErrorCode::ValidationError, text);
     if prost_len(&message) > limit {
-        return Err(Refusal::new("PAYLOAD_TOO_LARGE", format!("the message is larger than {limit} bytes")));
+        return Err(Refusal::new(ErrorCode::PayloadTooLarge, format!("the message is larger than {limit} bytes")));
     }
     let message = message.message.ok_or_else(|| invalid("the message says nothing that is known here"))?;
     let (job_id, run, kind) = match message {
@@ -207,7 +207,7 @@ fn json<'a>(field: &str, text: Option<&'a str>) -> Result<Option<&'a str>, Refus
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     match serde_json::from_str::<&serde_json::value::RawValue>(text) {
         Ok(raw) => Ok(Some(raw.get())),
-        Err(error) => Err(Refusal::new("VALIDATION_ERROR", format!("{field}: is not valid JSON: {error}"))),
+        Err(error) => Err(Refusal::new(ErrorCode::ValidationError, format!("{field}: is not valid JSON: {error}"))),
     }
 }
 
@@ -241,7 +241,7 @@ fn told(order: Order) -> Told {
             run: ack.run,
             of: ack.of.into(),
             ok: ack.refusal.is_none(),
-            error: ack.refusal.map(|refusal| Error { code: refusal.code.into(), message: refusal.message }),
+            error: ack.refusal.map(|refusal| Error { code: refusal.code.to_string(), message: refusal.message }),
         }),
         Order::Cancel { job_id, run, reason } => Told::Cancel(CancelOrder { job_id: job_id.to_string(), run, reason }),
         Order::Drain => Told::Drain(Drain {}),

@@ -11,17 +11,20 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{BulkId, FieldError, JobState, Timestamp};
+use faena_domain::{BulkId, ErrorCode, FieldError, JobState, Timestamp};
 use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
 use faena_wire::{BulkAnswer, BulkExample, BulkList, BulkView};
 use serde_json::Value;
 
 use super::{
-    jobs::{Answer, Segment, read_body},
     letters::set_letter_filter,
     list::{form_pairs, set_filter},
 };
-use crate::{Api, ApiError, fields::body_object, frame::actor};
+use crate::{
+    Api, ApiError, ApiResult,
+    frame::actor,
+    request::{Segment, read_body},
+};
 
 /// Jobs that a dry run shows.
 const SAMPLE: usize = 10;
@@ -29,7 +32,7 @@ const SAMPLE: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(300);
 const FASTEST: u64 = 10_000;
 
-pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Response> {
+pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
     let action = BulkAction::parse(&action).ok_or_else(|| {
         ApiError::not_found(format!("there is no bulk action {action}; cancel, retry and delete are"))
     })?;
@@ -38,7 +41,7 @@ pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) 
     bulk(api, action, ask, fitting).await
 }
 
-pub async fn letters(State(api): State<Api>, Segment(action): Segment, body: Body) -> Answer<Response> {
+pub async fn letters(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
     let known = BulkAction::parse(&action).filter(|action| *action != BulkAction::Cancel);
     let action = known.ok_or_else(|| {
         ApiError::not_found(format!("there is no bulk action {action} for dead letters; retry and delete are"))
@@ -57,7 +60,7 @@ struct Ask {
 /// Nobody has a job from before 2020.
 const FIRST_JOBS_MS: i64 = 1_577_836_800_000;
 
-async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) -> Answer<Response> {
+async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) -> ApiResult<Response> {
     let mut filter = ask.filter;
     if !filter.states.is_empty() {
         filter.states.retain(|state| fitting.contains(state));
@@ -78,7 +81,7 @@ async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) ->
     let every_state = filter.states.is_empty() || fitting.iter().all(|state| filter.states.contains(state));
     if every_state && !narrow && !ask.all {
         let message = "would match every job; say \"all\": true if that is meant";
-        return Err(ApiError::invalid(vec![FieldError::new("filter", message)]));
+        return Err(ApiError::invalid_field("filter", message));
     }
     if filter.states.is_empty() {
         filter.states = fitting;
@@ -145,19 +148,19 @@ fn example(job: faena_domain::JobView) -> BulkExample {
 
 type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
 
-fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> Answer<Ask> {
-    let mut fields = body_object(body, api.body_bytes)?;
+fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> ApiResult<Ask> {
+    let mut fields = api.parser().fields(body)?;
     let dry_run = fields.take::<bool>("dryRun", "true or false").unwrap_or(false);
     let all = fields.take::<bool>("all", "true or false").unwrap_or(false);
     let wanted: serde_json::Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();
     let per_second = match fields.number("perSecond") {
         Some(n) if !(1..=FASTEST).contains(&n) => {
-            fields.fault("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
+            fields.reject("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
             None
         }
         other => other.and_then(|n| u32::try_from(n).ok()),
     };
-    let mut faults = fields.finish();
+    let mut errors = fields.finish();
     let mut filter = Filter::default();
     for (name, value) in &wanted {
         let set = match value {
@@ -165,48 +168,43 @@ fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> Answer<Ask> {
             _ => Err("must be a string".into()),
         };
         if let Err(message) = set {
-            faults.push(FieldError::new(format!("filter.{name}"), message));
+            errors.push(FieldError::new(format!("filter.{name}"), message));
         }
     }
-    if faults.is_empty() { Ok(Ask { filter, all, dry_run, per_second }) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(Ask { filter, all, dry_run, per_second }) } else { Err(ApiError::invalid(errors)) }
 }
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<Json<BulkList>> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<BulkList>> {
     let mut limit = 20;
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (name, value) in form_pairs(query.as_deref().unwrap_or("")) {
         match (name.as_str(), value.parse()) {
             ("limit", Ok(number @ 1..=100)) => limit = number,
-            ("limit", _) => faults.push(FieldError::new(name, "must be a number from 1 to 100")),
-            _ => faults.push(FieldError::new(name, "is not a known parameter")),
+            ("limit", _) => errors.push(FieldError::new(name, "must be a number from 1 to 100")),
+            _ => errors.push(FieldError::new(name, "is not a known parameter")),
         }
     }
-    if !faults.is_empty() {
-        return Err(ApiError::invalid(faults));
+    if !errors.is_empty() {
+        return Err(ApiError::invalid(errors));
     }
     let found = api.engine.store.bulk_list(limit).await?;
     Ok(Json(BulkList { actions: found.into_iter().map(view).collect() }))
 }
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<BulkView>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
     Ok(Json(view(find(&api, &id).await?)))
 }
 
-pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<BulkView>> {
+pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
     let bulk = find(&api, &id).await?;
     if !api.engine.store.bulk_stop(bulk.id, &actor(), Timestamp::now()).await? {
-        return Err(ApiError {
-            status: StatusCode::CONFLICT,
-            code: "INVALID_TRANSITION",
-            message: format!("bulk action {} is over", bulk.id),
-            details: Vec::new(),
-        });
+        return Err(ApiError::new(ErrorCode::InvalidTransition, format!("bulk action {} is over", bulk.id)));
     }
     Ok(Json(view(find(&api, &id).await?)))
 }
 
-async fn find(api: &Api, id: &str) -> Answer<Bulk> {
-    let id: BulkId = id.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))?;
+async fn find(api: &Api, id: &str) -> ApiResult<Bulk> {
+    let id: BulkId = id.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))?;
     let bulk = api.engine.store.bulk_get(id).await?;
     bulk.ok_or_else(|| ApiError::not_found(format!("there is no bulk action {id}")))
 }

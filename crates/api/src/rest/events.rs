@@ -14,16 +14,18 @@ use faena_store::StoreError;
 use futures_util::Stream;
 use tokio::sync::{broadcast, mpsc};
 
-use super::jobs::{Answer, Segment, parse_id};
-use crate::Api;
+use crate::{
+    Api, ApiResult,
+    request::{Segment, parse_job_id},
+};
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub async fn events(
     State(api): State<Api>,
     Segment(id): Segment,
-) -> Answer<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
-    let id = parse_id(&id)?;
+) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
+    let id = parse_job_id(&id)?;
     let changes = api.engine.bus.subscribe();
     let first = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     let (sender, receiver) = mpsc::channel(16);

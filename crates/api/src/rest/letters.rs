@@ -11,13 +11,14 @@ use faena_domain::{ErrorReason, JobId, JobState, JobView, Timestamp};
 use faena_store::{Filter, StoreError, Tally};
 use faena_wire::{Changed, DeadLetterList, DeadLetterStats};
 
-use super::{
-    jobs::{Answer, Segment, parse_id},
-    list::{Query, find_as, page_headers, read_query_as, set_filter},
+use super::list::{Query, find_as, page_headers, read_query_as, set_filter};
+use crate::{
+    Api, ApiError, ApiResult,
+    frame::actor,
+    request::{Segment, parse_job_id},
 };
-use crate::{Api, ApiError, frame::actor};
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<DeadLetterList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<DeadLetterList>)> {
     let mut ask: Query = read_query_as(query.as_deref().unwrap_or(""), set_letter_filter)?;
     ask.filter.states = vec![JobState::Failed];
     let found = find_as(&api, &ask).await?;
@@ -51,8 +52,8 @@ pub fn set_letter_filter(filter: &mut Filter, name: &str, value: String) -> Resu
     Ok(())
 }
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<JobView>> {
-    let id = parse_id(&id)?;
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<JobView>> {
+    let id = parse_job_id(&id)?;
     let store = &api.engine.store;
     let mut job = store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     if job.status != JobState::Failed {
@@ -62,15 +63,15 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<J
     Ok(Json(api.shown(job)))
 }
 
-pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<StatusCode> {
-    let id = parse_id(&id)?;
+pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<StatusCode> {
+    let id = parse_job_id(&id)?;
     let deleted = api.engine.store.dead_letter_delete(id, &actor(), Timestamp::now()).await;
     deleted.map_err(|error| letter_error(id, error))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Changed>> {
-    let id = parse_id(&id)?;
+pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Changed>> {
+    let id = parse_job_id(&id)?;
     let now = Timestamp::now();
     let store = &api.engine.store;
     store.dead_letter_retry(id, &actor(), now).await.map_err(|error| letter_error(id, error))?;
@@ -96,7 +97,7 @@ fn no_letter(id: JobId, state: JobState) -> ApiError {
     ApiError::not_found(format!("job {id} is no dead letter: it is {state}, not FAILED"))
 }
 
-pub async fn stats(State(api): State<Api>) -> Answer<Json<DeadLetterStats>> {
+pub async fn stats(State(api): State<Api>) -> ApiResult<Json<DeadLetterStats>> {
     let store = &api.engine.store;
     let (lanes, counts, stats) = (store.lanes().await?, store.counts().await?, store.dead_letter_stats().await?);
     let (mut by_type, mut by_queue) = (BTreeMap::new(), BTreeMap::new());

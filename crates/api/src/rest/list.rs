@@ -11,10 +11,9 @@ use faena_domain::{FieldError, JobId, JobState, Priority, Timestamp};
 use faena_store::{Filter, JobPage, Page};
 use faena_wire::JobList;
 
-use super::jobs::Answer;
-use crate::{Api, ApiError};
+use crate::{Api, ApiError, ApiResult};
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<JobList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<JobList>)> {
     let (ask, found) = find(&api, query.as_deref().unwrap_or("")).await?;
     let headers = page_headers(&ask, &found);
     let (page, limit) = (ask.page_number(), ask.limit as u64);
@@ -39,13 +38,13 @@ pub fn page_headers(ask: &Query, found: &JobPage) -> HeaderMap {
 }
 
 /// The jobs that a query asks for.
-pub async fn find(api: &Api, query: &str) -> Answer<(Query, JobPage)> {
+pub async fn find(api: &Api, query: &str) -> ApiResult<(Query, JobPage)> {
     let ask = read_query_as(query, set_filter)?;
     let found = find_as(api, &ask).await?;
     Ok((ask, found))
 }
 
-pub async fn find_as(api: &Api, ask: &Query) -> Answer<JobPage> {
+pub async fn find_as(api: &Api, ask: &Query) -> ApiResult<JobPage> {
     let page = match (ask.cursor, ask.page) {
         (Some(id), _) => Page::After { id, limit: ask.limit },
         (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
@@ -67,19 +66,19 @@ type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
 
 pub fn read_query_as(query: &str, set: SetFilter) -> Result<Query, ApiError> {
     let mut ask = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let mut seen = HashSet::new();
     for (name, value) in form_pairs(query) {
         if !seen.insert(name.clone()) && name != "status" {
-            faults.push(FieldError::new(name, "is given twice"));
+            errors.push(FieldError::new(name, "is given twice"));
         } else if let Err(message) = ask.set(&name, value, set) {
-            faults.push(FieldError::new(name, message));
+            errors.push(FieldError::new(name, message));
         }
     }
     if ask.page.is_some() && ask.cursor.is_some() {
-        faults.push(FieldError::new("page", "does not go with cursor"));
+        errors.push(FieldError::new("page", "does not go with cursor"));
     }
-    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
 }
 
 impl Query {

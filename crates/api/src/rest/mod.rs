@@ -12,6 +12,5 @@ pub mod queues;
 mod schedule_fields;
 pub mod schedules;
 pub mod stream;
-pub mod submit;
 pub mod trace;
 pub mod webhooks;

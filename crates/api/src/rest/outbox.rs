@@ -5,30 +5,27 @@ use axum::{
     body::Body,
     extract::{RawQuery, State},
 };
-use faena_domain::{FieldError, Timestamp};
+use faena_domain::{ErrorCode, FieldError, Timestamp, parse::Fields};
 use faena_store::{DeadEvent, DeadFilter, Republish};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{
-    jobs::{Answer, Segment, read_body},
-    list::form_pairs,
-};
+use super::list::form_pairs;
 use crate::{
-    Api, ApiError,
-    fields::{Fields, body_object},
+    Api, ApiError, ApiResult,
     frame::actor,
+    request::{Segment, read_body},
 };
 
 const FASTEST: u64 = 100_000;
 /// Characters of a note.
 const LONGEST_NOTE: usize = 2_000;
 
-pub async fn sinks(State(api): State<Api>) -> Answer<Json<Value>> {
+pub async fn sinks(State(api): State<Api>) -> ApiResult<Json<Value>> {
     Ok(Json(json!({ "sinks": api.engine.store.outbox_sinks(Timestamp::now()).await? })))
 }
 
-pub async fn dead(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<Json<Value>> {
+pub async fn dead(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<Value>> {
     let Query { filter, after, limit } = read_query(query.as_deref().unwrap_or(""))?;
     let letters = api.engine.store.outbox_dead(filter, after, limit).await?;
     let mut list = json!({ "limit": limit });
@@ -45,15 +42,15 @@ struct Query {
     limit: usize,
 }
 
-fn read_query(query: &str) -> Answer<Query> {
+fn read_query(query: &str) -> ApiResult<Query> {
     let mut ask = Query { filter: DeadFilter::default(), after: None, limit: 20 };
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (name, value) in form_pairs(query) {
         if let Err(message) = ask.set(&name, value) {
-            faults.push(FieldError::new(name, message));
+            errors.push(FieldError::new(name, message));
         }
     }
-    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
 }
 
 impl Query {
@@ -96,37 +93,32 @@ fn set_dead_filter(filter: &mut DeadFilter, name: &str, value: String) -> Result
     Ok(())
 }
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<DeadEvent>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<DeadEvent>> {
     Ok(Json(find(&api, parse_id(&id)?).await?))
 }
 
-fn parse_id(text: &str) -> Answer<Uuid> {
-    text.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))
+fn parse_id(text: &str) -> ApiResult<Uuid> {
+    text.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))
 }
 
 fn only(id: Uuid) -> DeadFilter {
     DeadFilter { ids: vec![id], ..DeadFilter::default() }
 }
 
-async fn find(api: &Api, id: Uuid) -> Answer<DeadEvent> {
+async fn find(api: &Api, id: Uuid) -> ApiResult<DeadEvent> {
     let found = api.engine.store.outbox_dead(only(id), None, 1).await?.pop();
     found.ok_or_else(|| ApiError::not_found(format!("there is no dead letter {id} of the outbox")))
 }
 
 /// One that is still open.
-async fn find_open(api: &Api, id: Uuid) -> Answer<()> {
+async fn find_open(api: &Api, id: Uuid) -> ApiResult<()> {
     match find(api, id).await?.resolved_at {
         None => Ok(()),
-        Some(at) => Err(ApiError {
-            status: axum::http::StatusCode::CONFLICT,
-            code: "INVALID_TRANSITION",
-            message: format!("dead letter {id} was resolved at {at}"),
-            details: Vec::new(),
-        }),
+        Some(at) => Err(ApiError::new(ErrorCode::InvalidTransition, format!("dead letter {id} was resolved at {at}"))),
     }
 }
 
-pub async fn replay(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<DeadEvent>> {
+pub async fn replay(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<DeadEvent>> {
     let id = parse_id(&id)?;
     find_open(&api, id).await?;
     if api.engine.store.outbox_replay(only(id), None, &actor(), Timestamp::now()).await? == 0 {
@@ -136,10 +128,10 @@ pub async fn replay(State(api): State<Api>, Segment(id): Segment) -> Answer<Json
     Ok(Json(find(&api, id).await?))
 }
 
-pub async fn resolve(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<DeadEvent>> {
+pub async fn resolve(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<DeadEvent>> {
     let id = parse_id(&id)?;
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(if body.is_empty() { b"{}" } else { &body }, api.body_bytes)?;
+    let mut fields = api.parser().fields(if body.is_empty() { b"{}" } else { &body })?;
     let notes = notes(&mut fields);
     finish(fields)?;
     find_open(&api, id).await?;
@@ -147,18 +139,18 @@ pub async fn resolve(State(api): State<Api>, Segment(id): Segment, body: Body) -
     Ok(Json(find(&api, id).await?))
 }
 
-pub async fn replay_many(State(api): State<Api>, body: Body) -> Answer<Json<Value>> {
+pub async fn replay_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let per_second = per_second(&mut fields);
     let filter = filter_of(fields)?;
     let count = api.engine.store.outbox_replay(filter, per_second, &actor(), Timestamp::now()).await?;
     Ok(Json(json!({ "replayed": count })))
 }
 
-pub async fn resolve_many(State(api): State<Api>, body: Body) -> Answer<Json<Value>> {
+pub async fn resolve_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let notes = notes(&mut fields);
     let filter = filter_of(fields)?;
     let count = api.engine.store.outbox_resolve(filter, &notes, &actor(), Timestamp::now()).await?;
@@ -168,7 +160,7 @@ pub async fn resolve_many(State(api): State<Api>, body: Body) -> Answer<Json<Val
 fn notes(fields: &mut Fields) -> String {
     let notes = fields.take::<String>("notes", "a string").unwrap_or_default();
     if notes.chars().count() > LONGEST_NOTE {
-        fields.fault("notes", format!("must not have more than {LONGEST_NOTE} characters"));
+        fields.reject("notes", format!("must not have more than {LONGEST_NOTE} characters"));
     }
     notes
 }
@@ -176,23 +168,23 @@ fn notes(fields: &mut Fields) -> String {
 fn per_second(fields: &mut Fields) -> Option<u32> {
     match fields.number("perSecond") {
         Some(n) if !(1..=FASTEST).contains(&n) => {
-            fields.fault("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
+            fields.reject("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
             None
         }
         other => other.and_then(|n| u32::try_from(n).ok()),
     }
 }
 
-fn finish(fields: Fields) -> Answer<()> {
-    let faults = fields.finish();
-    if faults.is_empty() { Ok(()) } else { Err(ApiError::invalid(faults)) }
+fn finish(fields: Fields) -> ApiResult<()> {
+    let errors = fields.finish();
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
 }
 
 /// What is left of the body: the filter, and `all` for everything.
-fn filter_of(mut fields: Fields) -> Answer<DeadFilter> {
+fn filter_of(mut fields: Fields) -> ApiResult<DeadFilter> {
     let all = fields.take::<bool>("all", "true or false").unwrap_or(false);
     let wanted: Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();
-    let mut faults = fields.finish();
+    let mut errors = fields.finish();
     let mut filter = DeadFilter::default();
     for (name, value) in wanted {
         let set = match value {
@@ -200,31 +192,31 @@ fn filter_of(mut fields: Fields) -> Answer<DeadFilter> {
             _ => Err("must be a string".into()),
         };
         if let Err(message) = set {
-            faults.push(FieldError::new(format!("filter.{name}"), message));
+            errors.push(FieldError::new(format!("filter.{name}"), message));
         }
     }
-    if faults.is_empty() && filter == DeadFilter::default() && !all {
-        faults.push(FieldError::new("filter", "would match every dead letter; say \"all\": true if that is meant"));
+    if errors.is_empty() && filter == DeadFilter::default() && !all {
+        errors.push(FieldError::new("filter", "would match every dead letter; say \"all\": true if that is meant"));
     }
-    if faults.is_empty() { Ok(filter) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(filter) } else { Err(ApiError::invalid(errors)) }
 }
 
-pub async fn republish(State(api): State<Api>, body: Body) -> Answer<Json<Value>> {
+pub async fn republish(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let per_second = per_second(&mut fields);
     let sink = fields.take::<String>("sink", "a string");
     let event_type = fields.take::<String>("type", "a string");
     let (from, to) = (needed_time(&mut fields, "from"), needed_time(&mut fields, "to"));
-    if sink.is_none() && !fields.faults.iter().any(|fault| fault.path == "sink") {
-        fields.fault("sink", "is required");
+    if sink.is_none() && !fields.errors.iter().any(|fault| fault.path == "sink") {
+        fields.reject("sink", "is required");
     }
     if from.zip(to).is_some_and(|(from, to)| from >= to) {
-        fields.fault("to", "must be later than from");
+        fields.reject("to", "must be later than from");
     }
-    let faults = fields.finish();
-    let (Some(sink), Some(from), Some(to), true) = (sink, from, to, faults.is_empty()) else {
-        return Err(ApiError::invalid(faults));
+    let errors = fields.finish();
+    let (Some(sink), Some(from), Some(to), true) = (sink, from, to, errors.is_empty()) else {
+        return Err(ApiError::invalid(errors));
     };
     let what = Republish { sink: sink.clone(), from, to, event_type };
     let count = api.engine.store.outbox_republish(what, per_second, &actor(), Timestamp::now()).await?;
@@ -234,7 +226,7 @@ pub async fn republish(State(api): State<Api>, body: Body) -> Answer<Json<Value>
 
 fn needed_time(fields: &mut Fields, name: &str) -> Option<Timestamp> {
     if !fields.is_present(name) {
-        fields.fault(name, "is required");
+        fields.reject(name, "is required");
         return None;
     }
     fields.time(name)

@@ -4,11 +4,14 @@ use axum::{Json, body::Body, extract::State};
 use faena_domain::{FieldError, JobId, JobView, NewJob, Priority, Timestamp};
 use faena_store::{JobPatch, StoreError};
 
-use super::jobs::{Answer, Segment, parse_id, read_body};
-use crate::{Api, ApiError, fields::body_object, frame::actor};
+use crate::{
+    Api, ApiError, ApiResult,
+    frame::actor,
+    request::{Segment, parse_job_id, read_body},
+};
 
-pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<JobView>> {
-    let id = parse_id(&id)?;
+pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<JobView>> {
+    let id = parse_job_id(&id)?;
     let body = read_body(&api, body).await?;
     let patch = read_patch(&api, &body)?;
     check_times(&api, id, &patch).await?;
@@ -18,7 +21,7 @@ pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> 
 }
 
 /// A job must not expire before its time has come, whichever of the two is changed.
-async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> Answer<()> {
+async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> ApiResult<()> {
     if patch.scheduled_at.is_none() && patch.expires_at.is_none() {
         return Ok(());
     }
@@ -27,15 +30,15 @@ async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> Answer<()> {
     let expires_at = patch.expires_at.unwrap_or(job.expires_at);
     match (scheduled_at, expires_at) {
         (Some(start), Some(end)) if end <= start => {
-            Err(ApiError::invalid(vec![FieldError::new("expiresAt", "must be later than scheduledAt")]))
+            Err(ApiError::invalid_field("expiresAt", "must be later than scheduledAt"))
         }
         _ => Ok(()),
     }
 }
 
-fn read_patch(api: &Api, body: &[u8]) -> Answer<JobPatch> {
-    let mut fields = body_object(body, api.body_bytes)?;
-    let clears = |fields: &crate::fields::Fields, name: &str| fields.is_present(name);
+fn read_patch(api: &Api, body: &[u8]) -> ApiResult<JobPatch> {
+    let mut fields = api.parser().fields(body)?;
+    let clears = |fields: &faena_domain::parse::Fields, name: &str| fields.is_present(name);
     let (schedule_named, expiry_named) = (clears(&fields, "scheduledAt"), clears(&fields, "expiresAt"));
     let scheduled_at = fields.time("scheduledAt");
     let expires_at = fields.time("expiresAt");
@@ -49,19 +52,21 @@ fn read_patch(api: &Api, body: &[u8]) -> Answer<JobPatch> {
         retry_delay_ms: fields.number("retryDelay"),
         timeout_ms: fields.number("timeoutMs"),
     };
-    let mut faults = fields.finish();
+    let mut errors = fields.finish();
     // What would be refused of a new job is refused here, and said in the same words.
     let mut changed = NewJob::new("patched");
     patch.apply_to(&mut changed.options);
-    let checked =
-        changed.check(&api.limits).into_iter().filter(|fault| !faults.iter().any(|known| known.path == fault.path));
+    let checked = changed
+        .check(&api.parser().limits)
+        .into_iter()
+        .filter(|fault| !errors.iter().any(|known| known.path == fault.path));
     let checked: Vec<FieldError> = checked.collect();
-    faults.extend(checked);
-    if patch.describe().is_empty() && faults.is_empty() {
-        faults.push(FieldError::new(
+    errors.extend(checked);
+    if patch.describe().is_empty() && errors.is_empty() {
+        errors.push(FieldError::new(
             "body",
             "names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be",
         ));
     }
-    if faults.is_empty() { Ok(patch) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(patch) } else { Err(ApiError::invalid(errors)) }
 }

@@ -3,15 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use axum::{Json, body::Body, extract::State};
-use faena_domain::{Fairness, FieldError, Limit, NewJob, Pause, Priority, Rate, Scope, Timestamp};
+use faena_domain::{Fairness, FieldError, Limit, NewJob, Pause, Priority, Rate, Scope, Timestamp, parse::Fields};
 use faena_store::{Counts, Lane, LaneId, QueuePatch, StoredLimit, Tally};
 use faena_wire::{Depth, LimitList, LimitView, QueueList, QueueView};
 
-use super::jobs::{Answer, Segment, read_body};
 use crate::{
-    Api, ApiError,
-    fields::{Fields, body_object},
+    Api, ApiError, ApiResult,
     frame::actor,
+    request::{Segment, read_body},
 };
 
 /// Everything that is read to show queues.
@@ -24,7 +23,7 @@ struct Seen {
 }
 
 impl Seen {
-    async fn read(api: &Api) -> Answer<Seen> {
+    async fn read(api: &Api) -> ApiResult<Seen> {
         let store = &api.engine.store;
         let now = Timestamp::now();
         let counts = store.counts().await?;
@@ -88,12 +87,12 @@ impl Seen {
     }
 }
 
-pub async fn list(State(api): State<Api>) -> Answer<Json<QueueList>> {
+pub async fn list(State(api): State<Api>) -> ApiResult<Json<QueueList>> {
     let seen = Seen::read(&api).await?;
     Ok(Json(QueueList { queues: seen.names().iter().map(|name| seen.show(&api, name)).collect() }))
 }
 
-pub async fn show(State(api): State<Api>, Segment(name): Segment) -> Answer<Json<QueueView>> {
+pub async fn show(State(api): State<Api>, Segment(name): Segment) -> ApiResult<Json<QueueView>> {
     let seen = Seen::read(&api).await?;
     if !seen.names().contains(&name) {
         return Err(ApiError::not_found(format!(
@@ -104,14 +103,14 @@ pub async fn show(State(api): State<Api>, Segment(name): Segment) -> Answer<Json
 }
 
 /// A queue as it is after a change, whoever has changed it.
-async fn shown(api: &Api, name: &str) -> Answer<Json<QueueView>> {
+async fn shown(api: &Api, name: &str) -> ApiResult<Json<QueueView>> {
     Ok(Json(Seen::read(api).await?.show(api, name)))
 }
 
-pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -> Answer<Json<QueueView>> {
+pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -> ApiResult<Json<QueueView>> {
     check_queue(&api, &name)?;
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let (concurrency, rate) = read_limit(&mut fields);
     let patch = QueuePatch {
         concurrency,
@@ -120,20 +119,20 @@ pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -
         fairness: fields.take::<Fairness>("fairness", "none or key"),
         paused: None,
     };
-    let mut faults = fields.finish();
-    check_limit(concurrency, rate, &mut faults);
-    if faults.is_empty() && patch == QueuePatch::default() {
+    let mut errors = fields.finish();
+    check_limit(concurrency, rate, &mut errors);
+    if errors.is_empty() && patch == QueuePatch::default() {
         let message = "names nothing to change; concurrency, rate, strict and fairness can be";
-        faults.push(FieldError::new("body", message));
+        errors.push(FieldError::new("body", message));
     }
-    if !faults.is_empty() {
-        return Err(ApiError::invalid(faults));
+    if !errors.is_empty() {
+        return Err(ApiError::invalid(errors));
     }
     api.engine.store.queue_set(&name, patch, &actor(), Timestamp::now()).await?;
     shown(&api, &name).await
 }
 
-pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -> Answer<Json<QueueView>> {
+pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -> ApiResult<Json<QueueView>> {
     check_queue(&api, &name)?;
     let body = read_body(&api, body).await?;
     let reason = if body.is_empty() { None } else { read_reason(&api, &body)? };
@@ -147,7 +146,7 @@ pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -
     shown(&api, &name).await
 }
 
-pub async fn resume(State(api): State<Api>, Segment(name): Segment) -> Answer<Json<QueueView>> {
+pub async fn resume(State(api): State<Api>, Segment(name): Segment) -> ApiResult<Json<QueueView>> {
     check_queue(&api, &name)?;
     if api.engine.store.rules_load().await?.pause(&name).is_some() {
         let patch = QueuePatch { paused: Some(None), ..QueuePatch::default() };
@@ -156,27 +155,27 @@ pub async fn resume(State(api): State<Api>, Segment(name): Segment) -> Answer<Js
     shown(&api, &name).await
 }
 
-fn read_reason(api: &Api, body: &[u8]) -> Answer<Option<String>> {
-    let mut fields = body_object(body, api.body_bytes)?;
+fn read_reason(api: &Api, body: &[u8]) -> ApiResult<Option<String>> {
+    let mut fields = api.parser().fields(body)?;
     let reason = fields.text("reason");
     if let Some(text) = &reason {
-        check_text(&mut fields.faults, "reason", text, 255);
+        check_text(&mut fields.errors, "reason", text, 255);
     }
-    let faults = fields.finish();
-    if faults.is_empty() { Ok(reason) } else { Err(ApiError::invalid(faults)) }
+    let errors = fields.finish();
+    if errors.is_empty() { Ok(reason) } else { Err(ApiError::invalid(errors)) }
 }
 
-fn check_text(faults: &mut Vec<FieldError>, path: &str, text: &str, most: usize) {
+fn check_text(errors: &mut Vec<FieldError>, path: &str, text: &str, most: usize) {
     if text.is_empty() || text.chars().count() > most || text.contains(char::is_control) {
-        faults.push(FieldError::new(path, format!("must have 1 to {most} visible characters")));
+        errors.push(FieldError::new(path, format!("must have 1 to {most} visible characters")));
     }
 }
 
 /// What would be refused as a job's queue is refused here.
-fn check_queue(api: &Api, name: &str) -> Answer<()> {
+fn check_queue(api: &Api, name: &str) -> ApiResult<()> {
     let job = NewJob { queue: name.into(), ..NewJob::new("named") };
-    let fault = job.check(&api.limits).into_iter().find(|fault| fault.path == "queue");
-    fault.map_or(Ok(()), |fault| Err(ApiError::invalid(vec![FieldError::new("name", fault.message)])))
+    let fault = job.check(&api.parser().limits).into_iter().find(|fault| fault.path == "queue");
+    fault.map_or(Ok(()), |fault| Err(ApiError::invalid_field("name", fault.message)))
 }
 
 type LimitPatch = (Option<Option<u32>>, Option<Option<Rate>>);
@@ -184,10 +183,10 @@ type LimitPatch = (Option<Option<u32>>, Option<Option<Rate>>);
 /// `null` takes a limit away; what is absent stays.
 fn read_limit(fields: &mut Fields) -> LimitPatch {
     let (concurrency_named, rate_named) = (fields.is_present("concurrency"), fields.is_present("rate"));
-    let before = fields.faults.len();
+    let before = fields.errors.len();
     let concurrency = fields.number("concurrency").map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     let rate = read_rate(fields);
-    if fields.faults.len() > before {
+    if fields.errors.len() > before {
         return (None, None);
     }
     (concurrency_named.then_some(concurrency), rate_named.then_some(rate))
@@ -199,33 +198,33 @@ fn read_rate(fields: &mut Fields) -> Option<Rate> {
     if raw.get().starts_with('"') {
         let rate = serde_json::from_str::<String>(raw.get()).ok().and_then(|text| Rate::parse(&text));
         if rate.is_none() {
-            fields.fault("rate", WANTED);
+            fields.reject("rate", WANTED);
         }
         return rate;
     }
-    let Ok(mut inner) = Fields::inner(raw, "rate.".into()) else {
-        fields.fault("rate", WANTED);
+    let Ok(mut inner) = Fields::nested(raw, "rate.".into()) else {
+        fields.reject("rate", WANTED);
         return None;
     };
     let (count, period_ms) = (inner.number("count"), inner.number("periodMs"));
-    let mut faults = inner.finish();
+    let mut errors = inner.finish();
     for (name, value) in [("count", count), ("periodMs", period_ms)] {
         let path = format!("rate.{name}");
-        if value.is_none() && !faults.iter().any(|fault| fault.path == path) {
-            faults.push(FieldError::new(path, "is missing"));
+        if value.is_none() && !errors.iter().any(|fault| fault.path == path) {
+            errors.push(FieldError::new(path, "is missing"));
         }
     }
-    let good = faults.is_empty();
-    fields.faults.extend(faults);
+    let good = errors.is_empty();
+    fields.errors.extend(errors);
     let count = u32::try_from(count?).unwrap_or(u32::MAX);
     good.then_some(Rate { count, period_ms: period_ms? })
 }
 
-fn check_limit(concurrency: Option<Option<u32>>, rate: Option<Option<Rate>>, faults: &mut Vec<FieldError>) {
-    Limit { concurrency: concurrency.flatten(), rate: rate.flatten() }.check(faults);
+fn check_limit(concurrency: Option<Option<u32>>, rate: Option<Option<Rate>>, errors: &mut Vec<FieldError>) {
+    Limit { concurrency: concurrency.flatten(), rate: rate.flatten() }.check(errors);
 }
 
-pub async fn limits(State(api): State<Api>) -> Answer<Json<LimitList>> {
+pub async fn limits(State(api): State<Api>) -> ApiResult<Json<LimitList>> {
     let store = &api.engine.store;
     let (limits, counts, lanes) = (store.limits().await?, store.counts().await?, store.lanes().await?);
     let now = Timestamp::now();
@@ -266,20 +265,20 @@ fn show_limit(stored: StoredLimit, held: Option<u64>, tokens: Option<u64>) -> Li
     }
 }
 
-pub async fn set_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitList>> {
+pub async fn set_limit(State(api): State<Api>, body: Body) -> ApiResult<Json<LimitList>> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let scope = read_scope(&mut fields);
     let (concurrency, rate) = read_limit(&mut fields);
     if scope == Some(Scope::System) && rate.flatten().is_some() {
-        fields.fault("rate", "is for queues, types and keys");
+        fields.reject("rate", "is for queues, types and keys");
     }
-    let mut faults = fields.finish();
-    check_limit(concurrency, rate, &mut faults);
-    if faults.is_empty() && concurrency.is_none() && rate.is_none() {
-        faults.push(FieldError::new("body", "names nothing to change; concurrency and rate can be"));
+    let mut errors = fields.finish();
+    check_limit(concurrency, rate, &mut errors);
+    if errors.is_empty() && concurrency.is_none() && rate.is_none() {
+        errors.push(FieldError::new("body", "names nothing to change; concurrency and rate can be"));
     }
-    let Some(scope) = scope.filter(|_| faults.is_empty()) else { return Err(ApiError::invalid(faults)) };
+    let Some(scope) = scope.filter(|_| errors.is_empty()) else { return Err(ApiError::invalid(errors)) };
     let store = &api.engine.store;
     let before = store.limits().await?.into_iter().find(|stored| stored.scope == scope);
     let before = before.map(|stored| stored.limit).unwrap_or_default();
@@ -289,12 +288,12 @@ pub async fn set_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitL
 }
 
 /// What was said at run time is forgotten; the configuration of this server holds again.
-pub async fn reset_limit(State(api): State<Api>, body: Body) -> Answer<Json<LimitList>> {
+pub async fn reset_limit(State(api): State<Api>, body: Body) -> ApiResult<Json<LimitList>> {
     let body = read_body(&api, body).await?;
-    let mut fields = body_object(&body, api.body_bytes)?;
+    let mut fields = api.parser().fields(&body)?;
     let scope = read_scope(&mut fields);
-    let faults = fields.finish();
-    let Some(scope) = scope.filter(|_| faults.is_empty()) else { return Err(ApiError::invalid(faults)) };
+    let errors = fields.finish();
+    let Some(scope) = scope.filter(|_| errors.is_empty()) else { return Err(ApiError::invalid(errors)) };
     let configured = api.engine.config.rules.limits.iter().find(|(known, _)| *known == scope).map(|(_, limit)| *limit);
     api.engine.store.limit_reset(scope, configured, &actor(), Timestamp::now()).await?;
     limits(State(api)).await
@@ -305,24 +304,24 @@ fn read_scope(fields: &mut Fields) -> Option<Scope> {
     let most = match word.as_deref() {
         Some("system") => {
             if name.is_some() {
-                fields.fault("name", "the whole system has none");
+                fields.reject("name", "the whole system has none");
             }
             return Some(Scope::System);
         }
         Some("queue" | "type") => 100,
         Some("key") => 255,
         _ => {
-            if !fields.faults.iter().any(|fault| fault.path == "scope") {
-                fields.fault("scope", "must be system, queue, type or key");
+            if !fields.errors.iter().any(|fault| fault.path == "scope") {
+                fields.reject("scope", "must be system, queue, type or key");
             }
             return None;
         }
     };
     let Some(name) = name else {
-        fields.fault("name", "is missing");
+        fields.reject("name", "is missing");
         return None;
     };
-    check_text(&mut fields.faults, "name", &name, most);
+    check_text(&mut fields.errors, "name", &name, most);
     match word.as_deref() {
         Some("queue") => Some(Scope::Queue(name)),
         Some("type") => Some(Scope::Type(name)),

@@ -2,27 +2,24 @@
 
 use faena_domain::{
     FieldError, Priority,
+    parse::{Fields, JobParser, parse_retry_policy},
     schedule::{JobTemplate, Misfire, Overlap, ScheduleSpec, Timing},
 };
-use faena_engine::address::AddressRule;
-
-use super::submit::{check_webhook, read_retry};
-use crate::fields::Fields;
 
 /// What a body makes of a schedule.
 pub struct Asked {
     pub spec: ScheduleSpec,
     pub is_active: Option<bool>,
     /// What could not be read. Whether the rest makes sense is for the domain to say.
-    pub faults: Vec<FieldError>,
+    pub errors: Vec<FieldError>,
 }
 
 impl Asked {
     /// Everything that is wrong. A field that could not be read is named once, not again for its default's sake.
-    pub fn faults_with(&self, checked: Vec<FieldError>) -> Vec<FieldError> {
-        let known = |path: &str| self.faults.iter().any(|fault| fault.path == path);
+    pub fn errors_with(&self, checked: Vec<FieldError>) -> Vec<FieldError> {
+        let known = |path: &str| self.errors.iter().any(|fault| fault.path == path);
         let news = checked.into_iter().filter(|fault| !known(&fault.path));
-        self.faults.iter().cloned().chain(news).collect()
+        self.errors.iter().cloned().chain(news).collect()
     }
 }
 
@@ -30,77 +27,77 @@ const NUMBER: &str = "a whole number, not negative";
 const TIME: &str = "a time like 2026-11-15T20:00:00Z";
 
 /// Reads the fields over `spec`. `null` takes a value away, or back to its default; what is not named stays as it is.
-pub fn read_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, rule: &AddressRule) -> Asked {
+pub fn read_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, parser: &JobParser) -> Asked {
     fields.alias("cronExpr", "cronExpression");
     fields.alias("enabled", "isActive");
     let default = ScheduleSpec::default();
-    let faults = fields.faults.len();
-    fields.change("name", "a string", &mut spec.name, default.name);
-    if spec.name.is_empty() && fields.faults.len() == faults {
-        fields.fault("name", "is required");
+    let errors = fields.errors.len();
+    fields.update("name", "a string", &mut spec.name, default.name);
+    if spec.name.is_empty() && fields.errors.len() == errors {
+        fields.reject("name", "is required");
     }
-    fields.change("description", "a string", &mut spec.description, None);
+    fields.update("description", "a string", &mut spec.description, None);
     read_timing(&mut fields, &mut spec.timing);
-    read_template(&mut fields, &mut spec.job, rule);
-    fields.change("misfire", "run_once, skip or catch_up", &mut spec.misfire, Misfire::default());
-    fields.change("misfireGraceMs", NUMBER, &mut spec.misfire_grace_ms, default.misfire_grace_ms);
+    read_template(&mut fields, &mut spec.job, parser);
+    fields.update("misfire", "run_once, skip or catch_up", &mut spec.misfire, Misfire::default());
+    fields.update("misfireGraceMs", NUMBER, &mut spec.misfire_grace_ms, default.misfire_grace_ms);
     let mut catch_up = u64::from(spec.catch_up_limit);
-    fields.change("catchUpLimit", NUMBER, &mut catch_up, u64::from(default.catch_up_limit));
+    fields.update("catchUpLimit", NUMBER, &mut catch_up, u64::from(default.catch_up_limit));
     spec.catch_up_limit = u32::try_from(catch_up).unwrap_or(u32::MAX);
-    fields.change("overlap", "allow, skip, queue_one or cancel_previous", &mut spec.overlap, Overlap::default());
-    fields.change("jitterMs", NUMBER, &mut spec.jitter_ms, default.jitter_ms);
-    fields.change("maxRuns", NUMBER, &mut spec.max_runs, None);
+    fields.update("overlap", "allow, skip, queue_one or cancel_previous", &mut spec.overlap, Overlap::default());
+    fields.update("jitterMs", NUMBER, &mut spec.jitter_ms, default.jitter_ms);
+    fields.update("maxRuns", NUMBER, &mut spec.max_runs, None);
     let is_active = fields.take("isActive", "true or false");
-    Asked { spec, is_active, faults: fields.finish() }
+    Asked { spec, is_active, errors: fields.finish() }
 }
 
 fn read_timing(fields: &mut Fields<'_>, timing: &mut Timing) {
     let default = Timing::default();
-    let faults = fields.faults.len();
-    fields.change("cronExpression", "a string", &mut timing.cron_expression, None);
-    fields.change("intervalMs", NUMBER, &mut timing.interval_ms, None);
-    if fields.faults.len() > faults && timing.cron_expression.is_none() && timing.interval_ms.is_none() {
+    let errors = fields.errors.len();
+    fields.update("cronExpression", "a string", &mut timing.cron_expression, None);
+    fields.update("intervalMs", NUMBER, &mut timing.interval_ms, None);
+    if fields.errors.len() > errors && timing.cron_expression.is_none() && timing.interval_ms.is_none() {
         // Stands for what could not be read: nobody shall be told that it is missing.
         timing.interval_ms = Some(60_000);
     }
-    fields.change("timezone", "the name of a time zone, like Europe/Madrid", &mut timing.timezone, default.timezone);
-    fields.change("dstGap", "next or skip", &mut timing.dst_gap, None);
-    fields.change("dstOverlap", "first or both", &mut timing.dst_overlap, None);
-    fields.change("startAt", TIME, &mut timing.start_at, None);
-    fields.change("endAt", TIME, &mut timing.end_at, None);
-    fields.change("except", "a list of strings", &mut timing.except, Vec::new());
+    fields.update("timezone", "the name of a time zone, like Europe/Madrid", &mut timing.timezone, default.timezone);
+    fields.update("dstGap", "next or skip", &mut timing.dst_gap, None);
+    fields.update("dstOverlap", "first or both", &mut timing.dst_overlap, None);
+    fields.update("startAt", TIME, &mut timing.start_at, None);
+    fields.update("endAt", TIME, &mut timing.end_at, None);
+    fields.update("except", "a list of strings", &mut timing.except, Vec::new());
 }
 
-fn read_template(fields: &mut Fields<'_>, job: &mut JobTemplate, rule: &AddressRule) {
+fn read_template(fields: &mut Fields<'_>, job: &mut JobTemplate, parser: &JobParser) {
     let default = JobTemplate::default();
     read_names(fields, job);
     if fields.is_present("jobPayload") {
         job.payload = fields.object("jobPayload").unwrap_or(default.payload);
     }
-    fields.change("jobPriority", "LOW, NORMAL, HIGH or CRITICAL", &mut job.priority, Priority::default());
-    fields.change("queue", "a string", &mut job.queue, default.queue);
-    read_retry(fields, &mut job.options.retry);
-    fields.change("timeoutMs", NUMBER, &mut job.options.timeout_ms, None);
+    fields.update("jobPriority", "LOW, NORMAL, HIGH or CRITICAL", &mut job.priority, Priority::default());
+    fields.update("queue", "a string", &mut job.queue, default.queue);
+    parse_retry_policy(fields, &mut job.options.retry);
+    fields.update("timeoutMs", NUMBER, &mut job.options.timeout_ms, None);
     if fields.is_present("webhookUrl") {
         job.options.webhook_url = fields.text("webhookUrl");
-        check_webhook(fields, job.options.webhook_url.as_deref(), rule);
+        parser.check_webhook_url(fields, job.options.webhook_url.as_deref());
     }
-    fields.change("concurrencyKey", "a string", &mut job.options.concurrency_key, None);
-    fields.change("tags", "a list of strings", &mut job.options.tags, Vec::new());
+    fields.update("concurrencyKey", "a string", &mut job.options.concurrency_key, None);
+    fields.update("tags", "a list of strings", &mut job.options.tags, Vec::new());
 }
 
 /// Without a type the name of a new job is its type. Later they are two: another name does not make it another job.
 fn read_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
-    let faults = fields.faults.len();
+    let errors = fields.errors.len();
     let mut name = job.options.name.take();
-    fields.change("jobName", "a string", &mut name, None);
+    fields.update("jobName", "a string", &mut name, None);
     if fields.is_present("jobType") || job.kind.is_empty() {
         job.kind = fields.text("jobType").or_else(|| name.clone()).unwrap_or_default();
     }
     job.options.name = name.filter(|name| *name != job.kind);
     if job.kind.is_empty() {
-        if fields.faults.len() == faults {
-            fields.fault("jobName", "is required (or jobType)");
+        if fields.errors.len() == errors {
+            fields.reject("jobName", "is required (or jobType)");
         }
         job.kind = "?".into();
     }

@@ -17,17 +17,17 @@ use faena_domain::{
 use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
 use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
 
-use super::{
-    jobs::{Answer, Segment, read_body},
-    list::form_pairs,
-    schedule_fields::read_schedule,
+use super::{list::form_pairs, schedule_fields::read_schedule};
+use crate::{
+    Api, ApiError, ApiResult,
+    frame::actor,
+    request::{Segment, read_body},
 };
-use crate::{Api, ApiError, fields::body_object, frame::actor};
 
 pub async fn create(
     State(api): State<Api>,
     body: Body,
-) -> Answer<(StatusCode, [(header::HeaderName, String); 1], Json<CreatedSchedule>)> {
+) -> ApiResult<(StatusCode, [(header::HeaderName, String); 1], Json<CreatedSchedule>)> {
     let body = read_body(&api, body).await?;
     let schedule = create_from(&api, &body).await?;
     let location = [(header::LOCATION, format!("/api/v1/schedules/{}", schedule.id))];
@@ -35,7 +35,7 @@ pub async fn create(
     Ok((StatusCode::CREATED, location, Json(created)))
 }
 
-pub async fn create_from(api: &Api, body: &Bytes) -> Answer<Schedule> {
+pub async fn create_from(api: &Api, body: &Bytes) -> ApiResult<Schedule> {
     let now = Timestamp::now();
     let CompiledSchedule { schedule, .. } = read_new(api, body, now)?;
     api.engine.store.schedule_create(schedule.clone(), &actor(), now).await?;
@@ -43,27 +43,27 @@ pub async fn create_from(api: &Api, body: &Bytes) -> Answer<Schedule> {
 }
 
 /// The schedule that a body asks for, stored nowhere.
-fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> Answer<CompiledSchedule> {
-    let fields = body_object(body, api.body_bytes)?;
-    let asked = read_schedule(fields, ScheduleSpec::default(), &api.engine.webhooks.rule);
-    match Schedule::new(asked.spec.clone(), &api.limits, now) {
-        Ok(mut timed) if asked.faults.is_empty() => {
+fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> ApiResult<CompiledSchedule> {
+    let fields = api.parser().fields(body)?;
+    let asked = read_schedule(fields, ScheduleSpec::default(), api.parser());
+    match Schedule::new(asked.spec.clone(), &api.parser().limits, now) {
+        Ok(mut timed) if asked.errors.is_empty() => {
             if asked.is_active == Some(false) {
                 timed.disable();
             }
             Ok(timed)
         }
-        Ok(_) => Err(ApiError::invalid(asked.faults)),
-        Err(checked) => Err(ApiError::invalid(asked.faults_with(checked))),
+        Ok(_) => Err(ApiError::invalid(asked.errors)),
+        Err(checked) => Err(ApiError::invalid(asked.errors_with(checked))),
     }
 }
 
-pub async fn validate(State(api): State<Api>, body: Body) -> Answer<Json<ValidSchedule>> {
+pub async fn validate(State(api): State<Api>, body: Body) -> ApiResult<Json<ValidSchedule>> {
     let body = read_body(&api, body).await?;
     Ok(Json(validate_from(&api, &body)?))
 }
 
-pub fn validate_from(api: &Api, body: &Bytes) -> Answer<ValidSchedule> {
+pub fn validate_from(api: &Api, body: &Bytes) -> ApiResult<ValidSchedule> {
     let now = Timestamp::now();
     let timed = read_new(api, body, now)?;
     Ok(ValidSchedule {
@@ -74,7 +74,7 @@ pub fn validate_from(api: &Api, body: &Bytes) -> Answer<ValidSchedule> {
     })
 }
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(HeaderMap, Json<ScheduleList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<ScheduleList>)> {
     let found = find(&api, query.as_deref().unwrap_or("")).await?;
     let mut headers = HeaderMap::new();
     for (name, number) in [
@@ -89,7 +89,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<(
 }
 
 /// The schedules that a query asks for, by name.
-pub async fn find(api: &Api, query: &str) -> Answer<ScheduleList> {
+pub async fn find(api: &Api, query: &str) -> ApiResult<ScheduleList> {
     let mut filter = ScheduleFilter::default();
     let (mut page, mut limit) = (1, 20);
     read_query(query, |name, value| {
@@ -117,8 +117,8 @@ pub async fn find(api: &Api, query: &str) -> Answer<ScheduleList> {
 }
 
 /// InFlight each parameter to `set`, which says what is wrong with it.
-fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), String>) -> Answer<()> {
-    let mut faults = Vec::new();
+fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), String>) -> ApiResult<()> {
+    let mut errors = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for (name, value) in form_pairs(query) {
         let read = match value {
@@ -126,9 +126,9 @@ fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), Strin
             value if value.contains(char::is_control) => Err("must not contain control characters".into()),
             value => set(&name, value),
         };
-        faults.extend(read.err().map(|message| FieldError::new(name, message)));
+        errors.extend(read.err().map(|message| FieldError::new(name, message)));
     }
-    if faults.is_empty() { Ok(()) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
 }
 
 fn number(value: &str, max: usize) -> Result<usize, String> {
@@ -139,28 +139,28 @@ fn number(value: &str, max: usize) -> Result<usize, String> {
 /// How many of its latest jobs a schedule is shown with.
 const LATEST_JOBS: usize = 10;
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
     Ok(Json(shown(&api, &id).await?))
 }
 
 /// A schedule whole, with its latest jobs.
-pub async fn shown(api: &Api, id: &str) -> Answer<ScheduleView> {
+pub async fn shown(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let schedule = stored(api, id).await?;
     Ok(ScheduleView { jobs: latest_jobs(api, schedule.id).await?, ..schedule.view() })
 }
 
-async fn latest_jobs(api: &Api, id: ScheduleId) -> Answer<Vec<JobView>> {
+async fn latest_jobs(api: &Api, id: ScheduleId) -> ApiResult<Vec<JobView>> {
     let filter = Filter { schedule_id: Some(id.to_string()), ..Filter::default() };
     let found = api.engine.store.job_list(&filter, Page::After { id: None, limit: LATEST_JOBS }).await?;
     Ok(found.jobs.into_iter().map(|job| api.shown(job)).collect())
 }
 
-async fn stored(api: &Api, text: &str) -> Answer<Schedule> {
+async fn stored(api: &Api, text: &str) -> ApiResult<Schedule> {
     let id = parse_id(text)?;
     api.engine.store.schedule_get(id).await?.ok_or_else(|| unknown(text))
 }
 
-fn parse_id(text: &str) -> Answer<ScheduleId> {
+fn parse_id(text: &str) -> ApiResult<ScheduleId> {
     text.parse().map_err(|_| unknown(text))
 }
 
@@ -168,43 +168,43 @@ fn unknown(id: &str) -> ApiError {
     ApiError::not_found(format!("there is no schedule {id}"))
 }
 
-pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> Answer<Json<ScheduleView>> {
+pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<ScheduleView>> {
     let body = read_body(&api, body).await?;
     Ok(Json(patch_from(&api, &id, body).await?))
 }
 
-pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> Answer<ScheduleView> {
-    if body_object(&body, api.body_bytes)?.is_empty() {
-        return Err(ApiError::invalid(vec![FieldError::new("body", "names nothing to change")]));
+pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> ApiResult<ScheduleView> {
+    if api.parser().fields(&body)?.is_empty() {
+        return Err(ApiError::invalid_field("body", "names nothing to change"));
     }
-    let (rule, limits, most) = (api.engine.webhooks.rule.clone(), api.limits.clone(), api.body_bytes);
+    let parser = api.parser().clone();
     // What stands there is read under its lock, so that two changes at once do not undo each other.
     let edit = move |schedule: &Schedule| {
-        let fields = body_object(&body, most).map_err(|error| error.details)?;
-        let asked = read_schedule(fields, schedule.spec.clone(), &rule);
-        if !asked.faults.is_empty() {
-            let checked = asked.spec.check(&limits, schedule.anchor_at).err().unwrap_or_default();
-            return Err(asked.faults_with(checked));
+        let fields = parser.fields(&body).map_err(|error| ApiError::from(error).details)?;
+        let asked = read_schedule(fields, schedule.spec.clone(), &parser);
+        if !asked.errors.is_empty() {
+            let checked = asked.spec.check(&parser.limits, schedule.anchor_at).err().unwrap_or_default();
+            return Err(asked.errors_with(checked));
         }
         Ok(SchedulePatch { spec: Some(asked.spec), is_active: asked.is_active })
     };
     change(api, id, "schedule.edit", edit).await
 }
 
-pub async fn enable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+pub async fn enable(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
     Ok(Json(enabled(&api, &id).await?))
 }
 
-pub async fn disable(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<ScheduleView>> {
+pub async fn disable(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
     Ok(Json(disabled(&api, &id).await?))
 }
 
-pub async fn enabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+pub async fn enabled(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let patch = SchedulePatch { spec: None, is_active: Some(true) };
     change(api, id, "schedule.enable", move |_| Ok(patch.clone())).await
 }
 
-pub async fn disabled(api: &Api, id: &str) -> Answer<ScheduleView> {
+pub async fn disabled(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let patch = SchedulePatch { spec: None, is_active: Some(false) };
     change(api, id, "schedule.disable", move |_| Ok(patch.clone())).await
 }
@@ -214,18 +214,18 @@ async fn change(
     id: &str,
     action: &'static str,
     edit: impl Fn(&Schedule) -> Result<SchedulePatch, Vec<FieldError>> + Send + Sync + 'static,
-) -> Answer<ScheduleView> {
-    let change = ScheduleChange { edit: Box::new(edit), limits: api.limits.clone(), action };
+) -> ApiResult<ScheduleView> {
+    let change = ScheduleChange { edit: Box::new(edit), limits: api.parser().limits.clone(), action };
     let changed = api.engine.store.schedule_patch(parse_id(id)?, change, &actor(), Timestamp::now()).await?;
     Ok(changed.ok_or_else(|| unknown(id))?.view())
 }
 
-pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Success>> {
+pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Success>> {
     remove(&api, &id).await?;
     Ok(Json(Success { success: true }))
 }
 
-pub async fn remove(api: &Api, id: &str) -> Answer<()> {
+pub async fn remove(api: &Api, id: &str) -> ApiResult<()> {
     match api.engine.store.schedule_delete(parse_id(id)?, &actor(), Timestamp::now()).await? {
         true => Ok(()),
         false => Err(unknown(id)),
@@ -235,13 +235,13 @@ pub async fn remove(api: &Api, id: &str) -> Answer<()> {
 pub async fn trigger(
     State(api): State<Api>,
     Segment(id): Segment,
-) -> Answer<(StatusCode, [(header::HeaderName, String); 1], Json<Triggered>)> {
+) -> ApiResult<(StatusCode, [(header::HeaderName, String); 1], Json<Triggered>)> {
     let job_id = run_now(&api, &id).await?;
     let location = [(header::LOCATION, format!("/api/v1/jobs/{job_id}"))];
     Ok((StatusCode::CREATED, location, Json(Triggered { job_id })))
 }
 
-pub async fn run_now(api: &Api, id: &str) -> Answer<JobId> {
+pub async fn run_now(api: &Api, id: &str) -> ApiResult<JobId> {
     let now = Timestamp::now();
     let job = api.engine.store.schedule_trigger(parse_id(id)?, &actor(), now).await?.ok_or_else(|| unknown(id))?;
     api.engine.schedules.triggered();
@@ -249,12 +249,16 @@ pub async fn run_now(api: &Api, id: &str) -> Answer<JobId> {
     Ok(job)
 }
 
-pub async fn preview(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<RunList>> {
+pub async fn preview(
+    State(api): State<Api>,
+    Segment(id): Segment,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Json<RunList>> {
     Ok(Json(coming(&api, &id, query.as_deref().unwrap_or("")).await?))
 }
 
 /// The next runs, as if it were active.
-pub async fn coming(api: &Api, id: &str, query: &str) -> Answer<RunList> {
+pub async fn coming(api: &Api, id: &str, query: &str) -> ApiResult<RunList> {
     let mut count = 10;
     read_query(query, |name, value| {
         match name {
@@ -270,17 +274,21 @@ pub async fn coming(api: &Api, id: &str, query: &str) -> Answer<RunList> {
             let after = timed.schedule.cursor_at.max(Timestamp::now());
             (schedule::preview(&timed, after, count), timed.timing.explain())
         }
-        Err(faults) => (Vec::new(), invalid_timing_reason(&faults)),
+        Err(errors) => (Vec::new(), invalid_timing_reason(&errors)),
     };
     Ok(RunList { runs, timezone, explanation })
 }
 
-pub async fn ticks(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> Answer<Json<TickList>> {
+pub async fn ticks(
+    State(api): State<Api>,
+    Segment(id): Segment,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Json<TickList>> {
     Ok(Json(TickList { ticks: past(&api, &id, query.as_deref().unwrap_or("")).await? }))
 }
 
 /// What became of its due times, the latest first.
-pub async fn past(api: &Api, id: &str, query: &str) -> Answer<Vec<TickRow>> {
+pub async fn past(api: &Api, id: &str, query: &str) -> ApiResult<Vec<TickRow>> {
     let (mut before, mut limit) = (None, 20);
     read_query(query, |name, value| {
         match name {

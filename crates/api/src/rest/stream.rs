@@ -13,9 +13,9 @@ use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
 use serde_json::json;
 
-use super::{jobs::Answer, list::form_pairs};
+use super::list::form_pairs;
 use crate::{
-    Api, ApiError,
+    Api, ApiError, ApiResult,
     watch::{Ask, Item, Watch},
 };
 
@@ -23,7 +23,7 @@ pub async fn events(
     State(api): State<Api>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
-) -> Answer<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
+) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
     let mut ask = read_query(query.as_deref().unwrap_or(""))?;
     // A browser that connects again says in the header how far it has come; the address is still that of the first time.
     if let Some(id) = headers.get("last-event-id") {
@@ -37,9 +37,9 @@ pub async fn events(
     Ok(Sse::new(stream))
 }
 
-fn read_query(query: &str) -> Answer<Ask> {
+fn read_query(query: &str) -> ApiResult<Ask> {
     let mut ask = Ask::default();
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (name, value) in form_pairs(query) {
         match name.as_str() {
             "types" => ask.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
@@ -47,10 +47,10 @@ fn read_query(query: &str) -> Answer<Ask> {
             "correlationId" => ask.correlation_id = Some(value),
             "jobId" => ask.job_id = Some(value),
             "lastEventId" => ask.from = Some(("lastEventId", value)),
-            _ => faults.push(FieldError::new(name, "is not a known parameter")),
+            _ => errors.push(FieldError::new(name, "is not a known parameter")),
         }
     }
-    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
 }
 
 fn message(item: Item, place: EventPosition, source: &str) -> SseEvent {

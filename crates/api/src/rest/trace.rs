@@ -1,15 +1,14 @@
 //! `GET /trace/:correlationId`: everything that belongs together, as one timeline.
 
 use axum::{Json, extract::State};
-use faena_domain::{FieldError, JobId, Trace};
+use faena_domain::{JobId, Trace};
 
-use super::jobs::{Answer, Segment};
-use crate::{Api, ApiError};
+use crate::{Api, ApiError, ApiResult, request::Segment};
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<Trace>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Trace>> {
     if id.is_empty() || id.len() > 255 || id.contains(char::is_control) {
         let message = "must have 1 to 255 bytes and no control characters";
-        return Err(ApiError::invalid(vec![FieldError::new("correlationId", message)]));
+        return Err(ApiError::invalid_field("correlationId", message));
     }
     match faena_engine::trace::trace(&*api.engine.store, &id).await? {
         Some(trace) => Ok(Json(trace)),
@@ -18,7 +17,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<T
 }
 
 /// A job's id is its correlation id unless it was given another.
-async fn unknown(api: &Api, id: &str) -> Answer<ApiError> {
+async fn unknown(api: &Api, id: &str) -> ApiResult<ApiError> {
     let job = match id.parse::<JobId>() {
         Ok(job) => api.engine.store.job_get(job).await?,
         Err(_) => None,

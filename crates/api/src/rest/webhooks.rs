@@ -8,13 +8,10 @@ use faena_domain::{FieldError, Timestamp, WebhookId, WebhookState, WebhookView};
 use faena_store::WebhookFilter;
 use faena_wire::WebhookList;
 
-use super::{
-    jobs::{Answer, Segment},
-    list::form_pairs,
-};
-use crate::{Api, ApiError};
+use super::list::form_pairs;
+use crate::{Api, ApiError, ApiResult, request::Segment};
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> Answer<Json<WebhookList>> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<WebhookList>> {
     let Query { filter, after, limit } = read_query(query.as_deref().unwrap_or(""))?;
     let webhooks = api.engine.store.webhook_list(filter, after, limit).await?;
     let next_cursor = if webhooks.len() == limit { webhooks.last().map(|webhook| webhook.id) } else { None };
@@ -27,15 +24,15 @@ struct Query {
     limit: usize,
 }
 
-fn read_query(query: &str) -> Answer<Query> {
+fn read_query(query: &str) -> ApiResult<Query> {
     let mut ask = Query { filter: WebhookFilter::default(), after: None, limit: 20 };
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (name, value) in form_pairs(query) {
         if let Err(message) = ask.set(&name, value) {
-            faults.push(FieldError::new(name, message));
+            errors.push(FieldError::new(name, message));
         }
     }
-    if faults.is_empty() { Ok(ask) } else { Err(ApiError::invalid(faults)) }
+    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
 }
 
 impl Query {
@@ -66,7 +63,7 @@ impl Query {
     }
 }
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<WebhookView>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<WebhookView>> {
     let webhook = api.engine.store.webhook_get(webhook_id(&id)?).await?;
     let mut webhook = webhook.ok_or_else(|| unknown(&id))?;
     if webhook.state == WebhookState::Waiting {
@@ -75,15 +72,15 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> Answer<Json<W
     Ok(Json(webhook))
 }
 
-pub async fn redeliver(State(api): State<Api>, Segment(text): Segment) -> Answer<Json<WebhookView>> {
+pub async fn redeliver(State(api): State<Api>, Segment(text): Segment) -> ApiResult<Json<WebhookView>> {
     let id = webhook_id(&text)?;
     let store = &api.engine.store;
     store.webhook_redeliver(id, &crate::frame::actor(), Timestamp::now()).await?.ok_or_else(|| unknown(&text))?;
     Ok(Json(store.webhook_get(id).await?.ok_or_else(|| unknown(&text))?))
 }
 
-fn webhook_id(text: &str) -> Answer<WebhookId> {
-    text.parse().map_err(|_| ApiError::invalid(vec![FieldError::new("id", "must be a UUID")]))
+fn webhook_id(text: &str) -> ApiResult<WebhookId> {
+    text.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))
 }
 
 fn unknown(id: &str) -> ApiError {

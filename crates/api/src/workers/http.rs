@@ -12,23 +12,22 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{FieldError, Progress, Timestamp};
+use faena_domain::{Progress, Timestamp, parse::Fields};
 use faena_engine::workers::{ConnectedWorker, Order, Registration, Report, ReportKind, Transport};
 use faena_wire::{Registered, Success};
 use serde_json::json;
 
 use super::{encode, records::unknown, report};
 use crate::{
-    Api, ApiError,
-    fields::{Fields, body_object},
-    rest::jobs::{Answer, Segment, parse_id, read_body},
+    Api, ApiError, ApiResult,
+    request::{Segment, parse_job_id, read_body},
 };
 
 /// How long a claim waits, when it does not say.
 const WAIT_MS: u64 = 20_000;
 const LONGEST_WAIT_MS: u64 = 60_000;
 
-pub async fn register(State(api): State<Api>, body: Body) -> Answer<Response> {
+pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
     let mut fields = object_or_nothing(&api, &body)?;
     let registration = Registration {
@@ -51,16 +50,16 @@ pub async fn register(State(api): State<Api>, body: Body) -> Answer<Response> {
     Ok((StatusCode::CREATED, Json(answer)).into_response())
 }
 
-pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) -> Answer<Response> {
+pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
     let mut fields = object_or_nothing(&api, &body)?;
     let max = fields.number("max").map(|max| usize::try_from(max).unwrap_or(usize::MAX));
     let wait_ms = fields.number("waitMs").unwrap_or(WAIT_MS);
     if max == Some(0) {
-        fields.fault("max", "must be at least 1");
+        fields.reject("max", "must be at least 1");
     }
     if wait_ms > LONGEST_WAIT_MS {
-        fields.fault("waitMs", format!("must be at most {LONGEST_WAIT_MS}"));
+        fields.reject("waitMs", format!("must be at most {LONGEST_WAIT_MS}"));
     }
     refuse(fields)?;
     let worker = caller(&api, &key).await?;
@@ -102,7 +101,7 @@ async fn wait(api: &Api, worker: &Arc<ConnectedWorker>, max: Option<usize>, grac
     orders
 }
 
-pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> Answer<Response> {
+pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Response> {
     let worker = caller(&api, &key).await?;
     let words = worker.take_words();
     Ok(json_text(&told(&worker, words, false)))
@@ -135,9 +134,9 @@ pub async fn report(
     State(api): State<Api>,
     path: Result<Path<(String, String, String)>, axum::extract::rejection::PathRejection>,
     body: Body,
-) -> Answer<Json<serde_json::Value>> {
-    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid(vec![FieldError::new("path", "must be UTF-8")]))?;
-    let job_id = parse_id(&job)?;
+) -> ApiResult<Json<serde_json::Value>> {
+    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid_field("path", "must be UTF-8"))?;
+    let job_id = parse_job_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = object_or_nothing(&api, &body)?;
     let run = fields.take("run", "a whole number");
@@ -148,15 +147,15 @@ pub async fn report(
     Ok(Json(json!({"ok": true})))
 }
 
-fn read_kind(name: &str, fields: &mut Fields) -> Answer<ReportKind> {
+fn read_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
     Ok(match name {
         "started" => ReportKind::Started,
         "release" => ReportKind::Release,
         "progress" => {
             let wanted = "an object of phase, currentStep, completedSteps, totalSteps, percentage and message";
             let progress = fields.take::<Progress>("progress", wanted);
-            if !fields.faults.is_empty() {
-                return Err(ApiError::invalid(std::mem::take(&mut fields.faults)));
+            if !fields.errors.is_empty() {
+                return Err(ApiError::invalid(std::mem::take(&mut fields.errors)));
             }
             report::progress(progress)?
         }
@@ -180,24 +179,24 @@ fn read_kind(name: &str, fields: &mut Fields) -> Answer<ReportKind> {
 }
 
 /// The worker says goodbye; what it has goes back without costing a try.
-pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> Answer<Json<Success>> {
+pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {
     let worker = caller(&api, &key).await?;
     api.engine.worker_leave(&worker, "it left", Timestamp::now()).await;
     Ok(Json(Success { success: true }))
 }
 
-async fn caller(api: &Api, key: &str) -> Answer<Arc<ConnectedWorker>> {
+async fn caller(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
     let worker = api.engine.worker_calling(key, Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
 }
 
-fn object_or_nothing<'a>(api: &Api, body: &'a Bytes) -> Answer<Fields<'a>> {
-    body_object(if body.is_empty() { b"{}" } else { body }, api.body_bytes)
+fn object_or_nothing<'a>(api: &Api, body: &'a Bytes) -> ApiResult<Fields<'a>> {
+    Ok(api.parser().fields(if body.is_empty() { b"{}" } else { body })?)
 }
 
-fn refuse(fields: Fields) -> Answer<()> {
-    let faults = fields.finish();
-    if faults.is_empty() { Ok(()) } else { Err(ApiError::invalid(faults)) }
+fn refuse(fields: Fields) -> ApiResult<()> {
+    let errors = fields.finish();
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
 }
 
 fn json_text(json: &str) -> Response {

@@ -1,9 +1,7 @@
 //! What a worker says about a job, made sound: the same rules whichever door it comes through.
 
-use faena_domain::{Failure, JobId, Progress, Run};
+use faena_domain::{ErrorCode, Failure, JobId, Progress, Run, parse::check_json};
 use faena_engine::workers::{Refusal, Report, ReportKind};
-
-use crate::fields::sound_json;
 
 /// The longest line of log, and the longest error, that is kept.
 const LONGEST_LINE: usize = 16 << 10;
@@ -12,7 +10,7 @@ const LONGEST_ERROR: usize = 64 << 10;
 pub type Sound<T> = Result<T, Refusal>;
 
 fn invalid(field: &str, message: &str) -> Refusal {
-    Refusal::new("VALIDATION_ERROR", format!("{field}: {message}"))
+    Refusal::new(ErrorCode::ValidationError, format!("{field}: {message}"))
 }
 
 pub fn about(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> Sound<Report> {
@@ -23,7 +21,7 @@ pub fn about(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> Sound
 pub fn complete(result: Option<&str>) -> Sound<ReportKind> {
     let result = result.filter(|text| *text != "null");
     if let Some(text) = result {
-        sound_json(text).map_err(|what| invalid("result", &what))?;
+        check_json(text).map_err(|what| invalid("result", &what))?;
     }
     Ok(ReportKind::Complete { result: result.map(str::to_owned) })
 }
@@ -46,7 +44,7 @@ pub fn step(name: Option<String>, result: Option<&str>, total: Option<u32>) -> S
         return Err(invalid("name", "must have 1 to 100 characters, none of them a control character"));
     }
     let result = result.unwrap_or("null");
-    sound_json(result).map_err(|what| invalid("result", &what))?;
+    check_json(result).map_err(|what| invalid("result", &what))?;
     if total.is_some_and(|total| total == 0 || total > 100_000) {
         return Err(invalid("totalSteps", "must be from 1 to 100000"));
     }

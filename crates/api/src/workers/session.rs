@@ -5,7 +5,7 @@
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-use faena_domain::Timestamp;
+use faena_domain::{ErrorCode, Timestamp};
 use faena_engine::workers::{ConnectedWorker, Order, Refusal, Registration, Report, ReportKind};
 use futures_util::FutureExt;
 
@@ -169,7 +169,7 @@ impl Session {
             Next::Said(Said::Drain) => heard.drains = true,
             Next::Said(Said::Register(_)) => {
                 let text = "this worker is registered already on this connection";
-                heard.refusals.push(Refusal::new("CONFLICT", text));
+                heard.refusals.push(Refusal::new(ErrorCode::Conflict, text));
             }
             Next::Refused(refusal) => heard.refusals.push(refusal),
             Next::Said(Said::Heartbeat | Said::Leave) | Next::Alive | Next::Over => {}
@@ -187,7 +187,7 @@ impl Session {
     async fn pass_on(&self, heard: Heard, now: Timestamp) -> Vec<Refusal> {
         let Heard { reports, mut refusals, drains } = heard;
         if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, None, now).await {
-            refusals.push(Refusal::new("UNAVAILABLE", ApiError::from(error).message));
+            refusals.push(Refusal::new(ErrorCode::Unavailable, ApiError::from(error).message));
         }
         if !reports.is_empty() {
             self.api.engine.report_handler.take(&self.worker, reports, now).await;

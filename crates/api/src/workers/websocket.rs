@@ -9,7 +9,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use faena_domain::{FieldError, Timestamp};
+use faena_domain::{ErrorCode, Timestamp};
 use faena_engine::workers::{Connection, Order, Refusal, Registration, ReportKind, Transport};
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
@@ -38,14 +38,13 @@ pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, W
             .write_buffer_size(32 << 10)
             .max_write_buffer_size(64 << 20)
             .on_upgrade(move |socket| serve(api, socket)),
-        Err(_) => ApiError::invalid(vec![FieldError::new("Upgrade", "this is a WebSocket; connect to it as one")])
-            .into_response(),
+        Err(_) => ApiError::invalid_field("Upgrade", "this is a WebSocket; connect to it as one").into_response(),
     }
 }
 
 async fn serve(api: Api, mut socket: WebSocket) {
     if let Some(connection) = introduce(&api, &mut socket).await {
-        let line = Frames { socket, limit: api.body_bytes };
+        let line = Frames { socket, limit: api.parser().limits.max_body_bytes };
         session::serve(api, connection.worker, line).await;
     }
 }
@@ -68,9 +67,9 @@ async fn introduce(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
                 return None;
             }
         };
-        let said = match read(&message, api.body_bytes) {
+        let said = match read(&message, api.parser().limits.max_body_bytes) {
             Some(Ok(Said::Register(registration))) => Ok(registration),
-            Some(Ok(_)) => Err(Refusal::new("VALIDATION_ERROR", "the first frame must be register")),
+            Some(Ok(_)) => Err(Refusal::new(ErrorCode::ValidationError, "the first frame must be register")),
             Some(Err(refusal)) => Err(refusal),
             None => continue,
         };
@@ -197,10 +196,10 @@ fn order_frame(order: &Order) -> String {
 fn read(message: &Message, limit: usize) -> Option<Result<Said, Refusal>> {
     match message {
         Message::Text(text) if text.len() > limit => {
-            Some(Err(Refusal::new("PAYLOAD_TOO_LARGE", format!("the frame is larger than {limit} bytes"))))
+            Some(Err(Refusal::new(ErrorCode::PayloadTooLarge, format!("the frame is larger than {limit} bytes"))))
         }
         Message::Text(text) => Some(parse(text)),
-        Message::Binary(_) => Some(Err(Refusal::new("VALIDATION_ERROR", "frames are JSON text, not binary"))),
+        Message::Binary(_) => Some(Err(Refusal::new(ErrorCode::ValidationError, "frames are JSON text, not binary"))),
         Message::Ping(_) | Message::Pong(_) | Message::Close(_) => None,
     }
 }
@@ -213,7 +212,7 @@ fn parse(text: &str) -> Result<Said, Refusal> {
         } else {
             said.split(", expected one of").next().unwrap_or("not understood")
         };
-        Refusal::new("VALIDATION_ERROR", format!("the frame is not understood: {what}"))
+        Refusal::new(ErrorCode::ValidationError, format!("the frame is not understood: {what}"))
     })?;
     let (job_id, run) = (frame.job_id, frame.run);
     let raw = |value: Option<&serde_json::value::RawValue>| value.map(|raw| raw.get().to_owned());
@@ -244,7 +243,10 @@ fn parse(text: &str) -> Result<Said, Refusal> {
         other => {
             let known = "register, heartbeat, started, progress, log, step, complete, fail, release, drain and leave";
             let other: String = other.chars().take(50).collect();
-            return Err(Refusal::new("VALIDATION_ERROR", format!("type {other:?} is not known; there are {known}")));
+            return Err(Refusal::new(
+                ErrorCode::ValidationError,
+                format!("type {other:?} is not known; there are {known}"),
+            ));
         }
     };
     report::about(job_id, run, kind).map(Said::Report)
@@ -257,7 +259,7 @@ mod tests {
 
     use super::*;
 
-    fn code(text: &str) -> Option<&'static str> {
+    fn code(text: &str) -> Option<ErrorCode> {
         parse(text).err().map(|refusal| refusal.code)
     }
 
@@ -265,7 +267,7 @@ mod tests {
     fn what_is_no_frame_is_refused_and_says_why() {
         for text in ["", "nonsense", "[]", "7", "{}", "{\"type\":7}", "{\"type\":\"dance\"}", "{\"type\":\"complete\"}"]
         {
-            assert_eq!(code(text), Some("VALIDATION_ERROR"), "{text}");
+            assert_eq!(code(text), Some(ErrorCode::ValidationError), "{text}");
         }
         let unknown = parse(r#"{"type":"complete","jobId":"01a1e1b6-d8d7-7007-820a-3ff640398a18","resul":1}"#);
         let message = unknown.err().expect("refused").message;
@@ -353,7 +355,7 @@ mod tests {
             frame.insert("type".into(), kind.into());
             let text = serde_json::Value::from(frame).to_string();
             if let Err(refusal) = parse(&text) {
-                prop_assert_eq!(refusal.code, "VALIDATION_ERROR");
+                prop_assert_eq!(refusal.code, ErrorCode::ValidationError);
             }
             // And cut off anywhere.
             let end = (0..=cut.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);

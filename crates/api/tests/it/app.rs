@@ -58,16 +58,11 @@ impl App {
     async fn open(url: &str, place: Place, config: EngineConfig) -> App {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
-        let engine = Engine::start(store, config).await.unwrap();
+        let job_limits =
+            JobLimits { max_body_bytes: BODY_BYTES, max_batch_bytes: BATCH_BYTES, ..config.job_limits.clone() };
+        let engine = Engine::start(store, EngineConfig { job_limits, ..config }).await.unwrap();
         let closing = CancellationToken::new();
-        let api = Api::new(Parts {
-            engine: engine.clone(),
-            limits: JobLimits::default(),
-            body_bytes: BODY_BYTES,
-            batch_bytes: BATCH_BYTES,
-            loopback_only: true,
-            closing: closing.clone(),
-        });
+        let api = Api::new(Parts { engine: engine.clone(), loopback_only: true, closing: closing.clone() });
         App { router: faena_api::router(api), engine, closing, _place: place }
     }
 

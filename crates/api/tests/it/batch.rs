@@ -63,18 +63,18 @@ async fn circles_and_refs_that_are_unknown_or_given_twice_are_refused() {
     ] {
         said.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.faults()));
     }
-    assert_snapshot!(said, @"
-    400 VALIDATION_ERROR: jobs[0].dependsOn: goes in a circle
-    jobs[0].dependsOn: goes in a circle
-    400 VALIDATION_ERROR: jobs[0].dependsOn: goes in a circle
-    jobs[0].dependsOn: goes in a circle
-    400 VALIDATION_ERROR: jobs[1].ref: a is used twice
-    jobs[1].ref: a is used twice
-    400 VALIDATION_ERROR: jobs[1].dependsOn: nobody is neither a job id nor a ref of this batch
-    jobs[1].dependsOn: nobody is neither a job id nor a ref of this batch
+    assert_snapshot!(said, @r#"
+    400 VALIDATION_ERROR: jobs[0].dependsOn: depends on itself, directly or through other jobs
+    jobs[0].dependsOn: depends on itself, directly or through other jobs
+    400 VALIDATION_ERROR: jobs[0].dependsOn: depends on itself, directly or through other jobs
+    jobs[0].dependsOn: depends on itself, directly or through other jobs
+    400 VALIDATION_ERROR: jobs[1].ref: "a" is already the ref of another job
+    jobs[1].ref: "a" is already the ref of another job
+    400 VALIDATION_ERROR: jobs[1].dependsOn: "nobody" is neither a job id nor a ref in this batch
+    jobs[1].dependsOn: "nobody" is neither a job id nor a ref in this batch
     400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
     dependsOn: there is no job <id 1>
-    ");
+    "#);
     assert_eq!(app.total().await, 0);
 }
 
@@ -87,7 +87,7 @@ async fn one_bad_job_spoils_the_batch_and_every_fault_is_named() {
     400 VALIDATION_ERROR: 6 fields are not valid
     jobs[1].name: must have 1 to 100 characters, has 0
     jobs[2]: must be a JSON object
-    jobs[3].nmae: is not a known field
+    jobs[3].nmae: unknown field
     jobs[3].maxRetries: must be from 0 to 10, is 99
     jobs[4].name: is required (or type)
     jobs[4].payload: must be a JSON object
@@ -186,8 +186,8 @@ async fn a_batch_without_jobs_is_refused() {
     jobs: must be a list of jobs
     400 VALIDATION_ERROR: jobs: must be a list of jobs
     jobs: must be a list of jobs
-    400 VALIDATION_ERROR: more: is not a known field
-    more: is not a known field
+    400 VALIDATION_ERROR: more: unknown field
+    more: unknown field
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
     body: is not valid JSON: EOF while parsing a value at line 1 column 0
     ");

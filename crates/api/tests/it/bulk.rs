@@ -128,8 +128,8 @@ async fn what_would_reach_further_than_was_meant_is_refused() {
     filter.status: must be one of PENDING, QUEUED, SCHEDULED, ASSIGNED, PROCESSING, RETRYING, COMPLETED, FAILED, CANCELLED
     400 VALIDATION_ERROR: filter: must be an object
     filter: must be an object
-    400 VALIDATION_ERROR: dryrun: is not a known field
-    dryrun: is not a known field
+    400 VALIDATION_ERROR: dryrun: unknown field
+    dryrun: unknown field
     400 VALIDATION_ERROR: dryRun: must be true or false
     dryRun: must be true or false
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0

@@ -97,8 +97,8 @@ async fn what_cannot_be_changed_is_said() {
     400 VALIDATION_ERROR: body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
     body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
     400 VALIDATION_ERROR: 2 fields are not valid
-    name: is not a known field
-    status: is not a known field
+    name: unknown field
+    status: unknown field
     400 VALIDATION_ERROR: 7 fields are not valid
     scheduledAt: must be a time like 2026-11-15T20:00:00Z
     expiresAt: must be a time like 2026-11-15T20:00:00Z

@@ -90,9 +90,9 @@ async fn what_nobody_knows_is_refused() {
     let body = r#"{"name": "noop", "prioritty": "HIGH", "id": "x", "status": "COMPLETED"}"#;
     assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @"
     400 VALIDATION_ERROR: 3 fields are not valid
-    id: is not a known field
-    prioritty: is not a known field
-    status: is not a known field
+    id: unknown field
+    prioritty: unknown field
+    status: unknown field
     ");
 }
 
@@ -193,19 +193,19 @@ async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_all
     ] {
         said.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.faults()));
     }
-    assert_snapshot!(said, @"
-    GET /api/v1/nothing: 404 NOT_FOUND: there is nothing at /api/v1/nothing
-    GET /api/v1/jobs/: 404 NOT_FOUND: there is nothing at /api/v1/jobs/
+    assert_snapshot!(said, @r#"
+    GET /api/v1/nothing: 404 NOT_FOUND: no resource at "/api/v1/nothing"
+    GET /api/v1/jobs/: 404 NOT_FOUND: no resource at "/api/v1/jobs/"
     GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
     DELETE /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel: 404 NOT_FOUND: there is no job <id 1>
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/retry: 404 NOT_FOUND: there is no job <id 1>
     GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000/events: 404 NOT_FOUND: there is no job <id 1>
     POST /api/v1/jobs/bulk/explode: 404 NOT_FOUND: there is no bulk action explode; cancel, retry and delete are
-    PUT /api/v1/jobs: 405 METHOD_NOT_ALLOWED: this method is not known here
-    POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 405 METHOD_NOT_ALLOWED: this method is not known here
-    GET /api/v1/jobs/batch/x: 404 NOT_FOUND: there is nothing at /api/v1/jobs/batch/x
-    DELETE /health/live: 405 METHOD_NOT_ALLOWED: this method is not known here
+    PUT /api/v1/jobs: 405 METHOD_NOT_ALLOWED: this resource does not accept this method
+    POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 405 METHOD_NOT_ALLOWED: this resource does not accept this method
+    GET /api/v1/jobs/batch/x: 404 NOT_FOUND: no resource at "/api/v1/jobs/batch/x"
+    DELETE /health/live: 405 METHOD_NOT_ALLOWED: this resource does not accept this method
     GET /api/v1/jobs/not-an-id: 400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
     POST /api/v1/jobs/not-an-id/cancel: 400 VALIDATION_ERROR: id: must be a UUID
@@ -214,7 +214,7 @@ async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_all
     path: must be UTF-8
     DELETE /api/v1/jobs/018f0000-0000-7000-8000-00000000000g: 400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
-    ");
+    "#);
     let patch = app.call("PATCH", none, r#"{"priority": "LOW"}"#).await;
     assert_eq!(patch.status, StatusCode::NOT_FOUND);
 }

@@ -258,7 +258,7 @@ async fn bad_filters_are_named() {
     400 VALIDATION_ERROR: filter.status: is not a known parameter
     filter.status: is not a known parameter
     400 VALIDATION_ERROR: 2 fields are not valid
-    persecond: is not a known field
+    persecond: unknown field
     filter.error: must be a string
     400 VALIDATION_ERROR: perSecond: must be from 1 to 10000, is 0
     perSecond: must be from 1 to 10000, is 0

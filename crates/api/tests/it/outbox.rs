@@ -170,7 +170,7 @@ async fn bad_requests_are_told_every_fault() {
     insta::assert_snapshot!(faults("dead/replay", "{}").await, @r#"filter: would match every dead letter; say "all": true if that is meant"#);
     insta::assert_snapshot!(faults("dead/replay", r#"{"perSecond": 0, "filter": {"sink": 1, "x": "y"}, "z": 1}"#).await, @r"
     perSecond: must be from 1 to 100000, is 0
-    z: is not a known field
+    z: unknown field
     filter.sink: must be a string
     filter.x: is not a known parameter
     ");

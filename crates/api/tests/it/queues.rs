@@ -64,7 +64,7 @@ async fn a_limit_that_was_set_can_be_reset() {
     assert_snapshot!(bad.faults(), @r#"
     400 VALIDATION_ERROR: 2 fields are not valid
     scope: must be system, queue, type or key
-    concurrency: is not a known field
+    concurrency: unknown field
     "#);
 }
 
@@ -197,14 +197,14 @@ async fn a_bad_setting_of_a_queue_is_named() {
     rate.count: must be from 1 to 10000000, is 0
     rate.periodMs: must be from 1 to 2678400000, is 0
     400 VALIDATION_ERROR: 2 fields are not valid
-    rate.period: is not a known field
+    rate.period: unknown field
     rate.periodMs: is missing
     400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 2764800000
     rate.periodMs: must be from 1 to 2678400000, is 2764800000
     400 VALIDATION_ERROR: 3 fields are not valid
     strict: must be true or false
     fairness: must be none or key
-    speed: is not a known field
+    speed: unknown field
     "#);
     let long = "x".repeat(101);
     let names = [
@@ -220,7 +220,7 @@ async fn a_bad_setting_of_a_queue_is_named() {
     name: must not contain control characters
     400 VALIDATION_ERROR: 2 fields are not valid
     reason: must have 1 to 255 visible characters
-    why: is not a known field
+    why: unknown field
     404 NOT_FOUND: there is no queue nowhere yet; it exists once a job or a setting has named it
     ");
     assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }), "nothing was set");
@@ -258,7 +258,7 @@ async fn a_bad_limit_is_named() {
     400 VALIDATION_ERROR: body: names nothing to change; concurrency and rate can be
     body: names nothing to change; concurrency and rate can be
     400 VALIDATION_ERROR: 2 fields are not valid
-    speed: is not a known field
+    speed: unknown field
     concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
     ");
     assert_eq!(app.get("/api/v1/limits").await.json(), json!({ "limits": [] }));

@@ -220,7 +220,7 @@ async fn a_change_that_makes_no_sense_changes_nothing() {
     insta::assert_snapshot!(patch(&app, &id, json!({"name": null, "cron": "@daily"})).await.faults(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     name: is required
-    cron: is not a known field
+    cron: unknown field
     ");
     assert_eq!(app.get(&format!("{PATH}/{id}")).await.json(), before);
 }
@@ -251,8 +251,8 @@ async fn names_of_other_systems_are_taken_and_must_not_disagree() {
     let other = json!({"name": "x", "cronExpr": "@hourly", "cronExpression": "@daily", "enabled": true, "isActive": false, "jobName": "noop"});
     insta::assert_snapshot!(app.post(PATH, other.to_string()).await.faults(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
-    cronExpr: differs from cronExpression; give one of them
-    enabled: differs from isActive; give one of them
+    cronExpr: differs from cronExpression; set only one of them
+    enabled: differs from isActive; set only one of them
     ");
 }
 
@@ -342,7 +342,7 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     except[1]: has 3 fields but needs 5: minute, hour, day of month, month, day of week. It reads: every minute, every hour, every day of month
 
     {"intervalMs":5000,"jobName":"noop","name":"x","webhookUrl":"http://127.0.0.1/"}
-    webhookUrl: 127.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
+    webhookUrl: "127.0.0.1" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
 
     {"catchUpLimit":0,"cron":"@daily","dstGap":"both","dstOverlap":"next","intervalMs":5000,"isActive":"yes","jitterMs":99999999999,"jobName":"noop","jobPriority":"URGENT","maxRetries":99,"maxRuns":0,"misfire":"never","misfireGraceMs":0,"name":"x","overlap":true,"timeoutMs":0}
     dstGap: must be next or skip
@@ -351,7 +351,7 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     misfire: must be run_once, skip or catch_up
     overlap: must be allow, skip, queue_one or cancel_previous
     isActive: must be true or false
-    cron: is not a known field
+    cron: unknown field
     misfireGraceMs: must be from 1000 to 86400000, is 0
     catchUpLimit: must be from 1 to 10000, is 0
     jitterMs: must be from 0 to 86400000, is 99999999999

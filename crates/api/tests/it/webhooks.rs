@@ -183,15 +183,15 @@ async fn an_address_that_may_not_be_called_is_refused_with_its_field() {
         assert!(!answer.text.contains("geheim"), "{}", answer.text);
         told.push(answer.faults().lines().next().unwrap().to_owned());
     }
-    insta::assert_snapshot!(told.join("\n"), @"
+    insta::assert_snapshot!(told.join("\n"), @r#"
     400 VALIDATION_ERROR: webhookUrl: the URL must not contain a user name or password
     400 VALIDATION_ERROR: webhookUrl: must start with http:// or https://
     400 VALIDATION_ERROR: webhookUrl: is not a URL: empty host
-    400 VALIDATION_ERROR: webhookUrl: 10.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
-    400 VALIDATION_ERROR: webhookUrl: ::1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
-    400 VALIDATION_ERROR: webhookUrl: 127.0.0.1 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
-    400 VALIDATION_ERROR: webhookUrl: 169.254.169.254 is a private or reserved address; FAENA_WEBHOOK_ALLOW can allow its network
-    ");
+    400 VALIDATION_ERROR: webhookUrl: "10.0.0.1" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
+    400 VALIDATION_ERROR: webhookUrl: "::1" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
+    400 VALIDATION_ERROR: webhookUrl: "127.0.0.1" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
+    400 VALIDATION_ERROR: webhookUrl: "169.254.169.254" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
+    "#);
     let batch = json!({"jobs": [{"name": "noop"}, {"name": "noop", "webhookUrl": "http://127.0.0.1/"}]});
     let answer = app.post("/api/v1/jobs/batch", batch.to_string()).await;
     assert_eq!(answer.json()["error"]["details"][0]["path"], "jobs[1].webhookUrl", "{}", answer.text);

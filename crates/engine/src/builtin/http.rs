@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use faena_domain::{ErrorReason, Failure};
+use faena_domain::{AddressRule, ErrorReason, Failure};
 use reqwest::{
     Client, Method,
     header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
 use super::{Context, run::payload};
-use crate::address::{AddressRule, GuardedResolver, REFUSED, describe};
+use crate::address::{GuardedResolver, describe, is_forbidden};
 
 #[derive(Clone)]
 pub struct HttpCaller {
@@ -163,9 +163,9 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
 
 /// A refused address will be refused again.
 fn failure(error: reqwest::Error) -> Failure {
-    let late = error.is_timeout();
+    let (late, forbidden) = (error.is_timeout(), is_forbidden(&error));
     let text = describe(error);
-    if text.contains(REFUSED) {
+    if forbidden {
         return Failure::fatal(text);
     }
     let failure = Failure::error(text);

@@ -16,7 +16,7 @@ use faena_brokers::{
     rabbitmq::{RabbitMqSink, RabbitMqSinkOptions},
     redis::{RedisSink, RedisSinkOptions},
 };
-use faena_domain::{NodeId, Timestamp};
+use faena_domain::{AddressRule, NodeId, Timestamp};
 use faena_store::{EventSubscription, OnRejected, Store, StoreError, SubscriptionMode};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
@@ -24,8 +24,6 @@ use tokio_util::sync::CancellationToken;
 pub use relay::{Relay, Spent};
 pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
-
-use crate::address::AddressRule;
 
 #[derive(Clone, Debug)]
 pub struct OutboxConfig {

@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
-use faena_domain::Timestamp;
+use faena_domain::{Timestamp, parse::JobParser};
 use faena_store::{
     ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake, MAX_ATTEMPTS, Store, StoreError,
 };
@@ -29,8 +29,7 @@ use tokio::sync::{Mutex, Notify};
 use super::Target;
 use crate::{
     Bus, Round,
-    address::AddressRule,
-    arrivals::{Arrival, JobReader, Trouble, arrive},
+    arrivals::{Arrival, Trouble, arrive},
     config::ms,
 };
 
@@ -77,7 +76,7 @@ pub struct Source {
     pub jobs: AtomicU64,
     period: Duration,
     sink: Option<Box<dyn Sink>>,
-    reader: JobReader,
+    parser: JobParser,
     state: Mutex<State>,
 }
 
@@ -110,7 +109,7 @@ struct Dealt {
 }
 
 impl Source {
-    pub fn new(config: &SourceConfig, rule: &AddressRule, reader: JobReader) -> Result<Source, StoreError> {
+    pub fn new(config: &SourceConfig, parser: JobParser) -> Result<Source, StoreError> {
         let outbox = ForeignOutbox::open(&config.url.0, config.mapping.clone())?;
         Ok(Source {
             name: format!("source:{}", config.name),
@@ -119,8 +118,8 @@ impl Source {
             refused: AtomicU64::new(0),
             jobs: AtomicU64::new(0),
             period: config.period,
-            sink: config.sink.as_ref().map(|target| target.open(rule)),
-            reader,
+            sink: config.sink.as_ref().map(|target| target.open(&parser.addresses)),
+            parser,
             state: Mutex::new(State { outbox, resting: HashMap::new(), trouble: Trouble::default() }),
         })
     }
@@ -245,14 +244,14 @@ impl Source {
     }
 
     async fn submit(&self, store: &dyn Store, bus: &Bus, row: &ForeignRow, payload: &str, now: Timestamp) -> Arrival {
-        match self.reader.read(payload) {
+        match self.parser.parse(payload.as_bytes()) {
             Ok(mut job) => {
                 if job.correlation_id.is_none() {
                     job.correlation_id = row.correlation_id.clone().filter(|id| fits(id));
                 }
                 arrive(store, bus, &self.name, &row.id, job, now).await
             }
-            Err(reason) => Arrival::Refused(reason),
+            Err(error) => Arrival::Refused(error.to_string()),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use faena_brokers::{BrokerError, Message, PublishOutcome, PublishReport, Sink};
-use faena_domain::Timestamp;
+use faena_domain::{AddressRule, Timestamp};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use reqwest::{
@@ -23,7 +23,7 @@ use reqwest::{
 use url::Url;
 
 use crate::{
-    address::{AddressRule, GuardedResolver, describe},
+    address::{GuardedResolver, describe},
     signature::{Secret, sign},
 };
 
@@ -102,7 +102,7 @@ impl WebhookSink {
 
     /// `Err`: why the receiver is down.
     async fn post(&self, message: &Message) -> Result<PublishOutcome, String> {
-        self.rule.check_url(&self.options.url)?;
+        self.rule.check_url(&self.options.url).map_err(|error| error.to_string())?;
         let call = self.client.post(self.options.url.clone()).headers(self.headers(message));
         let answer = call.body(message.body.clone()).send().await.map_err(describe)?;
         let status = answer.status();

@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use faena_domain::{Timestamp, WorkerId, WorkerState};
+use faena_domain::{ErrorCode, Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
@@ -36,17 +36,17 @@ use crate::{
 /// Why something that a worker says counts for nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    pub code: &'static str,
+    pub code: ErrorCode,
     pub message: String,
 }
 
 impl Refusal {
-    pub fn new(code: &'static str, message: impl Into<String>) -> Refusal {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
         Refusal { code, message: message.into() }
     }
 
     pub fn stale(run: faena_domain::Run) -> Refusal {
-        Refusal::new("STALE_RUN", format!("run {run} does not hold this job any more; nothing was changed"))
+        Refusal::new(ErrorCode::StaleRun, format!("run {run} does not hold this job any more; nothing was changed"))
     }
 }
 

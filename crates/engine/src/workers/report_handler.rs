@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use faena_domain::{
-    ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, NodeId, Progress, Run, Timestamp,
+    ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, NodeId, Progress, Run, Timestamp,
 };
 use faena_store::{NoteKind, RunNote, RunOutcome, Store, StoreError};
 use parking_lot::RwLock;
@@ -266,9 +266,10 @@ impl ReportHandler {
             let refusal = match &answers {
                 Ok(answers) if answers.get(at) == Some(&true) => None,
                 Ok(_) => Some(Refusal::stale(note.run)),
-                Err(_) => {
-                    Some(Refusal::new("UNAVAILABLE", "the database is not available at the moment; say it again"))
-                }
+                Err(_) => Some(Refusal::new(
+                    ErrorCode::Unavailable,
+                    "the database is not available at the moment; say it again",
+                )),
             };
             if refusal.is_none()
                 && let Some(progress) = progress
@@ -291,7 +292,9 @@ impl ReportHandler {
         }
         let refusal = match self.explain(worker, &report, now).await {
             Ok(verdict) => verdict.err(),
-            Err(_) => Some(Refusal::new("UNAVAILABLE", "the database is not available at the moment; say it again")),
+            Err(_) => {
+                Some(Refusal::new(ErrorCode::Unavailable, "the database is not available at the moment; say it again"))
+            }
         };
         worker.order([Order::Ack(Ack { job_id: report.job_id, run: report.run, of, refusal })]);
     }
@@ -304,14 +307,14 @@ impl ReportHandler {
         now: Timestamp,
     ) -> Result<Result<(), Refusal>, StoreError> {
         let Some(job) = self.store.job_get(report.job_id).await? else {
-            return Ok(Err(Refusal::new("NOT_FOUND", format!("there is no job {}", report.job_id))));
+            return Ok(Err(Refusal::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
         };
         let verdict = verdict_on(&job, report, &worker.key);
         if let Err(refusal) = &verdict {
             self.stale_reports.fetch_add(1, Ordering::Relaxed);
             let text = format!("{} from worker {}: {}", report.kind.name(), worker.key, refusal.message);
             tracing::warn!(job = %job.id, correlation_id = job.correlation_id, "refused a report: {text}");
-            if refusal.code == "STALE_RUN" {
+            if refusal.code == ErrorCode::StaleRun {
                 self.stale(&job, report, worker, text, now).await?;
             }
         }
@@ -351,15 +354,15 @@ fn verdict_on(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> 
         return Err(if told < current {
             Refusal::stale(told)
         } else {
-            Refusal::new("VALIDATION_ERROR", format!("run {told} was never handed out for this job"))
+            Refusal::new(ErrorCode::ValidationError, format!("run {told} was never handed out for this job"))
         });
     }
     let held = matches!(job.status, JobState::Scheduled | JobState::Assigned | JobState::Processing);
     if held || !same_run {
-        return Err(Refusal::new("CONFLICT", "this job is in other hands; nothing was changed"));
+        return Err(Refusal::new(ErrorCode::Conflict, "this job is in other hands; nothing was changed"));
     }
     if !mine && (report.run.is_none() || job.worker_id.is_some()) {
-        return Err(Refusal::new("CONFLICT", "this job is not in your hands; nothing was changed"));
+        return Err(Refusal::new(ErrorCode::Conflict, "this job is not in your hands; nothing was changed"));
     }
     let told_again = match report.kind {
         ReportKind::Complete { .. } => job.status == JobState::Completed,
@@ -375,6 +378,6 @@ fn verdict_on(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> 
     }
     match report.run {
         Some(run) if !job.status.is_terminal() => Err(Refusal::stale(run)),
-        _ => Err(Refusal::new("INVALID_TRANSITION", format!("the job is {}; nothing was changed", job.status))),
+        _ => Err(Refusal::new(ErrorCode::InvalidTransition, format!("the job is {}; nothing was changed", job.status))),
     }
 }

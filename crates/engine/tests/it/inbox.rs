@@ -18,7 +18,7 @@ use lapin::{
 
 use crate::{
     outbox::{far_end::channel, support::required_variable},
-    sources::application::{all_jobs, reader},
+    sources::application::all_jobs,
     world::{Place, World, eventually},
 };
 
@@ -30,7 +30,7 @@ fn config(broker: InboxBroker) -> EngineConfig {
         queue: Some("shipping".into()),
         priority: Some(Priority::High),
     };
-    EngineConfig { inboxes: vec![inbox], job_reader: reader(), ..EngineConfig::default() }
+    EngineConfig { inboxes: vec![inbox], ..EngineConfig::default() }
 }
 
 fn unique(name: &str) -> String {

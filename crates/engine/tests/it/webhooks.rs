@@ -14,8 +14,9 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
+use faena_domain::AddressRule;
 use faena_domain::{JobId, JobState, LogEvent, NewJob, NodeId, Timestamp, WebhookId, WebhookState, WebhookView};
-use faena_engine::{EngineConfig, WebhookConfig, Webhooks, address::AddressRule};
+use faena_engine::{EngineConfig, WebhookConfig, Webhooks};
 use faena_store::{Store, WebhookFilter, WebhookTakeRequest};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;

@@ -56,7 +56,7 @@ async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: Rep
         .take_one(worker, report, Timestamp::now())
         .await
         .unwrap()
-        .map_err(|refusal| refusal.code)
+        .map_err(|refusal| refusal.code.as_str())
 }
 
 async fn look(world: &World, now: Timestamp) -> usize {
@@ -179,7 +179,7 @@ async fn a_job_past_its_time_ends_at_once_and_its_slot_when_the_handler_stops() 
     let run = Some(held.job.run);
     let report = Report { job_id: held.job.id, run, kind: ReportKind::Complete { result: None } };
     let answer = world.engine.report_handler.take_one(&worker, report, Timestamp::now()).await.unwrap();
-    assert_eq!(answer.unwrap_err().code, "STALE_RUN");
+    assert_eq!(answer.unwrap_err().code, faena_domain::ErrorCode::StaleRun);
     assert_eq!(worker.free(), 2, "it has stopped");
 }
 

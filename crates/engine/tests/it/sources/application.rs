@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{FieldError, JobView, NewJob, Timestamp};
-use faena_engine::{Bus, DatabaseUrl, JobReader, Round, Source, SourceConfig, Target, address::AddressRule};
+use faena_domain::{AddressRule, JobView, Timestamp, parse::JobParser};
+use faena_engine::{Bus, DatabaseUrl, Round, Source, SourceConfig, Target};
 use faena_store::{Filter, ForeignMapping, Page, Store};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio_postgres::{Client, NoTls};
 
 use crate::world::{Place, open_database};
@@ -86,8 +86,9 @@ impl Application {
     }
 
     pub fn worker(&self, store: &Arc<dyn Store>, sink: Option<Target>) -> Worker {
-        let rule = AddressRule::new(&["127.0.0.0/8".parse().unwrap()]);
-        let source = Source::new(&self.config(sink), &rule, reader()).unwrap();
+        let addresses = AddressRule::new(&["127.0.0.0/8".parse().unwrap()]);
+        let parser = JobParser { addresses, ..JobParser::default() };
+        let source = Source::new(&self.config(sink), parser).unwrap();
         Worker { source, store: store.clone(), bus: Bus::default() }
     }
 }
@@ -125,23 +126,4 @@ impl Worker {
 
 pub async fn all_jobs(store: &Arc<dyn Store>) -> Vec<JobView> {
     store.job_list(&Filter::default(), Page::Offset { offset: 0, limit: 1_000 }).await.unwrap().jobs
-}
-
-/// Reads as much of a job as these tests need.
-pub fn reader() -> JobReader {
-    JobReader::new(|body| {
-        let body: Value = serde_json::from_str(body)
-            .map_err(|error| vec![FieldError::new("body", format!("is not valid JSON: {error}"))])?;
-        let kind = body["type"].as_str().ok_or_else(|| vec![FieldError::new("type", "is required")])?;
-        let mut job = NewJob::new(kind);
-        job.correlation_id = body["correlationId"].as_str().map(str::to_owned);
-        job.queue = body["queue"].as_str().unwrap_or("default").to_owned();
-        job.priority = serde_json::from_value(body["priority"].clone()).unwrap_or_default();
-        let payload = body.get("payload").cloned().unwrap_or_else(|| json!({}));
-        if !payload.is_object() {
-            return Err(vec![FieldError::new("payload", "must be an object")]);
-        }
-        job.payload = payload.to_string();
-        Ok(job)
-    })
 }

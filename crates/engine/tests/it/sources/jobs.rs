@@ -7,7 +7,7 @@ use faena_engine::EngineConfig;
 use faena_store::{Store, Tally};
 use serde_json::json;
 
-use super::application::{Application, Line, all_jobs, connect, reader};
+use super::application::{Application, Line, all_jobs, connect};
 use crate::world::{World, eventually, open_postgres, open_sqlite};
 
 async fn jobs(store: &Arc<dyn Store>) -> i64 {
@@ -25,11 +25,7 @@ mod postgres {
     async fn a_row_becomes_a_job_that_runs_with_the_rows_correlation_id() {
         for place in [open_sqlite().await, open_postgres().await] {
             let application = Application::new().await;
-            let config = EngineConfig {
-                sources: vec![application.config(None)],
-                job_reader: reader(),
-                ..EngineConfig::default()
-            };
+            let config = EngineConfig { sources: vec![application.config(None)], ..EngineConfig::default() };
             let world = World::over(place, config).await;
             let other = application.says("TicketCreatedEvent", json!({})).await;
             let id = application.says("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
@@ -56,8 +52,8 @@ mod postgres {
         let good = application.says("faena.job", json!({"type": "noop"})).await;
         application.worker(&store, None).drain(Timestamp::now()).await;
         let line = application.line(&bad).await;
-        assert_eq!((line.attempts, line.error.as_deref()), (1, Some("payload: must be an object")));
-        assert_eq!(application.line(&worse).await.error.as_deref(), Some("type: is required"));
+        assert_eq!((line.attempts, line.error.as_deref()), (1, Some("payload: must be a JSON object")));
+        assert_eq!(application.line(&worse).await.error.as_deref(), Some("body: must be a JSON object"));
         assert!(application.line(&good).await.is_dispatched);
         assert_eq!(jobs(&store).await, 1);
     }

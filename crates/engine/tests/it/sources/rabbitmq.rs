@@ -8,7 +8,7 @@ use faena_engine::{EngineConfig, Target};
 use faena_store::Store;
 use serde_json::json;
 
-use super::application::{Application, Line, Worker, connect, reader};
+use super::application::{Application, Line, Worker, connect};
 use crate::{
     outbox::{
         far_end::{FarEnd, Queue},
@@ -229,7 +229,6 @@ async fn ended_sessions_cost_no_message_and_make_no_second_holder() {
     let queue = Queue::bound(&shared(), &exchange, "#").await;
     let config = || EngineConfig {
         sources: vec![application.config(Some(target(&shared(), &exchange)))],
-        job_reader: reader(),
         ..EngineConfig::default()
     };
     let worlds = [World::with(config()).await, World::with(config()).await];
