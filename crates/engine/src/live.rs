@@ -138,7 +138,7 @@ impl Live {
             }
         };
         let events = self.store.event_list(EventQuery::After(after), BATCH).await?;
-        let Some(upto) = events.last().map(|event| event.place) else { return Ok(Round::done(0)) };
+        let Some(upto) = events.last().map(|event| event.position) else { return Ok(Round::done(0)) };
         let handled = events.len();
         let batch = Batch { after, upto, events: events.into_iter().map(Arc::new).collect() };
         // Nobody there to hear it: who comes next begins at a place of its own.

@@ -42,9 +42,9 @@ CREATE TABLE faena.waiting (
 CREATE INDEX waiting_due ON faena.waiting (due_at, id);
 
 CREATE SEQUENCE faena.run;
-CREATE TABLE faena.block (
+CREATE TABLE faena.claim (
     run            bigint PRIMARY KEY,
-    node           uuid NOT NULL,
+    owner          uuid NOT NULL,
     claimed_at     bigint NOT NULL,
     first_ready_at bigint NOT NULL,
     ids            uuid[] NOT NULL,
@@ -52,7 +52,7 @@ CREATE TABLE faena.block (
     strict         boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 -- Ids do not compress; trying to costs time at every claim.
-ALTER TABLE faena.block ALTER COLUMN ids SET STORAGE EXTERNAL;
+ALTER TABLE faena.claim ALTER COLUMN ids SET STORAGE EXTERNAL;
 
 CREATE TABLE faena.running (
     id          uuid PRIMARY KEY,
@@ -112,13 +112,13 @@ CREATE TABLE faena.attempt (
     PRIMARY KEY (id, run)
 );
 
-CREATE TABLE faena.note (
+CREATE TABLE faena.job_log (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id       uuid NOT NULL,
     run      bigint,
     log      text NOT NULL
 );
-CREATE INDEX note_id ON faena.note (id, sequence);
+CREATE INDEX job_log_id ON faena.job_log (id, sequence);
 
 CREATE TABLE faena.step (
     id     uuid NOT NULL,
@@ -144,12 +144,12 @@ CREATE TABLE faena.job_key (
     PRIMARY KEY (kind, key)
 );
 
-CREATE TABLE faena.depends (
+CREATE TABLE faena.dependency (
     parent uuid NOT NULL,
     child  uuid NOT NULL,
     PRIMARY KEY (parent, child)
 );
-CREATE INDEX depends_child ON faena.depends (child, parent);
+CREATE INDEX dependency_child ON faena.dependency (child, parent);
 
 CREATE TABLE faena.expiry (
     expires_at bigint NOT NULL,
@@ -157,7 +157,7 @@ CREATE TABLE faena.expiry (
     PRIMARY KEY (expires_at, id)
 );
 
-CREATE TABLE faena.cancel (
+CREATE TABLE faena.cancel_request (
     id     uuid PRIMARY KEY,
     reason text NOT NULL,
     at     bigint NOT NULL

@@ -44,9 +44,9 @@ CREATE INDEX waiting_due ON waiting (due_at, id);
 -- One row per hand-out: these jobs are out under this run, in the hands of this node. ids: 16 bytes each; retries: 2 bytes
 -- each, absent when all are 0. strict: one of them has ended otherwise than completed, or was deleted, so that each further
 -- end has to be looked at closely.
-CREATE TABLE block (
+CREATE TABLE claim (
     run            INTEGER PRIMARY KEY,
-    node           BLOB NOT NULL,
+    owner          BLOB NOT NULL,
     claimed_at     INTEGER NOT NULL,
     first_ready_at INTEGER NOT NULL,
     ids            BLOB NOT NULL,
@@ -116,13 +116,13 @@ CREATE TABLE attempt (
 ) WITHOUT ROWID;
 
 -- Lines of the execution log that belong to no ended run.
-CREATE TABLE note (
+CREATE TABLE job_log (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
     id       BLOB NOT NULL,
     run      INTEGER,
     log      TEXT NOT NULL
 );
-CREATE INDEX note_id ON note (id, sequence);
+CREATE INDEX job_log_id ON job_log (id, sequence);
 
 CREATE TABLE step (
     id     BLOB NOT NULL,
@@ -150,12 +150,12 @@ CREATE TABLE job_key (
     PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
 
-CREATE TABLE depends (
+CREATE TABLE dependency (
     parent BLOB NOT NULL,
     child  BLOB NOT NULL,
     PRIMARY KEY (parent, child)
 ) WITHOUT ROWID;
-CREATE INDEX depends_child ON depends (child, parent);
+CREATE INDEX dependency_child ON dependency (child, parent);
 
 CREATE TABLE expiry (
     expires_at INTEGER NOT NULL,
@@ -163,7 +163,7 @@ CREATE TABLE expiry (
     PRIMARY KEY (expires_at, id)
 ) WITHOUT ROWID;
 
-CREATE TABLE cancel (
+CREATE TABLE cancel_request (
     id     BLOB PRIMARY KEY,
     reason TEXT NOT NULL,
     at     INTEGER NOT NULL

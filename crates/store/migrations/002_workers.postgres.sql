@@ -1,4 +1,4 @@
--- Workers have a life of their own: a hand-out belongs to a node or to one of them, so `block.node` is the owner's id, whoever it is.
+-- Workers have a life of their own: a hand-out belongs to a node or to one of them, so `claim.owner` is the owner's id, whoever it is.
 -- The meaning of every column stands in the SQLite twin of this file.
 
 CREATE TABLE faena.worker (
@@ -43,4 +43,4 @@ CREATE TABLE faena.worker_change (
 
 ALTER TABLE faena.step ADD COLUMN total integer;
 
-CREATE INDEX block_node ON faena.block (node);
+CREATE INDEX claim_owner ON faena.claim (owner);

@@ -1,4 +1,4 @@
--- Workers have a life of their own: a hand-out belongs to a node or to one of them, so `block.node` is the owner's id, whoever it is.
+-- Workers have a life of their own: a hand-out belongs to a node or to one of them, so `claim.owner` is the owner's id, whoever it is.
 
 -- One row per life of a worker, from its registration to its end. key: what it calls itself; one living row per key.
 -- kind: 0 built in, 1 remote, 2 of a pool. node: the server it is connected to. session: grows with each connection.
@@ -49,4 +49,4 @@ CREATE TABLE worker_change (
 -- How many steps there are, if the worker knew.
 ALTER TABLE step ADD COLUMN total INTEGER;
 
-CREATE INDEX block_node ON block (node);
+CREATE INDEX claim_owner ON claim (owner);

@@ -7,7 +7,7 @@ ALTER TABLE faena.lane ADD UNIQUE (queue, type, priority, keyed);
 ALTER TABLE faena.ready ADD COLUMN key bigint;
 CREATE INDEX ready_key ON faena.ready (lane, key, ready_at, id) WHERE key IS NOT NULL;
 
-CREATE TABLE faena.line (
+CREATE TABLE faena.key_queue (
     lane       integer NOT NULL,
     key        bigint NOT NULL,
     turn       bigint NOT NULL,
@@ -17,11 +17,11 @@ CREATE TABLE faena.line (
     limited_by text,
     PRIMARY KEY (lane, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX line_open ON faena.line (lane, turn, key) WHERE open;
-CREATE INDEX line_opens ON faena.line (opens_at) WHERE opens_at IS NOT NULL;
-CREATE INDEX line_key ON faena.line (key);
+CREATE INDEX key_queue_open ON faena.key_queue (lane, turn, key) WHERE open;
+CREATE INDEX key_queue_opens ON faena.key_queue (opens_at) WHERE opens_at IS NOT NULL;
+CREATE INDEX key_queue_key ON faena.key_queue (key);
 
-CREATE TABLE faena.hold (
+CREATE TABLE faena.key_in_flight (
     key bigint NOT NULL,
     id  uuid NOT NULL,
     PRIMARY KEY (key, id)
@@ -49,7 +49,7 @@ CREATE TABLE faena.bucket (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 -- How many jobs of a lane are in somebody's hands. No column of it changes with a count, so updates stay cheap.
-CREATE INDEX counter_held ON faena.counter (lane) WHERE tally = 2;
+CREATE INDEX counter_in_flight ON faena.counter (lane) WHERE tally = 2;
 
 CREATE TABLE faena.queue (
     name         text PRIMARY KEY,

@@ -20,7 +20,7 @@ CREATE INDEX ready_key ON ready (lane, key, ready_at, id) WHERE key IS NOT NULL;
 -- One row per key with ready jobs in a keyed lane. turn: the order of the lines of a lane: the ready time of its first job, or, in
 -- a queue that is fair, when it was served last. open: 0 while the key is at its limit; opens_at: when a rate lets it go on.
 -- limited_at, limited_by: since when its first job has waited for which limit, the last time.
-CREATE TABLE line (
+CREATE TABLE key_queue (
     lane       INTEGER NOT NULL,
     key        INTEGER NOT NULL,
     turn       INTEGER NOT NULL,
@@ -30,12 +30,12 @@ CREATE TABLE line (
     limited_by TEXT,
     PRIMARY KEY (lane, key)
 ) WITHOUT ROWID;
-CREATE INDEX line_open ON line (lane, turn, key) WHERE open = 1;
-CREATE INDEX line_opens ON line (opens_at) WHERE opens_at IS NOT NULL;
-CREATE INDEX line_key ON line (key);
+CREATE INDEX key_queue_open ON key_queue (lane, turn, key) WHERE open = 1;
+CREATE INDEX key_queue_opens ON key_queue (opens_at) WHERE opens_at IS NOT NULL;
+CREATE INDEX key_queue_key ON key_queue (key);
 
 -- The jobs with a concurrencyKey that are in somebody's hands.
-CREATE TABLE hold (
+CREATE TABLE key_in_flight (
     key INTEGER NOT NULL,
     id  BLOB NOT NULL,
     PRIMARY KEY (key, id)

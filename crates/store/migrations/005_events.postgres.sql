@@ -22,7 +22,7 @@ CREATE TABLE faena.event_head (
     state    smallint
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
-CREATE TABLE faena.sink (
+CREATE TABLE faena.subscription (
     id          smallint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE,
     queued      boolean NOT NULL,
@@ -35,10 +35,10 @@ CREATE TABLE faena.sink (
 );
 
 -- PostgreSQL: a pattern for LIKE.
-CREATE TABLE faena.sink_pattern (
-    sink    smallint NOT NULL,
+CREATE TABLE faena.subscription_pattern (
+    subscription smallint NOT NULL,
     pattern text NOT NULL,
-    PRIMARY KEY (sink, pattern)
+    PRIMARY KEY (subscription, pattern)
 );
 
 CREATE TABLE faena.outbox (
@@ -140,7 +140,7 @@ BEGIN
         SELECT g.*, row_number() OVER (PARTITION BY g.subject ORDER BY g.n) AS step
         FROM unnest(types, subjects, ats, correlations, actors, traceparents, datas)
              WITH ORDINALITY AS g(type, subject, at, correlation, actor, traceparent, data, n)
-        WHERE EXISTS (SELECT FROM faena.sink_pattern p WHERE g.type LIKE p.pattern)),
+        WHERE EXISTS (SELECT FROM faena.subscription_pattern p WHERE g.type LIKE p.pattern)),
     put AS (
         INSERT INTO faena.event (id, type, subject, sequence, at, correlation, actor, traceparent, data)
         SELECT gen_random_uuid(), w.type, w.subject, h.sequence + w.step, w.at, w.correlation, w.actor, w.traceparent, w.data
@@ -149,8 +149,8 @@ BEGIN
     queued AS (
         INSERT INTO faena.outbox (sink, partition, position, subject)
         SELECT s.id, get_byte(uuid_send(put.subject), 15) & 15, put.position, put.subject
-        FROM put JOIN faena.sink s
-            ON s.queued AND EXISTS (SELECT FROM faena.sink_pattern p WHERE p.sink = s.id AND put.type LIKE p.pattern))
+        FROM put JOIN faena.subscription s
+            ON s.queued AND EXISTS (SELECT FROM faena.subscription_pattern p WHERE p.subscription = s.id AND put.type LIKE p.pattern))
     UPDATE faena.event_head h SET sequence = h.sequence + c.steps
     FROM (SELECT subject, count(*) AS steps FROM wanted GROUP BY subject) AS c WHERE h.subject = c.subject;
 END $$;
@@ -231,24 +231,24 @@ BEGIN
 END $$;
 
 -- SCHEDULED while the worker's process is being started.
-CREATE FUNCTION faena.event_block() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION faena.event_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM faena.put_states(array_agg(i.id), array_agg(i.state), array_agg(i.claimed_at), array_agg(i.run), array_agg(NULL::uuid),
         array_agg(i.retry_count), array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::bigint))
     FROM (SELECT u.id, b.claimed_at, b.run, coalesce(b.retries[u.n], 0::smallint) AS retry_count,
-                 CASE WHEN EXISTS (SELECT FROM faena.worker w WHERE w.id = b.node AND w.ended_at IS NULL AND w.state < 2)
+                 CASE WHEN EXISTS (SELECT FROM faena.worker w WHERE w.id = b.owner AND w.ended_at IS NULL AND w.state < 2)
                       THEN 2::smallint ELSE 3::smallint END AS state
           FROM added b, unnest(b.ids) WITH ORDINALITY AS u(id, n)) AS i
     HAVING count(*) > 0;
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION faena.event_worker_comes() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION faena.event_worker_connected() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM faena.put_states(array_agg(i.id), array_agg(3::smallint), array_agg(NULL::bigint), array_agg(i.run), array_agg(NULL::uuid),
         array_agg(NULL::smallint), array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::bigint))
-    FROM (SELECT h.subject AS id, b.run FROM faena.block b, unnest(b.ids) AS u(id) JOIN faena.event_head h ON h.subject = u.id
-          WHERE b.node = NEW.id AND h.state = 2) AS i
+    FROM (SELECT h.subject AS id, b.run FROM faena.claim b, unnest(b.ids) AS u(id) JOIN faena.event_head h ON h.subject = u.id
+          WHERE b.owner = NEW.id AND h.state = 2) AS i
     HAVING count(*) > 0;
     RETURN NULL;
 END $$;
@@ -327,14 +327,14 @@ BEGIN
     IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone') THEN
         RETURN;
     END IF;
-    FOREACH name IN ARRAY ARRAY['ready', 'waiting', 'block', 'running', 'done', 'ended', 'tick'] LOOP
+    FOREACH name IN ARRAY ARRAY['ready', 'waiting', 'claim', 'running', 'done', 'ended', 'tick'] LOOP
         EXECUTE format('CREATE TRIGGER event_%1$s AFTER INSERT ON faena.%1$s REFERENCING NEW TABLE AS added
                         FOR EACH STATEMENT EXECUTE FUNCTION faena.event_%1$s()', name);
     END LOOP;
     CREATE TRIGGER event_worker AFTER INSERT ON faena.worker_change REFERENCING NEW TABLE AS added
         FOR EACH STATEMENT EXECUTE FUNCTION faena.event_worker();
-    CREATE TRIGGER event_worker_comes AFTER UPDATE OF state ON faena.worker FOR EACH ROW
-        WHEN (OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL) EXECUTE FUNCTION faena.event_worker_comes();
+    CREATE TRIGGER event_worker_connected AFTER UPDATE OF state ON faena.worker FOR EACH ROW
+        WHEN (OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL) EXECUTE FUNCTION faena.event_worker_connected();
     CREATE TRIGGER event_job_changed AFTER UPDATE ON faena.job REFERENCING NEW TABLE AS changed
         FOR EACH STATEMENT EXECUTE FUNCTION faena.event_job_changed();
     FOREACH name IN ARRAY ARRAY['job', 'worker', 'schedule'] LOOP
@@ -347,11 +347,11 @@ CREATE FUNCTION faena.events_off() RETURNS void LANGUAGE plpgsql SECURITY DEFINE
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['ready', 'waiting', 'block', 'running', 'done', 'ended', 'tick'] LOOP
+    FOREACH name IN ARRAY ARRAY['ready', 'waiting', 'claim', 'running', 'done', 'ended', 'tick'] LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS event_%1$s ON faena.%1$s', name);
     END LOOP;
     DROP TRIGGER IF EXISTS event_worker ON faena.worker_change;
-    DROP TRIGGER IF EXISTS event_worker_comes ON faena.worker;
+    DROP TRIGGER IF EXISTS event_worker_connected ON faena.worker;
     DROP TRIGGER IF EXISTS event_job_changed ON faena.job;
     FOREACH name IN ARRAY ARRAY['job', 'worker', 'schedule'] LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS event_%1$s_gone ON faena.%1$s', name);

@@ -29,7 +29,7 @@ CREATE TABLE event_head (
 -- unless it is repeated. park: what follows a bad message of the same subject waits for it. sent: how many were confirmed.
 -- down_since, down_reason: the sink as a whole is unusable. since: everything that happened after this
 -- position is kept; before, nobody wanted it, or it was removed as old.
-CREATE TABLE sink (
+CREATE TABLE subscription (
     id          INTEGER PRIMARY KEY,
     name        TEXT NOT NULL UNIQUE,
     queued      INTEGER NOT NULL,
@@ -42,10 +42,10 @@ CREATE TABLE sink (
 );
 
 -- Of which types: SQLite: a pattern for GLOB.
-CREATE TABLE sink_pattern (
-    sink    INTEGER NOT NULL,
+CREATE TABLE subscription_pattern (
+    subscription INTEGER NOT NULL,
     pattern TEXT NOT NULL,
-    PRIMARY KEY (sink, pattern)
+    PRIMARY KEY (subscription, pattern)
 ) WITHOUT ROWID;
 
 -- Events on their way. partition: 0 to 15, of the subject. attempts: how often the sink refused this very message. due_at: not before.

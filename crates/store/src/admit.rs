@@ -1,6 +1,6 @@
 //! Whom the limits let go (SPEC 3.4): what both engines decide alike, once they have read what is running.
 //!
-//! A gate (`gates.rs`) is one limit as a claim finds it. A claim passes the gates of
+//! A gate (`claim_limits.rs`) is one limit as a claim finds it. A claim passes the gates of
 //! the system, the queue and the type of a lane, and in a keyed lane the gate of the key. Jobs that do not pass stay where they are; the
 //! line of a key without room is closed, so that the next claim does not look at it, and opened when one of the key's jobs ends.
 
@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use crate::{
     ClaimResult, Lane, LaneId, Limited,
-    deal::{Candidate, deal},
-    gates::{Gate, Gates},
+    claim_limits::{ClaimLimit, ClaimLimits},
+    fair_share::{Candidate, deal},
 };
 
 /// A line that waits for its rate is looked at again after this time at the latest: the rule may have changed while it was closed.
@@ -26,27 +26,27 @@ pub const BUSY_MS: i64 = 10;
 
 /// What an ask got under the rules.
 #[derive(Default)]
-pub struct Ruled {
+pub struct LimitedClaim {
     pub claim: ClaimResult,
     /// Lanes of which it may not claim more ahead, but others may take.
     pub for_others: Vec<LaneId>,
 }
 
-impl From<ClaimResult> for Ruled {
-    fn from(claim: ClaimResult) -> Ruled {
-        Ruled { claim, for_others: Vec::new() }
+impl From<ClaimResult> for LimitedClaim {
+    fn from(claim: ClaimResult) -> LimitedClaim {
+        LimitedClaim { claim, for_others: Vec::new() }
     }
 }
 
 /// Since when a job that waits in a line had to wait for which limit, as the line tells it.
-pub fn waited_in_line(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+pub fn waited_in_key_queue(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
     let (at, by) = limited?;
     (at >= ready_at.as_ms()).then(|| (Timestamp::from_ms(at), by))
 }
 
 /// A line that a claim looks at.
 #[derive(Clone, Debug)]
-pub struct OpenLine {
+pub struct OpenKeyQueue {
     pub lane: LaneId,
     pub key: i64,
     pub turn: i64,
@@ -64,8 +64,8 @@ pub struct Waiting {
 }
 
 #[derive(Debug)]
-struct Seen {
-    line: OpenLine,
+struct ReadKeyQueue {
+    key_queue: OpenKeyQueue,
     asked: usize,
     jobs: Vec<(Timestamp, JobId)>,
     taken: usize,
@@ -73,7 +73,7 @@ struct Seen {
 
 /// What a claim writes into a line's row.
 #[derive(Clone, PartialEq, Debug)]
-pub struct LineChange {
+pub struct KeyQueueChange {
     pub lane: LaneId,
     pub key: i64,
     /// `None`: the ready time of its first job.
@@ -85,7 +85,7 @@ pub struct LineChange {
 
 /// How many jobs of which line are to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct ReadRequest {
     pub lane: LaneId,
     pub key: i64,
     pub count: usize,
@@ -94,12 +94,12 @@ pub struct Wanted {
 /// When jobs without a key of queues that are fair were served last. Only in memory: after a restart, and on another node, they begin
 /// with the ready time of their first job.
 #[derive(Default)]
-pub struct Turns {
+pub struct RoundRobin {
     served: Mutex<HashMap<String, i64>>,
     claims: AtomicUsize,
 }
 
-impl Turns {
+impl RoundRobin {
     /// Which queue is served first changes from claim to claim.
     fn next(&self) -> usize {
         self.claims.fetch_add(1, Ordering::Relaxed)
@@ -108,16 +108,16 @@ impl Turns {
 
 /// One ask at the gates.
 pub struct Admission<'a> {
-    pub gates: &'a mut Gates,
+    pub claim_limits: &'a mut ClaimLimits,
     lanes: HashMap<LaneId, Lane>,
     rules: &'a Rules,
-    turns: &'a Turns,
+    round_robin: &'a RoundRobin,
     /// Which queue is served first.
     turn: usize,
     limit: usize,
     now: Timestamp,
-    keys: HashMap<i64, Gate>,
-    lines: BTreeMap<(LaneId, i64), Seen>,
+    keys: HashMap<i64, ClaimLimit>,
+    key_queues: BTreeMap<(LaneId, i64), ReadKeyQueue>,
     /// Lines that are there without a job.
     empty: Vec<(LaneId, i64)>,
     plain: Vec<(LaneId, Timestamp, JobId)>,
@@ -127,23 +127,23 @@ pub struct Admission<'a> {
 
 impl<'a> Admission<'a> {
     pub fn new(
-        gates: &'a mut Gates,
+        claim_limits: &'a mut ClaimLimits,
         lanes: impl IntoIterator<Item = Lane>,
-        (rules, turns): (&'a Rules, &'a Turns),
+        (rules, round_robin): (&'a Rules, &'a RoundRobin),
         (limit, at_once): (usize, usize),
         now: Timestamp,
     ) -> Admission<'a> {
-        gates.begin(at_once);
+        claim_limits.begin(at_once);
         Admission {
-            gates,
+            claim_limits,
             lanes: lanes.into_iter().map(|lane| (lane.id, lane)).collect(),
             rules,
-            turns,
-            turn: turns.next(),
+            round_robin,
+            turn: round_robin.next(),
             limit,
             now,
             keys: HashMap::new(),
-            lines: BTreeMap::new(),
+            key_queues: BTreeMap::new(),
             empty: Vec::new(),
             plain: Vec::new(),
             chosen: Vec::new(),
@@ -156,10 +156,10 @@ impl<'a> Admission<'a> {
         let mut open: Vec<Lane> = self.lanes.values().cloned().collect();
         open.sort_by_key(|lane| lane.id);
         open.retain(|lane| {
-            if self.gates.room(lane.id) > 0 {
+            if self.claim_limits.room(lane.id) > 0 {
                 return true;
             }
-            let Limited { lane, until } = self.gates.hold_back(lane.id);
+            let Limited { lane, until } = self.claim_limits.hold_back(lane.id);
             self.limited.insert(lane, until);
             false
         });
@@ -168,7 +168,7 @@ impl<'a> Admission<'a> {
 
     /// How many ready jobs of a lane without keys are worth looking at: one more than may go, to see whether any is held back.
     pub fn heads_wanted(&self, lane: LaneId) -> usize {
-        self.limit.min(self.gates.room(lane).saturating_add(1))
+        self.limit.min(self.claim_limits.room(lane).saturating_add(1))
     }
 
     pub fn add_head(&mut self, lane: LaneId, ready_at: Timestamp, id: JobId) {
@@ -176,18 +176,19 @@ impl<'a> Admission<'a> {
     }
 
     /// A line of which nothing is ready.
-    pub fn add_empty(&mut self, line: &OpenLine) {
-        self.empty.push((line.lane, line.key));
+    pub fn add_empty(&mut self, key_queue: &OpenKeyQueue) {
+        self.empty.push((key_queue.lane, key_queue.key));
     }
 
     /// A line, with the gate of its key.
-    pub fn add_line(&mut self, line: OpenLine, gate: impl FnOnce() -> Gate, at_once: usize) {
-        self.keys.entry(line.key).or_insert_with(|| {
-            let mut gate = gate();
-            gate.begin(at_once);
-            gate
+    pub fn add_key_queue(&mut self, key_queue: OpenKeyQueue, claim_limit: impl FnOnce() -> ClaimLimit, at_once: usize) {
+        self.keys.entry(key_queue.key).or_insert_with(|| {
+            let mut claim_limit = claim_limit();
+            claim_limit.begin(at_once);
+            claim_limit
         });
-        self.lines.insert((line.lane, line.key), Seen { line, asked: 0, jobs: Vec::new(), taken: 0 });
+        self.key_queues
+            .insert((key_queue.lane, key_queue.key), ReadKeyQueue { key_queue, asked: 0, jobs: Vec::new(), taken: 0 });
     }
 
     pub fn limit(&self) -> usize {
@@ -195,88 +196,95 @@ impl<'a> Admission<'a> {
     }
 
     fn key_room(&self, key: i64) -> usize {
-        self.keys.get(&key).map_or(usize::MAX, Gate::room)
+        self.keys.get(&key).map_or(usize::MAX, ClaimLimit::room)
     }
 
     /// What to read first of each line.
-    pub fn wanted(&mut self) -> Vec<Wanted> {
-        let share = (self.limit * 2 / self.lines.len().max(1)).max(4);
-        let lines: Vec<(LaneId, i64)> = self.lines.keys().copied().collect();
-        lines.into_iter().filter_map(|(lane, key)| self.want(lane, key, share)).collect()
+    pub fn wanted(&mut self) -> Vec<ReadRequest> {
+        let share = (self.limit * 2 / self.key_queues.len().max(1)).max(4);
+        let key_queues: Vec<(LaneId, i64)> = self.key_queues.keys().copied().collect();
+        key_queues.into_iter().filter_map(|(lane, key)| self.want(lane, key, share)).collect()
     }
 
-    fn want(&mut self, lane: LaneId, key: i64, share: usize) -> Option<Wanted> {
+    fn want(&mut self, lane: LaneId, key: i64, share: usize) -> Option<ReadRequest> {
         // One more than may go shows whether there is more.
-        let room = self.key_room(key).min(self.gates.room(lane));
+        let room = self.key_room(key).min(self.claim_limits.room(lane));
         let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
-        let seen = self.lines.get_mut(&(lane, key))?;
+        let seen = self.key_queues.get_mut(&(lane, key))?;
         seen.asked = count;
         seen.jobs.clear();
-        (count > 0).then_some(Wanted { lane, key, count })
+        (count > 0).then_some(ReadRequest { lane, key, count })
     }
 
     pub fn add_job(&mut self, lane: LaneId, key: i64, ready_at: Timestamp, id: JobId) {
-        if let Some(seen) = self.lines.get_mut(&(lane, key)) {
+        if let Some(seen) = self.key_queues.get_mut(&(lane, key)) {
             seen.jobs.push((ready_at, id));
         }
     }
 
     /// Chooses who goes. Answers with lines of which more must be read before the choice is final.
-    pub fn choose(&mut self) -> Vec<Wanted> {
+    pub fn choose(&mut self) -> Vec<ReadRequest> {
         let candidates = self.candidates();
         let count = candidates.len();
-        let mut gates = self.gates.clone();
+        let mut claim_limits = self.claim_limits.clone();
         let mut keys = self.keys.clone();
         let mut chosen = Vec::new();
         let mut held_back = BTreeSet::new();
-        self.lines.values_mut().for_each(|seen| seen.taken = 0);
+        self.key_queues.values_mut().for_each(|seen| seen.taken = 0);
         for candidate in deal(candidates, count, self.turn) {
             if chosen.len() == self.limit {
                 break;
             }
             let waiting = candidate.row;
-            if gates.room(waiting.lane) == 0 {
+            if claim_limits.room(waiting.lane) == 0 {
                 held_back.insert(waiting.lane);
                 continue;
             }
             if let Some(key) = waiting.key {
-                let Some(gate) = keys.get_mut(&key).filter(|gate| gate.room() > 0) else { continue };
-                gate.take(1);
-                if let Some(seen) = self.lines.get_mut(&(waiting.lane, key)) {
+                let Some(claim_limit) = keys.get_mut(&key).filter(|claim_limit| claim_limit.room() > 0) else {
+                    continue;
+                };
+                claim_limit.take(1);
+                if let Some(seen) = self.key_queues.get_mut(&(waiting.lane, key)) {
                     seen.taken += 1;
                 }
             }
-            gates.take(waiting.lane, 1);
+            claim_limits.take(waiting.lane, 1);
             chosen.push(waiting);
         }
         let dry: Vec<(LaneId, i64, usize)> = self
-            .lines
+            .key_queues
             .iter()
             .filter(|(_, seen)| seen.taken > 0 && seen.taken == seen.jobs.len() && seen.jobs.len() == seen.asked)
-            .filter(|((lane, key), seen)| seen.asked <= self.limit.min(self.key_room(*key)).min(self.gates.room(*lane)))
+            .filter(|((lane, key), seen)| {
+                seen.asked <= self.limit.min(self.key_room(*key)).min(self.claim_limits.room(*lane))
+            })
             .map(|((lane, key), seen)| (*lane, *key, seen.asked * 8))
             .collect();
         if !dry.is_empty() {
             return dry.into_iter().filter_map(|(lane, key, share)| self.want(lane, key, share)).collect();
         }
-        *self.gates = gates;
+        *self.claim_limits = claim_limits;
         self.keys = keys;
         self.chosen = chosen;
-        for ((lane, key), seen) in &self.lines {
-            let ahead = self.keys.get(key).filter(|gate| seen.asked == 0 && gate.free() > 0 && gate.tokens() > 0);
-            if let Some(at) = ahead.and_then(Gate::opens_at) {
+        for ((lane, key), seen) in &self.key_queues {
+            let ahead = self
+                .keys
+                .get(key)
+                .filter(|claim_limit| seen.asked == 0 && claim_limit.free() > 0 && claim_limit.tokens() > 0);
+            if let Some(at) = ahead.and_then(ClaimLimit::opens_at) {
                 self.limited.entry(*lane).or_insert(Some(at));
             }
         }
         for lane in held_back {
-            let Limited { lane, until } = self.gates.hold_back(lane);
+            let Limited { lane, until } = self.claim_limits.hold_back(lane);
             self.limited.insert(lane, until);
         }
         Vec::new()
     }
 
     fn candidates(&self) -> Vec<Candidate<Waiting>> {
-        let served = self.turns.served.lock();
+        let served = self.round_robin.served.lock();
         let mut first_ready_at: HashMap<&str, i64> = HashMap::new();
         for (lane, ready_at, _) in &self.plain {
             let Some(lane) = self.lanes.get(lane) else { continue };
@@ -284,8 +292,8 @@ impl<'a> Admission<'a> {
             *first = (*first).min(ready_at.as_ms());
         }
         let plain = self.plain.iter().map(|(lane, ready_at, id)| (*lane, None, 0, *ready_at, *id));
-        let keyed = self.lines.iter().flat_map(|((lane, key), seen)| {
-            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.line.turn, *ready_at, *id))
+        let keyed = self.key_queues.iter().flat_map(|((lane, key), seen)| {
+            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.key_queue.turn, *ready_at, *id))
         });
         plain
             .chain(keyed)
@@ -329,11 +337,11 @@ impl<'a> Admission<'a> {
         let missed: Vec<Waiting> = self.chosen.iter().copied().filter(is_missed).collect();
         self.chosen.retain(|waiting| !missed.contains(waiting));
         for Waiting { lane, key, .. } in missed {
-            self.gates.give_back(lane, 1);
-            if let Some(gate) = key.and_then(|key| self.keys.get_mut(&key)) {
-                gate.give_back(1);
+            self.claim_limits.give_back(lane, 1);
+            if let Some(claim_limit) = key.and_then(|key| self.keys.get_mut(&key)) {
+                claim_limit.give_back(1);
             }
-            if let Some(seen) = key.and_then(|key| self.lines.get_mut(&(lane, key))) {
+            if let Some(seen) = key.and_then(|key| self.key_queues.get_mut(&(lane, key))) {
                 seen.taken -= 1;
             }
             self.look_again(lane, self.now.plus_ms(BUSY_MS));
@@ -342,9 +350,9 @@ impl<'a> Admission<'a> {
 
     /// What becomes of the lines: who was served goes to the end of the turn, who has no room is closed. Of the served ones the place
     /// in turn is remembered.
-    pub fn line_changes(&mut self) -> Vec<LineChange> {
-        let last_turn = self.lines.values().map(|seen| seen.line.turn).max().unwrap_or(i64::MIN);
-        let mut served = self.turns.served.lock();
+    pub fn key_queue_changes(&mut self) -> Vec<KeyQueueChange> {
+        let last_turn = self.key_queues.values().map(|seen| seen.key_queue.turn).max().unwrap_or(i64::MIN);
+        let mut served = self.round_robin.served.lock();
         let next_turn = last_turn.max(self.now.as_ms()).saturating_add(1);
         let mut next: HashMap<&str, i64> = HashMap::new();
         for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
@@ -357,25 +365,26 @@ impl<'a> Admission<'a> {
         served.extend(next.into_iter().map(|(queue, turn)| (queue.to_owned(), turn)));
         drop(served);
         let mut changes = Vec::new();
-        for ((lane, key), seen) in &self.lines {
+        for ((lane, key), seen) in &self.key_queues {
             let fair = self.lanes.get(lane).is_some_and(|lane| self.rules.fairness(&lane.queue) == Fairness::Key);
             let more = seen.jobs.len() > seen.taken || seen.asked == 0;
-            let gate = self.keys.get(key).filter(|gate| more && (gate.free() == 0 || gate.tokens() == 0));
-            if gate.is_none() && seen.taken == 0 {
+            let claim_limit =
+                self.keys.get(key).filter(|claim_limit| more && (claim_limit.free() == 0 || claim_limit.tokens() == 0));
+            if claim_limit.is_none() && seen.taken == 0 {
                 continue;
             }
-            let opens_at = gate.and_then(Gate::opens_at);
-            changes.push(LineChange {
+            let opens_at = claim_limit.and_then(ClaimLimit::opens_at);
+            changes.push(KeyQueueChange {
                 lane: *lane,
                 key: *key,
                 turn: match (fair, seen.taken) {
-                    (true, 0) => Some(seen.line.turn),
+                    (true, 0) => Some(seen.key_queue.turn),
                     (true, _) => Some(next_turn),
                     (false, _) => None,
                 },
-                open: gate.is_none(),
+                open: claim_limit.is_none(),
                 opens_at: opens_at.map(|at| at.min(self.now.plus_ms(LONGEST_WAIT_MS)).as_ms()),
-                limited: gate.map(|gate| (self.now.as_ms(), gate.text())),
+                limited: claim_limit.map(|claim_limit| (self.now.as_ms(), claim_limit.text())),
             });
         }
         changes
@@ -384,34 +393,39 @@ impl<'a> Admission<'a> {
     /// Lines that have, or may have, no job left.
     pub fn maybe_empty(&self) -> Vec<(LaneId, i64)> {
         let emptied =
-            self.lines.iter().filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.asked);
-        let mut all: Vec<(LaneId, i64)> = emptied.map(|(line, _)| *line).chain(self.empty.iter().copied()).collect();
+            self.key_queues.iter().filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.asked);
+        let mut all: Vec<(LaneId, i64)> =
+            emptied.map(|(key_queue, _)| *key_queue).chain(self.empty.iter().copied()).collect();
         all.sort_unstable();
         all
     }
 
     /// What is left of the rates of keys that were served.
     pub fn buckets(&self) -> Vec<(i64, Bucket)> {
-        let served = self.keys.iter().filter(|(_, gate)| gate.taken > 0);
-        let mut buckets: Vec<(i64, Bucket)> = served.filter_map(|(key, gate)| Some((*key, gate.left()?))).collect();
+        let served = self.keys.iter().filter(|(_, claim_limit)| claim_limit.taken > 0);
+        let mut buckets: Vec<(i64, Bucket)> =
+            served.filter_map(|(key, claim_limit)| Some((*key, claim_limit.left()?))).collect();
         buckets.sort_by_key(|(key, _)| *key);
         buckets
     }
 
     /// Since when this job had to wait for which limit, if it had to.
     pub fn waited(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
-        let line = key.and_then(|key| self.lines.get(&(lane, key)));
-        line.and_then(|seen| waited_in_line(seen.line.limited.clone(), ready_at))
-            .or_else(|| self.gates.waited(lane, ready_at))
+        let key_queue = key.and_then(|key| self.key_queues.get(&(lane, key)));
+        key_queue
+            .and_then(|seen| waited_in_key_queue(seen.key_queue.limited.clone(), ready_at))
+            .or_else(|| self.claim_limits.waited(lane, ready_at))
     }
 
     /// Lanes that are held back, but not for those who can start jobs at once.
     pub fn for_others(&self) -> Vec<LaneId> {
-        let by_key = self.lines.iter().filter(|((_, key), seen)| {
-            let ahead = |gate: &Gate| gate.room() == 0 && gate.free() > 0 && gate.tokens() > 0;
+        let by_key = self.key_queues.iter().filter(|((_, key), seen)| {
+            let ahead = |claim_limit: &ClaimLimit| {
+                claim_limit.room() == 0 && claim_limit.free() > 0 && claim_limit.tokens() > 0
+            };
             (seen.asked == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(ahead)
         });
-        let by_lane = self.limited.keys().copied().filter(|lane| self.gates.has_room_for_others(*lane));
+        let by_lane = self.limited.keys().copied().filter(|lane| self.claim_limits.has_room_for_others(*lane));
         distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))
     }
 
@@ -457,7 +471,7 @@ pub fn most_of_a_key(rules: &Rules) -> usize {
 }
 
 /// How many lines of a lane one claim looks at.
-pub fn lines_looked_at(limit: usize, lanes: usize) -> usize {
+pub fn key_queues_read(limit: usize, lanes: usize) -> usize {
     let most = (256 / lanes.max(1)).max(16);
     limit.saturating_mul(2).clamp(16, most)
 }
@@ -475,7 +489,7 @@ mod tests {
     use faena_domain::{Limit, Priority, QueueRule, Rate};
 
     use super::*;
-    use crate::gates::AHEAD_MS;
+    use crate::claim_limits::AHEAD_MS;
 
     const NOW: i64 = 100_000;
 
@@ -491,31 +505,31 @@ mod tests {
         Limit { concurrency: Some(concurrency), rate: None }
     }
 
-    fn gate(scope: Scope, limit: Limit, held: usize) -> Gate {
-        Gate::new(scope, limit, held, None, now())
+    fn claim_limit(scope: Scope, limit: Limit, held: usize) -> ClaimLimit {
+        ClaimLimit::new(scope, limit, held, None, now())
     }
 
-    fn line(lane: LaneId, key: i64) -> OpenLine {
-        OpenLine { lane, key, turn: 0, limited: None }
+    fn key_queue(lane: LaneId, key: i64) -> OpenKeyQueue {
+        OpenKeyQueue { lane, key, turn: 0, limited: None }
     }
 
     /// Everything an ask sees: lanes, limits, lines with their keys' gates and the ready times of their jobs.
     struct Scene {
         lanes: Vec<Lane>,
-        gates: Gates,
+        claim_limits: ClaimLimits,
         rules: Rules,
-        turns: Turns,
+        round_robin: RoundRobin,
     }
 
     impl Scene {
-        fn new(lanes: Vec<Lane>, gates: Vec<Gate>) -> Scene {
-            let gates = Gates::new(gates, &lanes);
-            Scene { lanes, gates, rules: Rules::default(), turns: Turns::default() }
+        fn new(lanes: Vec<Lane>, claim_limits: Vec<ClaimLimit>) -> Scene {
+            let claim_limits = ClaimLimits::new(claim_limits, &lanes);
+            Scene { lanes, claim_limits, rules: Rules::default(), round_robin: RoundRobin::default() }
         }
 
-        fn ask(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
-            let told = (&self.rules, &self.turns);
-            Admission::new(&mut self.gates, self.lanes.clone(), told, (limit, at_once), now())
+        fn request(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
+            let told = (&self.rules, &self.round_robin);
+            Admission::new(&mut self.claim_limits, self.lanes.clone(), told, (limit, at_once), now())
         }
     }
 
@@ -524,8 +538,8 @@ mod tests {
         let mut wanted = admission.wanted();
         for _ in 0..10 {
             for want in &wanted {
-                let line = jobs.iter().filter(|(lane, key, _)| (*lane, *key) == (want.lane, want.key));
-                for (lane, key, ready_at) in line.take(want.count) {
+                let key_queue = jobs.iter().filter(|(lane, key, _)| (*lane, *key) == (want.lane, want.key));
+                for (lane, key, ready_at) in key_queue.take(want.count) {
                     let id = JobId(uuid::Uuid::from_u128(*ready_at as u128));
                     admission.add_job(*lane, *key, Timestamp::from_ms(*ready_at), id);
                 }
@@ -542,8 +556,8 @@ mod tests {
     #[test]
     fn a_limit_is_shared_by_waiting_time_and_says_which_lanes_it_holds_back() {
         let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
-        let mut scene = Scene::new(lanes, vec![gate(Scope::Queue("q".into()), most(5), 2)]);
-        let mut admission = scene.ask(10, 10);
+        let mut scene = Scene::new(lanes, vec![claim_limit(Scope::Queue("q".into()), most(5), 2)]);
+        let mut admission = scene.request(10, 10);
         assert_eq!(admission.open_lanes().len(), 2);
         assert_eq!(admission.heads_wanted(1), 4, "one more than may go");
         for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
@@ -553,31 +567,32 @@ mod tests {
         assert!(admission.choose().is_empty());
         assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
         assert_eq!(admission.limited(), [1, 2].map(|lane| Limited { lane, until: None }));
-        let changes = scene.gates.changes(now());
+        let changes = scene.claim_limits.changes(now());
         assert_eq!(changes[0].reached_at, Some(now()));
     }
 
     #[test]
     fn what_is_claimed_ahead_is_a_quarter_or_what_can_start_at_once() {
-        let mut free = gate(Scope::System, most(100), 60);
+        let mut free = claim_limit(Scope::System, most(100), 60);
         let mut room = |at_once| {
             free.begin(at_once);
             free.room()
         };
         assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
-        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![gate(Scope::System, most(100), 98)]);
-        let mut admission = scene.ask(10, 0);
+        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, most(100), 98)]);
+        let mut admission = scene.request(10, 0);
         assert!(admission.open_lanes().is_empty());
         assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(AHEAD_MS)) }]);
         assert_eq!(admission.for_others(), [1], "who can start something may have it");
-        assert!(scene.gates.changes(now()).is_empty(), "the limit was not reached");
+        assert!(scene.claim_limits.changes(now()).is_empty(), "the limit was not reached");
     }
 
     #[test]
     fn an_empty_bucket_says_when_it_goes_on() {
         let limit = Limit { concurrency: None, rate: Some(Rate { count: 2, period_ms: 1_000 }) };
-        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![gate(Scope::Type("type-1".into()), limit, 0)]);
-        let mut admission = scene.ask(9, 9);
+        let mut scene =
+            Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::Type("type-1".into()), limit, 0)]);
+        let mut admission = scene.request(9, 9);
         for ready_at in 1..=3 {
             let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
             admission.add_head(1, Timestamp::from_ms(ready_at), id);
@@ -585,23 +600,23 @@ mod tests {
         assert!(admission.choose().is_empty());
         assert_eq!(admission.chosen().len(), 2);
         assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
-        scene.gates.give_back(1, 1);
-        let left = scene.gates.changes(now())[0].bucket.expect("it has a rate");
+        scene.claim_limits.give_back(1, 1);
+        let left = scene.claim_limits.changes(now())[0].bucket.expect("it has a rate");
         assert_eq!(left.available(), 1, "what was not started is not taken");
     }
 
     #[test]
     fn a_key_without_room_is_closed_and_the_others_go() {
         let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.ask(10, 10);
+        let mut admission = scene.request(10, 10);
         for (key, held) in [(7, 1), (8, 0), (9, 0)] {
             let scope = Scope::Key(format!("k{key}"));
-            admission.add_line(line(1, key), || gate(scope, most(1), held), 10);
+            admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), held), 10);
         }
-        admission.add_empty(&line(1, 99));
+        admission.add_empty(&key_queue(1, 99));
         let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
         assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
-        let changes = admission.line_changes();
+        let changes = admission.key_queue_changes();
         let told: Vec<_> =
             changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
         let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
@@ -612,32 +627,32 @@ mod tests {
     #[test]
     fn a_job_that_was_gone_when_it_was_taken_leaves_its_line_open() {
         let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.ask(10, 10);
-        admission.add_line(line(1, 7), || gate(Scope::Key("k".into()), most(1), 0), 10);
+        let mut admission = scene.request(10, 10);
+        admission.add_key_queue(key_queue(1, 7), || claim_limit(Scope::Key("k".into()), most(1), 0), 10);
         assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
         admission.missed(|_| true);
-        assert!(admission.line_changes().is_empty() && admission.maybe_empty().is_empty());
+        assert!(admission.key_queue_changes().is_empty() && admission.maybe_empty().is_empty());
         assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(BUSY_MS)) }]);
     }
 
     #[test]
     fn one_key_in_two_lanes_has_one_room() {
         let mut scene = Scene::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
-        let mut admission = scene.ask(10, 10);
+        let mut admission = scene.request(10, 10);
         for lane in [1, 2] {
-            admission.add_line(line(lane, 7), || gate(Scope::Key("k".into()), most(2), 0), 10);
+            admission.add_key_queue(key_queue(lane, 7), || claim_limit(Scope::Key("k".into()), most(2), 0), 10);
         }
         let jobs = [(1, 7, 1), (1, 7, 4), (2, 7, 2), (2, 7, 3)];
         assert_eq!(choose(&mut admission, &jobs), [(1, 1), (2, 2)]);
-        assert!(admission.line_changes().iter().all(|change| !change.open));
+        assert!(admission.key_queue_changes().iter().all(|change| !change.open));
     }
 
     #[test]
     fn a_line_that_may_give_more_is_read_again() {
         let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.ask(50, 50);
+        let mut admission = scene.request(50, 50);
         for key in 0..40 {
-            admission.add_line(line(1, key), || gate(Scope::Key("k".into()), Limit::default(), 0), 50);
+            admission.add_key_queue(key_queue(1, key), || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 50);
         }
         let old = (0..60).map(|n| (1, 0, n));
         let jobs: Vec<_> = old.chain((1..40).map(|key| (1, key, 1_000 + key))).collect();
@@ -650,14 +665,14 @@ mod tests {
         let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
         let fair = QueueRule { fairness: Some(Fairness::Key), ..QueueRule::default() };
         scene.rules.queues.insert("q".into(), fair);
-        let mut admission = scene.ask(1, 1);
+        let mut admission = scene.request(1, 1);
         for key in [7, 8] {
             let turn = if key == 7 { NOW + 5 } else { NOW };
-            let line = OpenLine { turn, ..line(1, key) };
-            admission.add_line(line, || gate(Scope::Key("k".into()), Limit::default(), 0), 1);
+            let key_queue = OpenKeyQueue { turn, ..key_queue(1, key) };
+            admission.add_key_queue(key_queue, || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 1);
         }
         assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
-        let changes = admission.line_changes();
+        let changes = admission.key_queue_changes();
         assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind everybody");
     }
 

@@ -200,8 +200,8 @@ impl std::fmt::Display for Cell {
 
 /// Where the engines' SQL differs.
 pub(crate) struct Dialect {
-    /// Makes `handed (run, node, id)` from the blocks.
-    pub handed: &'static str,
+    /// Makes `claimed (run, owner, id)` from the blocks.
+    pub claimed: &'static str,
     /// Which nodes count as dead.
     pub dead: String,
     /// The last run number that was given out.
@@ -214,7 +214,7 @@ pub(crate) struct Dialect {
 impl Dialect {
     /// Puts the shared parts into a statement.
     pub fn sql(&self, sql: &str) -> String {
-        sql.replace("{with}", &checks::WITH.replace("{handed}", self.handed))
+        sql.replace("{with}", &checks::WITH.replace("{claimed}", self.claimed))
             .replace("{dead}", &self.dead)
             .replace("{last_run}", self.last_run)
             .replace("{now}", &self.now.as_ms().to_string())

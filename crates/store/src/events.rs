@@ -59,7 +59,7 @@ pub struct EventRange {
 /// What happened.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StoredEvent {
-    pub place: EventPosition,
+    pub position: EventPosition,
     pub id: Uuid,
     pub kind: String,
     pub subject: Uuid,

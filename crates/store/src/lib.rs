@@ -1,6 +1,6 @@
 //! Keeps jobs, in SQLite or PostgreSQL, with one behaviour. The only crate with SQL.
 //!
-//! A job's state is where its id stands: `ready`, `waiting`, a `block` (handed out), `done`, `ended`. The `job` row is written
+//! A job's state is where its id stands: `ready`, `waiting`, a `claim` (handed out), `done`, `ended`. The `job` row is written
 //! once, at submit. One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the
 //! commit that holds it. `docs/decisions/001-storage-shape.md` says why it is built like this.
 
@@ -8,13 +8,13 @@ mod admit;
 mod assemble;
 mod audit;
 mod bulk;
-mod deal;
+mod fair_share;
 pub mod doctor;
 mod error;
 mod events;
-mod fate;
+mod disposition;
 mod foreign;
-mod gates;
+mod claim_limits;
 mod lanes;
 mod lists;
 mod migrate;
@@ -34,10 +34,10 @@ mod workers;
 pub mod plan_probe {
     pub use crate::postgres::{
         claim::{BEGIN_CLAIM, CLAIM, CLAIM_FOR_MANY, CLAIM_FOR_WORKER, HEADS},
-        limited::{HELD, KEYS, LINE_HEADS, LINES, TAKE},
+        limited_claim::{IN_FLIGHT, KEY_QUEUE_HEADS, KEY_QUEUES, KEYS, TAKE},
         schedules::{NEXT_AT, due_sql as due_schedules},
     };
-    pub use crate::sqlite::limited::OPEN_LINES;
+    pub use crate::sqlite::limited_claim::OPEN_KEY_QUEUES;
 }
 
 use std::sync::Arc;
@@ -62,8 +62,8 @@ pub use outbox::{
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage};
 pub use types::{
     AuditEntry, AuditFilter, Bulk, BulkAction, BulkStep, CancelOutcome, ClaimOwner, ClaimRequest, ClaimResult,
-    ClaimedJob, Configured, Counts, DeadLetterStats, DueResult, Filter, GracePeriods, JobIdPage, JobPage, JobPatch,
-    JobPosition, Leave, Limited, NewBulk, NodeInfo, NoteKind, Owner, Page, Poll, QueuePatch, Recovered, ResumedJob,
+    ClaimedJob, Configured, Counts, DeadLetterStats, DueResult, Filter, GracePeriods, JobExit, JobIdPage, JobPage,
+    JobPatch, JobPosition, Limited, NewBulk, NodeInfo, NoteKind, Owner, Page, Poll, QueuePatch, Recovered, ResumedJob,
     Retention, RunEnd, RunNote, RunOutcome, Signal, StoreOptions, StoredLimit, Submitted, SweepResult, Tally,
     WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
 };
@@ -206,7 +206,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Writes down what is new about connected workers. Answers for each whether it is still connected here (a worker that has
     /// ended, or has connected anew, is not changed) and what is wanted of it.
-    async fn worker_update(&self, news: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
 
     /// Asks a living worker, wherever it is connected, to take no more jobs, or to take jobs again. `None`: no such worker lives.
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;

@@ -24,10 +24,10 @@ pub enum Source {
     },
     Correlation(String),
     /// The newest (or oldest) failed jobs of each lane, looked through for what they say.
-    Letters(Vec<LaneId>),
+    DeadLetterMatches(Vec<LaneId>),
 }
 
-pub struct Ask {
+pub struct ListQuery {
     pub source: Source,
     /// Ids below this one, the cursor included.
     pub before: JobId,
@@ -66,7 +66,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    pub fn saw(&mut self, id: JobId, fits: bool) {
+    pub fn record(&mut self, id: JobId, fits: bool) {
         self.seen += 1;
         self.last = Some(id);
         if fits {
@@ -94,19 +94,19 @@ pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
 
 impl DeadLetterStats {
     /// Takes in the newest letters of each lane, with their reasons.
-    pub fn tell(&mut self, mut letters: Vec<(JobId, String)>) {
-        letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
-        letters.truncate(COUNT_LIMIT);
-        self.newest = letters.first().map(|(id, _)| *id);
-        self.looked_at = letters.len() as u64;
-        for (_, reason) in letters {
+    pub fn tell(&mut self, mut dead_letters: Vec<(JobId, String)>) {
+        dead_letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
+        dead_letters.truncate(COUNT_LIMIT);
+        self.newest = dead_letters.first().map(|(id, _)| *id);
+        self.looked_at = dead_letters.len() as u64;
+        for (_, reason) in dead_letters {
             *self.by_reason.entry(reason).or_default() += 1;
         }
     }
 }
 
 /// Failed jobs that say what is searched for.
-pub struct Letters {
+pub struct DeadLetterMatches {
     pub ids: Vec<JobId>,
     /// Where the search ended, if not with the last job.
     pub end: Option<JobId>,
@@ -126,8 +126,8 @@ pub struct Candidate<'a> {
     pub options: &'a JobOptions,
 }
 
-impl Ask {
-    pub fn new(filter: &Filter, page: Page, lanes: &[Lane]) -> Result<Ask> {
+impl ListQuery {
+    pub fn new(filter: &Filter, page: Page, lanes: &[Lane]) -> Result<ListQuery> {
         let matching: Vec<&Lane> = lanes
             .iter()
             .filter(|lane| filter.kind.as_ref().is_none_or(|kind| *kind == lane.kind))
@@ -146,7 +146,7 @@ impl Ask {
                 let path = if filter.error.is_some() { "error" } else { "reason" };
                 return Err(StoreError::Invalid(vec![FieldError::new(path, "is only for failed jobs")]));
             }
-            Source::Letters(matching.iter().map(|lane| lane.id).collect())
+            Source::DeadLetterMatches(matching.iter().map(|lane| lane.id).collect())
         } else if let Some(value) = &filter.tag {
             Source::Label { kind: LabelKind::Tag, value: value.clone() }
         } else if let Some(value) = &filter.schedule_id {
@@ -174,7 +174,19 @@ impl Ask {
             )]));
         }
         let lanes = matching.iter().map(|lane| lane.id).collect();
-        Ok(Ask { source, before, upper, from, wanted, filter: filter.clone(), lanes, found, offset, limit, direction })
+        Ok(ListQuery {
+            source,
+            before,
+            upper,
+            from,
+            wanted,
+            filter: filter.clone(),
+            lanes,
+            found,
+            offset,
+            limit,
+            direction,
+        })
     }
 
     /// The text that may be a whole key, id or correlation id, when the ids come from the lanes.
@@ -185,12 +197,12 @@ impl Ask {
         }
     }
 
-    pub fn wants(&self, state: JobState) -> bool {
+    pub fn includes(&self, state: JobState) -> bool {
         self.filter.states.is_empty() || self.filter.states.contains(&state)
     }
 
-    pub fn wants_held(&self) -> bool {
-        [JobState::Scheduled, JobState::Assigned, JobState::Processing].into_iter().any(|state| self.wants(state))
+    pub fn includes_in_flight(&self) -> bool {
+        [JobState::Scheduled, JobState::Assigned, JobState::Processing].into_iter().any(|state| self.includes(state))
     }
 
     /// The queries of the places that can hold what is asked for.
@@ -202,19 +214,19 @@ impl Ask {
         ended: impl Fn(i16) -> String,
     ) -> Vec<String> {
         let mut queries = Vec::new();
-        if self.wants(JobState::Queued) {
+        if self.includes(JobState::Queued) {
             queries.push(ready.to_owned());
         }
         for (state, code) in [(JobState::Pending, PENDING), (JobState::Retrying, RETRYING)] {
-            if self.wants(state) {
+            if self.includes(state) {
                 queries.push(waiting(code));
             }
         }
-        if self.wants(JobState::Completed) {
+        if self.includes(JobState::Completed) {
             queries.push(done.to_owned());
         }
         for (state, code) in [(JobState::Failed, FAILED), (JobState::Cancelled, CANCELLED)] {
-            if self.wants(state) {
+            if self.includes(state) {
                 queries.push(ended(code));
             }
         }
@@ -224,12 +236,12 @@ impl Ask {
     /// The exact total, where the counters know it.
     pub fn counted(&self, counts: &Counts, lanes: &[LaneId]) -> Option<u64> {
         // These share a counter.
-        let held = [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.wants(state));
+        let held = [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.includes(state));
         let bounded = self.filter.created_after.is_some() || self.filter.created_before.is_some();
         if bounded || held.contains(&true) && held.contains(&false) {
             return None;
         }
-        let states = JobState::ALL.into_iter().filter(|state| self.wants(*state));
+        let states = JobState::ALL.into_iter().filter(|state| self.includes(*state));
         let tallies: Vec<Tally> = states.map(Tally::of).collect();
         let total: i64 = counts
             .by_lane
@@ -270,12 +282,12 @@ impl Ask {
     }
 
     /// What a failed job shall say: part of its error, its reason.
-    pub fn said(&self) -> (Option<&str>, Option<&'static str>) {
+    pub fn search_terms(&self) -> (Option<&str>, Option<&'static str>) {
         (self.filter.error.as_deref(), self.filter.reason.map(ErrorReason::as_str))
     }
 
     /// Puts the searches of all lanes together. Behind the place where the first of them stopped early, nothing is certain.
-    pub fn letters(&self, scans: Vec<Scan>, per_lane: usize) -> Letters {
+    pub fn dead_letters(&self, scans: Vec<Scan>, per_lane: usize) -> DeadLetterMatches {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
         let end = match self.direction {
             Direction::Down => stopped.max(),
@@ -288,7 +300,7 @@ impl Ask {
         };
         let mut ids: Vec<JobId> = scans.into_iter().flat_map(|scan| scan.ids).filter(is_certain).collect();
         self.sort(&mut ids);
-        Letters { ids, end }
+        DeadLetterMatches { ids, end }
     }
 
     /// Whether more is asked of a failed job than what it says and where it stood.
@@ -313,7 +325,7 @@ impl Ask {
         let correlation = job.correlation.unwrap_or(&own);
         let options = job.options;
         let is = |value: &Option<String>, text: &str| value.as_deref() == Some(text);
-        self.wants(job.state)
+        self.includes(job.state)
             && self.lanes.contains(&job.lane)
             && tag.as_ref().is_none_or(|tag| options.tags.contains(tag))
             && schedule_id.as_ref().is_none_or(|schedule| is(&options.schedule_id, schedule))

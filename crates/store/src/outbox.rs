@@ -159,29 +159,29 @@ impl Lease {
 
 /// Who publishes to a sink, as it is read in one look.
 #[derive(Clone, Default, Debug)]
-pub struct Sharing {
+pub struct PartitionLeases {
     pub leases: Vec<Lease>,
     /// Who asks, until when it counts.
     pub nodes: Vec<(NodeId, Timestamp)>,
 }
 
-impl Sharing {
+impl PartitionLeases {
     /// What has to be written so that the asker has its share, and keeps it: the leases that change. `None`: nothing, not even that it asks.
-    pub fn shift(&self, ask: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
-        let until = now.plus_ms(ask.lease_ms);
-        let is_late = |end: Timestamp| end.ms_since(now) < ask.lease_ms / 2;
-        let others = self.nodes.iter().filter(|(node, end)| *node != ask.node && *end > now).count();
+    pub fn rebalance(&self, request: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
+        let until = now.plus_ms(request.lease_ms);
+        let is_late = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;
+        let others = self.nodes.iter().filter(|(node, end)| *node != request.node && *end > now).count();
         let quota = usize::from(PARTITIONS.unsigned_abs()).div_ceil(others + 1);
-        let (own, rest): (Vec<&Lease>, Vec<&Lease>) = self.leases.iter().partition(|lease| lease.is_of(ask.node));
+        let (own, rest): (Vec<&Lease>, Vec<&Lease>) = self.leases.iter().partition(|lease| lease.is_of(request.node));
         let mut changed = Vec::new();
         for lease in own.iter().skip(quota) {
             changed.push(Lease { node: None, until: Timestamp::from_ms(0), ..(*lease).clone() });
         }
         for lease in rest.iter().filter(|lease| lease.is_free(now)).take(quota.saturating_sub(own.len())) {
-            changed.push(Lease { partition: lease.partition, node: Some(ask.node), epoch: lease.epoch + 1, until });
+            changed.push(Lease { partition: lease.partition, node: Some(request.node), epoch: lease.epoch + 1, until });
         }
-        let asks = self.nodes.iter().any(|(node, end)| *node == ask.node && !is_late(*end));
-        if changed.is_empty() && asks && own.iter().all(|lease| !is_late(lease.until)) {
+        let requests = self.nodes.iter().any(|(node, end)| *node == request.node && !is_late(*end));
+        if changed.is_empty() && requests && own.iter().all(|lease| !is_late(lease.until)) {
             return None;
         }
         changed.extend(own.iter().take(quota).map(|lease| Lease { until, ..(*lease).clone() }));
@@ -189,7 +189,7 @@ impl Sharing {
     }
 
     /// What is this node's now.
-    pub fn held(&self, node: NodeId, now: Timestamp) -> Vec<Partition> {
+    pub fn owned_by(&self, node: NodeId, now: Timestamp) -> Vec<Partition> {
         let own = self.leases.iter().filter(|lease| lease.is_of(node) && lease.until > now);
         own.map(|lease| Partition { number: lease.partition, epoch: lease.epoch }).collect()
     }
@@ -213,9 +213,13 @@ pub fn partition_of(subject: Uuid) -> i16 {
 }
 
 /// Refusals that count: those of parts that have had no other holder since.
-pub fn counted<'a>(results: &'a [OutboxResult], held: &[Partition], epochs: &[(i16, i64)]) -> Vec<&'a OutboxResult> {
+pub fn counted<'a>(
+    results: &'a [OutboxResult],
+    owned_by: &[Partition],
+    epochs: &[(i16, i64)],
+) -> Vec<&'a OutboxResult> {
     let ours = |number: i16| {
-        let epoch = held.iter().find(|part| part.number == number).map(|part| part.epoch);
+        let epoch = owned_by.iter().find(|part| part.number == number).map(|part| part.epoch);
         epochs.iter().any(|(partition, now)| *partition == number && Some(*now) == epoch)
     };
     results.iter().filter(|result| result.refused.is_some() && ours(result.partition)).collect()

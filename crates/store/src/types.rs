@@ -575,9 +575,9 @@ pub enum Tally {
     Ran = 7,
 }
 
-impl Leave {
-    pub fn of(state: JobState) -> Leave {
-        if state.is_terminal() { Leave::Over } else { Leave::Back }
+impl JobExit {
+    pub fn of(state: JobState) -> JobExit {
+        if state.is_terminal() { JobExit::Finished } else { JobExit::Requeued }
     }
 }
 
@@ -675,13 +675,13 @@ pub enum Signal {
 
 /// What becomes of a job that leaves somebody's hands or a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Leave {
-    /// It comes back.
-    Back,
-    /// It has finished.
-    Over,
-    /// It is removed, with all that belongs to it.
-    Removed,
+pub enum JobExit {
+    /// Goes back to a queue.
+    Requeued,
+    /// Has finished.
+    Finished,
+    /// Is deleted with everything that belongs to it.
+    Deleted,
 }
 
 /// How to change what was said about a queue; what is absent stays.

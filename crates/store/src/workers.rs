@@ -4,7 +4,7 @@
 use faena_domain::{JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerKind, WorkerState, WorkerView};
 use uuid::Uuid;
 
-use crate::{GracePeriods, Result, StoreError, WorkerEnd, fate::Why};
+use crate::{GracePeriods, Result, StoreError, WorkerEnd, disposition::ReleaseReason};
 
 /// Changes of state that are kept of one life.
 pub const HISTORY: i64 = 200;
@@ -149,25 +149,25 @@ pub fn changes(path: &[WorkerState], reason: Option<&str>, now: Timestamp) -> Ve
 
 /// How a worker's server went.
 #[derive(Clone, Copy)]
-pub enum ServerGone {
+pub enum ServerExit {
     Died,
     Stopped,
 }
 
-impl ServerGone {
+impl ServerExit {
     /// Of the workers inside it.
     pub fn reason(self) -> &'static str {
         match self {
-            ServerGone::Died => "its server died",
-            ServerGone::Stopped => "its server stopped",
+            ServerExit::Died => "its server died",
+            ServerExit::Stopped => "its server stopped",
         }
     }
 
     /// Of the workers that were connected to it; true before their deadline and after it.
     pub fn waiting_reason(self) -> &'static str {
         match self {
-            ServerGone::Died => "its server died, and it has not come back",
-            ServerGone::Stopped => "its server stopped, and it has not come back",
+            ServerExit::Died => "its server died, and it has not come back",
+            ServerExit::Stopped => "its server stopped, and it has not come back",
         }
     }
 }
@@ -187,7 +187,7 @@ pub fn deadline_without_server(
 }
 
 /// What the sweep says of a worker that nobody gave a reason for.
-pub const SILENT: &str = "it was not heard of";
+pub const NO_HEARTBEAT: &str = "it was not heard of";
 
 impl WorkerEnd {
     /// What stands in the worker's record.
@@ -206,10 +206,10 @@ impl WorkerEnd {
         }
     }
 
-    pub(crate) fn why<'a>(&self, worker: faena_domain::WorkerId, text: &'a str) -> Why<'a> {
+    pub(crate) fn release_reason<'a>(&self, worker: faena_domain::WorkerId, text: &'a str) -> ReleaseReason<'a> {
         match self {
-            WorkerEnd::Left { .. } => Why::Left { text, worker: Some(worker) },
-            WorkerEnd::Lost { delay_ms, .. } => Why::Lost { text, worker, delay_ms: *delay_ms },
+            WorkerEnd::Left { .. } => ReleaseReason::Left { text, worker: Some(worker) },
+            WorkerEnd::Lost { delay_ms, .. } => ReleaseReason::Lost { text, worker, delay_ms: *delay_ms },
         }
     }
 }

@@ -51,7 +51,7 @@ fn message(item: Item, place: EventPosition, source: &str) -> EventMessage {
 
 fn told(event: &StoredEvent, source: &str) -> Event {
     Event {
-        place: event.place,
+        place: event.position,
         id: event.id.to_string(),
         r#type: event.kind.clone(),
         subject: event.subject.to_string(),

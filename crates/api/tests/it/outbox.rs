@@ -27,7 +27,7 @@ async fn relay(app: &App, refused: Option<&str>) -> usize {
     let taken = store.outbox_take(ask, now).await.unwrap();
     let said = taken.events.iter().map(|event| OutboxResult {
         partition: event.partition,
-        position: event.event.place,
+        position: event.event.position,
         refused: refused.map(str::to_owned),
         again_at: now,
     });

@@ -101,7 +101,7 @@ impl Subscription {
         loop {
             if let Some(told) = self.line.pop_front() {
                 self.place = match &told {
-                    Told::Event(event) => event.place,
+                    Told::Event(event) => event.position,
                     Told::Lost(_) => self.after_gap,
                 };
                 return Ok(told);
@@ -114,7 +114,7 @@ impl Subscription {
             match self.news.recv().await {
                 Ok(batch) if batch.after > self.read => self.behind = true,
                 Ok(batch) => {
-                    let new: Vec<_> = batch.events.iter().filter(|event| event.place > self.read).cloned().collect();
+                    let new: Vec<_> = batch.events.iter().filter(|event| event.position > self.read).cloned().collect();
                     self.take(new, batch.upto);
                 }
                 Err(RecvError::Lagged(_)) => self.behind = true,
@@ -134,13 +134,13 @@ impl Subscription {
         {
             self.line.push_back(Told::Lost(gap));
             self.gaps_upto = gap.first - 1;
-            if events.first().is_none_or(|event| event.place >= gap.first) {
+            if events.first().is_none_or(|event| event.position >= gap.first) {
                 self.read = gap.first - 1;
             }
             self.after_gap = self.read;
         }
         self.behind = events.len() == BATCH;
-        if let Some(upto) = events.last().map(|event| event.place) {
+        if let Some(upto) = events.last().map(|event| event.position) {
             self.take(events.into_iter().map(Arc::new).collect(), upto);
         }
         Ok(())

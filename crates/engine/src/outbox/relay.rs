@@ -265,7 +265,7 @@ impl Relay {
             };
             learned.results.push(OutboxResult {
                 partition: one.partition,
-                position: one.event.place,
+                position: one.event.position,
                 refused,
                 again_at: at.plus_ms(ms(rest(self.first_rest, one.attempts))),
             });
@@ -368,7 +368,7 @@ mod tests {
     fn a_wave_holds_one_message_of_a_subject_at_most_and_all_stay_in_order() {
         let events = [event(1, 7), event(2, 8), event(3, 7), event(4, 7), event(5, 8)];
         let places: Vec<Vec<i64>> =
-            waves(&events).iter().map(|wave| wave.iter().map(|one| one.event.place).collect()).collect();
+            waves(&events).iter().map(|wave| wave.iter().map(|one| one.event.position).collect()).collect();
         assert_eq!(places, [vec![1, 2], vec![3, 5], vec![4]]);
     }
 

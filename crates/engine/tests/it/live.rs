@@ -60,7 +60,7 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
         world.store.job_submit(ids, Timestamp::now()).await.unwrap();
         // It leaves in the middle, while more happens.
         for _ in 0..17 + round {
-            places.push(event(&mut watcher).await.place);
+            places.push(event(&mut watcher).await.position);
         }
         let place = watcher.place();
         assert_eq!(Some(&place), places.last());
@@ -77,9 +77,9 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
     let first = places[0];
     let stored = world.store.event_list(EventQuery::After(first - 1), 10_000).await.unwrap();
     while places.len() < stored.len() {
-        places.push(event(&mut watcher).await.place);
+        places.push(event(&mut watcher).await.position);
     }
-    assert_eq!(places, stored.iter().map(|event| event.place).collect::<Vec<_>>());
+    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>());
 }
 
 /// What a sink alone wanted before anybody watched is kept, and so it is told.
@@ -98,15 +98,15 @@ async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
         .await;
         let mut first = watch(&world.engine, Some(0), EventFilter::default()).await;
         for expected in &stored {
-            assert_eq!(event(&mut first).await.place, expected.place);
+            assert_eq!(event(&mut first).await.position, expected.position);
         }
         let (before, after) = stored.split_at(700);
-        let mut back = watch(&world.engine, Some(before[699].place), EventFilter::default()).await;
+        let mut back = watch(&world.engine, Some(before[699].position), EventFilter::default()).await;
         if !is_complete {
             assert!(matches!(next(&mut back).await, Told::Lost(_)), "of workers and schedules nobody was told");
         }
         for expected in after {
-            assert_eq!(event(&mut back).await.place, expected.place);
+            assert_eq!(event(&mut back).await.position, expected.position);
         }
     }
 }
@@ -160,12 +160,12 @@ async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
         let round = engine.turn("live", Timestamp::now()).await.unwrap();
         assert_eq!(round.handled, 2);
         for _ in 0..2 {
-            seen.push(event(&mut fast).await.place);
+            seen.push(event(&mut fast).await.position);
         }
     }
     let mut late = Vec::new();
     for _ in 0..400 {
-        late.push(event(&mut slow).await.place);
+        late.push(event(&mut slow).await.position);
     }
     assert_eq!(late, seen);
     // And hears the rest like everybody else.
@@ -278,11 +278,11 @@ async fn what_happens_on_one_node_is_told_on_the_other() {
         while ended < 100 {
             let event = event(&mut watcher).await;
             ended += usize::from(event.kind == "job.completed");
-            places.push(event.place);
+            places.push(event.position);
         }
     }
     let stored = watching.store.event_list(EventQuery::After(places[0] - 1), places.len()).await.unwrap();
-    assert_eq!(places, stored.iter().map(|event| event.place).collect::<Vec<_>>(), "each once, none passed by");
+    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>(), "each once, none passed by");
     working.stop(Default::default()).await;
     watching.stop().await;
     other.close().await;

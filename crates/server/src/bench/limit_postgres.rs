@@ -29,7 +29,7 @@ async fn measure(url: &str, jobs: usize) -> Result<Limit> {
                                options text, payload text);
              CREATE TABLE ready (queue text, score int8, id uuid, PRIMARY KEY (queue, score, id));
              CREATE SEQUENCE run;
-             CREATE TABLE block (run int8 PRIMARY KEY, node uuid, ids uuid[]);
+             CREATE TABLE claim (run int8 PRIMARY KEY, node uuid, ids uuid[]);
              CREATE TABLE done (id uuid PRIMARY KEY, run int8, state int2, finished_at int8, result text, error text, log text)",
         )
         .await?;
@@ -77,16 +77,16 @@ async fn drain(url: &str) -> Result<usize> {
                      SELECT ctid FROM ready WHERE queue = 'default' AND score >= $1 ORDER BY score, id LIMIT 1000
                      FOR UPDATE SKIP LOCKED))
                  RETURNING score, id),
-             b AS (INSERT INTO block SELECT nextval('run'), NULL, array_agg(id) FROM picked HAVING count(*) > 0 RETURNING run)
+             b AS (INSERT INTO claim SELECT nextval('run'), NULL, array_agg(id) FROM picked HAVING count(*) > 0 RETURNING run)
              SELECT b.run, picked.score, picked.id, job.payload FROM picked JOIN job USING (id) CROSS JOIN b",
         )
         .await?;
     let finish = client
         .prepare(
-            "WITH held AS MATERIALIZED (SELECT run FROM block WHERE run = $1 FOR KEY SHARE),
+            "WITH held AS MATERIALIZED (SELECT run FROM claim WHERE run = $1 FOR KEY SHARE),
              put AS (INSERT INTO done SELECT id, $1, 6, 1763236800125, NULL, NULL, log
                      FROM unnest($2::uuid[], $3::text[]) AS n(id, log) WHERE EXISTS (SELECT FROM held))
-             DELETE FROM block WHERE run IN (SELECT run FROM held)",
+             DELETE FROM claim WHERE run IN (SELECT run FROM held)",
         )
         .await?;
     let mut total = 0;

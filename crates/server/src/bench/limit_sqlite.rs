@@ -24,7 +24,7 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
          CREATE TABLE job (id BLOB PRIMARY KEY, queue TEXT, type TEXT, priority INT, created_at INT, correlation TEXT,
                            options TEXT, payload TEXT) WITHOUT ROWID;
          CREATE TABLE ready (queue TEXT, score INT, id BLOB, PRIMARY KEY (queue, score, id)) WITHOUT ROWID;
-         CREATE TABLE block (run INTEGER PRIMARY KEY, node BLOB, ids BLOB);
+         CREATE TABLE claim (run INTEGER PRIMARY KEY, node BLOB, ids BLOB);
          CREATE TABLE done (id BLOB PRIMARY KEY, run INT, state INT, finished_at INT, result TEXT, error TEXT, log TEXT)
              WITHOUT ROWID;",
     )?;
@@ -69,7 +69,7 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
             ids.extend_from_slice(id.as_bytes());
         }
         assert!(payload_bytes > 0, "the loop reads every payload");
-        connection.prepare_cached("INSERT INTO block VALUES (?, ?, ?)")?.execute((run, Uuid::nil(), ids))?;
+        connection.prepare_cached("INSERT INTO claim VALUES (?, ?, ?)")?.execute((run, Uuid::nil(), ids))?;
         connection.execute_batch("COMMIT")?;
         connection.execute_batch("BEGIN IMMEDIATE")?;
         for (_, id) in &rows {
@@ -77,7 +77,7 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
                 .prepare_cached("INSERT INTO done VALUES (?, ?, 6, 1763236800125, NULL, NULL, ?)")?
                 .execute((id, run, LOG))?;
         }
-        connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([run])?;
+        connection.prepare_cached("DELETE FROM claim WHERE run = ?")?.execute([run])?;
         connection.execute_batch("COMMIT")?;
     }
     Ok(Limit { insert, drain: rate(jobs, started) })

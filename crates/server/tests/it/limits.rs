@@ -175,7 +175,7 @@ async fn three_servers_that_are_killed_at_random_never_go_above_a_limit() {
     assert!(used > 0.05, "only {:.0} % of the limit was in use", used * 100.0);
     // Nothing is left behind: the same limit has all its room again.
     let client = connect(&database.url).await;
-    let held: i64 = client.query_one("SELECT count(*) FROM faena.hold", &[]).await.unwrap().get(0);
+    let held: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight", &[]).await.unwrap().get(0);
     assert_eq!(held, 0);
     tokio::time::timeout(Duration::from_secs(60), nodes[1].everything_ended()).await.unwrap();
 }

@@ -103,7 +103,7 @@ const CODES: &[Code] = &[
         .fixed("counters counted again"),
     error("job-unreadable", "jobs have options that cannot be read, and claims that meet them fail", "{id}", BY_HAND),
     error(
-        "block-without-owner",
+        "claim-without-owner",
         "hand-outs are in the hands of nobody alive",
         "run {x} of owner {id} ({y} jobs)",
         SERVE,
@@ -127,7 +127,7 @@ const CODES: &[Code] = &[
     .fixed("messages for unknown sinks removed from the outbox"),
     warning("lease-unknown-sink", "leases are of sinks that are not there", "part {x} of sink {y}", FIX)
         .fixed("leases of unknown sinks removed"),
-    error("running-without-block", "jobs are marked as running and in nobody's hands", "{id} (run {x})", FIX)
+    error("running-without-claim", "jobs are marked as running and in nobody's hands", "{id} (run {x})", FIX)
         .fixed("marks of running jobs removed"),
     error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs let go on"),
     error("look-too-far", "jobs that wait for parents look again only in days", "{id}", FIX)
@@ -155,14 +155,14 @@ const CODES: &[Code] = &[
     warning("log-incomplete", "logs do not tell the whole story of their run", "{words} of {id}", BY_HAND),
     error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX)
         .fixed("keys written"),
-    error("line-missing", "keys have ready jobs and no line, so nobody can take them", "key {x} of lane {y}", FIX)
+    error("key-queue-missing", "keys have ready jobs and no line, so nobody can take them", "key {x} of lane {y}", FIX)
         .fixed("lines made"),
-    error("line-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX)
+    error("key-queue-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX)
         .fixed("lines opened"),
-    warning("line-overdue", "lines should have been opened long ago", "key {x} of lane {y}", SERVE),
-    error("hold-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX)
+    warning("key-queue-overdue", "lines should have been opened long ago", "key {x} of lane {y}", SERVE),
+    error("key-in-flight-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX)
         .fixed("places given free"),
-    error("hold-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX)
+    error("key-in-flight-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX)
         .fixed("jobs counted for their key"),
     error("webhook-stuck", "webhooks are to be sent and have no time for it", "{id}", FIX)
         .fixed("webhooks given a time"),
@@ -241,16 +241,16 @@ const CODES: &[Code] = &[
 
 /// What a query may refer to: `handed`, every id of every hand-out; `held`, those of them whose run is not over; `places`, where
 /// ids stand, with the tally they are counted under.
-pub(crate) const WITH: &str = "WITH RECURSIVE {handed},
-held (id, lane, run, node) AS MATERIALIZED (
-    SELECT h.id, j.lane, h.run, h.node FROM handed h CROSS JOIN job j WHERE j.id = h.id
+pub(crate) const WITH: &str = "WITH RECURSIVE {claimed},
+in_flight (id, lane, run, owner) AS MATERIALIZED (
+    SELECT h.id, j.lane, h.run, h.owner FROM claimed h CROSS JOIN job j WHERE j.id = h.id
        AND NOT EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = h.id AND d.run = h.run)
        AND NOT EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = h.id AND e.run = h.run)
        AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.id = h.id AND a.run = h.run)),
 places (id, lane, place) AS (
     SELECT id, lane, 1 FROM ready
     UNION ALL SELECT id, lane, CASE state WHEN 0 THEN 0 ELSE 3 END FROM waiting
-    UNION ALL SELECT id, lane, 2 FROM held
+    UNION ALL SELECT id, lane, 2 FROM in_flight
     UNION ALL SELECT id, lane, 4 FROM done
     UNION ALL SELECT id, lane, CASE state WHEN 7 THEN 5 ELSE 6 END FROM ended)";
 
@@ -288,7 +288,7 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
         walk("logs of completed jobs", "SELECT 'completed', id, CAST(6 AS bigint), run, log FROM done", judge::log),
         walk("logs of other ends", "SELECT 'ended', id, state, run, log FROM ended", judge::log),
         walk("logs of attempts", "SELECT 'attempt', id, state, run, log FROM attempt", judge::log),
-        walk("notes", "SELECT 'note', id, CAST(-1 AS bigint), run, log FROM note", judge::log),
+        walk("notes", "SELECT 'job_log', id, CAST(-1 AS bigint), run, log FROM job_log", judge::log),
         walk(
             "histories of workers",
             "SELECT worker, state FROM worker_change ORDER BY worker, sequence",
@@ -348,19 +348,19 @@ macro_rules! orphans {
 }
 
 const ORPHANS: &str = orphans!(
-    "running" "id" "job", "attempt" "id" "job", "note" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
-    "depends" "child" "job", "expiry" "id" "job", "cancel" "id" "job", "hold" "id" "job", "webhook_attempt" "webhook" "webhook",
+    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker",
 );
 
 /// Whatever is in somebody's hands is in the hands of somebody alive.
 const OWNERS: &str = "
-    SELECT 'block-without-owner' AS code, b.node AS id, '' AS words, b.run AS x,
-           CAST((SELECT count(*) FROM held h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM block b WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = b.node)
-      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = b.node AND w.ended_at IS NULL)
+    SELECT 'claim-without-owner' AS code, b.owner AS id, '' AS words, b.run AS x,
+           CAST((SELECT count(*) FROM in_flight h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM claim b WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = b.owner)
+      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = b.owner AND w.ended_at IS NULL)
     UNION ALL
-    SELECT 'node-dead', n.id, n.name, CAST((SELECT count(*) FROM held h WHERE h.node = n.id) AS bigint), NULL, NULL
+    SELECT 'node-dead', n.id, n.name, CAST((SELECT count(*) FROM in_flight h WHERE h.owner = n.id) AS bigint), NULL, NULL
     FROM node n WHERE {dead}
     UNION ALL
     SELECT 'worker-unwatched', w.id, w.key, NULL, NULL, NULL FROM worker w
@@ -372,14 +372,14 @@ const OWNERS: &str = "
     SELECT 'worker-state', w.id, w.key, w.state, NULL, NULL FROM worker w
     WHERE (w.ended_at IS NULL) = (w.state = 6) OR (w.ended_at IS NOT NULL AND w.deadline IS NOT NULL)
     UNION ALL
-    SELECT 'running-without-block', r.id, '', r.run, NULL, NULL FROM running r
-    WHERE NOT EXISTS (SELECT 1 FROM held h WHERE h.id = r.id AND h.run = r.run)";
+    SELECT 'running-without-claim', r.id, '', r.run, NULL, NULL FROM running r
+    WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = r.id AND h.run = r.run)";
 
 /// Whatever waits is looked at in time.
 const WAITING: &str = "
     SELECT 'blocked-without-parents' AS code, w.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
-    FROM waiting w WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM depends d WHERE d.child = w.id)
+    FROM waiting w WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)
     UNION ALL
     SELECT 'look-too-far', w.id, '', NULL, NULL, NULL FROM waiting w WHERE w.blocked AND w.due_at > {now} + 86400000
     UNION ALL
@@ -408,19 +408,19 @@ const LIMITS: &str = "
     SELECT 'key-missing' AS code, r.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM ready r JOIN lane l ON l.id = r.lane WHERE (r.key IS NULL) = l.keyed
     UNION ALL
-    SELECT 'line-missing', CAST(NULL AS uuid), '', u.key, u.lane, NULL FROM (SELECT DISTINCT lane, key FROM ready WHERE key IS NOT NULL) u
-    WHERE NOT EXISTS (SELECT 1 FROM line n WHERE n.lane = u.lane AND n.key = u.key)
+    SELECT 'key-queue-missing', CAST(NULL AS uuid), '', u.key, u.lane, NULL FROM (SELECT DISTINCT lane, key FROM ready WHERE key IS NOT NULL) u
+    WHERE NOT EXISTS (SELECT 1 FROM key_queue n WHERE n.lane = u.lane AND n.key = u.key)
     UNION ALL
-    SELECT 'line-closed', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM line n
-    WHERE NOT n.open AND n.opens_at IS NULL AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.key = n.key)
+    SELECT 'key-queue-closed', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM key_queue n
+    WHERE NOT n.open AND n.opens_at IS NULL AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.key = n.key)
     UNION ALL
-    SELECT 'line-overdue', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM line n WHERE NOT n.open AND n.opens_at < {now} - 300000
+    SELECT 'key-queue-overdue', CAST(NULL AS uuid), '', n.key, n.lane, NULL FROM key_queue n WHERE NOT n.open AND n.opens_at < {now} - 300000
     UNION ALL
-    SELECT 'hold-stale', h.id, '', NULL, NULL, NULL FROM hold h
-    WHERE NOT EXISTS (SELECT 1 FROM held d WHERE d.id = h.id) AND EXISTS (SELECT 1 FROM job j WHERE j.id = h.id)
+    SELECT 'key-in-flight-stale', h.id, '', NULL, NULL, NULL FROM key_in_flight h
+    WHERE NOT EXISTS (SELECT 1 FROM in_flight d WHERE d.id = h.id) AND EXISTS (SELECT 1 FROM job j WHERE j.id = h.id)
     UNION ALL
-    SELECT 'hold-missing', d.id, '', NULL, NULL, NULL FROM held d JOIN lane l ON l.id = d.lane
-    WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.id = d.id)";
+    SELECT 'key-in-flight-missing', d.id, '', NULL, NULL, NULL FROM in_flight d JOIN lane l ON l.id = d.lane
+    WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)";
 
 const DELIVERIES: &str = "
     SELECT 'webhook-stuck' AS code, id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
@@ -446,7 +446,7 @@ const SCHEDULES: &str = "
 const RUNS: &str = "
     SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, coalesce(m.run, 0) AS x, s.last AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT max(run) AS run FROM (
-              SELECT max(run) AS run FROM block UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
+              SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
               UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u) m
     CROSS JOIN (SELECT coalesce(CAST({last_run} AS bigint), -1) AS last) s WHERE coalesce(m.run, 0) > s.last";
 
@@ -478,7 +478,7 @@ const OUTBOX: &str = "
     FROM outbox o WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = o.position)
     UNION ALL
     SELECT 'outbox-unknown-sink', o.subject, '', o.position, o.sink, NULL FROM outbox o
-    WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = o.sink)
+    WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = o.sink)
     UNION ALL
     SELECT 'lease-unknown-sink', l.node, '', l.partition, l.sink, NULL FROM outbox_lease l
-    WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = l.sink)";
+    WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = l.sink)";

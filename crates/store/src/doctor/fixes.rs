@@ -38,17 +38,17 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "wrong-lane" => Fix::Sql(WRONG_LANE),
         "orphaned-rows" => Fix::Sql(ORPHANS),
         "counter-drift" => Fix::Recount,
-        "block-without-owner" | "node-dead" => Fix::Recover,
+        "claim-without-owner" | "node-dead" => Fix::Recover,
         "worker-unwatched" => Fix::Sql(&[Counted(
             "UPDATE worker SET deadline = {now} + 60000 WHERE ended_at IS NULL AND deadline IS NULL
                  AND NOT EXISTS (SELECT 1 FROM node n WHERE n.id = worker.node)",
         )]),
-        "running-without-block" => Fix::Sql(&[Counted(
-            "{with} DELETE FROM running WHERE NOT EXISTS (SELECT 1 FROM held h WHERE h.id = running.id AND h.run = running.run)",
+        "running-without-claim" => Fix::Sql(&[Counted(
+            "{with} DELETE FROM running WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = running.id AND h.run = running.run)",
         )]),
         "blocked-without-parents" => Fix::Rows {
             select: "SELECT w.lane, w.id, j.options FROM waiting w JOIN job j ON j.id = w.id
-                     WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM depends d WHERE d.child = w.id)",
+                     WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)",
             make: let_go_on,
         },
         "look-too-far" => Fix::Sql(&[Counted(
@@ -66,21 +66,21 @@ pub(crate) fn fix_of(code: &str) -> Fix {
                      FROM ready r JOIN lane l ON l.id = r.lane JOIN job j ON j.id = r.id WHERE (r.key IS NULL) = l.keyed",
             make: write_key,
         },
-        "line-missing" => Fix::Sql(&[Counted(
-            "INSERT INTO line (lane, key, turn) SELECT r.lane, r.key, min(r.ready_at) FROM ready r
-             WHERE r.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM line n WHERE n.lane = r.lane AND n.key = r.key)
+        "key-queue-missing" => Fix::Sql(&[Counted(
+            "INSERT INTO key_queue (lane, key, turn) SELECT r.lane, r.key, min(r.ready_at) FROM ready r
+             WHERE r.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM key_queue n WHERE n.lane = r.lane AND n.key = r.key)
              GROUP BY r.lane, r.key",
         )]),
-        "line-closed" => Fix::Sql(&[Counted(
-            "UPDATE line SET open = TRUE WHERE NOT open AND opens_at IS NULL
-                 AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.key = line.key)",
+        "key-queue-closed" => Fix::Sql(&[Counted(
+            "UPDATE key_queue SET open = TRUE WHERE NOT open AND opens_at IS NULL
+                 AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.key = key_queue.key)",
         )]),
-        "hold-stale" => Fix::Sql(&[Counted(
-            "{with} DELETE FROM hold WHERE NOT EXISTS (SELECT 1 FROM held d WHERE d.id = hold.id)",
+        "key-in-flight-stale" => Fix::Sql(&[Counted(
+            "{with} DELETE FROM key_in_flight WHERE NOT EXISTS (SELECT 1 FROM in_flight d WHERE d.id = key_in_flight.id)",
         )]),
-        "hold-missing" => Fix::Rows {
-            select: "{with} SELECT d.lane, d.id, j.options FROM held d JOIN lane l ON l.id = d.lane JOIN job j ON j.id = d.id
-                     WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM hold h WHERE h.id = d.id)",
+        "key-in-flight-missing" => Fix::Rows {
+            select: "{with} SELECT d.lane, d.id, j.options FROM in_flight d JOIN lane l ON l.id = d.lane JOIN job j ON j.id = d.id
+                     WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)",
             make: hold,
         },
         "webhook-stuck" => {
@@ -97,11 +97,11 @@ pub(crate) fn fix_of(code: &str) -> Fix {
             "DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = outbox.position)",
         )]),
         "outbox-unknown-sink" => {
-            Fix::Sql(&[Counted("DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox.sink)")])
+            Fix::Sql(&[Counted("DELETE FROM outbox WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox.sink)")])
         }
         "lease-unknown-sink" => Fix::Sql(&[
-            Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_lease.sink)"),
-            Also("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM sink s WHERE s.id = outbox_node.sink)"),
+            Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_lease.sink)"),
+            Also("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_node.sink)"),
         ]),
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
@@ -112,7 +112,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
 /// next pass gives it its key.
 const JOB_NOWHERE: &[Statement] = &[
     Also(
-        "INSERT INTO note (id, run, log) {with}
+        "INSERT INTO job_log (id, run, log) {with}
          SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no place\"]'
          FROM (SELECT id FROM job EXCEPT SELECT id FROM places) u",
     ),
@@ -167,8 +167,8 @@ macro_rules! delete_orphans {
 
 const ORPHANS: &[Statement] = delete_orphans!(
     "ready" "id" "job", "waiting" "id" "job", "done" "id" "job", "ended" "id" "job",
-    "running" "id" "job", "attempt" "id" "job", "note" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
-    "depends" "child" "job", "expiry" "id" "job", "cancel" "id" "job", "hold" "id" "job", "webhook_attempt" "webhook" "webhook",
+    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker",
 );
 
@@ -179,7 +179,7 @@ pub(crate) const DRIFT: &str = "{with} SELECT lane, tally, CAST(sum(n) AS bigint
     GROUP BY lane, tally HAVING sum(n) <> 0";
 
 pub(crate) const LARGEST_RUN: &str = "SELECT max(run) FROM (
-    SELECT max(run) AS run FROM block UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
+    SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
     UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u";
 
 /// A job without parents goes on at its time.
@@ -212,7 +212,7 @@ fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         return Vec::new();
     };
     let id = (dialect.literal)(row[1].id());
-    vec![format!("INSERT INTO hold (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
+    vec![format!("INSERT INTO key_in_flight (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
 }
 
 /// It goes on after what has been dealt with, like one that nobody was there for. One that cannot be understood, or that nothing is left
@@ -233,5 +233,5 @@ fn options_of(row: &[Cell]) -> Option<&str> {
 }
 
 fn note(id: &str, now: Timestamp, text: &str) -> String {
-    format!("INSERT INTO note (id, run, log) VALUES ({id}, NULL, '[{},\"recovered\",\"{text}\"]')", now.as_ms())
+    format!("INSERT INTO job_log (id, run, log) VALUES ({id}, NULL, '[{},\"recovered\",\"{text}\"]')", now.as_ms())
 }

@@ -122,7 +122,7 @@ fn fault_of_log<'a>(place: &'a str, state: i64, run: i64, log: &str) -> Option<(
         return Some(("log-time", place));
     }
     let told = |events: &[LogEvent]| lines.iter().any(|line| events.iter().any(|event| event.as_str() == line.1));
-    let begins = place == "note" || run == 0 || lines[0].1 == LogEvent::Queued.as_str();
+    let begins = place == "job_log" || run == 0 || lines[0].1 == LogEvent::Queued.as_str();
     let ends = match state {
         6 => told(&[LogEvent::Completed]),
         5 => told(&[LogEvent::RetryScheduled]),

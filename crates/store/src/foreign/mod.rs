@@ -229,10 +229,10 @@ async fn settle(session: &mut Session, ends: &[(String, ForeignEnd)], now: Times
         }
         settled.refused.push((id.clone(), u32::try_from(attempts).unwrap_or(MAX_ATTEMPTS)));
     }
-    if let Some(bury) = &statements.bury
+    if let Some(move_to_dlq) = &statements.move_to_dlq
         && !given_up.is_empty()
     {
-        client.execute(bury, &[&given_up]).await?;
+        client.execute(move_to_dlq, &[&given_up]).await?;
     }
     Ok(settled)
 }

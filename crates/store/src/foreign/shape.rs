@@ -26,7 +26,7 @@ pub struct Statements {
     /// The id `$1` was refused because of `$2`. Answers its attempts.
     pub refuse: Statement,
     /// The ids `$1` go to the dead letters.
-    pub bury: Option<Statement>,
+    pub move_to_dlq: Option<Statement>,
 }
 
 struct Column {
@@ -56,7 +56,7 @@ impl Statements {
             }
             None => (None, None),
         };
-        let bury = match &mapping.dead_table {
+        let move_to_dlq = match &mapping.dead_table {
             Some(name) => {
                 let dead = Table::read(client, mapping, name).await?;
                 Some(client.prepare(&bury_sql(mapping, &table, &dead)?).await?)
@@ -69,7 +69,7 @@ impl Statements {
             mark: client.prepare(&mark_sql(mapping, &table)).await?,
             record,
             refuse: client.prepare(&refuse_sql(mapping, &table)).await?,
-            bury,
+            move_to_dlq,
         })
     }
 }

@@ -4,7 +4,7 @@ use deadpool_postgres::Object;
 use faena_domain::{BulkId, JobId, Timestamp};
 use tokio_postgres::{Row, types::ToSql};
 
-use super::{Shared, audit, change, end::storable, family, read};
+use super::{Shared, audit, change, dependents, end::storable, read};
 use crate::{
     Bulk, BulkAction, BulkStep, CancelOutcome, NewBulk, Result, Signal, StoreError,
     audit::retried_by,
@@ -59,7 +59,7 @@ async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -
 
 /// What others have to be told after a step.
 #[derive(Default)]
-struct Told {
+struct AfterCommit {
     ended: Vec<JobId>,
     asked: Vec<JobId>,
     signals: Vec<Signal>,
@@ -67,21 +67,27 @@ struct Told {
 
 pub async fn step(shared: &Shared, step: &BulkStep, now: Timestamp) -> Result<bool> {
     let client = shared.begin().await?;
-    let mut told = Told::default();
-    let result = step_in(&client, shared.bulk_shard(), step, &mut told, now).await;
+    let mut after_commit = AfterCommit::default();
+    let result = step_in(&client, shared.bulk_shard(), step, &mut after_commit, now).await;
     let done = client.end(result).await?;
-    shared.tell(told.asked.into_iter().map(Signal::Cancel));
-    shared.tell(told.signals);
+    shared.signal(after_commit.asked.into_iter().map(Signal::Cancel));
+    shared.signal(after_commit.signals);
     if step.bulk.action == BulkAction::Retry {
-        shared.tell([Signal::Waiting]);
+        shared.signal([Signal::Waiting]);
     }
-    if !told.ended.is_empty() {
-        family::tell_children(shared, &told.ended, now).await?;
+    if !after_commit.ended.is_empty() {
+        dependents::release_dependents(shared, &after_commit.ended, now).await?;
     }
     Ok(done)
 }
 
-async fn step_in(client: &Object, shard: i16, step: &BulkStep, told: &mut Told, now: Timestamp) -> Result<bool> {
+async fn step_in(
+    client: &Object,
+    shard: i16,
+    step: &BulkStep,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<bool> {
     let id = step.bulk.id.0;
     let stands = client.query_opt("SELECT last, due_at FROM faena.bulk WHERE id = $1 FOR UPDATE", &[&id]).await?;
     if !stands.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
@@ -89,7 +95,7 @@ async fn step_in(client: &Object, shard: i16, step: &BulkStep, told: &mut Told, 
     }
     let mut acted = Acted::default();
     for id in &step.ids {
-        acted.count(act(client, shard, &step.bulk, *id, told, now).await)?;
+        acted.count(act(client, shard, &step.bulk, *id, after_commit, now).await)?;
     }
     let row = client
         .query_one(
@@ -114,7 +120,14 @@ async fn step_in(client: &Object, shard: i16, step: &BulkStep, told: &mut Told, 
 }
 
 /// Refused before anything is written, or done whole.
-async fn act(client: &Object, shard: i16, bulk: &Bulk, id: JobId, told: &mut Told, now: Timestamp) -> Result<()> {
+async fn act(
+    client: &Object,
+    shard: i16,
+    bulk: &Bulk,
+    id: JobId,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<()> {
     // The row first, as every change does: what is read after it stays true.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
@@ -127,16 +140,16 @@ async fn act(client: &Object, shard: i16, bulk: &Bulk, id: JobId, told: &mut Tol
     match bulk.action {
         BulkAction::Cancel => {
             let (outcome, signals) = change::cancel_in(client, shard, id, CANCEL_REASON, now).await?;
-            told.signals.extend(signals);
+            after_commit.signals.extend(signals);
             match outcome {
-                CancelOutcome::Cancelled => told.ended.push(id),
-                CancelOutcome::Asked { .. } => told.asked.push(id),
+                CancelOutcome::Cancelled => after_commit.ended.push(id),
+                CancelOutcome::Asked { .. } => after_commit.asked.push(id),
             }
         }
         BulkAction::Retry => change::retry_in(client, shard, id, retried_by(None), now).await?,
         BulkAction::Delete => {
             change::delete_in(client, shard, id).await?;
-            told.ended.push(id);
+            after_commit.ended.push(id);
         }
     }
     Ok(())

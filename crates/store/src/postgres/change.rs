@@ -8,16 +8,16 @@ use uuid::Uuid;
 
 use super::{
     Shared, audit,
-    end::{Line, storable},
-    family::{self, put_ended},
-    leave::forget,
+    cleanup::clean_up,
+    dependents::{self, put_ended},
+    end::{QueueRows, storable},
     note::add_note,
     read,
-    submit::{apply, lane_of, put_lines},
+    submit::{apply, lane_of, put_key_queues},
     webhooks,
 };
 use crate::{
-    CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, Result, Signal, StoreError, Tally,
     assemble::parse_options,
     audit::{act, retried_by},
     lanes::LaneName,
@@ -42,7 +42,7 @@ async fn find(client: &Object, id: JobId) -> Result<Found> {
 }
 
 /// Removes a job from `ready` or `waiting`. `None`: somebody else was faster.
-pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
+pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
     let taken = |row: &Row, ready_at| {
         let retry_count = u32::try_from(row.get::<_, i16>(0)).unwrap_or(0);
         Some(Taken { retry_count, ready_at })
@@ -62,7 +62,7 @@ pub async fn take_from_line(client: &Object, lane: LaneId, id: JobId) -> Result<
             &[&lane, &id.0],
         )
         .await?;
-    client.execute("DELETE FROM faena.depends WHERE child = $1", &[&id.0]).await?;
+    client.execute("DELETE FROM faena.dependency WHERE child = $1", &[&id.0]).await?;
     Ok(row.and_then(|row| taken(&row, None)))
 }
 
@@ -83,10 +83,10 @@ pub async fn cancel(
     let work = cancel_in(&client, shared.own_shard(), id, reason, now);
     let result = audit::with(&client, entry, now, work).await;
     let (outcome, signals) = client.end(result).await?;
-    shared.tell(signals);
+    shared.signal(signals);
     match outcome {
-        CancelOutcome::Cancelled => family::tell_children(shared, &[id], now).await?,
-        CancelOutcome::Asked { .. } => shared.tell([Signal::Cancel(id)]),
+        CancelOutcome::Cancelled => dependents::release_dependents(shared, &[id], now).await?,
+        CancelOutcome::Asked { .. } => shared.signal([Signal::Cancel(id)]),
     }
     Ok(outcome)
 }
@@ -107,16 +107,16 @@ pub async fn cancel_in(
     if state.is_in_flight() {
         client
             .execute(
-                "INSERT INTO faena.cancel (id, reason, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                "INSERT INTO faena.cancel_request (id, reason, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
                 &[&id.0, &storable(reason), &now.as_ms()],
             )
             .await?;
         add_note(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
         return Ok((CancelOutcome::Asked { state }, Vec::new()));
     }
-    let taken = take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
+    let taken = dequeue(client, found.lane, id).await?.ok_or_else(moved)?;
     put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
-    let signals = forget(client, &[(id.0, Leave::Over)]).await?;
+    let signals = clean_up(client, &[(id.0, JobExit::Finished)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
     apply(client, shard, &deltas).await?;
@@ -129,7 +129,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp)
     let work = retry_in(&client, shared.own_shard(), id, retried_by(by), now);
     let result = audit::with(&client, entry, now, work).await;
     client.end(result).await?;
-    shared.tell([Signal::Waiting]);
+    shared.signal([Signal::Waiting]);
     Ok(())
 }
 
@@ -164,7 +164,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
     let open: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
     restore_expiry(client, id, found.options, now).await?;
     // A request that came too late for the run that has ended is not meant for the next one.
-    client.execute("DELETE FROM faena.cancel WHERE id = $1", &[&id.0]).await?;
+    client.execute("DELETE FROM faena.cancel_request WHERE id = $1", &[&id.0]).await?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
     let lane = found.lane;
     client
@@ -177,7 +177,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
         .await?;
     client
         .execute(
-            "INSERT INTO faena.note (id, run, log)
+            "INSERT INTO faena.job_log (id, run, log)
              SELECT id, NULL, log FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2 AND run = 0",
             &[&lane, &id.0],
         )
@@ -185,7 +185,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
     client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
     add_note(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     if open.is_empty() {
-        let mut line = Line::default();
+        let mut line = QueueRows::default();
         line.push(lane, id, now, 0);
         line.put_waiting(client, PENDING).await?;
     } else {
@@ -197,7 +197,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             .await?;
         client
             .execute(
-                "INSERT INTO faena.depends (parent, child) SELECT parent, $2 FROM unnest($1::uuid[]) AS p(parent)
+                "INSERT INTO faena.dependency (parent, child) SELECT parent, $2 FROM unnest($1::uuid[]) AS p(parent)
                  ON CONFLICT DO NOTHING",
                 &[&open, &id.0],
             )
@@ -234,9 +234,9 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     let ready = client.end(result).await?;
     if let Some((lane, ready_at)) = ready {
         shared.cursors.lower(lane, ready_at);
-        shared.tell([Signal::Ready(lane)]);
+        shared.signal([Signal::Ready(lane)]);
     }
-    shared.tell([Signal::Waiting]);
+    shared.signal([Signal::Waiting]);
     Ok(())
 }
 
@@ -280,7 +280,8 @@ async fn patch_in(
         }
     }
 
-    let blocked = client.query_opt("SELECT 1 FROM faena.depends WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
+    let blocked =
+        client.query_opt("SELECT 1 FROM faena.dependency WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
     let mut new_state = state;
     let mut ready = None;
     let shift = "UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN (0, 5) AND id = $3";
@@ -292,8 +293,8 @@ async fn patch_in(
             }
         }
         Some(when) => {
-            let retry_count = take_from_line(client, lane, id).await?.ok_or_else(moved)?.retry_count;
-            let mut line = Line::default();
+            let retry_count = dequeue(client, lane, id).await?.ok_or_else(moved)?.retry_count;
+            let mut line = QueueRows::default();
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
                     line.push(new_lane, id, due_at, retry_count);
@@ -321,7 +322,7 @@ async fn patch_in(
             if old.keyed
                 && let Some(key) = &options.concurrency_key
             {
-                put_lines(client, vec![(new_lane, key_number(key), ready_at)]).await?;
+                put_key_queues(client, vec![(new_lane, key_number(key), ready_at)]).await?;
             }
         }
         None => {
@@ -344,7 +345,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
     let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
     client.end(result).await?;
     // Whoever waits for it will never see it complete.
-    family::tell_children(shared, &[id], now).await
+    dependents::release_dependents(shared, &[id], now).await
 }
 
 pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
@@ -353,7 +354,7 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
     }
     if !found.state.is_terminal() {
-        take_from_line(client, found.lane, id).await?.ok_or_else(moved)?;
+        dequeue(client, found.lane, id).await?.ok_or_else(moved)?;
     }
     client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
     client
@@ -361,7 +362,7 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
         .await?;
     remove(client, &[id.0]).await?;
     // Late reports of it are found out by looking closely.
-    client.execute("UPDATE faena.block SET strict = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
+    client.execute("UPDATE faena.claim SET strict = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.add(found.lane, Tally::of(found.state), -1);
     apply(client, shard, &deltas).await
@@ -369,8 +370,8 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
 
 /// Removes all that belongs to finished jobs besides their row in `done` or `ended`.
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
-    let removed: Vec<(Uuid, Leave)> = ids.iter().map(|id| (*id, Leave::Removed)).collect();
-    forget(client, &removed).await?;
+    let removed: Vec<(Uuid, JobExit)> = ids.iter().map(|id| (*id, JobExit::Deleted)).collect();
+    clean_up(client, &removed).await?;
     webhooks::remove(client, ids).await?;
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&ids]).await?;
@@ -407,7 +408,7 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
             )
             .await?;
     }
-    for table in ["attempt", "note", "step", "job"] {
+    for table in ["attempt", "job_log", "step", "job"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
     }
     Ok(())

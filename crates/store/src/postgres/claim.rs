@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{Shared, limited};
+use super::{Shared, limited_claim};
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
-    admit::{self, Ruled},
+    admit::{self, LimitedClaim},
     assemble::parse_options,
-    deal::{Candidate, deal},
+    fair_share::{Candidate, deal},
 };
 
 /// How far the claims of this process have come in each lane.
@@ -90,8 +90,8 @@ macro_rules! claim_sql {
             "ORDER BY ready_at, id LIMIT $3
             FOR UPDATE SKIP LOCKED))
         RETURNING lane, ready_at, id, retry_count, start_first),
-    block AS (
-        INSERT INTO faena.block (run, node, claimed_at, first_ready_at, ids, retries)
+    claim AS (
+        INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),
                CASE WHEN bool_or(retry_count > 0) THEN array_agg(retry_count) END
         FROM picked HAVING count(*) > 0
@@ -99,11 +99,11 @@ macro_rules! claim_sql {
     counted AS (
         INSERT INTO faena.counter AS c (shard, lane, tally, n)
         SELECT $6, $1, t.tally, t.sign * (SELECT count(*) FROM picked)
-        FROM block, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
+        FROM claim, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT block.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
+    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
            job.correlation, job.options, job.payload
-    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN block"
+    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim"
         )
     };
 }
@@ -142,8 +142,8 @@ pub const CLAIM_FOR_MANY: &str = "
         SELECT p.ready_at, p.id, p.retry_count, p.start_first,
                seats.ids[p.place] AS owner, seats.runs[p.place] AS run, seats.numbers[p.place] AS n
         FROM seats, (SELECT *, (row_number() OVER (ORDER BY ready_at, id))::int4 AS place FROM picked) AS p),
-    block AS (
-        INSERT INTO faena.block (run, node, claimed_at, first_ready_at, ids, retries)
+    claim AS (
+        INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT run, owner, $6, min(ready_at), array_agg(id),
                CASE WHEN bool_or(retry_count > 0) THEN array_agg(retry_count) END
         FROM dealt GROUP BY run, owner),
@@ -158,7 +158,7 @@ pub const CLAIM_FOR_MANY: &str = "
     FROM dealt JOIN faena.job ON job.id = dealt.id";
 
 /// Up to how many jobs for one worker are claimed together with those of others. Who wants more is better served alone.
-const A_FEW: usize = 32;
+const SMALL_REQUEST: usize = 32;
 
 pub const HEADS: &str =
     "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
@@ -172,31 +172,31 @@ const MOST_TOGETHER: usize = 256;
 ///
 /// What the first ones were handed is theirs, so a failure further on leaves the others empty-handed and is not told: they
 /// ask again.
-pub async fn claim(shared: &Shared, asks: &[ClaimRequest], now: Timestamp) -> Result<Vec<ClaimResult>> {
+pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut claims: Vec<ClaimResult> = Vec::new();
-    claims.resize_with(asks.len(), ClaimResult::default);
+    claims.resize_with(requests.len(), ClaimResult::default);
     let mut empty: HashSet<LaneId> = HashSet::new();
     let mut together = FIRST_TOGETHER;
     let mut next = 0;
-    if asks.iter().flat_map(|ask| &ask.lanes).any(|lane| !shared.lanes.contains(*lane)) {
+    if requests.iter().flat_map(|request| &request.lanes).any(|lane| !shared.lanes.contains(*lane)) {
         shared.retrying(|| shared.load_lanes()).await?;
     }
     let rules = shared.rules.current();
-    while next < asks.len() {
-        let group = Group::gather(shared, &rules, asks, next, together, &empty);
+    while next < requests.len() {
+        let group = Group::gather(shared, &rules, requests, next, together, &empty);
         next = group.end;
         for (at, limited) in &group.paused {
             empty.insert(limited.lane);
             claims[*at].limited.push(*limited);
         }
-        if group.asks.is_empty() {
+        if group.requests.is_empty() {
             continue;
         }
         let taken = if group.ruled {
-            limited::claim(shared, asks, &group, &rules, now).await
+            limited_claim::claim(shared, requests, &group, &rules, now).await
         } else {
-            let claims = shared.retrying(|| claim_group(shared, asks, &group, now)).await;
-            claims.map(|claims| claims.into_iter().map(Ruled::from).collect())
+            let claims = shared.retrying(|| claim_group(shared, requests, &group, now)).await;
+            claims.map(|claims| claims.into_iter().map(LimitedClaim::from).collect())
         };
         let taken = match taken {
             Ok(taken) => taken,
@@ -206,10 +206,11 @@ pub async fn claim(shared: &Shared, asks: &[ClaimRequest], now: Timestamp) -> Re
             }
             Err(error) => return Err(error),
         };
-        let full = taken.iter().zip(&group.asks).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= asks[*at].limit);
+        let full =
+            taken.iter().zip(&group.requests).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= requests[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
-        for (Ruled { claim, for_others }, (at, lanes)) in taken.into_iter().zip(group.asks) {
-            if claim.jobs.len() < asks[at].limit && !claim.refused {
+        for (LimitedClaim { claim, for_others }, (at, lanes)) in taken.into_iter().zip(group.requests) {
+            if claim.jobs.len() < requests[at].limit && !claim.refused {
                 empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
             let mut paused = std::mem::take(&mut claims[at].limited);
@@ -217,14 +218,14 @@ pub async fn claim(shared: &Shared, asks: &[ClaimRequest], now: Timestamp) -> Re
             claims[at].limited.append(&mut paused);
         }
     }
-    shared.tell_events();
+    shared.signal_events();
     Ok(claims)
 }
 
 /// Asks that are served in one transaction: several with one lane each, or one with several lanes or with lanes of keys.
 pub struct Group {
     /// By its number, each with the lanes that may have something for it.
-    pub asks: Vec<(usize, Vec<LaneId>)>,
+    pub requests: Vec<(usize, Vec<LaneId>)>,
     /// Lanes whose queue is paused, with the ask that named them first.
     paused: Vec<(usize, Limited)>,
     /// Its lanes have limits or keys.
@@ -237,14 +238,14 @@ impl Group {
     fn gather(
         shared: &Shared,
         rules: &Rules,
-        asks: &[ClaimRequest],
+        requests: &[ClaimRequest],
         from: usize,
         together: usize,
         empty: &HashSet<LaneId>,
     ) -> Group {
-        let mut group = Group { asks: Vec::new(), paused: Vec::new(), ruled: false, end: from };
-        for (at, ask) in asks.iter().enumerate().skip(from) {
-            let lanes = admit::distinct(ask.lanes.iter().copied().filter(|lane| !empty.contains(lane)));
+        let mut group = Group { requests: Vec::new(), paused: Vec::new(), ruled: false, end: from };
+        for (at, request) in requests.iter().enumerate().skip(from) {
+            let lanes = admit::distinct(request.lanes.iter().copied().filter(|lane| !empty.contains(lane)));
             let keyed = shared.lanes.any_keyed(lanes.iter().copied());
             let (lanes, ruled) = if rules.limits.is_empty() && rules.queues.is_empty() {
                 (lanes, keyed)
@@ -255,16 +256,16 @@ impl Group {
                 (open.iter().map(|lane| lane.id).collect(), admit::concerns(rules, &open))
             };
             let alone = lanes.len() > 1 || (keyed && !lanes.is_empty());
-            let unlike = !lanes.is_empty() && ruled != group.ruled;
-            if !group.asks.is_empty() && (alone || unlike) {
+            let from_like = !lanes.is_empty() && ruled != group.ruled;
+            if !group.requests.is_empty() && (alone || from_like) {
                 break;
             }
             group.end = at + 1;
             if !lanes.is_empty() {
-                group.asks.push((at, lanes));
+                group.requests.push((at, lanes));
                 group.ruled = ruled;
             }
-            if alone || group.asks.len() >= together {
+            if alone || group.requests.len() >= together {
                 break;
             }
         }
@@ -274,23 +275,23 @@ impl Group {
 
 async fn claim_group(
     shared: &Shared,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     group: &Group,
     now: Timestamp,
 ) -> Result<Vec<ClaimResult>> {
     let client = shared.client().await?;
-    let portions: Vec<Portion> = match group.asks.as_slice() {
+    let portions: Vec<LaneShare> = match group.requests.as_slice() {
         [(at, lanes)] if lanes.len() > 1 => {
-            let quotas = share(shared, &client, lanes, asks[*at].limit).await?;
-            quotas.into_iter().map(|(lane, quota)| Portion { ask: 0, lane, quota }).collect()
+            let quotas = share(shared, &client, lanes, requests[*at].limit).await?;
+            quotas.into_iter().map(|(lane, quota)| LaneShare { request: 0, lane, quota }).collect()
         }
         singles => singles
             .iter()
             .enumerate()
-            .map(|(ask, (at, lanes))| Portion { ask, lane: lanes[0], quota: asks[*at].limit })
+            .map(|(request, (at, lanes))| LaneShare { request, lane: lanes[0], quota: requests[*at].limit })
             .collect(),
     };
-    let owners: Vec<Owner> = group.asks.iter().map(|(at, _)| asks[*at].owner).collect();
+    let owners: Vec<Owner> = group.requests.iter().map(|(at, _)| requests[*at].owner).collect();
     let several_lanes = portions.len() > owners.len();
     let mut jobs = take(shared, &client, &owners, portions, Frame::Whole, now).await?;
     let mut claims = Vec::with_capacity(owners.len());
@@ -312,9 +313,9 @@ pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
 
 /// What one ask may take from one lane.
 #[derive(Clone, Copy)]
-pub struct Portion {
+pub struct LaneShare {
     /// The number of the ask in its group.
-    pub ask: usize,
+    pub request: usize,
     pub lane: LaneId,
     pub quota: usize,
 }
@@ -376,23 +377,23 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
 }
 
 /// Several workers that want jobs of one lane.
-struct Crowd {
+struct LaneRequests {
     lane: LaneId,
     ids: Vec<Uuid>,
     sessions: Vec<i64>,
     quotas: Vec<i64>,
 }
 
-impl Crowd {
-    fn of(owners: &[Owner], portions: &[Portion]) -> Option<Crowd> {
+impl LaneRequests {
+    fn of(owners: &[Owner], portions: &[LaneShare]) -> Option<LaneRequests> {
         let lane = portions.first()?.lane;
         if owners.len() < 2
             || owners.len() != portions.len()
-            || portions.iter().any(|portion| portion.lane != lane || portion.quota > A_FEW)
+            || portions.iter().any(|portion| portion.lane != lane || portion.quota > SMALL_REQUEST)
         {
             return None;
         }
-        let mut crowd = Crowd { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
+        let mut crowd = LaneRequests { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
         for (owner, portion) in owners.iter().zip(portions) {
             let Owner::Worker { id, session } = *owner else { return None };
             crowd.ids.push(id.0);
@@ -436,11 +437,11 @@ impl Crowd {
             }
             if self.quotas.iter().all(|quota| *quota == 0) {
                 shared.cursors.reached(self.lane, start, reached);
-                return Ok(in_turn(jobs));
+                return Ok(in_run_order(jobs));
             }
             shared.cursors.forget(self.lane);
             if start == HEAD {
-                return Ok(in_turn(jobs));
+                return Ok(in_run_order(jobs));
             }
             start = HEAD;
         }
@@ -448,7 +449,7 @@ impl Crowd {
 }
 
 /// Each worker's jobs in the order in which they shall run.
-fn in_turn(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
+fn in_run_order(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
     for list in &mut jobs {
         list.sort_by_key(|job| (job.ready_at, job.id));
     }
@@ -461,11 +462,11 @@ pub async fn take(
     shared: &Shared,
     client: &Object,
     owners: &[Owner],
-    portions: Vec<Portion>,
+    portions: Vec<LaneShare>,
     frame: Frame,
     now: Timestamp,
 ) -> Result<Vec<Vec<ClaimedJob>>> {
-    if let Some(crowd) = Crowd::of(owners, &portions) {
+    if let Some(crowd) = LaneRequests::of(owners, &portions) {
         return crowd.take(shared, client, frame, now).await;
     }
     let for_node = client.prepare_cached(CLAIM).await?;
@@ -473,14 +474,14 @@ pub async fn take(
     let shard = shared.own_shard();
     let mut jobs: Vec<Vec<ClaimedJob>> = Vec::new();
     jobs.resize_with(owners.len(), Vec::new);
-    let mut open: Vec<(Portion, i64)> =
+    let mut open: Vec<(LaneShare, i64)> =
         portions.into_iter().map(|portion| (portion, shared.cursors.start(portion.lane))).collect();
     while !open.is_empty() {
         let claims = open.iter().map(|(portion, start)| {
             let (for_node, for_worker, shard) = (&for_node, &for_worker, &shard);
             let quota = i64::try_from(portion.quota).unwrap_or(i64::MAX);
             async move {
-                let owner = &owners[portion.ask];
+                let owner = &owners[portion.request];
                 let (id, now_ms) = (owner.uuid(), now.as_ms());
                 let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&portion.lane, start, &quota, &id, &now_ms, shard];
                 match owner {
@@ -500,7 +501,7 @@ pub async fn take(
         committed?;
         let mut again = Vec::new();
         for ((portion, start), rows) in open.into_iter().zip(claimed) {
-            let Portion { ask, lane, quota } = portion;
+            let LaneShare { request, lane, quota } = portion;
             let mut lane_jobs = rows.iter().map(|row| claimed_job(lane, row)).collect::<Result<Vec<_>>>()?;
             lane_jobs.sort_by_key(|job| (job.ready_at, job.id));
             match lane_jobs.last() {
@@ -509,11 +510,11 @@ pub async fn take(
                     shared.cursors.forget(lane);
                     // Less than asked for, and the head was not looked at: there may be more before the place it began at.
                     if start != HEAD {
-                        again.push((Portion { ask, lane, quota: quota - lane_jobs.len() }, HEAD));
+                        again.push((LaneShare { request, lane, quota: quota - lane_jobs.len() }, HEAD));
                     }
                 }
             }
-            jobs[ask].extend(lane_jobs);
+            jobs[request].extend(lane_jobs);
         }
         open = again;
     }

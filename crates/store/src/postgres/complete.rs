@@ -56,8 +56,8 @@ pub async fn complete(
              SELECT coalesce(sum(n), 0)::int8 FROM sums",
         )
         .await?;
-    let close = client.prepare_cached("DELETE FROM faena.block WHERE run = ANY($1)").await?;
-    let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.depends WHERE parent = ANY($1)").await?;
+    let close = client.prepare_cached("DELETE FROM faena.claim WHERE run = ANY($1)").await?;
+    let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.dependency WHERE parent = ANY($1)").await?;
     let mut parameters = columns.parameters();
     parameters.push(&shard);
     let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed];

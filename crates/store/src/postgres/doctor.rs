@@ -18,7 +18,7 @@ use crate::{
     error::chain,
 };
 
-const HANDED: &str = "handed (run, node, id) AS MATERIALIZED (SELECT run, node, unnest(ids) FROM block)";
+const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, owner, unnest(ids) FROM claim)";
 
 const SKEW_MS: i64 = 2_000;
 /// A transaction that has been open for longer keeps vacuum from its work.
@@ -30,7 +30,7 @@ const SHARD: i16 = -1;
 
 fn dialect(now: Timestamp) -> Dialect {
     Dialect {
-        handed: HANDED,
+        claimed: CLAIMED,
         // A lease that has just ended is somebody's next round.
         dead: format!("n.lease_until < {} - 30000", now.as_ms()),
         last_run: "(SELECT last_value FROM run)",

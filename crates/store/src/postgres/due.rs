@@ -7,16 +7,16 @@ use uuid::Uuid;
 
 use super::{
     Shared, audit,
-    change::{remove, take_from_line},
-    end::Line,
-    family::{self, put_ended},
-    leave::forget,
+    change::{dequeue, remove},
+    cleanup::clean_up,
+    dependents::{self, put_ended},
+    end::QueueRows,
     read, schedules,
     submit::apply,
     webhooks,
 };
 use crate::{
-    DueResult, LaneId, Leave, Result, Retention, Signal, StoreError, Tally,
+    DueResult, JobExit, LaneId, Result, Retention, Signal, StoreError, Tally,
     plan::{Deltas, Taken, next_look_at, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
@@ -57,7 +57,7 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
         let mut deltas = Deltas::default();
         let mut lanes: Vec<(LaneId, i64)> = Vec::new();
         let mut count = 0;
-        let mut keyed = Line::default();
+        let mut keyed = QueueRows::default();
         for row in rows {
             if row.get(4) {
                 let (ids, times, retries): (Vec<Uuid>, Vec<i64>, Vec<i16>) = (row.get(5), row.get(6), row.get(7));
@@ -79,7 +79,7 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
     let (count, lanes) = client.end(result).await?;
     for (lane, ready_at) in lanes {
         shared.cursors.lower(lane, ready_at);
-        shared.tell([Signal::Ready(lane)]);
+        shared.signal([Signal::Ready(lane)]);
     }
     Ok(count)
 }
@@ -92,9 +92,9 @@ pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due
     let client = shared.begin().await?;
     let result = expire_in(&client, shared.own_shard(), limit, now).await;
     let (seen, expired, signals) = client.end(result).await?;
-    shared.tell(signals);
+    shared.signal(signals);
     if !expired.is_empty() {
-        family::tell_children(shared, &expired, now).await?;
+        dependents::release_dependents(shared, &expired, now).await?;
     }
     let next_at = next_expiry_at(shared).await?;
     Ok(DueResult { expired: expired.len(), more: seen == limit, next_at, ..DueResult::default() })
@@ -132,7 +132,7 @@ async fn expire_in(
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
         // Claimed in this very moment: it runs, and that is as good.
-        let Some(taken) = take_from_line(client, lane, id).await? else { continue };
+        let Some(taken) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
         put_ended(client, lane, FAILED, id, taken, &error, reason, LogEvent::Expired, now).await?;
@@ -141,14 +141,14 @@ async fn expire_in(
     }
     let mut signals = Vec::new();
     if !expired.is_empty() {
-        signals = forget(client, &expired.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
+        signals = clean_up(client, &expired.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
     }
     apply(client, shard, &deltas).await?;
     Ok((rows.len(), expired, signals))
 }
 
 /// Fails jobs that have waited in line for too long for somebody who can run them.
-pub async fn give_up(
+pub async fn fail_unhandled(
     shared: &Shared,
     lanes: &[LaneId],
     before: Timestamp,
@@ -159,17 +159,17 @@ pub async fn give_up(
         shared.load_lanes().await?;
     }
     let client = shared.begin().await?;
-    let result = give_up_in(shared, &client, lanes, before, limit, now).await;
+    let result = fail_unhandled_in(shared, &client, lanes, before, limit, now).await;
     let (failed, signals) = client.end(result).await?;
-    shared.tell(signals);
+    shared.signal(signals);
     if !failed.is_empty() {
-        family::tell_children(shared, &failed, now).await?;
+        dependents::release_dependents(shared, &failed, now).await?;
     }
     Ok(failed.len())
 }
 
 /// Which have failed, and what to tell after the commit.
-async fn give_up_in(
+async fn fail_unhandled_in(
     shared: &Shared,
     client: &Object,
     lanes: &[LaneId],
@@ -204,7 +204,7 @@ async fn give_up_in(
     }
     let mut signals = Vec::new();
     if !failed.is_empty() {
-        signals = forget(client, &failed.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?;
+        signals = clean_up(client, &failed.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
     }
     apply(client, shared.own_shard(), &deltas).await?;
     Ok((failed, signals))
@@ -232,7 +232,7 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
             )
             .await?;
         let parents: Vec<JobId> = client
-            .query("SELECT DISTINCT parent FROM faena.depends WHERE child = ANY($1)", &[&ids])
+            .query("SELECT DISTINCT parent FROM faena.dependency WHERE child = ANY($1)", &[&ids])
             .await?
             .iter()
             .map(|row| JobId(row.get(0)))
@@ -247,7 +247,7 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
     if ended.is_empty() {
         return Ok(());
     }
-    family::tell_children(shared, &ended, now).await?;
+    dependents::release_dependents(shared, &ended, now).await?;
     let client = shared.client().await?;
     let children: Vec<JobId> = ids.into_iter().map(JobId).collect();
     let states = read::states_of(&client, &children).await;
@@ -393,13 +393,13 @@ async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<
 /// Requests to cancel whose job ended before they were heard.
 async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     let hour_ago = now.plus_ms(-3_600_000).as_ms();
-    let rows = client.query("SELECT id FROM faena.cancel WHERE at < $1", &[&hour_ago]).await?;
+    let rows = client.query("SELECT id FROM faena.cancel_request WHERE at < $1", &[&hour_ago]).await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
     let states = read::states_of(client, &ids).await?;
     let heard: Vec<Uuid> =
         ids.iter().filter(|id| !states.get(id).is_some_and(|state| state.is_in_flight())).map(|id| id.0).collect();
     if !heard.is_empty() {
-        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&heard]).await?;
+        client.execute("DELETE FROM faena.cancel_request WHERE id = ANY($1)", &[&heard]).await?;
     }
     Ok(())
 }

@@ -14,14 +14,14 @@ use super::{
     Shared,
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
+    cleanup::{clean_up, make_room},
     complete::{DoneColumns, complete, plain_completions},
-    family,
-    leave::{forget, make_room},
+    dependents,
     note::write_notes,
-    submit::put_lines,
+    submit::put_key_queues,
 };
 use crate::{
-    LaneId, Leave, Result, RunEnd, RunNote, RunOutcome, Signal, StoreError, Tally,
+    JobExit, LaneId, Result, RunEnd, RunNote, RunOutcome, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::{Deltas, key_number},
     types::{CANCELLED, FAILED, RETRYING, state_code},
@@ -53,10 +53,10 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     let (works, answers): (Vec<Work>, Vec<_>) = calls.into_iter().map(|call| (call.work, call.answer)).unzip();
     match shared.retrying(|| store(shared, shard, &works)).await {
         Ok((results, finished)) => {
-            shared.tell_events();
+            shared.signal_events();
             // The ends are committed; should this not come to pass, the children look for themselves later.
             if !finished.is_empty()
-                && let Err(error) = shared.retrying(|| family::tell_children(shared, &finished, now)).await
+                && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &finished, now)).await
             {
                 tracing::warn!(%error, "dependent jobs will be looked at later");
             }
@@ -89,7 +89,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     let client = shared.client().await?;
     // The block is the fence: whoever takes the jobs away deletes it first, and waits for this lock before.
     let lock = client
-        .prepare_cached("SELECT run, claimed_at, strict FROM faena.block WHERE run = ANY($1) FOR KEY SHARE")
+        .prepare_cached("SELECT run, claimed_at, strict FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
         .await?;
     // Looks up single rows only; a planner that knows nothing of fresh tables would read them whole.
     let begin = client.batch_execute(BEGIN_CLAIM);
@@ -101,7 +101,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     if !strict && let Some(ends) = plain_completions(works, &shared.lanes) {
         let answer = complete(client, shard, works, &ends).await?;
         if make_room(shared, ends.iter().map(|end| end.lane)) {
-            shared.tell([Signal::Room]);
+            shared.signal([Signal::Room]);
         }
         return Ok(answer);
     }
@@ -109,16 +109,16 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     let result = write(shared, &client, shard, works, &held).await;
     let (results, effects) = client.end(result).await?;
     if make_room(shared, effects.left.iter().copied()) {
-        shared.tell([Signal::Room]);
+        shared.signal([Signal::Room]);
     }
     for (lane, ready_at) in &effects.ready {
         shared.cursors.lower(*lane, *ready_at);
     }
-    shared.tell(effects.ready.iter().map(|(lane, _)| Signal::Ready(*lane)));
+    shared.signal(effects.ready.iter().map(|(lane, _)| Signal::Ready(*lane)));
     if effects.waiting {
-        shared.tell([Signal::Waiting]);
+        shared.signal([Signal::Waiting]);
     }
-    shared.tell(effects.signals);
+    shared.signal(effects.signals);
     Ok((results, effects.parents))
 }
 
@@ -209,10 +209,10 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
         effects.finished.push(end.id.0);
         effects.left.push(end.lane);
         if end.on_record || shared.lanes.any_keyed([end.lane]) {
-            records.push((end.id.0, Leave::Over));
+            records.push((end.id.0, JobExit::Finished));
         }
     }
-    let mut ready = Line::default();
+    let mut ready = QueueRows::default();
     if !others.is_empty() {
         let keys: Vec<_> = others.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
         let over = ended(client, &keys).await?;
@@ -222,10 +222,10 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
         ready = put_others(client, &others, &mut deltas, &mut effects).await?;
         effects.left.extend(others.iter().map(|end| end.lane));
         // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
-        records.extend(others.iter().map(|end| (end.id.0, Leave::of(end.outcome.state()))));
+        records.extend(others.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
     }
     if !records.is_empty() {
-        effects.signals = forget(client, &records).await?;
+        effects.signals = clean_up(client, &records).await?;
     }
     ready.put_ready(client, false).await?;
     super::submit::apply(client, shard, &deltas).await?;
@@ -234,8 +234,8 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
 
 /// Removes the blocks whose last job has ended, and sees which of the finished jobs others wait for.
 async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result<()> {
-    let close = client.prepare_cached("DELETE FROM faena.block WHERE run = ANY($1)").await?;
-    let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.depends WHERE parent = ANY($1)").await?;
+    let close = client.prepare_cached("DELETE FROM faena.claim WHERE run = ANY($1)").await?;
+    let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.dependency WHERE parent = ANY($1)").await?;
     let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed];
     let parent_parameters: [&(dyn ToSql + Sync); 1] = [&effects.finished];
     let (closed, parents) = futures_util::future::join(
@@ -258,7 +258,7 @@ async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     if returning.is_empty() {
         return Ok(());
     }
-    let rows = client.query("SELECT id, reason FROM faena.cancel WHERE id = ANY($1)", &[&returning]).await?;
+    let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&returning]).await?;
     let asked: HashMap<Uuid, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     for end in ends {
         if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack)
@@ -305,11 +305,11 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
 }
 
 /// Answers with those that are to be put into `ready`.
-async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<Line> {
+async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<QueueRows> {
     let over: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
     let back: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
     let runs: Vec<Run> = ends.iter().map(|end| end.run).collect();
-    client.execute("UPDATE faena.block SET strict = true WHERE run = ANY($1) AND NOT strict", &[&runs]).await?;
+    client.execute("UPDATE faena.claim SET strict = true WHERE run = ANY($1) AND NOT strict", &[&runs]).await?;
     put_rows(client, &over, true).await?;
     for end in over {
         deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
@@ -317,8 +317,8 @@ async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effec
         effects.finished.push(end.id.0);
     }
     put_rows(client, &back, false).await?;
-    let mut waiting = Line::default();
-    let mut ready = Line::default();
+    let mut waiting = QueueRows::default();
+    let mut ready = QueueRows::default();
     for end in back {
         effects.written.insert(key(end));
         deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
@@ -337,14 +337,14 @@ async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effec
 
 /// Rows for `ready` or `waiting`.
 #[derive(Default)]
-pub struct Line {
+pub struct QueueRows {
     pub lanes: Vec<LaneId>,
     pub ids: Vec<Uuid>,
     pub times: Vec<i64>,
     pub retries: Vec<i16>,
 }
 
-impl Line {
+impl QueueRows {
     pub fn push(&mut self, lane: LaneId, id: JobId, at: Timestamp, retry_count: u32) {
         self.lanes.push(lane);
         self.ids.push(id.0);
@@ -380,7 +380,7 @@ impl Line {
             )
             .await?;
         let places = self.lanes.iter().zip(&keys).zip(&self.times);
-        put_lines(client, places.filter_map(|((lane, key), at)| Some((*lane, (*key)?, *at))).collect()).await
+        put_key_queues(client, places.filter_map(|((lane, key), at)| Some((*lane, (*key)?, *at))).collect()).await
     }
 
     /// The key of each job whose lane has lines by key.

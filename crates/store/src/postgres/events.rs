@@ -12,39 +12,47 @@ use crate::{
     events::{COLUMNS, INBOX_KEPT_MS, SubscriptionMode},
 };
 
-pub async fn want(shared: &Shared, wants: &[EventSubscription], now: Timestamp) -> Result<()> {
+pub async fn subscribe(shared: &Shared, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = want_in(&client, wants, now).await;
+    let result = subscribe_in(&client, subscriptions, now).await;
     let wanted = client.end(result).await?;
     shared.events_on.store(wanted, Ordering::Relaxed);
     Ok(())
 }
 
-async fn want_in(client: &Object, wants: &[EventSubscription], now: Timestamp) -> Result<bool> {
+async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now: Timestamp) -> Result<bool> {
     alone(client).await?;
-    for want in wants {
+    for subscribe in subscriptions {
         let row = client
             .query_one(
-                "INSERT INTO faena.sink AS s (name, queued, park, until) VALUES ($1, $2, $3, $4)
+                "INSERT INTO faena.subscription AS s (name, queued, park, until) VALUES ($1, $2, $3, $4)
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park,
                      until = greatest(s.until, excluded.until)
                  RETURNING id",
-                &[&storable(&want.name), &want.mode.is_queued(), &want.mode.parks(), &want.until.as_ms()],
+                &[
+                    &storable(&subscribe.name),
+                    &subscribe.mode.is_queued(),
+                    &subscribe.mode.parks(),
+                    &subscribe.until.as_ms(),
+                ],
             )
             .await?;
         let id: i16 = row.get(0);
         // A position that no event has: what was read up to before is told from what is read up to since.
         client
             .execute(
-                "UPDATE faena.sink SET since = nextval('faena.event_position_seq') WHERE id = $1 AND since = 0",
+                "UPDATE faena.subscription SET since = nextval('faena.event_position_seq') WHERE id = $1 AND since = 0",
                 &[&id],
             )
             .await?;
-        let patterns: Vec<String> = want.types.iter().map(|kind| like(kind)).collect();
+        let patterns: Vec<String> = subscribe.types.iter().map(|kind| like(kind)).collect();
         // Of what is only kept, everybody's types add up: several watch under one name.
-        if let SubscriptionMode::Queue(_) = want.mode {
+        if let SubscriptionMode::Queue(_) = subscribe.mode {
             client
-                .execute("DELETE FROM faena.sink_pattern WHERE sink = $1 AND NOT pattern = ANY($2)", &[&id, &patterns])
+                .execute(
+                    "DELETE FROM faena.subscription_pattern WHERE subscription = $1 AND NOT pattern = ANY($2)",
+                    &[&id, &patterns],
+                )
                 .await?;
             client
                 .execute(
@@ -56,7 +64,7 @@ async fn want_in(client: &Object, wants: &[EventSubscription], now: Timestamp) -
         }
         client
             .execute(
-                "INSERT INTO faena.sink_pattern (sink, pattern) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING",
+                "INSERT INTO faena.subscription_pattern (subscription, pattern) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING",
                 &[&id, &patterns],
             )
             .await?;
@@ -84,7 +92,7 @@ pub fn like(kind: &str) -> String {
 }
 
 /// The type as it was asked for.
-pub fn unlike(pattern: &str) -> String {
+pub fn from_like(pattern: &str) -> String {
     let mut kind = String::with_capacity(pattern.len());
     let mut signs = pattern.chars();
     while let Some(sign) = signs.next() {
@@ -110,7 +118,7 @@ async fn alone(client: &Object) -> Result<()> {
 async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     let row = client
         .query_one(
-            "SELECT EXISTS (SELECT FROM faena.sink WHERE until > $1),
+            "SELECT EXISTS (SELECT FROM faena.subscription WHERE until > $1),
                     EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone')",
             &[&now.as_ms()],
         )
@@ -145,16 +153,17 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
     let mut over = forgotten(client, now).await?;
     // Seldom: the switch takes locks.
     let wanted = if over.is_empty() {
-        let row = client.query_one("SELECT EXISTS (SELECT FROM faena.sink)", &[]).await?;
+        let row = client.query_one("SELECT EXISTS (SELECT FROM faena.subscription)", &[]).await?;
         row.get(0)
     } else {
         alone(client).await?;
         // Somebody may have repeated a wish meanwhile.
         over = forgotten(client, now).await?;
-        for table in ["sink_pattern", "outbox_lease", "outbox_node", "outbox"] {
+        for table in ["outbox_lease", "outbox_node", "outbox"] {
             client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
         }
-        client.execute("DELETE FROM faena.sink WHERE id = ANY($1)", &[&over]).await?;
+        client.execute("DELETE FROM faena.subscription_pattern WHERE subscription = ANY($1)", &[&over]).await?;
+        client.execute("DELETE FROM faena.subscription WHERE id = ANY($1)", &[&over]).await?;
         switch(client, now).await?
     };
     let removed = client
@@ -170,7 +179,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
         .await?;
     let (removed, last): (i64, Option<EventPosition>) = (removed.get(0), removed.get(1));
     if let Some(last) = last {
-        client.execute("UPDATE faena.sink SET since = greatest(since, $1)", &[&last]).await?;
+        client.execute("UPDATE faena.subscription SET since = greatest(since, $1)", &[&last]).await?;
     }
     client
         .execute(
@@ -183,7 +192,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
 
 /// Wishes that nobody has repeated.
 async fn forgotten(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
-    let rows = client.query("SELECT id FROM faena.sink WHERE until <= $1", &[&now.as_ms()]).await?;
+    let rows = client.query("SELECT id FROM faena.subscription WHERE until <= $1", &[&now.as_ms()]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
@@ -226,13 +235,13 @@ pub async fn end(shared: &Shared) -> Result<EventPosition> {
     client.keep(end)
 }
 
-pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
+pub async fn range(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
     let client = shared.client().await?;
     // Who else wants everything has had it written down since then.
-    let sql = "SELECT least(since, (SELECT min(o.since) FROM faena.sink o JOIN faena.sink_pattern p ON p.sink = o.id
+    let sql = "SELECT least(since, (SELECT min(o.since) FROM faena.subscription o JOIN faena.subscription_pattern p ON p.subscription = o.id
                                     WHERE p.pattern = '%' AND o.since > 0)),
                       (SELECT last_value FROM faena.event_position_seq)
-               FROM faena.sink WHERE name = $1";
+               FROM faena.subscription WHERE name = $1";
     let row = client.query_opt(sql, &[&storable(name)]).await;
     let row = client.keep(row.map_err(crate::StoreError::from))?;
     Ok(row.map(|row| EventRange { after: row.get(0), last: row.get(1) }))
@@ -240,7 +249,7 @@ pub async fn span(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
 
 pub fn row(row: &Row) -> StoredEvent {
     StoredEvent {
-        place: row.get(0),
+        position: row.get(0),
         id: row.get(1),
         kind: row.get(2),
         subject: row.get(3),

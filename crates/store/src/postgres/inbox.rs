@@ -23,7 +23,7 @@ pub async fn submit(
     let row = (&*storable(consumer), &*storable(message));
     let result = submit_in(shared, &client, row, jobs, lanes, &mut put, now).await;
     let submitted = client.end(result).await?;
-    put.tell(shared);
+    put.signal(shared);
     Ok(submitted)
 }
 

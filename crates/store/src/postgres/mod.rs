@@ -14,12 +14,12 @@ pub mod doctor;
 mod due;
 mod end;
 mod events;
-mod family;
-mod free;
+mod dependents;
+mod release;
 mod inbox;
-mod leave;
-mod letters;
-pub mod limited;
+mod cleanup;
+mod dead_letters;
+pub mod limited_claim;
 mod nodes;
 mod note;
 mod notify;
@@ -27,7 +27,7 @@ mod outbox;
 mod read;
 mod rules;
 pub mod schedules;
-mod standing;
+mod position;
 mod submit;
 mod webhooks;
 mod workers;
@@ -59,7 +59,7 @@ use crate::{
     OutboxTakeRequest, OutboxTaken, Page, Partition, Poll, QueuePatch, Recovered, Republish, Result, Retention, RunEnd,
     RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, SinkView, Store, StoreError,
     StoreOptions, StoredEvent, StoredLimit, Submitted, SweepResult, WebhookFilter, WebhookResult, WebhookTakeRequest,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult, admit::Turns,
+    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult, admit::RoundRobin,
     lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
@@ -81,7 +81,7 @@ pub struct Shared {
     rules_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
-    turns: Turns,
+    round_robin: RoundRobin,
     /// Somebody wants events.
     events_on: AtomicBool,
     notifier: Notifier,
@@ -116,7 +116,7 @@ impl Postgres {
             rules_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),
-            turns: Turns::default(),
+            round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
             notifier,
             first_shard,
@@ -197,17 +197,17 @@ impl Shared {
         Ok(())
     }
 
-    pub fn tell(&self, signals: impl IntoIterator<Item = Signal>) {
+    pub fn signal(&self, signals: impl IntoIterator<Item = Signal>) {
         for signal in signals {
-            self.notifier.tell(signal);
+            self.notifier.send(signal);
         }
-        self.tell_events();
+        self.signal_events();
     }
 
     /// Something has happened: whoever brings events somewhere looks.
-    pub fn tell_events(&self) {
+    pub fn signal_events(&self) {
         if self.events_on.load(Ordering::Relaxed) {
-            self.notifier.tell(Signal::Event);
+            self.notifier.send(Signal::Event);
         }
     }
 }
@@ -261,8 +261,8 @@ impl Store for Postgres {
         self.submits.call(|answer| submit::Call { jobs, now, answer }).await
     }
 
-    async fn job_claim(&self, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
-        claim::claim(&self.shared, &asks, now).await
+    async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
+        claim::claim(&self.shared, &requests, now).await
     }
 
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
@@ -276,7 +276,7 @@ impl Store for Postgres {
         limit: usize,
         now: Timestamp,
     ) -> Result<usize> {
-        self.shared.retrying(|| due::give_up(&self.shared, &lanes, before, limit, now)).await
+        self.shared.retrying(|| due::fail_unhandled(&self.shared, &lanes, before, limit, now)).await
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
@@ -322,7 +322,7 @@ impl Store for Postgres {
     }
 
     async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
-        self.shared.retrying(|| standing::standing(&self.shared, id)).await
+        self.shared.retrying(|| position::position(&self.shared, id)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
@@ -334,19 +334,19 @@ impl Store for Postgres {
     }
 
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
-        self.shared.retrying(|| letters::attempts(&self.shared, id)).await
+        self.shared.retrying(|| dead_letters::attempts(&self.shared, id)).await
     }
 
     async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| letters::retry(&self.shared, id, by, now)).await
+        self.shared.retrying(|| dead_letters::retry(&self.shared, id, by, now)).await
     }
 
     async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| letters::delete(&self.shared, id, by, now)).await
+        self.shared.retrying(|| dead_letters::delete(&self.shared, id, by, now)).await
     }
 
     async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
-        self.shared.retrying(|| letters::stats(&self.shared)).await
+        self.shared.retrying(|| dead_letters::stats(&self.shared)).await
     }
 
     async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
@@ -405,8 +405,8 @@ impl Store for Postgres {
         self.shared.retrying(|| workers::admit(&self.shared, &entry, now)).await
     }
 
-    async fn worker_update(&self, news: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
-        self.shared.retrying(|| workers::news(&self.shared, &news)).await
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
+        self.shared.retrying(|| workers::updates(&self.shared, &updates)).await
     }
 
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
@@ -484,8 +484,8 @@ impl Store for Postgres {
         self.shared.retrying(|| audit::list(&self.shared, &filter, limit)).await
     }
 
-    async fn webhook_take(&self, ask: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
-        self.shared.retrying(|| webhooks::take(&self.shared, &ask, now)).await
+    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+        self.shared.retrying(|| webhooks::take(&self.shared, &request, now)).await
     }
 
     async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
@@ -556,7 +556,7 @@ impl Store for Postgres {
     }
 
     async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| events::want(&self.shared, &wants, now)).await
+        self.shared.retrying(|| events::subscribe(&self.shared, &wants, now)).await
     }
 
     fn has_event_subscriptions(&self) -> bool {
@@ -576,11 +576,11 @@ impl Store for Postgres {
     }
 
     async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
-        self.shared.retrying(|| events::span(&self.shared, name)).await
+        self.shared.retrying(|| events::range(&self.shared, name)).await
     }
 
-    async fn outbox_take(&self, ask: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-        self.shared.retrying(|| outbox::take(&self.shared, &ask, now)).await
+    async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
+        self.shared.retrying(|| outbox::take(&self.shared, &request, now)).await
     }
 
     async fn outbox_settle(

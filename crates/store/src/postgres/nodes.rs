@@ -2,8 +2,8 @@
 
 use faena_domain::{NodeId, Run, Timestamp};
 
-use super::{Shared, free::free_blocks, webhooks, workers::let_go};
-use crate::{GracePeriods, NodeInfo, Recovered, Result, fate::Why, workers::ServerGone};
+use super::{Shared, release::release_claims, webhooks, workers::detach};
+use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
 
 pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
@@ -30,15 +30,15 @@ pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, n
     // Its own, and those of the workers inside it.
     let rows = client
         .query(
-            "SELECT run FROM faena.block WHERE node = $1
-                 OR node IN (SELECT id FROM faena.worker WHERE node = $1 AND kind = 0) ORDER BY run",
+            "SELECT run FROM faena.claim WHERE owner = $1
+                 OR owner IN (SELECT id FROM faena.worker WHERE node = $1 AND kind = 0) ORDER BY run",
             &[&node.0],
         )
         .await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let returned = give_back(shared, &runs, "its server stopped", now).await?;
-    while let_go(shared, Some(node), ServerGone::Stopped, grace_periods, now).await? > 0 {}
+    let returned = return_claims(shared, &runs, "its server stopped", now).await?;
+    while detach(shared, Some(node), ServerExit::Stopped, grace_periods, now).await? > 0 {}
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
     client.keep(Ok(()))?;
@@ -57,21 +57,21 @@ pub async fn reconcile(
     // Of workers only while they have been connected here for long enough to be known with what they brought.
     let rows = client
         .query(
-            "SELECT run FROM faena.block WHERE claimed_at < $2 AND NOT (run = ANY($3)) AND (node = $1 OR node IN (
+            "SELECT run FROM faena.claim WHERE claimed_at < $2 AND NOT (run = ANY($3)) AND (owner = $1 OR owner IN (
                  SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL AND connected_at < $2))",
             &[&node.0, &before.as_ms(), &known],
         )
         .await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    give_back(shared, &runs, UNHEARD, now).await
+    return_claims(shared, &runs, UNDELIVERED, now).await
 }
 
 /// What a lost answer handed out: nobody has it.
-const UNHEARD: &str = "nobody heard that it was handed out";
+const UNDELIVERED: &str = "nobody heard that it was handed out";
 
-async fn give_back(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
-    let freed = free_blocks(shared, runs, Why::Left { text, worker: None }, now).await?;
+async fn return_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let freed = release_claims(shared, runs, ReleaseReason::Left { text, worker: None }, now).await?;
     Ok(freed.returned + freed.orphaned)
 }
 
@@ -80,17 +80,18 @@ pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestam
     let client = shared.client().await?;
     let dead = client.execute("DELETE FROM faena.node WHERE lease_until < $1", &[&now.as_ms()]).await?;
     client.keep(Ok(()))?;
-    let_go(shared, None, ServerGone::Died, grace_periods, now).await?;
+    detach(shared, None, ServerExit::Died, grace_periods, now).await?;
     webhooks::free(shared, now).await?;
     let client = shared.client().await?;
     let rows =
-        client.query(&format!("SELECT run FROM faena.block b WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;
+        client.query(&format!("SELECT run FROM faena.claim b WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;
     client.keep(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let freed = free_blocks(shared, &runs, Why::Died { delay_ms: grace_periods.orphan_delay_ms }, now).await?;
+    let freed =
+        release_claims(shared, &runs, ReleaseReason::Died { delay_ms: grace_periods.orphan_delay_ms }, now).await?;
     Ok(Recovered { nodes: usize::try_from(dead).unwrap_or(0), ..freed })
 }
 
 /// Blocks are found by the absence of their owner, so it does not matter who removed it, or when.
-pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = b.node)
-    AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = b.node AND w.ended_at IS NULL)";
+pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = b.owner)
+    AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = b.owner AND w.ended_at IS NULL)";

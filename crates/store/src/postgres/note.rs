@@ -129,7 +129,10 @@ async fn put_running(client: &Object, note: &RunNote, progress: Option<String>) 
 
 pub async fn add_note(client: &Object, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
     client
-        .execute("INSERT INTO faena.note (id, run, log) VALUES ($1, $2, $3)", &[&id.0, &run, &LogLine::chunk(&[line])])
+        .execute(
+            "INSERT INTO faena.job_log (id, run, log) VALUES ($1, $2, $3)",
+            &[&id.0, &run, &LogLine::chunk(&[line])],
+        )
         .await?;
     Ok(())
 }

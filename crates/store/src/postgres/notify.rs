@@ -86,7 +86,7 @@ impl Notifier {
         self.0.local.subscribe()
     }
 
-    pub fn tell(&self, signal: Signal) {
+    pub fn send(&self, signal: Signal) {
         let _ = self.0.local.send(signal);
         if self.0.has_company.load(Ordering::Relaxed) {
             let mut outbox = self.0.outbox.lock();
@@ -166,24 +166,24 @@ impl Notifier {
             Err(_) => return never("no answer while connecting".into()),
         };
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
-        if let Err(reason) = self.ask(&client, "LISTEN faena", &mut messages).await {
+        if let Err(reason) = self.query(&client, "LISTEN faena", &mut messages).await {
             return never(reason);
         }
         let began = Instant::now();
         // What was told until now was told to nobody.
-        self.tell_here(Signal::Missed);
+        self.send_locally(Signal::Missed);
         let mut look = tokio::time::interval_at(began + ASK_EVERY, ASK_EVERY);
         let reason = loop {
             let message = tokio::select! {
                 message = messages.next() => message,
                 // A connection that was cut without a word is silent like one on which nothing happens.
-                _ = look.tick() => match self.ask(&client, "SELECT 1", &mut messages).await {
+                _ = look.tick() => match self.query(&client, "SELECT 1", &mut messages).await {
                     Ok(()) => continue,
                     Err(reason) => break reason,
                 },
             };
             match message {
-                Some(Ok(message)) => self.hear_message(&message),
+                Some(Ok(message)) => self.receive_message(&message),
                 Some(Err(error)) => break crate::error::chain(&error),
                 None => break "the server closed it".into(),
             }
@@ -192,7 +192,7 @@ impl Notifier {
     }
 
     /// Asks something while messages go on coming in. `Err`: why there was no answer in time.
-    async fn ask<S>(&self, client: &Client, sql: &str, messages: &mut S) -> std::result::Result<(), String>
+    async fn query<S>(&self, client: &Client, sql: &str, messages: &mut S) -> std::result::Result<(), String>
     where
         S: Stream<Item = std::result::Result<AsyncMessage, tokio_postgres::Error>> + Unpin,
     {
@@ -206,7 +206,7 @@ impl Notifier {
                     Err(_) => Err(format!("no answer for {} s", ANSWER.as_secs())),
                 },
                 message = messages.next() => match message {
-                    Some(Ok(message)) => self.hear_message(&message),
+                    Some(Ok(message)) => self.receive_message(&message),
                     Some(Err(error)) => return Err(crate::error::chain(&error)),
                     None => return Err("the server closed it".into()),
                 }
@@ -214,18 +214,18 @@ impl Notifier {
         }
     }
 
-    fn hear_message(&self, message: &AsyncMessage) {
+    fn receive_message(&self, message: &AsyncMessage) {
         if let AsyncMessage::Notification(note) = message {
-            self.hear(note.payload());
+            self.receive(note.payload());
         }
     }
 
     /// Tells this process only.
-    pub fn tell_here(&self, signal: Signal) {
+    pub fn send_locally(&self, signal: Signal) {
         let _ = self.0.local.send(signal);
     }
 
-    fn hear(&self, payload: &str) {
+    fn receive(&self, payload: &str) {
         let mut words = payload.split(' ');
         if words.next() == Some(self.0.sender.as_str()) {
             return;

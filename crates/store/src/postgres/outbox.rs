@@ -10,13 +10,15 @@ use uuid::Uuid;
 use super::{
     Shared, audit,
     end::storable,
-    events::{self, like, unlike},
+    events::{self, from_like, like},
     read::BEGIN_READ,
 };
 use crate::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Partition,
     Republish, Result, SinkView,
-    outbox::{self, COUNTED, DEAD_COLUMNS, Lease, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, Sharing, counted},
+    outbox::{
+        self, COUNTED, DEAD_COLUMNS, Lease, PartitionLeases, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, counted,
+    },
 };
 
 /// A sink that is wanted.
@@ -37,45 +39,51 @@ enum Share {
 }
 
 /// PostgreSQL: a look without locks, in one snapshot; only when the share is not as it should be, it is claimed and looked at again.
-pub async fn take(shared: &Shared, ask: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-    if let Some(taken) = look(shared, ask, Share::IfRight, now).await? {
+pub async fn take(shared: &Shared, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
+    if let Some(taken) = peek(shared, request, Share::IfRight, now).await? {
         return Ok(taken);
     }
     let client = shared.begin().await?;
-    let claimed = claim(&client, ask, now).await;
+    let claimed = claim(&client, request, now).await;
     client.end(claimed).await?;
-    Ok(look(shared, ask, Share::AsItIs, now).await?.unwrap_or_default())
+    Ok(peek(shared, request, Share::AsItIs, now).await?.unwrap_or_default())
 }
 
-async fn look(shared: &Shared, ask: &OutboxTakeRequest, share: Share, now: Timestamp) -> Result<Option<OutboxTaken>> {
-    let client = shared.client().await?;
-    client.batch_execute(BEGIN_READ).await?;
-    let result = look_in(&client, ask, share, now).await;
-    client.end(result).await
-}
-
-async fn look_in(
-    client: &Object,
-    ask: &OutboxTakeRequest,
+async fn peek(
+    shared: &Shared,
+    request: &OutboxTakeRequest,
     share: Share,
     now: Timestamp,
 ) -> Result<Option<OutboxTaken>> {
-    let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(Some(OutboxTaken::default())) };
-    let sharing = sharing(client, &sink).await?;
-    if share == Share::IfRight && sharing.shift(ask, now).is_some() {
-        return Ok(None);
-    }
-    read(client, ask, &sink, sharing.held(ask.node, now), now).await.map(Some)
+    let client = shared.client().await?;
+    client.batch_execute(BEGIN_READ).await?;
+    let result = peek_in(&client, request, share, now).await;
+    client.end(result).await
 }
 
-async fn wanted(client: &Object, name: &str, now: Timestamp) -> Result<Option<Sink>> {
-    let statement =
-        client.prepare_cached("SELECT id, park FROM faena.sink WHERE name = $1 AND queued AND until > $2").await?;
+async fn peek_in(
+    client: &Object,
+    request: &OutboxTakeRequest,
+    share: Share,
+    now: Timestamp,
+) -> Result<Option<OutboxTaken>> {
+    let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(Some(OutboxTaken::default())) };
+    let partition_leases = partition_leases(client, &sink).await?;
+    if share == Share::IfRight && partition_leases.rebalance(request, now).is_some() {
+        return Ok(None);
+    }
+    read(client, request, &sink, partition_leases.owned_by(request.node, now), now).await.map(Some)
+}
+
+async fn live_sink(client: &Object, name: &str, now: Timestamp) -> Result<Option<Sink>> {
+    let statement = client
+        .prepare_cached("SELECT id, park FROM faena.subscription WHERE name = $1 AND queued AND until > $2")
+        .await?;
     let row = client.query_opt(&statement, &[&storable(name), &now.as_ms()]).await?;
     Ok(row.map(|row| Sink { id: row.get(0), park: row.get(1) }))
 }
 
-async fn sharing(client: &Object, sink: &Sink) -> Result<Sharing> {
+async fn partition_leases(client: &Object, sink: &Sink) -> Result<PartitionLeases> {
     let statement = client
         .prepare_cached(
             "SELECT partition, node, epoch, until FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition",
@@ -95,20 +103,20 @@ async fn sharing(client: &Object, sink: &Sink) -> Result<Sharing> {
     let statement = client.prepare_cached("SELECT node, until FROM faena.outbox_node WHERE sink = $1").await?;
     let nodes = client.query(&statement, &[&sink.id]).await?;
     let nodes = nodes.iter().map(|row| (NodeId(row.get(0)), Timestamp::from_ms(row.get(1)))).collect();
-    Ok(Sharing { leases, nodes })
+    Ok(PartitionLeases { leases, nodes })
 }
 
 /// PostgreSQL: the leases of this sink are locked first, so that one node at a time shares them out; other sinks' are not touched.
-async fn claim(client: &Object, ask: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
-    let Some(sink) = wanted(client, &ask.sink, now).await? else { return Ok(()) };
+async fn claim(client: &Object, request: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
+    let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(()) };
     client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
-    let Some(leases) = sharing(client, &sink).await?.shift(ask, now) else { return Ok(()) };
+    let Some(leases) = partition_leases(client, &sink).await?.rebalance(request, now) else { return Ok(()) };
     client.execute("DELETE FROM faena.outbox_node WHERE sink = $1 AND until <= $2", &[&sink.id, &now.as_ms()]).await?;
     client
         .execute(
             "INSERT INTO faena.outbox_node (sink, node, until) VALUES ($1, $2, $3)
              ON CONFLICT (sink, node) DO UPDATE SET until = excluded.until",
-            &[&sink.id, &ask.node.0, &now.plus_ms(ask.lease_ms).as_ms()],
+            &[&sink.id, &request.node.0, &now.plus_ms(request.lease_ms).as_ms()],
         )
         .await?;
     let partitions: Vec<i16> = leases.iter().map(|lease| lease.partition).collect();
@@ -128,15 +136,15 @@ async fn claim(client: &Object, ask: &OutboxTakeRequest, now: Timestamp) -> Resu
 
 async fn read(
     client: &Object,
-    ask: &OutboxTakeRequest,
+    request: &OutboxTakeRequest,
     sink: &Sink,
     partitions: Vec<Partition>,
     now: Timestamp,
 ) -> Result<OutboxTaken> {
-    let share = outbox::share(ask.limit, partitions.len());
-    let mut events = due(client, ask, sink, &partitions, share, now).await?;
-    if outbox::is_short(&events, ask.limit, share) {
-        events = due(client, ask, sink, &partitions, ask.limit, now).await?;
+    let share = outbox::share(request.limit, partitions.len());
+    let mut events = due(client, request, sink, &partitions, share, now).await?;
+    if outbox::is_short(&events, request.limit, share) {
+        events = due(client, request, sink, &partitions, request.limit, now).await?;
     }
     let numbers: Vec<i16> = partitions.iter().map(|partition| partition.number).collect();
     let statement = client
@@ -153,7 +161,7 @@ async fn read(
 /// that one alone; of one that is parked behind a dead letter, none.
 async fn due(
     client: &Object,
-    ask: &OutboxTakeRequest,
+    request: &OutboxTakeRequest,
     sink: &Sink,
     partitions: &[Partition],
     share: usize,
@@ -178,9 +186,9 @@ async fn due(
         )
         .await?;
     let numbers: Vec<i16> = partitions.iter().map(|partition| partition.number).collect();
-    let (share, limit) = (i64::try_from(share).unwrap_or(i64::MAX), i64::try_from(ask.limit).unwrap_or(i64::MAX));
+    let (share, limit) = (i64::try_from(share).unwrap_or(i64::MAX), i64::try_from(request.limit).unwrap_or(i64::MAX));
     let parameters: [&(dyn ToSql + Sync); 7] =
-        [&sink.id, &numbers, &now.as_ms(), &sink.park, &storable(&ask.sink), &share, &limit];
+        [&sink.id, &numbers, &now.as_ms(), &sink.park, &storable(&request.sink), &share, &limit];
     let rows = client.query(&statement, &parameters).await?;
     Ok(rows
         .iter()
@@ -228,7 +236,7 @@ async fn settle_in(
             "WITH gone AS (
                  DELETE FROM faena.outbox o USING unnest($2::int2[], $3::int8[]) AS c(partition, position)
                  WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position RETURNING 1)
-             UPDATE faena.sink SET sent = sent + (SELECT count(*) FROM gone) WHERE id = $1",
+             UPDATE faena.subscription SET sent = sent + (SELECT count(*) FROM gone) WHERE id = $1",
         )
         .await?;
     client.execute(&statement, &[&sink, &partitions, &positions]).await?;
@@ -266,11 +274,11 @@ async fn refuse(
     let over = rows.iter().filter(|row| u32::try_from(row.get::<_, i16>(2)).is_ok_and(|tries| tries >= MAX_ATTEMPTS));
     let mut over: Vec<(i64, i16)> = over.map(|row| (row.get(1), row.get(0))).collect();
     over.sort_unstable();
-    if over.is_empty() { Ok(()) } else { bury(client, name, sink, &over, now).await }
+    if over.is_empty() { Ok(()) } else { move_to_dlq(client, name, sink, &over, now).await }
 }
 
 /// Moves messages to the dead letters.
-async fn bury(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: Timestamp) -> Result<()> {
+async fn move_to_dlq(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: Timestamp) -> Result<()> {
     let ids: Vec<Uuid> = over.iter().map(|_| JobId::at(now).0).collect();
     let positions: Vec<i64> = over.iter().map(|(position, _)| *position).collect();
     let partitions: Vec<i16> = over.iter().map(|(_, partition)| *partition).collect();
@@ -299,7 +307,7 @@ async fn bury(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: 
 }
 
 async fn id_of(client: &Object, name: &str) -> Result<Option<i16>> {
-    let statement = client.prepare_cached("SELECT id FROM faena.sink WHERE name = $1 AND queued").await?;
+    let statement = client.prepare_cached("SELECT id FROM faena.subscription WHERE name = $1 AND queued").await?;
     Ok(client.query_opt(&statement, &[&storable(name)]).await?.map(|row| row.get(0)))
 }
 
@@ -307,7 +315,7 @@ pub async fn down(shared: &Shared, sink: &str, reason: Option<&str>, now: Timest
     let client = shared.client().await?;
     let result = client
         .execute(
-            "UPDATE faena.sink SET down_since = CASE WHEN $1::text IS NOT NULL THEN coalesce(down_since, $2) END, down_reason = $1
+            "UPDATE faena.subscription SET down_since = CASE WHEN $1::text IS NOT NULL THEN coalesce(down_since, $2) END, down_reason = $1
              WHERE name = $3 AND down_reason IS DISTINCT FROM $1",
             &[&reason.map(storable), &now.as_ms(), &storable(sink)],
         )
@@ -347,9 +355,9 @@ async fn sinks_in(client: &Object, now: Timestamp) -> Result<Vec<SinkView>> {
                          SELECT (SELECT min(o.position) FROM faena.outbox o WHERE o.sink = s.id AND o.partition = l.partition) AS first
                          FROM faena.outbox_lease l WHERE l.sink = s.id) f)),
                     (SELECT count(*) FROM (SELECT FROM faena.outbox_dlq d WHERE d.sink = s.name AND d.resolved_at IS NULL LIMIT $1) x),
-                    ARRAY(SELECT p.pattern FROM faena.sink_pattern p WHERE p.sink = s.id ORDER BY p.pattern),
+                    ARRAY(SELECT p.pattern FROM faena.subscription_pattern p WHERE p.subscription = s.id ORDER BY p.pattern),
                     h.nodes, h.parts
-             FROM faena.sink s CROSS JOIN LATERAL (
+             FROM faena.subscription s CROSS JOIN LATERAL (
                  SELECT array_agg(n.node ORDER BY n.node) AS nodes, array_agg(n.parts ORDER BY n.node) AS parts
                  FROM (SELECT node, count(*) AS parts FROM faena.outbox_lease l
                        WHERE l.sink = s.id AND node IS NOT NULL AND l.until > $2 GROUP BY node) n) h
@@ -367,7 +375,7 @@ fn view(row: &Row) -> SinkView {
     let parts = row.get::<_, Option<Vec<i64>>>(10).unwrap_or_default();
     SinkView {
         name: row.get(0),
-        types: row.get::<_, Vec<&str>>(8).into_iter().map(unlike).collect(),
+        types: row.get::<_, Vec<&str>>(8).into_iter().map(from_like).collect(),
         on_bad: outbox::on_bad(row.get(1)).into(),
         pending: count(5),
         oldest_pending_at: time(6),
@@ -386,7 +394,7 @@ const MATCHES: &str = "($1::text IS NULL OR d.sink = $1) AND ($2::text IS NULL O
 
 type Parameters = Vec<Box<dyn ToSql + Sync + Send>>;
 
-fn wanted_dead(filter: &DeadFilter) -> Parameters {
+fn dead_filter_args(filter: &DeadFilter) -> Parameters {
     vec![
         Box::new(filter.sink.as_deref().map(|sink| storable(sink).into_owned())),
         Box::new(filter.event_type.as_deref().map(like)),
@@ -404,7 +412,7 @@ async fn query(client: &Object, sql: &str, parameters: &Parameters) -> Result<Ve
 }
 
 pub async fn dead(shared: &Shared, filter: &DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
-    let mut parameters = wanted_dead(filter);
+    let mut parameters = dead_filter_args(filter);
     parameters.push(Box::new(after));
     parameters.push(Box::new(i64::try_from(limit).unwrap_or(i64::MAX)));
     let sql = format!(
@@ -446,7 +454,7 @@ pub async fn replay(
     let client = shared.begin().await?;
     let result = replay_in(&client, filter, per_second, by, now).await;
     let count = client.end(result).await?;
-    shared.tell_events();
+    shared.signal_events();
     Ok(count)
 }
 
@@ -457,7 +465,7 @@ async fn replay_in(
     by: &str,
     now: Timestamp,
 ) -> Result<usize> {
-    let mut parameters = wanted_dead(filter);
+    let mut parameters = dead_filter_args(filter);
     parameters.push(Box::new(REPLAYED_AT_ONCE));
     parameters.push(Box::new(now.as_ms()));
     parameters.push(Box::new(storable(by).into_owned()));
@@ -468,7 +476,7 @@ async fn replay_in(
         "WITH chosen AS MATERIALIZED (
              SELECT d.id, s.id AS sink, d.position, d.aggregate_id,
                     row_number() OVER (ORDER BY d.position, d.id) - 1 AS n
-             FROM faena.outbox_dlq d JOIN faena.sink s ON s.name = d.sink AND s.queued
+             FROM faena.outbox_dlq d JOIN faena.subscription s ON s.name = d.sink AND s.queued
              WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT FROM faena.event e WHERE e.position = d.position)
              ORDER BY d.position, d.id LIMIT $8),
          resolved AS (
@@ -497,12 +505,12 @@ pub async fn resolve(shared: &Shared, filter: &DeadFilter, notes: &str, by: &str
     let client = shared.begin().await?;
     let result = resolve_in(&client, filter, notes, by, now).await;
     let count = client.end(result).await?;
-    shared.tell_events();
+    shared.signal_events();
     Ok(count)
 }
 
 async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
-    let mut parameters = wanted_dead(filter);
+    let mut parameters = dead_filter_args(filter);
     parameters.push(Box::new(now.as_ms()));
     parameters.push(Box::new(storable(by).into_owned()));
     parameters.push(Box::new(storable(notes).into_owned()));
@@ -529,7 +537,7 @@ pub async fn republish(
     let client = shared.begin().await?;
     let result = republish_in(&client, what, per_second, by, now).await;
     let count = client.end(result).await?;
-    shared.tell_events();
+    shared.signal_events();
     Ok(count)
 }
 
@@ -548,7 +556,7 @@ async fn republish_in(
                     coalesce($7::int8 + (row_number() OVER (ORDER BY c.position) - 1) * 1000 / $8::int8, 0)
              FROM (SELECT e.position, e.subject FROM faena.event e
                    WHERE e.at >= $1 AND e.at < $2 AND ($3::text IS NULL OR e.type LIKE $3)
-                     AND EXISTS (SELECT FROM faena.sink_pattern p WHERE p.sink = $4 AND e.type LIKE p.pattern)
+                     AND EXISTS (SELECT FROM faena.subscription_pattern p WHERE p.subscription = $4 AND e.type LIKE p.pattern)
                      AND NOT EXISTS (SELECT FROM faena.outbox o WHERE o.position = e.position AND o.sink = $4)
                      AND NOT EXISTS (SELECT FROM faena.outbox_dlq d
                                      WHERE d.position = e.position AND d.sink = $5 AND d.resolved_at IS NULL)

@@ -10,12 +10,12 @@ use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::{Shared, letters, nodes::OWNERLESS, rules};
+use super::{Shared, dead_letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, JobIdPage, JobPage, Lane, LaneId, Page, Poll, Result, Signal, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
-    gates::waits_for,
-    lists::{self, Ask, Candidate, Letters, Source},
+    claim_limits::waits_for,
+    lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
     plan::key_number,
     progress::Steps,
     types::state_of_code,
@@ -62,7 +62,7 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
                  (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id LIMIT 1),
                  (SELECT 4::int2 FROM faena.running u WHERE u.id = j.id),
                  -- Handed to a worker that is not connected yet; looks only at what such workers hold.
-                 (SELECT 2::int2 FROM faena.worker k JOIN faena.block b ON b.node = k.id
+                 (SELECT 2::int2 FROM faena.worker k JOIN faena.claim b ON b.owner = k.id
                   WHERE k.ended_at IS NULL AND k.state < 2 AND b.ids @> ARRAY[j.id]
                     AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = b.run) LIMIT 1),
                  3::int2)
@@ -169,7 +169,7 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     let unread = shared.rules_seen.lock().replace(digest.clone()) != Some(digest);
     if unread {
         super::rules::load(shared).await?;
-        shared.notifier.tell_here(Signal::Rules);
+        shared.notifier.send_locally(Signal::Rules);
     }
     if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
         shared.load_lanes().await?;
@@ -192,26 +192,26 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll,
                  SELECT (SELECT r.lane FROM faena.ready r WHERE r.lane > lanes.lane ORDER BY r.lane LIMIT 1)
                  FROM lanes WHERE lanes.lane IS NOT NULL)
              SELECT ARRAY(SELECT lane FROM lanes WHERE lane IS NOT NULL),
-                    ARRAY(SELECT c.id FROM faena.cancel c WHERE EXISTS (
-                        SELECT FROM faena.block b WHERE b.ids @> ARRAY[c.id] AND b.node IN (SELECT id FROM owners))
+                    ARRAY(SELECT c.id FROM faena.cancel_request c WHERE EXISTS (
+                        SELECT FROM faena.claim b WHERE b.ids @> ARRAY[c.id] AND b.owner IN (SELECT id FROM owners))
                         ORDER BY c.id LIMIT 1000),
                     least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry)),
                     (SELECT count(*) FROM faena.node),
                     EXISTS (SELECT FROM faena.node WHERE lease_until < $2)
-                        OR EXISTS (SELECT FROM faena.block b WHERE {OWNERLESS})
+                        OR EXISTS (SELECT FROM faena.claim b WHERE {OWNERLESS})
                         OR EXISTS (SELECT FROM faena.worker w WHERE w.ended_at IS NULL AND w.node IS NOT NULL
                             AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)),
                     md5(concat((SELECT string_agg(q::text, ',' ORDER BY name) FROM faena.queue q), '|',
                         (SELECT string_agg(concat_ws(' ', scope, name, coalesce(concurrency, 0), coalesce(rate_count, 0),
                             coalesce(rate_period_ms, 0)), ',' ORDER BY scope, name) FROM faena.limit_rule))),
-                    EXISTS (SELECT FROM faena.sink)"
+                    EXISTS (SELECT FROM faena.subscription)"
         ))
         .await?;
     let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
     let ids: Vec<Uuid> = row.get(1);
     let mut cancels = Vec::new();
     if !ids.is_empty() {
-        let rows = client.query("SELECT id, reason FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
+        let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&ids]).await?;
         cancels = rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect();
     }
     let poll = Poll {
@@ -242,7 +242,7 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
     let details = Details {
         attempts: attempt_rows(client, id).await?,
         notes: client
-            .query("SELECT run, log FROM faena.note WHERE id = $1 ORDER BY sequence", &[&id.0])
+            .query("SELECT run, log FROM faena.job_log WHERE id = $1 ORDER BY sequence", &[&id.0])
             .await?
             .iter()
             .map(|row| (row.get(0), row.get(1)))
@@ -271,7 +271,7 @@ async fn attempt_rows(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
 pub async fn ends_of(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
     let mut rows = attempt_rows(client, id).await?;
     if let Some(job) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?
-        && let Some(Place::Finished(end)) = places_of(client, &[job.get(0)], &[id.0]).await?.remove(&id.0)
+        && let Some(Place::Finished(end)) = locations_of(client, &[job.get(0)], &[id.0]).await?.remove(&id.0)
     {
         rows.push(end);
     }
@@ -284,7 +284,7 @@ async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Resul
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = client
             .query_opt(
-                "SELECT limited_at, limited_by FROM faena.line WHERE lane = $1 AND key = $2 AND NOT open",
+                "SELECT limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND key = $2 AND NOT open",
                 &[&row.lane.id, &key_number(key)],
             )
             .await?;
@@ -308,7 +308,7 @@ async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<
     }
     let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(1)).collect();
-    let mut places = places_of(client, &lanes, &ids).await?;
+    let mut places = locations_of(client, &lanes, &ids).await?;
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
         let id: Uuid = row.get(0);
@@ -325,7 +325,7 @@ async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<
     Ok(found)
 }
 
-async fn places_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Place>> {
+async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Place>> {
     let mut places = HashMap::new();
     let keys = "unnest($1::int4[], $2::uuid[]) AS k(lane, id)";
     let finished = client
@@ -369,22 +369,22 @@ async fn places_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<Ha
     }
     let open: Vec<Uuid> = ids.iter().copied().filter(|id| !places.contains_key(id)).collect();
     if !open.is_empty() {
-        held_places(client, &open, &mut places).await?;
+        in_flight_locations(client, &open, &mut places).await?;
     }
     Ok(places)
 }
 
-async fn held_places(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, Place>) -> Result<()> {
+async fn in_flight_locations(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, Place>) -> Result<()> {
     // A block holds the ids of many jobs; there are few blocks at any time.
-    let blocks = client
+    let claims = client
         .query(
-            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry, b.node FROM faena.block b,
+            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry, b.owner FROM faena.claim b,
                     unnest(b.ids, b.retries) AS u(id, retry)
              WHERE b.ids && $1 AND u.id = ANY($1) ORDER BY b.run",
             &[&open],
         )
         .await?;
-    for row in blocks {
+    for row in claims {
         let id: Uuid = row.get(0);
         let place = Place::Assigned {
             run: row.get(1),
@@ -399,7 +399,7 @@ async fn held_places(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, 
         .query(
             "SELECT r.id, r.run, r.worker, r.retry_count, r.ready_at, coalesce(b.claimed_at, r.started_at), r.started_at,
                     r.updated_at, r.progress
-             FROM faena.running r LEFT JOIN faena.block b ON b.run = r.run WHERE r.id = ANY($1)",
+             FROM faena.running r LEFT JOIN faena.claim b ON b.run = r.run WHERE r.id = ANY($1)",
             &[&open],
         )
         .await?;
@@ -448,39 +448,43 @@ pub async fn list(shared: &Shared, filter: &Filter, page: Page) -> Result<JobPag
 
 async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts_in(client).await?;
-    let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, total, end) = match &ask.source {
+    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
+    let (ids, total, end) = match &query.source {
         Source::Lanes(lanes) => {
-            let named = ids_by_name(client, &ask).await?;
+            let named = ids_by_name(client, &query).await?;
             let more = named.len() as u64;
-            let ids = ids_by_lane(client, &ask, lanes, named).await?;
-            let (total, exact) = match ask.counted(&counts, lanes) {
+            let ids = ids_by_lane(client, &query, lanes, named).await?;
+            let (total, exact) = match query.counted(&counts, lanes) {
                 Some(total) => (total, true),
-                None => (count_by_lane(client, &ask, lanes).await?, false),
+                None => (count_by_lane(client, &query, lanes).await?, false),
             };
             (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
         }
-        Source::Letters(lanes) => {
+        Source::DeadLetterMatches(lanes) => {
             let lanes = lists::failing_of(lanes, &counts);
-            let all = letters_of(client, &ask, &lanes, ask.upper).await?;
+            let all = dead_letters_of(client, &query, &lanes, query.upper).await?;
             let total = (all.ids.len() as u64, all.end.is_none());
-            let page = if ask.before == ask.upper { all } else { letters_of(client, &ask, &lanes, ask.before).await? };
-            (ask.cut(page.ids), total, page.end)
+            let page = if query.before == query.upper {
+                all
+            } else {
+                dead_letters_of(client, &query, &lanes, query.before).await?
+            };
+            (query.cut(page.ids), total, page.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
-            let all = ids_by_label(client, &ask, ask.upper).await?;
+            let all = ids_by_label(client, &query, query.upper).await?;
             let complete = all.len() < lists::COUNT_LIMIT;
-            let counted = ids_of(matching(client, &ask, all).await?);
+            let counted = ids_of(matching(client, &query, all).await?);
             let total = (counted.len() as u64, complete);
             let (page, end) = if complete {
-                (counted.into_iter().filter(|id| ask.is_on_page(*id)).collect(), None)
+                (counted.into_iter().filter(|id| query.is_on_page(*id)).collect(), None)
             } else {
-                labelled(client, &ask).await?
+                labelled(client, &query).await?
             };
-            (ask.cut(page), total, end)
+            (query.cut(page), total, end)
         }
     };
-    let next = ask.next(&ids, end);
+    let next = query.next(&ids, end);
     let rows = rows_of(shared, client, &ids).await?;
     let holders = holders(client, rows.iter().filter_map(|(_, place)| place.holder())).await?;
     let mut jobs = Vec::with_capacity(rows.len());
@@ -502,40 +506,45 @@ pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdP
 }
 
 async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Page) -> Result<JobIdPage> {
-    let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, end) = match &ask.source {
+    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
+    let (ids, end) = match &query.source {
         Source::Lanes(lanes) => {
-            let named = ids_by_name(client, &ask).await?;
-            (ids_by_lane(client, &ask, lanes, named).await?, None)
+            let named = ids_by_name(client, &query).await?;
+            (ids_by_lane(client, &query, lanes, named).await?, None)
         }
-        Source::Letters(lanes) => {
+        Source::DeadLetterMatches(lanes) => {
             let lanes = lists::failing_of(lanes, &counts_in(client).await?);
-            let found = letters_of(client, &ask, &lanes, ask.before).await?;
-            (ask.cut(found.ids), found.end)
+            let found = dead_letters_of(client, &query, &lanes, query.before).await?;
+            (query.cut(found.ids), found.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
-            let (found, end) = labelled(client, &ask).await?;
-            (ask.cut(found), end)
+            let (found, end) = labelled(client, &query).await?;
+            (query.cut(found), end)
         }
     };
-    let next = ask.next(&ids, end);
+    let next = query.next(&ids, end);
     Ok(JobIdPage { ids, next })
 }
 
 /// Those of the page and behind it that match, and where the search ended, if not with the last job.
-async fn labelled(client: &Object, ask: &Ask) -> Result<(Vec<JobId>, Option<JobId>)> {
-    let all = ids_by_label(client, ask, ask.before).await?;
+async fn labelled(client: &Object, query: &ListQuery) -> Result<(Vec<JobId>, Option<JobId>)> {
+    let all = ids_by_label(client, query, query.before).await?;
     let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
-    let mut found = ids_of(matching(client, ask, all).await?);
-    ask.sort(&mut found);
+    let mut found = ids_of(matching(client, query, all).await?);
+    query.sort(&mut found);
     Ok((found, end))
 }
 
-async fn letters_of(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
-    let mut found = letters::search(client, ask, lanes, before).await?;
-    if ask.asks_for_more() {
-        found.ids = ids_of(matching(client, ask, found.ids).await?);
-        ask.sort(&mut found.ids);
+async fn dead_letters_of(
+    client: &Object,
+    query: &ListQuery,
+    lanes: &[LaneId],
+    before: JobId,
+) -> Result<DeadLetterMatches> {
+    let mut found = dead_letters::search(client, query, lanes, before).await?;
+    if query.asks_for_more() {
+        found.ids = ids_of(matching(client, query, found.ids).await?);
+        query.sort(&mut found.ids);
     }
     Ok(found)
 }
@@ -565,7 +574,7 @@ async fn ready_since_in(client: &Object) -> Result<Vec<(LaneId, Timestamp)>> {
 }
 
 /// Those of `ids` that have everything that is asked for, with their lanes.
-async fn matching(client: &Object, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<(JobId, LaneId)>> {
+async fn matching(client: &Object, query: &ListQuery, ids: Vec<JobId>) -> Result<Vec<(JobId, LaneId)>> {
     let states = states_of(client, &ids).await?;
     let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
@@ -576,7 +585,7 @@ async fn matching(client: &Object, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<(Jo
         let (id, lane) = (JobId(row.get(0)), row.get(1));
         let Some(state) = states.get(&id).copied() else { continue };
         let options = parse_options(row.get(3))?;
-        if ask.matches(&Candidate { id, state, lane, correlation: row.get(2), options: &options }) {
+        if query.matches(&Candidate { id, state, lane, correlation: row.get(2), options: &options }) {
             found.push((id, lane));
         }
     }
@@ -588,57 +597,63 @@ fn ids_of(jobs: Vec<(JobId, LaneId)>) -> Vec<JobId> {
 }
 
 /// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
-async fn ids_by_name(client: &Object, ask: &Ask) -> Result<Vec<JobId>> {
-    let Some(text) = ask.search() else { return Ok(Vec::new()) };
+async fn ids_by_name(client: &Object, query: &ListQuery) -> Result<Vec<JobId>> {
+    let Some(text) = query.search() else { return Ok(Vec::new()) };
     let mut ids = key_holders(client, text).await?;
     ids.extend(text.parse::<JobId>().ok());
-    ids.extend(ids_by_correlation(client, ask, text, ask.upper).await?);
+    ids.extend(ids_by_correlation(client, query, text, query.upper).await?);
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.dedup();
-    ids.retain(|id| *id < ask.upper && *id >= ask.from);
-    let mut others = matching(client, ask, ids).await?;
-    others.retain(|(_, lane)| !ask.is_in_lanes(*lane));
+    ids.retain(|id| *id < query.upper && *id >= query.from);
+    let mut others = matching(client, query, ids).await?;
+    others.retain(|(_, lane)| !query.is_in_lanes(*lane));
     Ok(ids_of(others))
 }
 
 /// The newest matching ids: the newest of each lane and place, put together.
-async fn ids_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
+async fn ids_by_lane(client: &Object, query: &ListQuery, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
     let newest = |table: &str, state: &str| {
         format!(
             "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
                  SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id {} LIMIT $4) x",
-            ask.order()
+            query.order()
         )
     };
-    let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
-    for sql in ask.places(
+    let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
+    for sql in query.places(
         &newest("ready", ""),
         |state| newest("waiting", &format!("AND state = {state}")),
         &newest("done", ""),
         |state| newest("ended", &format!("AND state = {state}")),
     ) {
         let statement = client.prepare_cached(&sql).await?;
-        let rows = client.query(&statement, &[&lanes, &ask.before.0, &ask.from.0, &(ask.wanted as i64)]).await?;
+        let rows = client.query(&statement, &[&lanes, &query.before.0, &query.from.0, &(query.wanted as i64)]).await?;
         ids.extend(rows.iter().map(|row| JobId(row.get(0))));
     }
-    if ask.wants_held() {
-        ids.extend(held_ids(client, ask, lanes, ask.before, ask.wanted).await?);
+    if query.includes_in_flight() {
+        ids.extend(in_flight_ids(client, query, lanes, query.before, query.wanted).await?);
     }
-    Ok(ask.cut_sorted(ids))
+    Ok(query.cut_sorted(ids))
 }
 
 /// Handed out jobs that are looked at together.
 const LOOK: usize = 200;
 
 /// Jobs that are handed out, newest first.
-async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
+async fn in_flight_ids(
+    client: &Object,
+    query: &ListQuery,
+    lanes: &[LaneId],
+    before: JobId,
+    limit: usize,
+) -> Result<Vec<JobId>> {
     let rows = client
         .query(
             &format!(
-                "SELECT DISTINCT u.id FROM faena.block b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 {}",
-                ask.order()
+                "SELECT DISTINCT u.id FROM faena.claim b, unnest(b.ids) AS u(id) WHERE u.id < $1 AND u.id >= $2 ORDER BY 1 {}",
+                query.order()
             ),
-            &[&before.0, &ask.from.0],
+            &[&before.0, &query.from.0],
         )
         .await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
@@ -647,7 +662,7 @@ async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, l
     for part in ids.chunks(LOOK) {
         // A block names jobs that have completed since. Where those are listed too, they fill the page from the same end, so
         // what stands behind as many of them as the page holds is not on it.
-        if lanes.is_empty() || held.len() >= limit || (ask.wants(JobState::Completed) && seen >= limit.max(LOOK)) {
+        if lanes.is_empty() || held.len() >= limit || (query.includes(JobState::Completed) && seen >= limit.max(LOOK)) {
             break;
         }
         let raw: Vec<Uuid> = part.iter().map(|id| id.0).collect();
@@ -660,58 +675,58 @@ async fn held_ids(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId, l
         let part: Vec<JobId> = part.iter().copied().filter(|id| in_lanes.contains(&id.0)).collect();
         seen += part.len();
         let states = states_of(client, &part).await?;
-        let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_in_flight() && ask.wants(*state));
+        let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_in_flight() && query.includes(*state));
         held.extend(part.into_iter().filter(wanted));
     }
     held.truncate(limit);
     Ok(held)
 }
 
-async fn count_by_lane(client: &Object, ask: &Ask, lanes: &[LaneId]) -> Result<u64> {
+async fn count_by_lane(client: &Object, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
     let counted = |table: &str, state: &str| {
         format!(
             "SELECT count(*) FROM (SELECT 1 FROM faena.{table} WHERE lane = ANY($1) {state} AND id < $2 AND id >= $3 LIMIT $4) x"
         )
     };
     let mut total: u64 = 0;
-    for sql in ask.places(
+    for sql in query.places(
         &counted("ready", ""),
         |state| counted("waiting", &format!("AND state = {state}")),
         &counted("done", ""),
         |state| counted("ended", &format!("AND state = {state}")),
     ) {
         let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
-        let row = client.query_one(&sql, &[&lanes, &ask.upper.0, &ask.from.0, &left]).await?;
+        let row = client.query_one(&sql, &[&lanes, &query.upper.0, &query.from.0, &left]).await?;
         total += row.get::<_, i64>(0).unsigned_abs();
     }
-    if ask.wants_held() {
-        total += held_ids(client, ask, lanes, ask.upper, lists::COUNT_LIMIT).await?.len() as u64;
+    if query.includes_in_flight() {
+        total += in_flight_ids(client, query, lanes, query.upper, lists::COUNT_LIMIT).await?.len() as u64;
     }
     Ok(total)
 }
 
-async fn ids_by_label(client: &Object, ask: &Ask, before: JobId) -> Result<Vec<JobId>> {
-    match &ask.source {
+async fn ids_by_label(client: &Object, query: &ListQuery, before: JobId) -> Result<Vec<JobId>> {
+    match &query.source {
         Source::Label { kind, value } => {
             let rows = client
                 .query(
                     &format!(
                         "SELECT id FROM faena.label WHERE kind = $1 AND value = $2 AND id < $3 AND id >= $4
                          ORDER BY id {} LIMIT $5",
-                        ask.order()
+                        query.order()
                     ),
-                    &[&(*kind as i16), value, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
+                    &[&(*kind as i16), value, &before.0, &query.from.0, &(lists::COUNT_LIMIT as i64)],
                 )
                 .await?;
             Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
         }
-        Source::Correlation(text) => ids_by_correlation(client, ask, text, before).await,
-        Source::Lanes(_) | Source::Letters(_) => Ok(Vec::new()),
+        Source::Correlation(text) => ids_by_correlation(client, query, text, before).await,
+        Source::Lanes(_) | Source::DeadLetterMatches(_) => Ok(Vec::new()),
     }
 }
 
 /// A job without a correlation id of its own has its id for one.
-async fn ids_by_correlation(client: &Object, ask: &Ask, text: &str, before: JobId) -> Result<Vec<JobId>> {
+async fn ids_by_correlation(client: &Object, query: &ListQuery, text: &str, before: JobId) -> Result<Vec<JobId>> {
     let own = text.parse::<JobId>().ok().map(|id| id.0);
     let rows = client
         .query(
@@ -720,9 +735,9 @@ async fn ids_by_correlation(client: &Object, ask: &Ask, text: &str, before: JobI
                      SELECT id FROM faena.job WHERE correlation = $1
                      UNION ALL SELECT id FROM faena.job WHERE id = $2 AND correlation IS NULL) x
                  WHERE id < $3 AND id >= $4 ORDER BY id {} LIMIT $5",
-                ask.order()
+                query.order()
             ),
-            &[&text, &own, &before.0, &ask.from.0, &(lists::COUNT_LIMIT as i64)],
+            &[&text, &own, &before.0, &query.from.0, &(lists::COUNT_LIMIT as i64)],
         )
         .await?;
     Ok(rows.iter().map(|row| JobId(row.get(0))).collect())

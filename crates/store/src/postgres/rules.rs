@@ -126,7 +126,7 @@ async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) 
             )
             .await?;
     }
-    open_lines(client).await
+    open_key_queues(client).await
 }
 
 /// Who changes rules waits for who is just changing them.
@@ -179,7 +179,7 @@ async fn set_queue_in(client: &Object, name: &str, patch: &QueuePatch, by: &str,
         put_limit(client, &scope, &limit, by, now).await?;
     }
     audit::add(client, &queue_audit(name, patch, by), now).await?;
-    open_lines(client).await
+    open_key_queues(client).await
 }
 
 pub async fn set_limit(shared: &Shared, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
@@ -193,7 +193,7 @@ async fn set_limit_in(client: &Object, scope: &Scope, limit: &Limit, by: &str, n
     lock(client).await?;
     put_limit(client, scope, limit, by, now).await?;
     audit::add(client, &limit_audit(scope, limit, by), now).await?;
-    open_lines(client).await
+    open_key_queues(client).await
 }
 
 pub async fn reset_limit(
@@ -235,7 +235,7 @@ async fn reset_limit_in(
         }
     }
     audit::add(client, &reset_audit(scope, configured, by), now).await?;
-    open_lines(client).await
+    open_key_queues(client).await
 }
 
 /// A rate that changes begins with a full bucket.
@@ -260,11 +260,11 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
 }
 
 /// Every line may go on under the new rules; the next claim looks.
-async fn open_lines(client: &Object) -> Result<()> {
+async fn open_key_queues(client: &Object) -> Result<()> {
     client
         .execute(
-            "WITH closed AS (SELECT lane, key FROM faena.line WHERE NOT open ORDER BY lane, key FOR NO KEY UPDATE)
-             UPDATE faena.line l SET open = true, opens_at = NULL FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
+            "WITH closed AS (SELECT lane, key FROM faena.key_queue WHERE NOT open ORDER BY lane, key FOR NO KEY UPDATE)
+             UPDATE faena.key_queue l SET open = true, opens_at = NULL FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
             &[],
         )
         .await?;
@@ -274,6 +274,6 @@ async fn open_lines(client: &Object) -> Result<()> {
 /// This node knows at once, the others within milliseconds, or with their next poll.
 async fn changed(shared: &Shared) -> Result<()> {
     load(shared).await?;
-    shared.tell([Signal::Rules]);
+    shared.signal([Signal::Rules]);
     Ok(())
 }

@@ -11,9 +11,9 @@ use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Shared, audit, change,
+    Shared, audit, change, dependents,
     end::storable,
-    family, read,
+    read,
     submit::{self, lane_of},
 };
 use crate::{
@@ -27,7 +27,7 @@ pub async fn create(shared: &Shared, schedule: &Schedule, by: &str, now: Timesta
     let client = shared.begin().await?;
     let result = create_in(&client, schedule, by, now).await;
     client.end(result).await?;
-    shared.tell([Signal::Schedule]);
+    shared.signal([Signal::Schedule]);
     Ok(())
 }
 
@@ -59,11 +59,11 @@ pub async fn patch(
     now: Timestamp,
 ) -> Result<Option<Schedule>> {
     let client = shared.begin().await?;
-    let mut told = Told::default();
-    let result = patch_in(shared, &client, id, change, by, &mut told, now).await;
+    let mut after_commit = AfterCommit::default();
+    let result = patch_in(shared, &client, id, change, by, &mut after_commit, now).await;
     let schedule = client.end(result).await?;
-    told.tell(shared, now).await?;
-    shared.tell([Signal::Schedule]);
+    after_commit.send(shared, now).await?;
+    shared.signal([Signal::Schedule]);
     Ok(schedule)
 }
 
@@ -73,13 +73,13 @@ async fn patch_in(
     id: ScheduleId,
     change: &ScheduleChange,
     by: &str,
-    told: &mut Told,
+    after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<Option<Schedule>> {
     let Some(mut schedule) = locked(client, id).await? else { return Ok(None) };
     if schedule.is_active {
         // What is due by now is due by what was said before.
-        let (mut settled, _) = deal_with(shared, client, vec![schedule], told, now).await?;
+        let (mut settled, _) = process(shared, client, vec![schedule], after_commit, now).await?;
         schedule = settled.swap_remove(0);
     }
     let schedule = schedules::changed(schedule, change, now)?;
@@ -158,7 +158,7 @@ pub async fn trigger(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) 
     let mut put = submit::Put::default();
     let result = trigger_in(shared, &client, id, by, &mut put, now).await;
     let job = client.end(result).await?;
-    put.tell(shared);
+    put.signal(shared);
     Ok(job)
 }
 
@@ -171,7 +171,7 @@ async fn trigger_in(
     now: Timestamp,
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
-    let at = free_moment(client, id, now).await?;
+    let at = next_free_time(client, id, now).await?;
     let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
     let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
     let (job, tick) = timed.trigger(at);
@@ -184,7 +184,7 @@ async fn trigger_in(
 }
 
 /// Two runs that people want in the same millisecond have a record each.
-async fn free_moment(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let sql = "SELECT max(due_at) FROM faena.tick WHERE schedule = $1 AND due_at >= $2 AND manual";
     let taken: Option<i64> = client.query_one(sql, &[&id.0, &now.as_ms()]).await?.get(0);
     Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
@@ -192,21 +192,21 @@ async fn free_moment(client: &Object, id: ScheduleId, now: Timestamp) -> Result<
 
 /// What others have to be told after a round.
 #[derive(Default)]
-struct Told {
+struct AfterCommit {
     put: submit::Put,
     ended: Vec<JobId>,
     asked: Vec<JobId>,
     signals: Vec<Signal>,
 }
 
-impl Told {
+impl AfterCommit {
     /// To be called after the commit.
-    async fn tell(self, shared: &Shared, now: Timestamp) -> Result<()> {
-        self.put.tell(shared);
-        shared.tell(self.asked.into_iter().map(Signal::Cancel));
-        shared.tell(self.signals);
+    async fn send(self, shared: &Shared, now: Timestamp) -> Result<()> {
+        self.put.signal(shared);
+        shared.signal(self.asked.into_iter().map(Signal::Cancel));
+        shared.signal(self.signals);
         if !self.ended.is_empty() {
-            family::tell_children(shared, &self.ended, now).await?;
+            dependents::release_dependents(shared, &self.ended, now).await?;
         }
         Ok(())
     }
@@ -214,16 +214,22 @@ impl Told {
 
 pub async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Fired> {
     let client = shared.begin().await?;
-    let mut told = Told::default();
-    let result = fire_in(shared, &client, limit, &mut told, now).await;
+    let mut after_commit = AfterCommit::default();
+    let result = fire_in(shared, &client, limit, &mut after_commit, now).await;
     let fired = client.end(result).await?;
-    told.tell(shared, now).await?;
+    after_commit.send(shared, now).await?;
     Ok(fired)
 }
 
-async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told, now: Timestamp) -> Result<Fired> {
+async fn fire_in(
+    shared: &Shared,
+    client: &Object,
+    limit: usize,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<Fired> {
     let (due, broken) = due(client, limit, now).await?;
-    let (moved, ticks) = deal_with(shared, client, due, told, now).await?;
+    let (moved, ticks) = process(shared, client, due, after_commit, now).await?;
     let count = moved.len() + broken.len();
     for (id, reason) in broken {
         client
@@ -239,11 +245,11 @@ async fn fire_in(shared: &Shared, client: &Object, limit: usize, told: &mut Told
 }
 
 /// Jobs, records and the schedules' own rows, of as many of these as one round takes.
-async fn deal_with(
+async fn process(
     shared: &Shared,
     client: &Object,
     due: Vec<Schedule>,
-    told: &mut Told,
+    after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut lanes: HashMap<ScheduleId, LaneId> = HashMap::new();
@@ -259,10 +265,10 @@ async fn deal_with(
     for id in round.cancels {
         match change::cancel_in(client, shared.bulk_shard(), id, CANCEL_REASON, now).await {
             Ok((CancelOutcome::Cancelled, signals)) => {
-                told.ended.push(id);
-                told.signals.extend(signals);
+                after_commit.ended.push(id);
+                after_commit.signals.extend(signals);
             }
-            Ok((CancelOutcome::Asked { .. }, _)) => told.asked.push(id),
+            Ok((CancelOutcome::Asked { .. }, _)) => after_commit.asked.push(id),
             // It has just ended by itself, or is gone.
             Err(StoreError::InvalidTransition { .. } | StoreError::NotFound(_)) => {}
             Err(error) => return Err(error),
@@ -270,7 +276,7 @@ async fn deal_with(
     }
     if !round.jobs.is_empty() {
         let lanes = round.makers.iter().map(|id| lanes[id]).collect();
-        told.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
+        after_commit.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
     }
     if !round.schedules.is_empty() {
         put_moved(client, &round.schedules).await?;

@@ -14,11 +14,11 @@ use uuid::Uuid;
 use super::{
     Shared,
     batch::{Answer, Weight},
-    leave::forget,
+    cleanup::clean_up,
     read,
 };
 use crate::{
-    LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
+    JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
     types::{CANCELLED, PENDING},
@@ -126,17 +126,17 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
 
 fn close(shared: &Shared, outcomes: Result<Vec<RunOutcome>>, rows: &Rows) -> Result<Vec<RunOutcome>> {
     if outcomes.is_ok() {
-        tell_ready(shared, rows);
+        signal_ready(shared, rows);
     }
     outcomes
 }
 
 /// Tells what has become ready, after the commit.
-fn tell_ready(shared: &Shared, rows: &Rows) {
+fn signal_ready(shared: &Shared, rows: &Rows) {
     for (lane, ready_at) in &rows.earliest {
         shared.cursors.lower(*lane, *ready_at);
     }
-    shared.tell(rows.signals());
+    shared.signal(rows.signals());
 }
 
 /// Jobs that are stored as a part of somebody else's transaction.
@@ -162,8 +162,8 @@ impl Put {
     }
 
     /// To be called after the commit.
-    pub fn tell(&self, shared: &Shared) {
-        tell_ready(shared, &self.rows);
+    pub fn signal(&self, shared: &Shared) {
+        signal_ready(shared, &self.rows);
     }
 }
 
@@ -200,12 +200,12 @@ async fn store_with_keys(
         }
         let answers = rows.add(jobs, &lanes[at], known, &taken, *now);
         let cancelled = answers.iter().filter(|answer| !answer.existed && answer.status == JobState::Cancelled);
-        forgotten.extend(cancelled.map(|answer| (answer.id.0, Leave::Over)));
+        forgotten.extend(cancelled.map(|answer| (answer.id.0, JobExit::Finished)));
         outcomes[at] = Some(Ok(answers));
     }
     rows.write(client, shard, Frame::Inside).await?;
     if !forgotten.is_empty() {
-        rows.forgotten = forget(client, &forgotten).await?;
+        rows.forgotten = clean_up(client, &forgotten).await?;
     }
     Ok(())
 }
@@ -380,13 +380,13 @@ pub async fn lane_of(shared: &Shared, name: LaneName<'_>) -> Result<LaneId> {
 }
 
 /// A line in which a job that is ready since this time can stand: lane, key, ready time.
-pub type LinePlace = (LaneId, i64, i64);
+pub type KeyQueueEntry = (LaneId, i64, i64);
 
 /// Sees to it that there are these lines, and that they stay until the commit: a claim that finds one of them empty cannot remove
 /// it while it is locked like this. Many may hold this lock at once, and a claim does not wait for it.
 ///
 /// Always in the same order, so that two transactions do not wait for each other in a circle.
-pub async fn put_lines(client: &Object, mut places: Vec<LinePlace>) -> Result<()> {
+pub async fn put_key_queues(client: &Object, mut places: Vec<KeyQueueEntry>) -> Result<()> {
     if places.is_empty() {
         return Ok(());
     }
@@ -397,14 +397,14 @@ pub async fn put_lines(client: &Object, mut places: Vec<LinePlace>) -> Result<()
     let times: Vec<i64> = places.iter().map(|place| place.2).collect();
     let insert = client
         .prepare_cached(
-            "INSERT INTO faena.line (lane, key, turn) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
+            "INSERT INTO faena.key_queue (lane, key, turn) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
              ON CONFLICT DO NOTHING",
         )
         .await?;
     let lock = client
         .prepare_cached(
             "SELECT l.turn > p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
-             JOIN faena.line l ON l.lane = p.lane AND l.key = p.key FOR KEY SHARE OF l",
+             JOIN faena.key_queue l ON l.lane = p.lane AND l.key = p.key FOR KEY SHARE OF l",
         )
         .await?;
     let parameters: [&(dyn ToSql + Sync); 3] = [&lanes, &keys, &times];
@@ -421,9 +421,9 @@ pub async fn put_lines(client: &Object, mut places: Vec<LinePlace>) -> Result<()
             .prepare_cached(
                 "WITH earlier AS (
                      SELECT l.lane, l.key, p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
-                     JOIN faena.line l ON l.lane = p.lane AND l.key = p.key AND l.turn > p.ready_at
+                     JOIN faena.key_queue l ON l.lane = p.lane AND l.key = p.key AND l.turn > p.ready_at
                      ORDER BY l.lane, l.key FOR NO KEY UPDATE OF l)
-                 UPDATE faena.line l SET turn = e.ready_at FROM earlier e WHERE l.lane = e.lane AND l.key = e.key",
+                 UPDATE faena.key_queue l SET turn = e.ready_at FROM earlier e WHERE l.lane = e.lane AND l.key = e.key",
             )
             .await?;
         client.execute(&earlier, &parameters).await?;
@@ -443,7 +443,7 @@ struct Rows {
     options: Vec<Option<String>>,
     payloads: Vec<String>,
     ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>, Vec<Option<i64>>),
-    lines: Vec<LinePlace>,
+    lines: Vec<KeyQueueEntry>,
     waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
     ended: Ended,
     labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
@@ -650,7 +650,7 @@ impl Rows {
             ),
             (
                 !self.depends.0.is_empty(),
-                "INSERT INTO faena.depends (parent, child)
+                "INSERT INTO faena.dependency (parent, child)
                  SELECT * FROM unnest($1::uuid[], $2::uuid[]) ON CONFLICT DO NOTHING",
                 vec![&self.depends.0, &self.depends.1],
             ),
@@ -666,7 +666,7 @@ impl Rows {
         match frame {
             Frame::Inside => {
                 try_join_all(queries).await?;
-                put_lines(client, self.lines.clone()).await?;
+                put_key_queues(client, self.lines.clone()).await?;
             }
             Frame::Whole => {
                 // A failed statement makes the COMMIT a rollback, so looking at all answers is enough.

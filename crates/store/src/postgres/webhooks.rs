@@ -77,31 +77,33 @@ async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
 }
 
 /// What stands in the line of a host.
-struct Line {
+struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
     lost: u32,
     due_at: i64,
 }
 
-pub async fn take(shared: &Shared, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+pub async fn take(shared: &Shared, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let client = shared.begin().await?;
-    let result = take_in(&client, ask, now).await;
+    let result = take_in(&client, request, now).await;
     client.end(result).await
 }
 
-async fn take_in(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     // Looks into indexes only; a planner that knows nothing of a fresh table would read it whole.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut taken = WebhookTaken::default();
-    for mut line in due(client, ask, now).await? {
-        if line.state == WebhookState::Sending && !begin_again(client, &mut line, ask.allowed, now).await? {
+    for mut due_webhook in due(client, request, now).await? {
+        if due_webhook.state == WebhookState::Sending
+            && !begin_again(client, &mut due_webhook, request.allowed, now).await?
+        {
             continue;
         }
-        line.delivery.number += 1;
-        line.delivery.attempt += 1;
-        put_taken(client, &line, ask.node, now.plus_ms(ask.lease_ms)).await?;
-        taken.deliveries.push(line.delivery);
+        due_webhook.delivery.number += 1;
+        due_webhook.delivery.attempt += 1;
+        put_taken(client, &due_webhook, request.node, now.plus_ms(request.lease_ms)).await?;
+        taken.deliveries.push(due_webhook.delivery);
     }
     taken.next_at = next_at(client, now).await?;
     Ok(taken)
@@ -115,10 +117,10 @@ const HOSTS: &str = "WITH RECURSIVE hosts AS (
                  ORDER BY w.host LIMIT 1) FROM hosts WHERE hosts.host IS NOT NULL)";
 
 /// Safe on every node at once: what one node has locked the others pass.
-async fn due(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<Line>> {
+async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
     let (hosts, rooms): (Vec<&str>, Vec<i64>) =
-        ask.rooms.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();
+        request.rooms.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();
     let statement = client
         .prepare_cached(&format!(
             "{HOSTS}
@@ -131,8 +133,9 @@ async fn due(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Resul
              WHERE hosts.host IS NOT NULL ORDER BY w.due_at, w.id LIMIT $5"
         ))
         .await?;
-    let rows =
-        client.query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(ask.per_host), &number(ask.limit)]).await?;
+    let rows = client
+        .query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(request.per_host), &number(request.limit)])
+        .await?;
     rows.iter()
         .map(|row| {
             let (attempts, spent) = (count(row, 6), count(row, 7));
@@ -147,7 +150,7 @@ async fn due(client: &Object, ask: &WebhookTakeRequest, now: Timestamp) -> Resul
                 number: attempts,
                 attempt: attempts.saturating_sub(spent),
             };
-            Ok(Line { delivery, state: state_of(row.get(8))?, lost: count(row, 9), due_at: row.get(10) })
+            Ok(DueWebhook { delivery, state: state_of(row.get(8))?, lost: count(row, 9), due_at: row.get(10) })
         })
         .collect()
 }
@@ -161,30 +164,30 @@ fn stored(number: u32) -> i32 {
 }
 
 /// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
-async fn begin_again(client: &Object, line: &mut Line, allowed: u32, now: Timestamp) -> Result<bool> {
-    let delivery = &line.delivery;
-    line.lost += 1;
+async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
+    let delivery = &due_webhook.delivery;
+    due_webhook.lost += 1;
     client
         .execute(
             "INSERT INTO faena.webhook_attempt (webhook, number, at, took_ms, error) VALUES ($1, $2, $3, 0, $4)
              ON CONFLICT DO NOTHING",
-            &[&delivery.id.0, &stored(delivery.number), &line.due_at, &LOST],
+            &[&delivery.id.0, &stored(delivery.number), &due_webhook.due_at, &LOST],
         )
         .await?;
-    if AfterLoss::of(delivery.attempt, line.lost, allowed) == AfterLoss::SendAgain {
+    if AfterLoss::of(delivery.attempt, due_webhook.lost, allowed) == AfterLoss::SendAgain {
         return Ok(true);
     }
     client
         .execute(
             "UPDATE faena.webhook SET state = 3, due_at = NULL, node = NULL, settled_at = $1, lost = $2 WHERE id = $3",
-            &[&now.as_ms(), &stored(line.lost), &delivery.id.0],
+            &[&now.as_ms(), &stored(due_webhook.lost), &delivery.id.0],
         )
         .await?;
     add_notes(client, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
     Ok(false)
 }
 
-async fn put_taken(client: &Object, line: &Line, node: NodeId, until: Timestamp) -> Result<()> {
+async fn put_taken(client: &Object, due_webhook: &DueWebhook, node: NodeId, until: Timestamp) -> Result<()> {
     let statement = client
         .prepare_cached(
             "UPDATE faena.webhook SET state = 1, attempts = $1, lost = $2, due_at = $3, node = $4 WHERE id = $5",
@@ -193,7 +196,13 @@ async fn put_taken(client: &Object, line: &Line, node: NodeId, until: Timestamp)
     client
         .execute(
             &statement,
-            &[&stored(line.delivery.number), &stored(line.lost), &until.as_ms(), &node.0, &line.delivery.id.0],
+            &[
+                &stored(due_webhook.delivery.number),
+                &stored(due_webhook.lost),
+                &until.as_ms(),
+                &node.0,
+                &due_webhook.delivery.id.0,
+            ],
         )
         .await?;
     Ok(())
@@ -218,7 +227,7 @@ pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) 
     let again =
         |(result, settled): (&WebhookResult, &bool)| *settled && matches!(result.next, WebhookNext::Again { .. });
     if results.iter().zip(&settled).any(again) {
-        shared.tell([Signal::Webhook]);
+        shared.signal([Signal::Webhook]);
     }
     Ok(settled)
 }
@@ -274,12 +283,12 @@ async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
         return Ok(());
     }
     let (jobs, logs): (Vec<Uuid>, Vec<String>) =
-        notes.into_iter().map(|(job, line)| (job, LogLine::chunk(&[line]))).unzip();
+        notes.into_iter().map(|(job, due_webhook)| (job, LogLine::chunk(&[due_webhook]))).unzip();
     // Locked, so that nobody deletes the job in this moment and leaves its note behind.
     client
         .execute(
             "WITH jobs AS (SELECT id FROM faena.job WHERE id = ANY($1) FOR KEY SHARE)
-             INSERT INTO faena.note (id, log) SELECT n.id, n.log FROM unnest($1::uuid[], $2::text[]) AS n(id, log)
+             INSERT INTO faena.job_log (id, log) SELECT n.id, n.log FROM unnest($1::uuid[], $2::text[]) AS n(id, log)
              WHERE n.id IN (SELECT id FROM jobs)",
             &[&jobs, &logs],
         )
@@ -299,7 +308,7 @@ pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
         .await?;
     client.keep(Ok(()))?;
     if freed > 0 {
-        shared.tell([Signal::Webhook]);
+        shared.signal([Signal::Webhook]);
     }
     Ok(())
 }
@@ -309,7 +318,7 @@ pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp)
     let result = redeliver_in(&client, id, by, now).await;
     let job = client.end(result).await?;
     if job.is_some() {
-        shared.tell([Signal::Webhook]);
+        shared.signal([Signal::Webhook]);
     }
     Ok(job)
 }

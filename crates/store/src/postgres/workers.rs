@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::{
     Shared, audit,
     end::{ended, storable},
-    free::{Freed, free_in},
+    release::{Freed, release_in},
 };
 use crate::{
     ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, StoreError, SweepResult, WorkerAdmitted,
@@ -26,13 +26,14 @@ use crate::{
     assemble::parse_options,
     audit::{act, drain_action},
     workers::{
-        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, allowed, changes, deadline_without_server,
-        kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind, worker_state,
+        COLUMNS, FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, WorkerRow, allowed, changes,
+        deadline_without_server, kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind,
+        worker_state,
     },
 };
 
 /// A living worker, as far as its life is looked after, with its row locked.
-struct Living {
+struct LiveWorker {
     id: WorkerId,
     key: String,
     kind: WorkerKind,
@@ -45,12 +46,12 @@ struct Living {
 }
 
 /// The living workers of which this is true, up to as many as one round takes.
-async fn living_of(
+async fn live_workers(
     client: &Object,
     condition: &str,
     lock: &str,
     parameters: &[&(dyn ToSql + Sync)],
-) -> Result<Vec<Living>> {
+) -> Result<Vec<LiveWorker>> {
     let sql = format!(
         "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM faena.worker w
          WHERE ended_at IS NULL AND {condition} ORDER BY id LIMIT {ROUND} {lock}"
@@ -59,7 +60,7 @@ async fn living_of(
     let rows = client.query(&statement, parameters).await?;
     rows.iter()
         .map(|row| {
-            Ok(Living {
+            Ok(LiveWorker {
                 id: WorkerId(row.get(0)),
                 key: row.get(1),
                 kind: worker_kind(row.get(2))?,
@@ -79,7 +80,7 @@ pub async fn admit(shared: &Shared, entry: &WorkerEntry, now: Timestamp) -> Resu
     let result = admit_in(shared, &client, entry, now).await;
     let (admitted, moved) = client.end(result).await?;
     if moved {
-        shared.tell([Signal::Worker(admitted.id)]);
+        shared.signal([Signal::Worker(admitted.id)]);
     }
     Ok(admitted)
 }
@@ -92,16 +93,16 @@ async fn admit_in(
     now: Timestamp,
 ) -> Result<(WorkerAdmitted, bool)> {
     let key = storable(&entry.key);
-    match living_of(client, "key = $1", "FOR UPDATE", &[&key]).await?.into_iter().next() {
-        Some(living) => {
-            let moved = living.node.is_some_and(|node| node != entry.node.0);
-            Ok((go_on(shared, client, living, entry, now).await?, moved))
+    match live_workers(client, "key = $1", "FOR UPDATE", &[&key]).await?.into_iter().next() {
+        Some(live) => {
+            let moved = live.node.is_some_and(|node| node != entry.node.0);
+            Ok((resume(shared, client, live, entry, now).await?, moved))
         }
-        None => Ok((begin_life(client, entry, now).await?, false)),
+        None => Ok((begin_registration(client, entry, now).await?, false)),
     }
 }
 
-async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
     let path = path_in(None, entry.state);
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     let begun = client
@@ -135,17 +136,17 @@ async fn begin_life(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Res
 }
 
 /// A worker that lives connects anew, here or elsewhere, with what it has in hand.
-async fn go_on(
+async fn resume(
     shared: &Shared,
     client: &Object,
-    living: Living,
+    live: LiveWorker,
     entry: &WorkerEntry,
     now: Timestamp,
 ) -> Result<WorkerAdmitted> {
-    let path = path_in(Some(living.state), entry.state);
-    let state = path.last().copied().unwrap_or(living.state);
-    let kind = if living.kind == WorkerKind::Pool { living.kind } else { entry.kind };
-    let session = living.session + 1;
+    let path = path_in(Some(live.state), entry.state);
+    let state = path.last().copied().unwrap_or(live.state);
+    let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
+    let session = live.session + 1;
     client
         .execute(
             "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
@@ -153,7 +154,7 @@ async fn go_on(
                  connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13
              WHERE id = $1",
             &[
-                &living.id.0,
+                &live.id.0,
                 &entry.name.as_deref().map(storable),
                 &kind_code(kind),
                 &storable(&entry.transport),
@@ -169,9 +170,9 @@ async fn go_on(
             ],
         )
         .await?;
-    add_changes(client, &[(living.id, changes(path, None, now))]).await?;
-    let jobs = held_jobs(shared, client, living.id).await?;
-    Ok(WorkerAdmitted { id: living.id, session, was: Some(living.state), jobs })
+    add_changes(client, &[(live.id, changes(path, None, now))]).await?;
+    let jobs = resumed_jobs(shared, client, live.id).await?;
+    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
 }
 
 fn concurrency(entry: &WorkerEntry) -> i32 {
@@ -179,8 +180,8 @@ fn concurrency(entry: &WorkerEntry) -> i32 {
 }
 
 /// Everything that the worker has in hand.
-async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
-    let rows = held_rows(client, id).await?;
+async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
+    let rows = resumed_rows(client, id).await?;
     if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
         shared.load_lanes().await?;
     }
@@ -210,15 +211,15 @@ async fn held_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec
 }
 
 /// The jobs of its blocks that have not ended under their run, oldest run first.
-async fn held_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
+async fn resumed_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
     let statement = client
         .prepare_cached(
             "SELECT j.id, j.lane, b.run, u.retry, b.claimed_at, r.started_at, coalesce(r.ready_at, b.first_ready_at),
                     j.correlation, j.options, j.payload
-             FROM faena.block b CROSS JOIN LATERAL unnest(b.ids, b.retries) WITH ORDINALITY AS u(id, retry, n)
+             FROM faena.claim b CROSS JOIN LATERAL unnest(b.ids, b.retries) WITH ORDINALITY AS u(id, retry, n)
              JOIN faena.job j ON j.id = u.id
              LEFT JOIN faena.running r ON r.id = j.id AND r.run = b.run
-             WHERE b.node = $1 ORDER BY b.run, u.n",
+             WHERE b.owner = $1 ORDER BY b.run, u.n",
         )
         .await?;
     let mut rows = client.query(&statement, &[&id.0]).await?;
@@ -228,14 +229,14 @@ async fn held_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-pub async fn news(shared: &Shared, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
+pub async fn updates(shared: &Shared, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let client = shared.begin().await?;
-    let result = news_in(&client, news).await;
+    let result = update_in(&client, updates).await;
     client.end(result).await
 }
 
 /// What is new about one worker, of all its news.
-struct Told {
+struct MergedUpdate {
     session: i64,
     drain: bool,
     state: WorkerState,
@@ -246,8 +247,8 @@ struct Told {
     failed: i64,
 }
 
-async fn news_in(client: &Object, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
-    let ids: Vec<Uuid> = news.iter().map(|news| news.id.0).collect();
+async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
+    let ids: Vec<Uuid> = updates.iter().map(|updates| updates.id.0).collect();
     // PostgreSQL: in order, so that two nodes never wait for each other; no key changes, so that claims do not wait.
     let rows = client
         .query(
@@ -256,9 +257,9 @@ async fn news_in(client: &Object, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpd
             &[&ids],
         )
         .await?;
-    let mut told: BTreeMap<Uuid, Told> = BTreeMap::new();
+    let mut merged: BTreeMap<Uuid, MergedUpdate> = BTreeMap::new();
     for row in rows {
-        let one = Told {
+        let one = MergedUpdate {
             session: row.get(1),
             drain: row.get(2),
             state: worker_state(row.get(3)),
@@ -268,52 +269,52 @@ async fn news_in(client: &Object, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpd
             completed: 0,
             failed: 0,
         };
-        told.insert(row.get(0), one);
+        merged.insert(row.get(0), one);
     }
-    let mut standings = Vec::with_capacity(news.len());
-    for (at, news) in news.iter().enumerate() {
-        let known = told.get_mut(&news.id.0).filter(|known| known.session == news.session);
+    let mut standings = Vec::with_capacity(updates.len());
+    for (at, updates) in updates.iter().enumerate() {
+        let known = merged.get_mut(&updates.id.0).filter(|known| known.session == updates.session);
         standings.push(WorkerUpdateResult {
             connected: known.is_some(),
             drain: known.as_ref().is_some_and(|known| known.drain),
         });
         if let Some(known) = known {
-            known.hear(at, news);
+            known.merge(at, updates);
         }
     }
-    told.retain(|_, known| known.last.is_some());
-    put_news(client, news, &told).await?;
+    merged.retain(|_, known| known.last.is_some());
+    put_updates(client, updates, &merged).await?;
     let changed: Vec<(WorkerId, Vec<WorkerChange>)> =
-        told.into_iter().map(|(id, known)| (WorkerId(id), known.changes)).collect();
+        merged.into_iter().map(|(id, known)| (WorkerId(id), known.changes)).collect();
     add_changes(client, &changed).await?;
     Ok(standings)
 }
 
-impl Told {
-    fn hear(&mut self, at: usize, news: &WorkerUpdate) {
-        let changes = allowed(self.state, &news.changes);
+impl MergedUpdate {
+    fn merge(&mut self, at: usize, updates: &WorkerUpdate) {
+        let changes = allowed(self.state, &updates.changes);
         if let Some(change) = changes.last() {
             self.state = change.state;
             self.reason = change.reason.clone();
         }
         self.changes.extend(changes);
         self.last = Some(at);
-        self.completed += news.completed as i64;
-        self.failed += news.failed as i64;
+        self.completed += updates.completed as i64;
+        self.failed += updates.failed as i64;
     }
 }
 
-async fn put_news(client: &Object, news: &[WorkerUpdate], told: &BTreeMap<Uuid, Told>) -> Result<()> {
-    let ids: Vec<Uuid> = told.keys().copied().collect();
-    let last: Vec<&WorkerUpdate> = told.values().filter_map(|known| news.get(known.last?)).collect();
-    let states: Vec<i16> = told.values().map(|known| worker_code(known.state)).collect();
+async fn put_updates(client: &Object, updates: &[WorkerUpdate], merged: &BTreeMap<Uuid, MergedUpdate>) -> Result<()> {
+    let ids: Vec<Uuid> = merged.keys().copied().collect();
+    let last: Vec<&WorkerUpdate> = merged.values().filter_map(|known| updates.get(known.last?)).collect();
+    let states: Vec<i16> = merged.values().map(|known| worker_code(known.state)).collect();
     let reasons: Vec<Option<String>> =
-        told.values().map(|known| known.reason.as_deref().map(|text| storable(text).into_owned())).collect();
-    let seen: Vec<i64> = last.iter().map(|news| news.seen_at.as_ms()).collect();
-    let deadlines: Vec<Option<i64>> = last.iter().map(|news| news.deadline.map(Timestamp::as_ms)).collect();
-    let completed: Vec<i64> = told.values().map(|known| known.completed).collect();
-    let failed: Vec<i64> = told.values().map(|known| known.failed).collect();
-    let breakers: Vec<&str> = last.iter().map(|news| news.breaker).collect();
+        merged.values().map(|known| known.reason.as_deref().map(|text| storable(text).into_owned())).collect();
+    let seen: Vec<i64> = last.iter().map(|updates| updates.seen_at.as_ms()).collect();
+    let deadlines: Vec<Option<i64>> = last.iter().map(|updates| updates.deadline.map(Timestamp::as_ms)).collect();
+    let completed: Vec<i64> = merged.values().map(|known| known.completed).collect();
+    let failed: Vec<i64> = merged.values().map(|known| known.failed).collect();
+    let breakers: Vec<&str> = last.iter().map(|updates| updates.breaker).collect();
     // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
     let statement = client
         .prepare_cached(
@@ -374,7 +375,7 @@ pub async fn drain(
     let client = shared.begin().await?;
     let result = drain_in(&client, key, drain, by, now).await;
     let id = client.end(result).await?;
-    shared.tell(id.map(Signal::Worker));
+    shared.signal(id.map(Signal::Worker));
     Ok(id)
 }
 
@@ -407,80 +408,86 @@ pub async fn end(
 ) -> Result<Option<Recovered>> {
     let client = shared.begin().await?;
     let result = async {
-        match living_of(&client, "id = $1 AND session = $2", "FOR UPDATE", &[&id.0, &session]).await?.first() {
-            Some(living) => end_life(shared, &client, living, end, now).await.map(Some),
+        match live_workers(&client, "id = $1 AND session = $2", "FOR UPDATE", &[&id.0, &session]).await?.first() {
+            Some(live) => end_registration(shared, &client, live, end, now).await.map(Some),
             None => Ok(None),
         }
     }
     .await;
     match client.end(result).await? {
-        Some(freed) => Ok(Some(freed.told(shared, now).await)),
+        Some(freed) => Ok(Some(freed.after_commit(shared, now).await)),
         None => Ok(None),
     }
 }
 
 /// Ends a life and frees what it held.
-async fn end_life(shared: &Shared, client: &Object, living: &Living, end: &WorkerEnd, now: Timestamp) -> Result<Freed> {
-    close_life(client, living, &end.reason(), now).await?;
+async fn end_registration(
+    shared: &Shared,
+    client: &Object,
+    live: &LiveWorker,
+    end: &WorkerEnd,
+    now: Timestamp,
+) -> Result<Freed> {
+    close_registration(client, live, &end.reason(), now).await?;
     // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can come.
-    let rows = client.query("SELECT run FROM faena.block WHERE node = $1 ORDER BY run", &[&living.id.0]).await?;
+    let rows = client.query("SELECT run FROM faena.claim WHERE owner = $1 ORDER BY run", &[&live.id.0]).await?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let text = end.text(&living.key);
-    free_in(client, shared.own_shard(), &runs, end.why(living.id, &text), now).await
+    let text = end.text(&live.key);
+    release_in(client, shared.own_shard(), &runs, end.release_reason(live.id, &text), now).await
 }
 
-async fn close_life(client: &Object, living: &Living, reason: &str, now: Timestamp) -> Result<()> {
+async fn close_registration(client: &Object, live: &LiveWorker, reason: &str, now: Timestamp) -> Result<()> {
     client
         .execute(
             "UPDATE faena.worker SET state = $1, reason = $2, ended_at = $3, deadline = NULL WHERE id = $4",
-            &[&worker_code(WorkerState::Terminated), &storable(reason), &now.as_ms(), &living.id.0],
+            &[&worker_code(WorkerState::Terminated), &storable(reason), &now.as_ms(), &live.id.0],
         )
         .await?;
-    add_changes(client, &[(living.id, changes(living.state.path_when_lost(), Some(reason), now))]).await
+    add_changes(client, &[(live.id, changes(live.state.path_when_lost(), Some(reason), now))]).await
 }
 
 /// The server of these workers is gone (`node`, or whichever has no row any more): a worker inside it went with it, any other
 /// keeps what it holds and has some time to connect elsewhere. Answers how many there were.
-pub async fn let_go(
+pub async fn detach(
     shared: &Shared,
     node: Option<NodeId>,
-    gone: ServerGone,
+    gone: ServerExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<usize> {
     let client = shared.begin().await?;
     let result = async {
-        let living = match node {
-            Some(node) => living_of(&client, "node = $1", "FOR UPDATE", &[&node.0]).await?,
+        let live = match node {
+            Some(node) => live_workers(&client, "node = $1", "FOR UPDATE", &[&node.0]).await?,
             None => {
                 let dead = "node IS NOT NULL AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)";
-                living_of(&client, dead, "FOR UPDATE SKIP LOCKED", &[]).await?
+                live_workers(&client, dead, "FOR UPDATE SKIP LOCKED", &[]).await?
             }
         };
-        for worker in &living {
-            let_go_one(&client, worker, gone, grace_periods, now).await?;
+        for worker in &live {
+            detach_one(&client, worker, gone, grace_periods, now).await?;
         }
-        Ok(living.len())
+        Ok(live.len())
     }
     .await;
     client.end(result).await
 }
 
-async fn let_go_one(
+async fn detach_one(
     client: &Object,
-    living: &Living,
-    gone: ServerGone,
+    live: &LiveWorker,
+    gone: ServerExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<()> {
-    if living.kind == WorkerKind::BuiltIn {
-        return close_life(client, living, gone.reason(), now).await;
+    if live.kind == WorkerKind::BuiltIn {
+        return close_registration(client, live, gone.reason(), now).await;
     }
-    let deadline = deadline_without_server(&living.transport, living.deadline, grace_periods, now);
+    let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
     client
         .execute(
             "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",
-            &[&gone.waiting_reason(), &deadline, &living.id.0],
+            &[&gone.waiting_reason(), &deadline, &live.id.0],
         )
         .await?;
     Ok(())
@@ -502,7 +509,7 @@ pub async fn sweep(
     let mut swept = SweepResult::default();
     // PostgreSQL: each is given up for itself, and tried again for itself, so that none of them goes untold.
     for id in shared.retrying(|| overdue(shared, now)).await? {
-        swept.lost.extend(shared.retrying(|| give_up_one(shared, id, orphan_delay_ms, now)).await?);
+        swept.lost.extend(shared.retrying(|| sweep_one(shared, id, orphan_delay_ms, now)).await?);
     }
     swept.next_at = shared.retrying(|| forget_ended(shared, forget_before)).await?;
     swept.more = swept.next_at.is_some_and(|at| at <= now);
@@ -521,26 +528,21 @@ async fn overdue(shared: &Shared, now: Timestamp) -> Result<Vec<WorkerId>> {
 }
 
 /// `None`: it was heard of in the meantime, or another node was faster.
-async fn give_up_one(
-    shared: &Shared,
-    id: WorkerId,
-    orphan_delay_ms: i64,
-    now: Timestamp,
-) -> Result<Option<WorkerLost>> {
+async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Timestamp) -> Result<Option<WorkerLost>> {
     let client = shared.begin().await?;
     let result = async {
-        let due = living_of(&client, "id = $1 AND deadline <= $2", "FOR UPDATE", &[&id.0, &now.as_ms()]).await?;
-        let Some(living) = due.into_iter().next() else { return Ok(None) };
-        let reason = living.reason.clone().unwrap_or_else(|| SILENT.to_owned());
+        let due = live_workers(&client, "id = $1 AND deadline <= $2", "FOR UPDATE", &[&id.0, &now.as_ms()]).await?;
+        let Some(live) = due.into_iter().next() else { return Ok(None) };
+        let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
-        let freed = end_life(shared, &client, &living, &end, now).await?;
-        Ok(Some((living.key, freed)))
+        let freed = end_registration(shared, &client, &live, &end, now).await?;
+        Ok(Some((live.key, freed)))
     }
     .await;
     let Some((key, freed)) = client.end(result).await? else { return Ok(None) };
     // Whoever it is connected to learns that it is over.
-    shared.tell([Signal::Worker(id)]);
-    Ok(Some(WorkerLost { id, key, freed: freed.told(shared, now).await }))
+    shared.signal([Signal::Worker(id)]);
+    Ok(Some(WorkerLost { id, key, freed: freed.after_commit(shared, now).await }))
 }
 
 /// Answers with the next deadline.
@@ -556,7 +558,7 @@ async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<T
         .query(
             "DELETE FROM faena.worker WHERE id = ANY (ARRAY(
                  SELECT id FROM faena.worker w WHERE ended_at IS NOT NULL AND ended_at < $1
-                     AND NOT EXISTS (SELECT FROM faena.block b WHERE b.node = w.id)
+                     AND NOT EXISTS (SELECT FROM faena.claim b WHERE b.owner = w.id)
                  ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING id",
             &[&forget_before.as_ms(), &FORGET],
         )
@@ -597,7 +599,7 @@ async fn get_in(client: &Object, key: &str) -> Result<Option<WorkerView>> {
     let row = worker_row(&row);
     let id = WorkerId(row.id);
     let mut view = row.view()?;
-    view.jobs = shown_jobs(held_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
+    view.jobs = shown_jobs(resumed_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
     view.history = history(client, id).await?;
     Ok(Some(view))
 }

@@ -4,16 +4,16 @@ use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use rusqlite::OptionalExtension;
 
 use super::{
-    end::tell_children,
-    leave::forget,
+    cleanup::clean_up,
+    end::release_dependents,
     note::add_note,
     read,
-    submit::{apply, lane_of, put_ended_without_run, put_line, put_ready, put_waiting},
+    submit::{apply, lane_of, put_ended_without_run, put_key_queue, put_ready, put_waiting},
     webhooks,
     writer::Tx,
 };
 use crate::{
-    CancelOutcome, JobPatch, LaneId, Leave, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, Result, Signal, StoreError, Tally,
     lanes::LaneName,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, next_look_at, stored_options},
     types::{CANCELLED, PENDING},
@@ -25,29 +25,27 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
         return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
     }
     if state.is_in_flight() {
-        tx.connection.prepare_cached("INSERT OR IGNORE INTO cancel (id, reason, at) VALUES (?, ?, ?)")?.execute((
-            id.0,
-            reason,
-            now.as_ms(),
-        ))?;
+        tx.connection
+            .prepare_cached("INSERT OR IGNORE INTO cancel_request (id, reason, at) VALUES (?, ?, ?)")?
+            .execute((id.0, reason, now.as_ms()))?;
         add_note(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
         tx.signal(Signal::Cancel(id));
         return Ok(CancelOutcome::Asked { state });
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
-    let taken = take_from_line(tx, lane, id)?;
+    let taken = dequeue(tx, lane, id)?;
     let log = taken.log(now, LogEvent::Cancelled, reason);
     put_ended_without_run(tx, lane, CANCELLED, id, taken.retry_count, reason, "cancelled", log, now)?;
-    forget(tx, id, Leave::Over)?;
+    clean_up(tx, id, JobExit::Finished)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
-    tell_children(tx, vec![id], &mut deltas, now)?;
+    release_dependents(tx, vec![id], &mut deltas, now)?;
     apply(tx, deltas);
     Ok(CancelOutcome::Cancelled)
 }
 
 /// Removes a job from `ready` or `waiting`.
-pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
+pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     let ready: Option<(i64, u32)> = tx
         .connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
@@ -64,7 +62,7 @@ pub fn take_from_line(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
         .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ? RETURNING retry_count")?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
-    tx.connection.prepare_cached("DELETE FROM depends WHERE child = ?")?.execute([id.0])?;
+    tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([id.0])?;
     Ok(Taken { retry_count: retry_count.unwrap_or(0), ready_at: None })
 }
 
@@ -93,7 +91,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let open = open_parents(tx, &options)?;
     restore_expiry(tx, id, options, now)?;
     // A request that came too late for the run that has ended is not meant for the next one.
-    tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
+    tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
     tx.connection.execute(
         "INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
@@ -102,7 +100,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         (lane, id.0),
     )?;
     tx.connection.execute(
-        "INSERT INTO note (id, run, log)
+        "INSERT INTO job_log (id, run, log)
          SELECT id, NULL, log FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ? AND run = 0",
         (lane, id.0),
     )?;
@@ -110,7 +108,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     add_note(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
     for parent in &open {
         tx.connection
-            .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?
+            .prepare_cached("INSERT OR IGNORE INTO dependency (parent, child) VALUES (?, ?)")?
             .execute((parent.0, id.0))?;
     }
     let due_at = if open.is_empty() { now } else { now.plus_ms(FIRST_LOOK_MS) };
@@ -178,7 +176,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
         }
     }
 
-    let blocked = tx.connection.prepare_cached("SELECT 1 FROM depends WHERE child = ? LIMIT 1")?.exists([id.0])?;
+    let blocked = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([id.0])?;
     let place = read::line_place(tx.connection, lane, id)?;
     let mut deltas = Deltas::default();
     let mut new_state = state;
@@ -188,7 +186,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
             tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
         }
         (_, Some(when)) => {
-            let retry_count = take_from_line(tx, lane, id)?.retry_count;
+            let retry_count = dequeue(tx, lane, id)?.retry_count;
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
                     put_waiting(tx, new_lane, PENDING, id, due_at, false, retry_count)?;
@@ -209,7 +207,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
                 if old.keyed
                     && let Some(key) = &options.concurrency_key
                 {
-                    put_line(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
+                    put_key_queue(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
                 }
                 tx.signal(Signal::Ready(new_lane));
             }
@@ -234,22 +232,22 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
     if !state.is_terminal() {
-        take_from_line(tx, lane, id)?;
+        dequeue(tx, lane, id)?;
     }
     remove(tx, lane, id)?;
     // Late reports of it are found out by looking closely.
-    tx.connection.prepare_cached("UPDATE block SET strict = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
+    tx.connection.prepare_cached("UPDATE claim SET strict = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
     // Whoever waits for it will never see it complete.
-    tell_children(tx, vec![id], &mut deltas, now)?;
+    release_dependents(tx, vec![id], &mut deltas, now)?;
     apply(tx, deltas);
     Ok(())
 }
 
 /// Removes a job that stands in no line, with all that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
-    forget(tx, id, Leave::Removed)?;
+    clean_up(tx, id, JobExit::Deleted)?;
     webhooks::remove(tx, id)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
@@ -279,7 +277,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
         .prepare_cached("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?")?
         .execute((lane, id.0))?;
     connection.prepare_cached("DELETE FROM attempt WHERE id = ?")?.execute([id.0])?;
-    connection.prepare_cached("DELETE FROM note WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM job_log WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM step WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job WHERE id = ?")?.execute([id.0])?;
     Ok(())

@@ -6,12 +6,12 @@ use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
-use super::{limited, submit::apply, writer::Tx};
+use super::{limited_claim, submit::apply, writer::Tx};
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, LaneId, Owner, Result, Tally,
-    admit::{self, Ruled},
+    admit::{self, LimitedClaim},
     assemble::parse_options,
-    deal::{Candidate, deal},
+    fair_share::{Candidate, deal},
     plan::Deltas,
 };
 
@@ -23,17 +23,18 @@ pub struct ReadyRow {
 }
 
 /// One ask after the other. A thousand idle workers must not look a thousand times for one job.
-pub fn claim(tx: &Tx, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
+pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut empty = HashSet::new();
     let rules = tx.shared.rules.current();
-    asks.into_iter()
-        .map(|mut ask| {
-            ask.lanes.retain(|lane| !empty.contains(lane));
-            if ask.lanes.is_empty() {
+    requests
+        .into_iter()
+        .map(|mut request| {
+            request.lanes.retain(|lane| !empty.contains(lane));
+            if request.lanes.is_empty() {
                 return Ok(ClaimResult::default());
             }
-            let (lanes, limit) = (ask.lanes.clone(), ask.limit);
-            let Ruled { claim, for_others } = claim_by_rules(tx, ask, &rules, now)?;
+            let (lanes, limit) = (request.lanes.clone(), request.limit);
+            let LimitedClaim { claim, for_others } = claim_by_rules(tx, request, &rules, now)?;
             if claim.jobs.len() < limit && !claim.refused {
                 empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
             }
@@ -43,31 +44,31 @@ pub fn claim(tx: &Tx, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<Cla
 }
 
 /// Lanes that no rule says anything about take the short way.
-fn claim_by_rules(tx: &Tx, mut ask: ClaimRequest, rules: &Rules, now: Timestamp) -> Result<Ruled> {
-    if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(ask.lanes.iter().copied()) {
-        return Ok(claim_one(tx, ask, now)?.into());
+fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timestamp) -> Result<LimitedClaim> {
+    if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(request.lanes.iter().copied()) {
+        return Ok(claim_one(tx, request, now)?.into());
     }
-    let lanes = admit::distinct(ask.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
+    let lanes = admit::distinct(request.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
     let (lanes, mut limited) = admit::unpaused(rules, lanes);
-    let mut ruled: Ruled = if admit::concerns(rules, &lanes) {
-        ask.lanes = Vec::new();
-        limited::claim(tx, ask, &lanes, rules, now)?
+    let mut ruled: LimitedClaim = if admit::concerns(rules, &lanes) {
+        request.lanes = Vec::new();
+        limited_claim::claim(tx, request, &lanes, rules, now)?
     } else {
-        ask.lanes = lanes.into_iter().map(|lane| lane.id).collect();
-        claim_one(tx, ask, now)?.into()
+        request.lanes = lanes.into_iter().map(|lane| lane.id).collect();
+        claim_one(tx, request, now)?.into()
     };
     ruled.claim.limited.append(&mut limited);
     Ok(ruled)
 }
 
-fn claim_one(tx: &Tx, ask: ClaimRequest, now: Timestamp) -> Result<ClaimResult> {
-    if !may_claim(tx, ask.owner)? {
+fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResult> {
+    if !may_claim(tx, request.owner)? {
         return Ok(ClaimResult { refused: true, ..ClaimResult::default() });
     }
     let mut candidates = Vec::new();
-    let lanes: BTreeSet<LaneId> = ask.lanes.iter().copied().collect();
+    let lanes: BTreeSet<LaneId> = request.lanes.iter().copied().collect();
     for lane in &lanes {
-        heads(tx, *lane, ask.limit, &mut candidates)?;
+        heads(tx, *lane, request.limit, &mut candidates)?;
     }
     if candidates.is_empty() {
         return Ok(ClaimResult::default());
@@ -75,9 +76,9 @@ fn claim_one(tx: &Tx, ask: ClaimRequest, now: Timestamp) -> Result<ClaimResult> 
     let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
     let turn = usize::try_from(run).unwrap_or(0);
-    let dealt = if one_lane { candidates } else { deal(candidates, ask.limit, turn) };
+    let dealt = if one_lane { candidates } else { deal(candidates, request.limit, turn) };
     let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
-    Ok(ClaimResult { jobs: hand_out(tx, run, ask.owner, rows, now)?, ..ClaimResult::default() })
+    Ok(ClaimResult { jobs: hand_out(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
 }
 
 pub fn next_run(tx: &Tx) -> Result<i64> {
@@ -114,7 +115,7 @@ pub fn hand_out(
             };
             if let Some(key) = row.key {
                 tx.connection
-                    .prepare_cached("INSERT OR IGNORE INTO hold (key, id) VALUES (?, ?)")?
+                    .prepare_cached("INSERT OR IGNORE INTO key_in_flight (key, id) VALUES (?, ?)")?
                     .execute((key, id.0))?;
             }
             ids.extend_from_slice(id.0.as_bytes());
@@ -137,7 +138,7 @@ pub fn hand_out(
     let retries = retries.iter().any(|byte| *byte != 0).then_some(retries);
     tx.connection
         .prepare_cached(
-            "INSERT INTO block (run, node, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO claim (run, owner, claimed_at, first_ready_at, ids, retries) VALUES (?, ?, ?, ?, ?, ?)",
         )?
         .execute((run, owner.uuid(), now.as_ms(), first_ready_at.as_ms(), ids, retries))?;
     apply(tx, deltas);
@@ -181,7 +182,7 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
 }
 
 /// The ids of a block with their retry counts.
-pub fn block_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
+pub fn claim_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
     ids.chunks_exact(16)
         .enumerate()
         .filter_map(|(at, bytes)| {

@@ -17,17 +17,17 @@ use crate::{
     },
 };
 
-const HANDED: &str = "numbers (at) AS (
-    SELECT 0 UNION ALL SELECT at + 16 FROM numbers WHERE at + 16 < (SELECT coalesce(max(length(ids)), 0) FROM block)),
-handed (run, node, id) AS MATERIALIZED (
-    SELECT b.run, b.node, substr(b.ids, n.at + 1, 16) FROM block b JOIN numbers n ON n.at < length(b.ids))";
+const CLAIMED: &str = "numbers (at) AS (
+    SELECT 0 UNION ALL SELECT at + 16 FROM numbers WHERE at + 16 < (SELECT coalesce(max(length(ids)), 0) FROM claim)),
+claimed (run, owner, id) AS MATERIALIZED (
+    SELECT b.run, b.owner, substr(b.ids, n.at + 1, 16) FROM claim b JOIN numbers n ON n.at < length(b.ids))";
 
 /// A log of more than this is not going away by itself.
 const LARGE_WAL_BYTES: u64 = 256 << 20;
 
 fn dialect(server: &Server, now: Timestamp) -> Dialect {
     Dialect {
-        handed: HANDED,
+        claimed: CLAIMED,
         // SQLite: the file's lock is the lease.
         dead: if matches!(server, Server::None) { "TRUE".into() } else { "FALSE".into() },
         last_run: "(SELECT max(last) FROM run_sequence)",

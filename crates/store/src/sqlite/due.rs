@@ -5,16 +5,16 @@ use uuid::Uuid;
 
 use super::{
     audit,
-    change::{look_again, remove, take_from_line},
-    end::tell_children,
-    leave::forget,
+    change::{dequeue, look_again, remove},
+    cleanup::clean_up,
+    end::release_dependents,
     read, schedules,
     submit::{apply, put_ended_without_run, put_ready},
     webhooks,
     writer::Tx,
 };
 use crate::{
-    DueResult, LaneId, Leave, Result, Retention, Tally,
+    DueResult, JobExit, LaneId, Result, Retention, Tally,
     plan::{Deltas, Taken, no_handler},
     types::{CANCELLED, FAILED, state_of_code},
 };
@@ -69,14 +69,14 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
             continue;
         }
         let Some((lane, _)) = read::lane_and_options(tx.connection, id)? else { continue };
-        let taken = take_from_line(tx, lane, id)?;
+        let taken = dequeue(tx, lane, id)?;
         let error = format!("expired at {}", Timestamp::from_ms(expires_at));
         let reason = ErrorReason::Expired.as_str();
         let log = taken.log(now, LogEvent::Expired, &error);
         put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
-        forget(tx, id, Leave::Over)?;
+        clean_up(tx, id, JobExit::Finished)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
-        tell_children(tx, vec![id], &mut deltas, now)?;
+        release_dependents(tx, vec![id], &mut deltas, now)?;
         expired += 1;
     }
     apply(tx, deltas);
@@ -84,7 +84,7 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
 }
 
 /// Fails jobs that have waited in line for too long for somebody who can run them.
-pub fn give_up(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let mut deltas = Deltas::default();
     let mut failed = Vec::new();
     for lane in lanes {
@@ -107,13 +107,13 @@ pub fn give_up(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: 
             let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
             let log = taken.log(now, LogEvent::Failed, &error);
             put_ended_without_run(tx, *lane, FAILED, id, retry_count, &error, reason, log, now)?;
-            forget(tx, id, Leave::Over)?;
+            clean_up(tx, id, JobExit::Finished)?;
             deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
             failed.push(id);
         }
     }
     let count = failed.len();
-    tell_children(tx, failed, &mut deltas, now)?;
+    release_dependents(tx, failed, &mut deltas, now)?;
     apply(tx, deltas);
     Ok(count)
 }
@@ -123,7 +123,7 @@ fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mu
     look_again(tx, lane, id, now)?;
     let parents: Vec<Uuid> = tx
         .connection
-        .prepare_cached("SELECT parent FROM depends WHERE child = ?")?
+        .prepare_cached("SELECT parent FROM dependency WHERE child = ?")?
         .query_map([id.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     let mut ended = Vec::new();
@@ -133,7 +133,7 @@ fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mu
             ended.push(parent);
         }
     }
-    tell_children(tx, ended, deltas, now)?;
+    release_dependents(tx, ended, deltas, now)?;
     Ok(read::state_of(tx.connection, id)? != Some(JobState::Pending))
 }
 
@@ -185,12 +185,12 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
 fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
     let old: Vec<Uuid> = tx
         .connection
-        .prepare_cached("SELECT id FROM cancel WHERE at < ?")?
+        .prepare_cached("SELECT id FROM cancel_request WHERE at < ?")?
         .query_map([now.plus_ms(-3_600_000).as_ms()], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     for id in old {
         if !read::state_of(tx.connection, JobId(id))?.is_some_and(JobState::is_in_flight) {
-            tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id])?;
+            tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id])?;
         }
     }
     Ok(())

@@ -7,53 +7,53 @@ use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
-    leave::{forget, tell_room},
+    cleanup::{clean_up, signal_room},
     note::add_note,
     read,
     submit::{apply, put_ended_without_run, put_ready, put_waiting},
     writer::Tx,
 };
 use crate::{
-    LaneId, Leave, Result, RunEnd, RunOutcome, Tally,
+    JobExit, LaneId, Result, RunEnd, RunOutcome, Tally,
     plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
 pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
-    let mut blocks = HashMap::new();
+    let mut claims = HashMap::new();
     let mut deltas = Deltas::default();
     let mut finished = Vec::new();
     let mut answers = Vec::with_capacity(ends.len());
-    let parents_matter = has_rows(tx, "SELECT 1 FROM depends LIMIT 1")?;
-    tell_room(tx, ends.iter().map(|end| end.lane));
+    let parents_matter = has_rows(tx, "SELECT 1 FROM dependency LIMIT 1")?;
+    signal_room(tx, ends.iter().map(|end| end.lane));
     for end in ends {
         let id = end.id;
-        let block = block_of(tx, end.run, &mut blocks)?;
-        if block == Block::Plain && complete_plainly(tx, &end)? {
+        let claim = claim_status(tx, end.run, &mut claims)?;
+        if claim == ClaimStatus::Plain && complete_plainly(tx, &end)? {
             deltas.moved(end.lane, Tally::InFlight, Tally::Completed, 1);
             if parents_matter {
                 finished.push(id);
             }
             answers.push(true);
-            close_block(tx, &end, &mut blocks)?;
+            close_claim(tx, &end, &mut claims)?;
             continue;
         }
         let before = ended_as(tx.connection, end.lane, end.id, end.run)?;
-        if block != Block::Gone {
-            close_block(tx, &end, &mut blocks)?;
+        if claim != ClaimStatus::Closed {
+            close_claim(tx, &end, &mut claims)?;
         }
         match before {
             // Told again after its commit, whose answer was lost: it counts once and is not stale.
             Some((state, at_ms)) => answers.push(end.is_stored_as(state, at_ms)),
             // A job that was deleted or pruned may still be named by the block of one of its runs.
-            None if block != Block::Gone && job_exists(tx, end.id)? => {
+            None if claim != ClaimStatus::Closed && job_exists(tx, end.id)? => {
                 let run = end.run;
                 let state = end_one(tx, end, &mut deltas)?;
-                if state != JobState::Completed && block == Block::Plain {
-                    tx.connection.prepare_cached("UPDATE block SET strict = 1 WHERE run = ?")?.execute([run])?;
-                    blocks.entry(run).and_modify(|known| {
-                        if *known == Block::Plain {
-                            *known = Block::Strict
+                if state != JobState::Completed && claim == ClaimStatus::Plain {
+                    tx.connection.prepare_cached("UPDATE claim SET strict = 1 WHERE run = ?")?.execute([run])?;
+                    claims.entry(run).and_modify(|known| {
+                        if *known == ClaimStatus::Plain {
+                            *known = ClaimStatus::Strict
                         }
                     });
                 }
@@ -65,7 +65,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
             None => answers.push(false),
         }
     }
-    tell_children(tx, finished, &mut deltas, now)?;
+    release_dependents(tx, finished, &mut deltas, now)?;
     apply(tx, deltas);
     Ok(answers)
 }
@@ -92,7 +92,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     deltas.moved(end.lane, Tally::InFlight, Tally::of(state), 1);
     // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
     if end.on_record || state != JobState::Completed || tx.is_keyed(end.lane) {
-        forget(tx, end.id, Leave::of(state))?;
+        clean_up(tx, end.id, JobExit::of(state))?;
     }
     Ok(state)
 }
@@ -102,7 +102,7 @@ fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
     if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack) {
         let asked: Option<String> = tx
             .connection
-            .prepare_cached("SELECT reason FROM cancel WHERE id = ?")?
+            .prepare_cached("SELECT reason FROM cancel_request WHERE id = ?")?
             .query_row([end.id.0], |row| row.get(0))
             .optional()?;
         if let Some(cause) = asked {
@@ -157,11 +157,11 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
 }
 
 /// Lets the jobs that depend on `finished` go on, or cancels them, and so on down the graph.
-pub fn tell_children(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas, now: Timestamp) -> Result<()> {
+pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas, now: Timestamp) -> Result<()> {
     while let Some(parent) = finished.pop() {
         let children: Vec<Uuid> = tx
             .connection
-            .prepare_cached("SELECT child FROM depends WHERE parent = ?")?
+            .prepare_cached("SELECT child FROM dependency WHERE parent = ?")?
             .query_map([parent.0], |row| row.get(0))?
             .collect::<rusqlite::Result<_>>()?;
         if children.is_empty() {
@@ -187,24 +187,26 @@ fn parent_ended(
     now: Timestamp,
 ) -> Result<bool> {
     let Some((lane, options)) = read::lane_and_options(tx.connection, child)? else {
-        tx.connection.prepare_cached("DELETE FROM depends WHERE child = ?")?.execute([child.0])?;
+        tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([child.0])?;
         return Ok(false);
     };
     let good = state == Some(JobState::Completed) || options.on_parent_failure == OnParentFailure::Run;
     if !good {
-        tx.connection.prepare_cached("DELETE FROM depends WHERE child = ?")?.execute([child.0])?;
+        tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([child.0])?;
         if !take_blocked(tx, lane, child)? {
             return Ok(false);
         }
         let cause = parent_cause(parent, state);
         let log = Taken::default().log(now, LogEvent::Cancelled, &cause);
         put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", log, now)?;
-        forget(tx, child, Leave::Over)?;
+        clean_up(tx, child, JobExit::Finished)?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         return Ok(true);
     }
-    tx.connection.prepare_cached("DELETE FROM depends WHERE parent = ? AND child = ?")?.execute((parent.0, child.0))?;
-    let open = tx.connection.prepare_cached("SELECT 1 FROM depends WHERE child = ? LIMIT 1")?.exists([child.0])?;
+    tx.connection
+        .prepare_cached("DELETE FROM dependency WHERE parent = ? AND child = ?")?
+        .execute((parent.0, child.0))?;
+    let open = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([child.0])?;
     if !open && take_blocked(tx, lane, child)? {
         add_note(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
         match options.scheduled_at {
@@ -228,37 +230,37 @@ fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
 
 /// What is known of a hand-out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Block {
+pub enum ClaimStatus {
     /// Closed, or taken away: reports under its run are stale.
-    Gone,
+    Closed,
     /// Nothing but completions was told so far.
     Plain,
     /// Each end has to be looked at closely.
     Strict,
 }
 
-pub fn block_of(tx: &Tx, run: Run, blocks: &mut HashMap<Run, Block>) -> Result<Block> {
-    if let Some(known) = blocks.get(&run) {
+pub fn claim_status(tx: &Tx, run: Run, claims: &mut HashMap<Run, ClaimStatus>) -> Result<ClaimStatus> {
+    if let Some(known) = claims.get(&run) {
         return Ok(*known);
     }
     let strict: Option<bool> = tx
         .connection
-        .prepare_cached("SELECT strict FROM block WHERE run = ?")?
+        .prepare_cached("SELECT strict FROM claim WHERE run = ?")?
         .query_row([run], |row| row.get(0))
         .optional()?;
-    let block = match strict {
-        None => Block::Gone,
-        Some(false) => Block::Plain,
-        Some(true) => Block::Strict,
+    let claim = match strict {
+        None => ClaimStatus::Closed,
+        Some(false) => ClaimStatus::Plain,
+        Some(true) => ClaimStatus::Strict,
     };
-    blocks.insert(run, block);
-    Ok(block)
+    claims.insert(run, claim);
+    Ok(claim)
 }
 
-fn close_block(tx: &Tx, end: &RunEnd, blocks: &mut HashMap<Run, Block>) -> Result<()> {
+fn close_claim(tx: &Tx, end: &RunEnd, claims: &mut HashMap<Run, ClaimStatus>) -> Result<()> {
     if end.closes_claim {
-        tx.connection.prepare_cached("DELETE FROM block WHERE run = ?")?.execute([end.run])?;
-        blocks.insert(end.run, Block::Gone);
+        tx.connection.prepare_cached("DELETE FROM claim WHERE run = ?")?.execute([end.run])?;
+        claims.insert(end.run, ClaimStatus::Closed);
     }
     Ok(())
 }

@@ -9,34 +9,34 @@ use crate::{
     events::{COLUMNS, SubscriptionMode},
 };
 
-pub fn want(tx: &Tx, wants: &[EventSubscription], now: Timestamp) -> Result<()> {
-    for want in wants {
+pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
+    for subscribe in subscriptions {
         let (id, since): (i64, i64) = tx
             .connection
             .prepare_cached(
-                "INSERT INTO sink (name, queued, park, until) VALUES (?, ?, ?, ?)
+                "INSERT INTO subscription (name, queued, park, until) VALUES (?, ?, ?, ?)
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park, until = max(until, excluded.until)
                  RETURNING id, since",
             )?
-            .query_row((&want.name, want.mode.is_queued(), want.mode.parks(), want.until.as_ms()), |row| {
+            .query_row((&subscribe.name, subscribe.mode.is_queued(), subscribe.mode.parks(), subscribe.until.as_ms()), |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?;
         if since == 0 {
-            let begun = burn(tx.connection)?;
-            tx.connection.prepare_cached("UPDATE sink SET since = ? WHERE id = ?")?.execute((begun, id))?;
+            let begun = skip_position(tx.connection)?;
+            tx.connection.prepare_cached("UPDATE subscription SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
         // Of what is only kept, everybody's types add up: several watch under one name.
-        if let SubscriptionMode::Queue(_) = want.mode {
-            tx.connection.prepare_cached("DELETE FROM sink_pattern WHERE sink = ?")?.execute([id])?;
+        if let SubscriptionMode::Queue(_) = subscribe.mode {
+            tx.connection.prepare_cached("DELETE FROM subscription_pattern WHERE subscription = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {
                 tx.connection
                     .prepare_cached("INSERT OR IGNORE INTO outbox_lease (sink, partition) VALUES (?, ?)")?
                     .execute((id, partition))?;
             }
         }
-        for kind in &want.types {
+        for kind in &subscribe.types {
             tx.connection
-                .prepare_cached("INSERT OR IGNORE INTO sink_pattern (sink, pattern) VALUES (?, ?)")?
+                .prepare_cached("INSERT OR IGNORE INTO subscription_pattern (subscription, pattern) VALUES (?, ?)")?
                 .execute((id, glob(kind)))?;
         }
     }
@@ -44,7 +44,7 @@ pub fn want(tx: &Tx, wants: &[EventSubscription], now: Timestamp) -> Result<()> 
 }
 
 /// A position that no event has: what was read up to before is told from what is read up to since.
-fn burn(connection: &Connection) -> Result<EventPosition> {
+fn skip_position(connection: &Connection) -> Result<EventPosition> {
     let burnt = end(connection)? + 1;
     let known =
         connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([burnt])?;
@@ -60,13 +60,14 @@ pub fn glob(kind: &str) -> String {
 }
 
 /// The type as it was asked for.
-pub fn unglob(pattern: &str) -> String {
+pub fn from_glob(pattern: &str) -> String {
     pattern.replace("[?]", "?").replace("[[]", "[")
 }
 
 /// Events are written down while somebody wants them.
 pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Result<()> {
-    let wanted = connection.prepare_cached("SELECT 1 FROM sink WHERE until > ? LIMIT 1")?.exists([now.as_ms()])?;
+    let wanted =
+        connection.prepare_cached("SELECT 1 FROM subscription WHERE until > ? LIMIT 1")?.exists([now.as_ms()])?;
     let on = connection
         .prepare_cached("SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND name = 'event_job'")?
         .exists([])?;
@@ -95,16 +96,16 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let over: Vec<i64> = tx
         .connection
-        .prepare_cached("SELECT id FROM sink WHERE until <= ?")?
+        .prepare_cached("SELECT id FROM subscription WHERE until <= ?")?
         .query_map([now.as_ms()], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     for sink in over {
         for sql in [
-            "DELETE FROM sink_pattern WHERE sink = ?",
+            "DELETE FROM subscription_pattern WHERE subscription = ?",
             "DELETE FROM outbox_lease WHERE sink = ?",
             "DELETE FROM outbox_node WHERE sink = ?",
             "DELETE FROM outbox WHERE sink = ?",
-            "DELETE FROM sink WHERE id = ?",
+            "DELETE FROM subscription WHERE id = ?",
         ] {
             tx.connection.prepare_cached(sql)?.execute([sink])?;
         }
@@ -123,7 +124,7 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
         .query_map((before.as_ms(), limit), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     if let Some(last) = removed.iter().max() {
-        tx.connection.prepare_cached("UPDATE sink SET since = max(since, ?)")?.execute([last])?;
+        tx.connection.prepare_cached("UPDATE subscription SET since = max(since, ?)")?.execute([last])?;
     }
     tx.connection
         .prepare_cached("DELETE FROM inbox WHERE (consumer, id) IN (SELECT consumer, id FROM inbox WHERE at < ?1 ORDER BY at LIMIT ?2)")?
@@ -155,13 +156,13 @@ pub fn end(connection: &Connection) -> Result<EventPosition> {
     Ok(last.unwrap_or(0))
 }
 
-pub fn span(connection: &Connection, name: &str) -> Result<Option<EventRange>> {
+pub fn range(connection: &Connection, name: &str) -> Result<Option<EventRange>> {
     let after = connection
         .prepare_cached(
             // Who else wants everything has had it written down since then.
-            "SELECT min(since, coalesce((SELECT min(o.since) FROM sink o JOIN sink_pattern p ON p.sink = o.id
+            "SELECT min(since, coalesce((SELECT min(o.since) FROM subscription o JOIN subscription_pattern p ON p.subscription = o.id
                                          WHERE p.pattern = '*' AND o.since > 0), since))
-             FROM sink WHERE name = ?",
+             FROM subscription WHERE name = ?",
         )?
         .query_row([name], |row| row.get(0))
         .optional()?;
@@ -171,7 +172,7 @@ pub fn span(connection: &Connection, name: &str) -> Result<Option<EventRange>> {
 
 pub fn row(row: &Row) -> rusqlite::Result<StoredEvent> {
     Ok(StoredEvent {
-        place: row.get(0)?,
+        position: row.get(0)?,
         id: row.get(1)?,
         kind: row.get(2)?,
         subject: row.get(3)?,

@@ -12,7 +12,7 @@ WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE 
 CREATE TEMP VIEW put_event AS
 SELECT NULL AS type, NULL AS subject, NULL AS at, NULL AS correlation, NULL AS actor, NULL AS traceparent, NULL AS data;
 CREATE TEMP TRIGGER put_event INSTEAD OF INSERT ON put_event
-WHEN EXISTS (SELECT 1 FROM sink_pattern p WHERE NEW.type GLOB p.pattern)
+WHEN EXISTS (SELECT 1 FROM subscription_pattern p WHERE NEW.type GLOB p.pattern)
 BEGIN
     INSERT OR IGNORE INTO event_head (subject) VALUES (NEW.subject);
     UPDATE event_head SET sequence = sequence + 1 WHERE subject = NEW.subject;
@@ -22,8 +22,8 @@ BEGIN
     FROM event_head h WHERE h.subject = NEW.subject;
     INSERT INTO outbox (sink, partition, position, subject)
     SELECT s.id, instr('0123456789ABCDEF', substr(hex(NEW.subject), 32)) - 1, last_insert_rowid(), NEW.subject
-    FROM sink s
-    WHERE s.queued AND EXISTS (SELECT 1 FROM sink_pattern p WHERE p.sink = s.id AND NEW.type GLOB p.pattern);
+    FROM subscription s
+    WHERE s.queued AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = s.id AND NEW.type GLOB p.pattern);
 END;
 
 -- One event of a job: everything but its type and state is looked up.
@@ -119,11 +119,11 @@ BEGIN
 END;
 
 -- SCHEDULED while the worker's process is being started.
-CREATE TEMP TRIGGER event_block AFTER INSERT ON main.block
+CREATE TEMP TRIGGER event_claim AFTER INSERT ON main.claim
 BEGIN
     INSERT INTO put_state (id, state, at, run, retry_count)
     SELECT substr(NEW.ids, 16 * place.n + 1, 16),
-           CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.node AND w.ended_at IS NULL AND w.state < 2) THEN 2 ELSE 3 END,
+           CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.owner AND w.ended_at IS NULL AND w.state < 2) THEN 2 ELSE 3 END,
            NEW.claimed_at, NEW.run,
            -- Two bytes each, the lower one first; without any, all are 0.
            coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(NEW.retries, 2 * place.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
@@ -132,13 +132,13 @@ BEGIN
     FROM place WHERE place.n < length(NEW.ids) / 16;
 END;
 
-CREATE TEMP TRIGGER event_worker_comes AFTER UPDATE OF state ON main.worker WHEN OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL
+CREATE TEMP TRIGGER event_worker_connected AFTER UPDATE OF state ON main.worker WHEN OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL
 BEGIN
     INSERT INTO put_state (id, state, at, run)
     SELECT h.subject, 3, CAST(unixepoch('subsec') * 1000 AS INTEGER), b.run
-    FROM block b JOIN place ON place.n < length(b.ids) / 16
+    FROM claim b JOIN place ON place.n < length(b.ids) / 16
     JOIN event_head h ON h.subject = substr(b.ids, 16 * place.n + 1, 16) AND h.state = 2
-    WHERE b.node = NEW.id;
+    WHERE b.owner = NEW.id;
 END;
 
 CREATE TEMP TRIGGER event_running AFTER INSERT ON main.running

@@ -8,18 +8,18 @@ pub mod doctor;
 mod due;
 mod end;
 mod events;
-mod free;
+mod release;
 mod inbox;
-mod leave;
-mod letters;
-pub mod limited;
+mod cleanup;
+mod dead_letters;
+pub mod limited_claim;
 mod nodes;
 mod note;
 mod outbox;
 mod read;
 mod rules;
 mod schedules;
-mod standing;
+mod position;
 mod submit;
 mod webhooks;
 mod workers;
@@ -54,7 +54,7 @@ use crate::{
     RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, SinkView, Store, StoreError,
     StoreOptions, StoredEvent, StoredLimit, Submitted, SweepResult, WebhookFilter, WebhookResult, WebhookTakeRequest,
     WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult,
-    admit::Turns,
+    admit::RoundRobin,
     audit::{act, drain_action, retried_by},
     lanes::{LaneCache, LaneName},
     migrate, plan,
@@ -75,7 +75,7 @@ pub struct Sqlite {
 pub struct Shared {
     pub lanes: LaneCache,
     pub rules: RuleCache,
-    pub turns: Turns,
+    pub round_robin: RoundRobin,
     /// Somebody wants events.
     pub events_on: AtomicBool,
 }
@@ -123,7 +123,7 @@ impl Sqlite {
         let shared = Arc::new(Shared {
             lanes: LaneCache::default(),
             rules: RuleCache::default(),
-            turns: Turns::default(),
+            round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
         });
         shared.lanes.insert(read::lanes(&writer)?);
@@ -252,13 +252,13 @@ impl Store for Sqlite {
         // A new lane may be one too many.
         let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         if jobs.iter().all(|job| plan::is_plain(job) && known(job)) {
-            return self.writer.call_sure(move |tx| submit::submit(tx, jobs, now)).await;
+            return self.writer.call_without_savepoint(move |tx| submit::submit(tx, jobs, now)).await;
         }
         self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
     }
 
-    async fn job_claim(&self, asks: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
-        self.writer.call(move |tx| claim::claim(tx, asks, now)).await
+    async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
+        self.writer.call(move |tx| claim::claim(tx, requests, now)).await
     }
 
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
@@ -272,7 +272,7 @@ impl Store for Sqlite {
         limit: usize,
         now: Timestamp,
     ) -> Result<usize> {
-        self.writer.call(move |tx| due::give_up(tx, &lanes, before, limit, now)).await
+        self.writer.call(move |tx| due::fail_unhandled(tx, &lanes, before, limit, now)).await
     }
 
     async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
@@ -327,7 +327,7 @@ impl Store for Sqlite {
     }
 
     async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
-        self.read(move |connection, shared| standing::standing(connection, shared, id)).await
+        self.read(move |connection, shared| position::position(connection, shared, id)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
@@ -342,21 +342,21 @@ impl Store for Sqlite {
     }
 
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
-        self.read(move |connection, _| letters::attempts(connection, id)).await
+        self.read(move |connection, _| dead_letters::attempts(connection, id)).await
     }
 
     async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         let by = by.to_owned();
-        self.writer.call(move |tx| letters::retry(tx, id, &by, now)).await
+        self.writer.call(move |tx| dead_letters::retry(tx, id, &by, now)).await
     }
 
     async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         let by = by.to_owned();
-        self.writer.call(move |tx| letters::delete(tx, id, &by, now)).await
+        self.writer.call(move |tx| dead_letters::delete(tx, id, &by, now)).await
     }
 
     async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
-        self.read(|connection, _| letters::stats(connection)).await
+        self.read(|connection, _| dead_letters::stats(connection)).await
     }
 
     async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
@@ -412,19 +412,19 @@ impl Store for Sqlite {
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
         // SQLite: a claim is lost only together with its answer, so there is mostly nothing; a look is enough to know.
-        let lost = self.read(move |connection, _| nodes::unknown_blocks(connection, node, &known, before)).await?;
+        let lost = self.read(move |connection, _| nodes::unknown_claims(connection, node, &known, before)).await?;
         if lost.is_empty() {
             return Ok(0);
         }
-        self.writer.call(move |tx| nodes::give_back(tx, &lost, nodes::UNHEARD, now)).await
+        self.writer.call(move |tx| nodes::return_claims(tx, &lost, nodes::UNDELIVERED, now)).await
     }
 
     async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
         self.writer.call(move |tx| workers::admit(tx, &entry, now)).await
     }
 
-    async fn worker_update(&self, news: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
-        self.writer.call(move |tx| workers::news(tx, &news)).await
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
+        self.writer.call(move |tx| workers::updates(tx, &updates)).await
     }
 
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
@@ -514,8 +514,8 @@ impl Store for Sqlite {
         self.read(move |connection, _| audit::list(connection, &filter, limit)).await
     }
 
-    async fn webhook_take(&self, ask: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
-        self.writer.call(move |tx| webhooks::take(tx, &ask, now)).await
+    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+        self.writer.call(move |tx| webhooks::take(tx, &request, now)).await
     }
 
     async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
@@ -591,7 +591,7 @@ impl Store for Sqlite {
     }
 
     async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| events::want(tx, &wants, now)).await
+        self.writer.call(move |tx| events::subscribe(tx, &wants, now)).await
     }
 
     fn has_event_subscriptions(&self) -> bool {
@@ -612,15 +612,15 @@ impl Store for Sqlite {
 
     async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
         let name = name.to_owned();
-        self.read(move |connection, _| events::span(connection, &name)).await
+        self.read(move |connection, _| events::range(connection, &name)).await
     }
 
-    async fn outbox_take(&self, ask: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-        let asked = ask.clone();
-        if let Some(taken) = self.read(move |connection, _| outbox::look(connection, &asked, now)).await? {
+    async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
+        let asked = request.clone();
+        if let Some(taken) = self.read(move |connection, _| outbox::peek(connection, &asked, now)).await? {
             return Ok(taken);
         }
-        self.writer.call(move |tx| outbox::take(tx, &ask, now)).await
+        self.writer.call(move |tx| outbox::take(tx, &request, now)).await
     }
 
     async fn outbox_settle(

@@ -4,12 +4,12 @@ use faena_domain::{NodeId, Run, Timestamp};
 use rusqlite::Connection;
 
 use super::{
-    free::free_blocks,
+    release::release_claims,
     webhooks,
-    workers::{let_go, living_of},
+    workers::{detach, live_workers},
     writer::Tx,
 };
-use crate::{GracePeriods, NodeInfo, Recovered, Result, fate::Why, workers::ServerGone};
+use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
 
 pub fn join(tx: &Tx, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     tx.connection.execute(
@@ -28,19 +28,19 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
     let runs: Vec<Run> = tx
         .connection
         .prepare(
-            "SELECT run FROM block WHERE node = ?1 OR node IN (SELECT id FROM worker WHERE node = ?1 AND kind = 0)
+            "SELECT run FROM claim WHERE owner = ?1 OR owner IN (SELECT id FROM worker WHERE node = ?1 AND kind = 0)
              ORDER BY run",
         )?
         .query_map([node.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let returned = give_back(tx, &runs, "its server stopped", now)?;
+    let returned = return_claims(tx, &runs, "its server stopped", now)?;
     loop {
-        let living = living_of(tx, "node = ?", &[&node.0])?;
-        if living.is_empty() {
+        let live = live_workers(tx, "node = ?", &[&node.0])?;
+        if live.is_empty() {
             break;
         }
-        for worker in living {
-            let_go(tx, &worker, ServerGone::Stopped, grace_periods, now)?;
+        for worker in live {
+            detach(tx, &worker, ServerExit::Stopped, grace_periods, now)?;
         }
     }
     tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
@@ -50,10 +50,10 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
 
 /// Blocks of this node, and of workers that have been connected to it since before `before`, from before `before`, that it
 /// does not know.
-pub fn unknown_blocks(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
+pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
     let runs: Vec<Run> = connection
         .prepare_cached(
-            "SELECT run FROM block WHERE claimed_at < ?2 AND (node = ?1 OR node IN (
+            "SELECT run FROM claim WHERE claimed_at < ?2 AND (owner = ?1 OR owner IN (
                  SELECT id FROM worker WHERE node = ?1 AND ended_at IS NULL AND connected_at < ?2))",
         )?
         .query_map((node.0, before.as_ms()), |row| row.get(0))?
@@ -62,29 +62,29 @@ pub fn unknown_blocks(connection: &Connection, node: NodeId, known: &[Run], befo
 }
 
 /// What a lost answer handed out: nobody has it.
-pub const UNHEARD: &str = "nobody heard that it was handed out";
+pub const UNDELIVERED: &str = "nobody heard that it was handed out";
 
-pub fn give_back(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
-    let freed = free_blocks(tx, runs, Why::Left { text, worker: None }, now)?;
+pub fn return_claims(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let freed = release_claims(tx, runs, ReleaseReason::Left { text, worker: None }, now)?;
     Ok(freed.returned + freed.orphaned)
 }
 
 /// Frees what nobody holds any more, and lets go the workers of dead servers; a bounded part of each.
 pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
     // SQLite: the living process is the only one in `node` (the others were removed when it took the file's lock).
-    for worker in living_of(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
-        let_go(tx, &worker, ServerGone::Died, grace_periods, now)?;
+    for worker in live_workers(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
+        detach(tx, &worker, ServerExit::Died, grace_periods, now)?;
     }
     webhooks::free(tx, now)?;
     let runs: Vec<Run> = tx
         .connection
-        .prepare(&format!("SELECT run FROM block WHERE {OWNERLESS} ORDER BY run LIMIT 20"))?
+        .prepare(&format!("SELECT run FROM claim WHERE {OWNERLESS} ORDER BY run LIMIT 20"))?
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let freed = free_blocks(tx, &runs, Why::Died { delay_ms: grace_periods.orphan_delay_ms }, now)?;
+    let freed = release_claims(tx, &runs, ReleaseReason::Died { delay_ms: grace_periods.orphan_delay_ms }, now)?;
     Ok(Recovered { nodes: usize::from(!runs.is_empty()), ..freed })
 }
 
 /// Blocks are found by the absence of their owner, so it does not matter who removed it, or when.
 pub const OWNERLESS: &str =
-    "node NOT IN (SELECT id FROM node) AND node NOT IN (SELECT id FROM worker WHERE ended_at IS NULL)";
+    "owner NOT IN (SELECT id FROM node) AND owner NOT IN (SELECT id FROM worker WHERE ended_at IS NULL)";

@@ -6,18 +6,18 @@ use faena_domain::{JobId, LogEvent, LogLine, Run};
 use rusqlite::OptionalExtension;
 
 use super::{
-    end::{Block, block_of, ended_as, job_exists},
+    end::{ClaimStatus, claim_status, ended_as, job_exists},
     read,
     writer::Tx,
 };
 use crate::{NoteKind, Result, RunNote, progress};
 
 pub fn note(tx: &Tx, notes: Vec<RunNote>) -> Result<Vec<bool>> {
-    let mut blocks = HashMap::new();
-    notes.into_iter().map(|note| note_one(tx, note, &mut blocks)).collect()
+    let mut claims = HashMap::new();
+    notes.into_iter().map(|note| note_one(tx, note, &mut claims)).collect()
 }
 
-fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<bool> {
+fn note_one(tx: &Tx, note: RunNote, claims: &mut HashMap<Run, ClaimStatus>) -> Result<bool> {
     if !job_exists(tx, note.id)? {
         return Ok(false);
     }
@@ -26,7 +26,7 @@ fn note_one(tx: &Tx, note: RunNote, blocks: &mut HashMap<Run, Block>) -> Result<
         add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::StaleReport, text))?;
         return Ok(true);
     }
-    if block_of(tx, note.run, blocks)? == Block::Gone
+    if claim_status(tx, note.run, claims)? == ClaimStatus::Closed
         || ended_as(tx.connection, note.lane, note.id, note.run)?.is_some()
     {
         return Ok(false);
@@ -99,7 +99,7 @@ fn put_running(tx: &Tx, note: &RunNote, progress: Option<String>) -> Result<()> 
 }
 
 pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
-    tx.connection.prepare_cached("INSERT INTO note (id, run, log) VALUES (?, ?, ?)")?.execute((
+    tx.connection.prepare_cached("INSERT INTO job_log (id, run, log) VALUES (?, ?, ?)")?.execute((
         id.0,
         run,
         LogLine::chunk(&[line]),

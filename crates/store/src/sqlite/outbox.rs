@@ -6,15 +6,15 @@ use uuid::Uuid;
 
 use super::{
     audit,
-    events::{self, glob, unglob},
+    events::{self, from_glob, glob},
     writer::Tx,
 };
 use crate::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Partition,
     Republish, Result, SinkView,
     outbox::{
-        self, COUNTED, DEAD_COLUMNS, Lease, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, Sharing, counted, due_at,
-        partition_of,
+        self, COUNTED, DEAD_COLUMNS, Lease, PartitionLeases, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, counted,
+        due_at, partition_of,
     },
 };
 
@@ -25,32 +25,32 @@ struct Sink {
 }
 
 /// What is due, if this node's share is as it should be. SQLite: a look, so that who has nothing to write does not wait for the writer.
-pub fn look(connection: &Connection, ask: &OutboxTakeRequest, now: Timestamp) -> Result<Option<OutboxTaken>> {
-    let Some(sink) = wanted(connection, &ask.sink, now)? else { return Ok(Some(OutboxTaken::default())) };
-    let sharing = sharing(connection, &sink)?;
-    if sharing.shift(ask, now).is_some() {
+pub fn peek(connection: &Connection, request: &OutboxTakeRequest, now: Timestamp) -> Result<Option<OutboxTaken>> {
+    let Some(sink) = live_sink(connection, &request.sink, now)? else { return Ok(Some(OutboxTaken::default())) };
+    let partition_leases = partition_leases(connection, &sink)?;
+    if partition_leases.rebalance(request, now).is_some() {
         return Ok(None);
     }
-    read(connection, ask, &sink, sharing.held(ask.node, now), now).map(Some)
+    read(connection, request, &sink, partition_leases.owned_by(request.node, now), now).map(Some)
 }
 
-pub fn take(tx: &Tx, ask: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-    let Some(sink) = wanted(tx.connection, &ask.sink, now)? else { return Ok(OutboxTaken::default()) };
-    if let Some(leases) = sharing(tx.connection, &sink)?.shift(ask, now) {
-        claim(tx, ask, &sink, &leases, now)?;
+pub fn take(tx: &Tx, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
+    let Some(sink) = live_sink(tx.connection, &request.sink, now)? else { return Ok(OutboxTaken::default()) };
+    if let Some(leases) = partition_leases(tx.connection, &sink)?.rebalance(request, now) {
+        claim(tx, request, &sink, &leases, now)?;
     }
-    let held = sharing(tx.connection, &sink)?.held(ask.node, now);
-    read(tx.connection, ask, &sink, held, now)
+    let held = partition_leases(tx.connection, &sink)?.owned_by(request.node, now);
+    read(tx.connection, request, &sink, held, now)
 }
 
-fn wanted(connection: &Connection, name: &str, now: Timestamp) -> Result<Option<Sink>> {
+fn live_sink(connection: &Connection, name: &str, now: Timestamp) -> Result<Option<Sink>> {
     Ok(connection
-        .prepare_cached("SELECT id, park FROM sink WHERE name = ? AND queued AND until > ?")?
+        .prepare_cached("SELECT id, park FROM subscription WHERE name = ? AND queued AND until > ?")?
         .query_row((name, now.as_ms()), |row| Ok(Sink { id: row.get(0)?, park: row.get(1)? }))
         .optional()?)
 }
 
-fn sharing(connection: &Connection, sink: &Sink) -> Result<Sharing> {
+fn partition_leases(connection: &Connection, sink: &Sink) -> Result<PartitionLeases> {
     let leases = connection
         .prepare_cached("SELECT partition, node, epoch, until FROM outbox_lease WHERE sink = ? ORDER BY partition")?
         .query_map([sink.id], |row| {
@@ -66,15 +66,15 @@ fn sharing(connection: &Connection, sink: &Sink) -> Result<Sharing> {
         .prepare_cached("SELECT node, until FROM outbox_node WHERE sink = ?")?
         .query_map([sink.id], |row| Ok((NodeId(row.get(0)?), Timestamp::from_ms(row.get(1)?))))?
         .collect::<rusqlite::Result<_>>()?;
-    Ok(Sharing { leases, nodes })
+    Ok(PartitionLeases { leases, nodes })
 }
 
-fn claim(tx: &Tx, ask: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
+fn claim(tx: &Tx, request: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO outbox_node (sink, node, until) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET until = excluded.until",
         )?
-        .execute((sink.id, ask.node.0, now.plus_ms(ask.lease_ms).as_ms()))?;
+        .execute((sink.id, request.node.0, now.plus_ms(request.lease_ms).as_ms()))?;
     tx.connection
         .prepare_cached("DELETE FROM outbox_node WHERE sink = ? AND until <= ?")?
         .execute((sink.id, now.as_ms()))?;
@@ -90,15 +90,15 @@ fn claim(tx: &Tx, ask: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: T
 
 fn read(
     connection: &Connection,
-    ask: &OutboxTakeRequest,
+    request: &OutboxTakeRequest,
     sink: &Sink,
     partitions: Vec<Partition>,
     now: Timestamp,
 ) -> Result<OutboxTaken> {
-    let share = outbox::share(ask.limit, partitions.len());
-    let mut events = due(connection, ask, sink, &partitions, share, now)?;
-    if outbox::is_short(&events, ask.limit, share) {
-        events = due(connection, ask, sink, &partitions, ask.limit, now)?;
+    let share = outbox::share(request.limit, partitions.len());
+    let mut events = due(connection, request, sink, &partitions, share, now)?;
+    if outbox::is_short(&events, request.limit, share) {
+        events = due(connection, request, sink, &partitions, request.limit, now)?;
     }
     let mut next_at = None;
     for partition in &partitions {
@@ -116,7 +116,7 @@ fn read(
 /// that one alone; of one that is parked behind a dead letter, none.
 fn due(
     connection: &Connection,
-    ask: &OutboxTakeRequest,
+    request: &OutboxTakeRequest,
     sink: &Sink,
     partitions: &[Partition],
     share: usize,
@@ -138,15 +138,15 @@ fn due(
     let mut events: Vec<OutboxEvent> = Vec::new();
     for partition in partitions {
         let rows = statement
-            .query_map((sink.id, partition.number, now.as_ms(), sink.park, &ask.sink, limit), |row| {
+            .query_map((sink.id, partition.number, now.as_ms(), sink.park, &request.sink, limit), |row| {
                 Ok(OutboxEvent { partition: partition.number, event: events::row(row)?, attempts: row.get(10)? })
             })?;
         for row in rows {
             events.push(row?);
         }
     }
-    events.sort_by_key(|event| event.event.place);
-    events.truncate(ask.limit);
+    events.sort_by_key(|event| event.event.position);
+    events.truncate(request.limit);
     Ok(events)
 }
 
@@ -160,7 +160,7 @@ pub fn settle(tx: &Tx, name: &str, held: &[Partition], results: &[OutboxResult],
     }
     if sent > 0 {
         tx.connection
-            .prepare_cached("UPDATE sink SET sent = sent + ? WHERE id = ?")?
+            .prepare_cached("UPDATE subscription SET sent = sent + ? WHERE id = ?")?
             .execute((i64::try_from(sent).unwrap_or(0), sink))?;
     }
     if results.iter().any(|result| result.refused.is_some()) {
@@ -187,14 +187,14 @@ fn refuse(tx: &Tx, name: &str, sink: i64, held: &[Partition], results: &[OutboxR
             })
             .optional()?;
         if attempts.is_some_and(|attempts| attempts >= MAX_ATTEMPTS) {
-            bury(tx, name, sink, result, now)?;
+            move_to_dlq(tx, name, sink, result, now)?;
         }
     }
     Ok(())
 }
 
 /// Moves a message to the dead letters.
-fn bury(tx: &Tx, name: &str, sink: i64, result: &OutboxResult, now: Timestamp) -> Result<()> {
+fn move_to_dlq(tx: &Tx, name: &str, sink: i64, result: &OutboxResult, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO outbox_dlq (id, sink, position, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata,
@@ -216,7 +216,7 @@ fn bury(tx: &Tx, name: &str, sink: i64, result: &OutboxResult, now: Timestamp) -
 
 fn id_of(connection: &Connection, name: &str) -> Result<Option<i64>> {
     Ok(connection
-        .prepare_cached("SELECT id FROM sink WHERE name = ? AND queued")?
+        .prepare_cached("SELECT id FROM subscription WHERE name = ? AND queued")?
         .query_row([name], |row| row.get(0))
         .optional()?)
 }
@@ -224,7 +224,7 @@ fn id_of(connection: &Connection, name: &str) -> Result<Option<i64>> {
 pub fn down(tx: &Tx, sink: &str, reason: Option<&str>, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "UPDATE sink SET down_since = CASE WHEN ?1 IS NULL THEN NULL ELSE coalesce(down_since, ?2) END, down_reason = ?1
+            "UPDATE subscription SET down_since = CASE WHEN ?1 IS NULL THEN NULL ELSE coalesce(down_since, ?2) END, down_reason = ?1
              WHERE name = ?3 AND down_reason IS NOT ?1",
         )?
         .execute((reason, now.as_ms(), sink))?;
@@ -245,7 +245,7 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
                      SELECT (SELECT min(o.position) FROM outbox o WHERE o.sink = l.sink AND o.partition = l.partition) AS first
                      FROM outbox_lease l WHERE l.sink = s.id))),
                 (SELECT count(*) FROM (SELECT 1 FROM outbox_dlq d WHERE d.sink = s.name AND d.resolved_at IS NULL LIMIT ?1))
-         FROM sink s WHERE s.queued ORDER BY s.name",
+         FROM subscription s WHERE s.queued ORDER BY s.name",
     )?;
     let rows = statement.query_map([COUNTED], |row| {
         let view = SinkView {
@@ -266,8 +266,8 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
     for row in rows {
         let (id, mut view) = row?;
         view.types = connection
-            .prepare_cached("SELECT pattern FROM sink_pattern WHERE sink = ? ORDER BY pattern")?
-            .query_map([id], |row| Ok(unglob(&row.get::<_, String>(0)?)))?
+            .prepare_cached("SELECT pattern FROM subscription_pattern WHERE subscription = ? ORDER BY pattern")?
+            .query_map([id], |row| Ok(from_glob(&row.get::<_, String>(0)?)))?
             .collect::<rusqlite::Result<_>>()?;
         view.holders = connection
             .prepare_cached(
@@ -285,10 +285,10 @@ const MATCHES: &str = "(?1 IS NULL OR d.sink = ?1) AND (?2 IS NULL OR d.event_ty
     AND (?4 IS NULL OR d.moved_at >= ?4) AND (?5 IS NULL OR d.moved_at < ?5) AND (?6 IS NULL OR (d.resolved_at IS NOT NULL) = ?6)
     AND (?7 IS NULL OR d.id IN (SELECT unhex(value) FROM json_each(?7)))";
 
-type Wanted<'a> =
+type DeadFilterArgs<'a> =
     (&'a Option<String>, Option<String>, Option<Uuid>, Option<i64>, Option<i64>, Option<bool>, Option<String>);
 
-fn wanted_dead(filter: &DeadFilter) -> Wanted<'_> {
+fn dead_filter_args(filter: &DeadFilter) -> DeadFilterArgs<'_> {
     let ids: Vec<String> = filter.ids.iter().map(|id| id.simple().to_string()).collect();
     (
         &filter.sink,
@@ -302,7 +302,7 @@ fn wanted_dead(filter: &DeadFilter) -> Wanted<'_> {
 }
 
 pub fn dead(connection: &Connection, filter: &DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = wanted_dead(filter);
+    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = connection
         .prepare_cached(&format!(
@@ -335,11 +335,11 @@ fn dead_row(row: &Row) -> rusqlite::Result<DeadEvent> {
 }
 
 pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, now: Timestamp) -> Result<usize> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = wanted_dead(filter);
-    let letters: Vec<(Uuid, i64, i64, Uuid)> = tx
+    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
+    let dead_letters: Vec<(Uuid, i64, i64, Uuid)> = tx
         .connection
         .prepare_cached(&format!(
-            "SELECT d.id, s.id, d.position, d.aggregate_id FROM outbox_dlq d JOIN sink s ON s.name = d.sink AND s.queued
+            "SELECT d.id, s.id, d.position, d.aggregate_id FROM outbox_dlq d JOIN subscription s ON s.name = d.sink AND s.queued
              WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT 1 FROM event e WHERE e.position = d.position)
              ORDER BY d.position, d.id LIMIT ?8"
         ))?
@@ -347,7 +347,7 @@ pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, n
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    for (n, (id, sink, position, subject)) in letters.iter().enumerate() {
+    for (n, (id, sink, position, subject)) in dead_letters.iter().enumerate() {
         put_back(tx, *sink, *position, *subject, due_at(n, per_second, now))?;
         tx.connection
             .prepare_cached(
@@ -355,10 +355,10 @@ pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, n
             )?
             .execute((now.as_ms(), by, REPLAYED, id))?;
     }
-    if !letters.is_empty() {
-        audit::add(tx, &outbox::replayed(filter, by, letters.len()), now)?;
+    if !dead_letters.is_empty() {
+        audit::add(tx, &outbox::replayed(filter, by, dead_letters.len()), now)?;
     }
-    Ok(letters.len())
+    Ok(dead_letters.len())
 }
 
 /// Unless it waits already.
@@ -372,7 +372,7 @@ fn put_back(tx: &Tx, sink: i64, position: i64, subject: Uuid, due_at: i64) -> Re
 }
 
 pub fn resolve(tx: &Tx, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = wanted_dead(filter);
+    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
     let count = tx
         .connection
         .prepare_cached(&format!(
@@ -399,7 +399,7 @@ pub fn republish(
         .prepare_cached(
             "SELECT e.position, e.subject FROM event e
              WHERE e.at >= ?1 AND e.at < ?2 AND (?3 IS NULL OR e.type GLOB ?3)
-               AND EXISTS (SELECT 1 FROM sink_pattern p WHERE p.sink = ?4 AND e.type GLOB p.pattern)
+               AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = ?4 AND e.type GLOB p.pattern)
                AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.position = e.position AND o.sink = ?4)
                AND NOT EXISTS (SELECT 1 FROM outbox_dlq d WHERE d.position = e.position AND d.sink = ?5 AND d.resolved_at IS NULL)
              ORDER BY e.position LIMIT ?6",

@@ -6,12 +6,12 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::block_jobs, letters, nodes::OWNERLESS, rules};
+use super::{Shared, claim::claim_jobs, dead_letters, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Filter, JobIdPage, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
-    gates::waits_for,
-    lists::{self, Ask, Candidate, Letters, Source},
+    claim_limits::waits_for,
+    lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
     plan::key_number,
     progress::Steps,
     types::state_of_code,
@@ -70,9 +70,9 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
 fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
     Ok(connection
         .prepare_cached(
-            "SELECT 1 FROM worker CROSS JOIN block ON block.node = worker.id
-             WHERE worker.ended_at IS NULL AND worker.state < 2 AND instr(block.ids, ?1) > 0
-               AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.id = ?1 AND attempt.run = block.run)",
+            "SELECT 1 FROM worker CROSS JOIN claim ON claim.owner = worker.id
+             WHERE worker.ended_at IS NULL AND worker.state < 2 AND instr(claim.ids, ?1) > 0
+               AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.id = ?1 AND attempt.run = claim.run)",
         )?
         .exists([id.0])?)
 }
@@ -177,12 +177,12 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
     // SQLite: there is one node, so every request is for it.
     let _ = node;
     let cancels = connection
-        .prepare_cached("SELECT id, reason FROM cancel LIMIT 1000")?
+        .prepare_cached("SELECT id, reason FROM cancel_request LIMIT 1000")?
         .query_map([], |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
     let orphans = connection
         .prepare_cached(&format!(
-            "SELECT 1 FROM block WHERE {OWNERLESS}
+            "SELECT 1 FROM claim WHERE {OWNERLESS}
              UNION ALL
              SELECT 1 FROM worker WHERE ended_at IS NULL AND node IS NOT NULL AND node NOT IN (SELECT id FROM node)
              LIMIT 1"
@@ -202,7 +202,7 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
     let details = Details {
         attempts: attempt_rows(connection, id)?,
         notes: connection
-            .prepare_cached("SELECT run, log FROM note WHERE id = ? ORDER BY sequence")?
+            .prepare_cached("SELECT run, log FROM job_log WHERE id = ? ORDER BY sequence")?
             .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
             .collect::<rusqlite::Result<_>>()?,
         steps: step_rows(connection, id)?,
@@ -243,7 +243,7 @@ pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
 fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = connection
-            .prepare_cached("SELECT limited_at, limited_by FROM line WHERE lane = ? AND key = ? AND open = 0")?
+            .prepare_cached("SELECT limited_at, limited_by FROM key_queue WHERE lane = ? AND key = ? AND open = 0")?
             .query_row((row.lane.id, key_number(key)), |r| Ok((Timestamp::from_ms(r.get(0)?), r.get(1)?)))
             .optional()?;
         if closed.is_some() {
@@ -313,9 +313,9 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     }
     if let Some(running) = connection
         .prepare_cached(
-            "SELECT running.run, worker, retry_count, ready_at, coalesce(block.claimed_at, started_at), started_at,
+            "SELECT running.run, worker, retry_count, ready_at, coalesce(claim.claimed_at, started_at), started_at,
                     updated_at, progress
-             FROM running LEFT JOIN block ON block.run = running.run WHERE running.id = ?",
+             FROM running LEFT JOIN claim ON claim.run = running.run WHERE running.id = ?",
         )?
         .query_row([id.0], |r| {
             Ok(RunningRow {
@@ -333,13 +333,13 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     {
         return Ok(Place::Running(running));
     }
-    let mut blocks = connection
-        .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries, node FROM block ORDER BY run DESC")?;
-    let mut rows = blocks.query([])?;
+    let mut claims = connection
+        .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries, owner FROM claim ORDER BY run DESC")?;
+    let mut rows = claims.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(3)?;
         let retries: Option<Vec<u8>> = row.get(4)?;
-        if let Some((_, retry_count)) = block_jobs(&ids, retries.as_deref()).into_iter().find(|(held, _)| *held == id) {
+        if let Some((_, retry_count)) = claim_jobs(&ids, retries.as_deref()).into_iter().find(|(held, _)| *held == id) {
             return Ok(Place::Assigned {
                 run: row.get(0)?,
                 owner: row.get(5)?,
@@ -370,39 +370,43 @@ fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
 pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts(connection)?;
     shared.lanes.insert(lanes(connection)?);
-    let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, total, end) = match &ask.source {
+    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
+    let (ids, total, end) = match &query.source {
         Source::Lanes(lanes) => {
-            let named = ids_by_name(connection, &ask)?;
+            let named = ids_by_name(connection, &query)?;
             let more = named.len() as u64;
-            let ids = ids_by_lane(connection, &ask, lanes, named)?;
-            let (total, exact) = match ask.counted(&counts, lanes) {
+            let ids = ids_by_lane(connection, &query, lanes, named)?;
+            let (total, exact) = match query.counted(&counts, lanes) {
                 Some(total) => (total, true),
-                None => (count_by_lane(connection, &ask, lanes)?, false),
+                None => (count_by_lane(connection, &query, lanes)?, false),
             };
             (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
         }
-        Source::Letters(lanes) => {
+        Source::DeadLetterMatches(lanes) => {
             let lanes = lists::failing_of(lanes, &counts);
-            let all = letters_of(connection, &ask, &lanes, ask.upper)?;
+            let all = dead_letters_of(connection, &query, &lanes, query.upper)?;
             let total = (all.ids.len() as u64, all.end.is_none());
-            let page = if ask.before == ask.upper { all } else { letters_of(connection, &ask, &lanes, ask.before)? };
-            (ask.cut(page.ids), total, page.end)
+            let page = if query.before == query.upper {
+                all
+            } else {
+                dead_letters_of(connection, &query, &lanes, query.before)?
+            };
+            (query.cut(page.ids), total, page.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
-            let all = ids_by_label(connection, &ask, ask.upper)?;
+            let all = ids_by_label(connection, &query, query.upper)?;
             let complete = all.len() < lists::COUNT_LIMIT;
-            let counted = matching(connection, &ask, all)?;
+            let counted = matching(connection, &query, all)?;
             let total = (counted.len() as u64, complete);
             let (page, end) = if complete {
-                (counted.into_iter().filter(|id| ask.is_on_page(*id)).collect(), None)
+                (counted.into_iter().filter(|id| query.is_on_page(*id)).collect(), None)
             } else {
-                labelled(connection, &ask)?
+                labelled(connection, &query)?
             };
-            (ask.cut(page), total, end)
+            (query.cut(page), total, end)
         }
     };
-    let next = ask.next(&ids, end);
+    let next = query.next(&ids, end);
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
         if let Some(row) = job_row(connection, shared, id)? {
@@ -423,34 +427,39 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
 /// The ids of one page, without counting.
 pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
     shared.lanes.insert(lanes(connection)?);
-    let ask = Ask::new(filter, page, &shared.lanes.all())?;
-    let (ids, end) = match &ask.source {
-        Source::Lanes(lanes) => (ids_by_lane(connection, &ask, lanes, ids_by_name(connection, &ask)?)?, None),
-        Source::Letters(lanes) => {
+    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
+    let (ids, end) = match &query.source {
+        Source::Lanes(lanes) => (ids_by_lane(connection, &query, lanes, ids_by_name(connection, &query)?)?, None),
+        Source::DeadLetterMatches(lanes) => {
             let lanes = lists::failing_of(lanes, &counts(connection)?);
-            let found = letters_of(connection, &ask, &lanes, ask.before)?;
-            (ask.cut(found.ids), found.end)
+            let found = dead_letters_of(connection, &query, &lanes, query.before)?;
+            (query.cut(found.ids), found.end)
         }
         Source::Label { .. } | Source::Correlation(_) => {
-            let (found, end) = labelled(connection, &ask)?;
-            (ask.cut(found), end)
+            let (found, end) = labelled(connection, &query)?;
+            (query.cut(found), end)
         }
     };
-    let next = ask.next(&ids, end);
+    let next = query.next(&ids, end);
     Ok(JobIdPage { ids, next })
 }
 
 /// Those of the page and behind it that match, and where the search ended, if not with the last job.
-fn labelled(connection: &Connection, ask: &Ask) -> Result<(Vec<JobId>, Option<JobId>)> {
-    let all = ids_by_label(connection, ask, ask.before)?;
+fn labelled(connection: &Connection, query: &ListQuery) -> Result<(Vec<JobId>, Option<JobId>)> {
+    let all = ids_by_label(connection, query, query.before)?;
     let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
-    Ok((matching(connection, ask, all)?, end))
+    Ok((matching(connection, query, all)?, end))
 }
 
-fn letters_of(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
-    let mut found = letters::search(connection, ask, lanes, before)?;
-    if ask.asks_for_more() {
-        found.ids = matching(connection, ask, found.ids)?;
+fn dead_letters_of(
+    connection: &Connection,
+    query: &ListQuery,
+    lanes: &[LaneId],
+    before: JobId,
+) -> Result<DeadLetterMatches> {
+    let mut found = dead_letters::search(connection, query, lanes, before)?;
+    if query.asks_for_more() {
+        found.ids = matching(connection, query, found.ids)?;
     }
     Ok(found)
 }
@@ -469,12 +478,12 @@ pub fn ready_since(connection: &Connection) -> Result<Vec<(LaneId, Timestamp)>> 
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-fn matching(connection: &Connection, ask: &Ask, ids: Vec<JobId>) -> Result<Vec<JobId>> {
+fn matching(connection: &Connection, query: &ListQuery, ids: Vec<JobId>) -> Result<Vec<JobId>> {
     let mut found = Vec::new();
     for id in ids {
         if let Some((lane, correlation, options)) = row_of(connection, id)?
             && let Some(state) = state_of(connection, id)?
-            && ask.matches(&Candidate { id, state, lane, correlation: correlation.as_deref(), options: &options })
+            && query.matches(&Candidate { id, state, lane, correlation: correlation.as_deref(), options: &options })
         {
             found.push(id);
         }
@@ -491,17 +500,17 @@ fn row_of(connection: &Connection, id: JobId) -> Result<Option<(LaneId, Option<S
 }
 
 /// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
-fn ids_by_name(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
-    let Some(text) = ask.search() else { return Ok(Vec::new()) };
+fn ids_by_name(connection: &Connection, query: &ListQuery) -> Result<Vec<JobId>> {
+    let Some(text) = query.search() else { return Ok(Vec::new()) };
     let mut ids = key_holders(connection, text)?;
     ids.extend(text.parse::<JobId>().ok());
-    ids.extend(ids_by_correlation(connection, ask, text, ask.upper)?);
+    ids.extend(ids_by_correlation(connection, query, text, query.upper)?);
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.dedup();
-    ids.retain(|id| *id < ask.upper && *id >= ask.from);
+    ids.retain(|id| *id < query.upper && *id >= query.from);
     let mut others = Vec::new();
-    for id in matching(connection, ask, ids)? {
-        if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| ask.is_in_lanes(lane)) {
+    for id in matching(connection, query, ids)? {
+        if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| query.is_in_lanes(lane)) {
             others.push(id);
         }
     }
@@ -509,51 +518,57 @@ fn ids_by_name(connection: &Connection, ask: &Ask) -> Result<Vec<JobId>> {
 }
 
 /// The newest matching ids: the newest of each lane and place, put together.
-fn ids_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
-    let mut ids: Vec<JobId> = named.into_iter().filter(|id| ask.is_on_page(*id)).collect();
+fn ids_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
+    let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
     let first = |place: &str, state: &str| {
-        let order = ask.order();
+        let order = query.order();
         format!("SELECT id FROM {place} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4")
     };
     for lane in lanes {
-        for sql in ask.places(
+        for sql in query.places(
             &first("ready INDEXED BY ready_id", ""),
             |state| first("waiting", &format!("AND state = {state}")),
             &first("done", ""),
             |state| first("ended", &format!("AND state = {state}")),
         ) {
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows =
-                statement.query_map((lane, ask.before.0, ask.from.0, ask.wanted as i64), |r| r.get::<_, Uuid>(0))?;
+            let rows = statement
+                .query_map((lane, query.before.0, query.from.0, query.wanted as i64), |r| r.get::<_, Uuid>(0))?;
             for id in rows {
                 ids.push(JobId(id?));
             }
         }
     }
-    if ask.wants_held() {
-        ids.extend(held_ids(connection, ask, lanes, ask.before, ask.wanted)?);
+    if query.includes_in_flight() {
+        ids.extend(in_flight_ids(connection, query, lanes, query.before, query.wanted)?);
     }
-    Ok(ask.cut_sorted(ids))
+    Ok(query.cut_sorted(ids))
 }
 
 /// Jobs that are handed out: few at any time.
-fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId, limit: usize) -> Result<Vec<JobId>> {
+fn in_flight_ids(
+    connection: &Connection,
+    query: &ListQuery,
+    lanes: &[LaneId],
+    before: JobId,
+    limit: usize,
+) -> Result<Vec<JobId>> {
     let mut held = Vec::new();
-    let mut statement = connection.prepare_cached("SELECT ids FROM block")?;
+    let mut statement = connection.prepare_cached("SELECT ids FROM claim")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(0)?;
-        held.extend(block_jobs(&ids, None).into_iter().map(|(id, _)| id));
+        held.extend(claim_jobs(&ids, None).into_iter().map(|(id, _)| id));
     }
-    held.retain(|id| *id < before && *id >= ask.from);
-    ask.sort(&mut held);
+    held.retain(|id| *id < before && *id >= query.from);
+    query.sort(&mut held);
     let mut ids = Vec::new();
     for id in held {
         if ids.len() >= limit {
             break;
         }
         if let Some(state) = state_of(connection, id)?
-            && ask.wants(state)
+            && query.includes(state)
             && state.is_in_flight()
             && lane_and_options(connection, id)?.is_some_and(|(lane, _)| lanes.contains(&lane))
         {
@@ -563,10 +578,10 @@ fn held_ids(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId,
     Ok(ids)
 }
 
-fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result<u64> {
+fn count_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
     let mut total: u64 = 0;
     for lane in lanes {
-        for sql in ask.places(
+        for sql in query.places(
             "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
             |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
             "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
@@ -575,49 +590,49 @@ fn count_by_lane(connection: &Connection, ask: &Ask, lanes: &[LaneId]) -> Result
             let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
             let count: i64 = connection
                 .prepare_cached(&sql)?
-                .query_row((lane, ask.upper.0, ask.from.0, left), |row| row.get(0))?;
+                .query_row((lane, query.upper.0, query.from.0, left), |row| row.get(0))?;
             total += count.unsigned_abs();
         }
     }
-    if ask.wants_held() {
-        total += held_ids(connection, ask, lanes, ask.upper, lists::COUNT_LIMIT)?.len() as u64;
+    if query.includes_in_flight() {
+        total += in_flight_ids(connection, query, lanes, query.upper, lists::COUNT_LIMIT)?.len() as u64;
     }
     Ok(total)
 }
 
-fn ids_by_label(connection: &Connection, ask: &Ask, before: JobId) -> Result<Vec<JobId>> {
-    match &ask.source {
+fn ids_by_label(connection: &Connection, query: &ListQuery, before: JobId) -> Result<Vec<JobId>> {
+    match &query.source {
         Source::Label { kind, value } => {
             let mut statement = connection.prepare_cached(&format!(
                 "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
-                ask.order()
+                query.order()
             ))?;
             let limit = lists::COUNT_LIMIT as i64;
             let ids = statement
-                .query_map((*kind as i16, value, before.0, ask.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
+                .query_map((*kind as i16, value, before.0, query.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
                 .collect::<rusqlite::Result<_>>();
             Ok(ids?)
         }
-        Source::Correlation(text) => ids_by_correlation(connection, ask, text, before),
-        Source::Lanes(_) | Source::Letters(_) => Ok(Vec::new()),
+        Source::Correlation(text) => ids_by_correlation(connection, query, text, before),
+        Source::Lanes(_) | Source::DeadLetterMatches(_) => Ok(Vec::new()),
     }
 }
 
 /// A job without a correlation id of its own has its id for one.
-fn ids_by_correlation(connection: &Connection, ask: &Ask, text: &str, before: JobId) -> Result<Vec<JobId>> {
+fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, before: JobId) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = connection
         .prepare_cached(&format!(
             "SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
-            ask.order()
+            query.order()
         ))?
-        .query_map((text, before.0, ask.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
+        .query_map((text, before.0, query.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= ask.from)
+    if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= query.from)
         && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
     {
         ids.push(own);
     }
-    ask.sort(&mut ids);
+    query.sort(&mut ids);
     Ok(ids)
 }
 

@@ -166,9 +166,9 @@ fn put_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) ->
 /// reads them from here.
 fn changed(tx: &Tx) -> Result<()> {
     let closed: Option<i64> =
-        tx.connection.query_row("SELECT 1 FROM line WHERE open = 0 LIMIT 1", [], |row| row.get(0)).optional()?;
+        tx.connection.query_row("SELECT 1 FROM key_queue WHERE open = 0 LIMIT 1", [], |row| row.get(0)).optional()?;
     if closed.is_some() {
-        tx.connection.execute("UPDATE line SET open = 1, opens_at = NULL WHERE open = 0", [])?;
+        tx.connection.execute("UPDATE key_queue SET open = 1, opens_at = NULL WHERE open = 0", [])?;
     }
     tx.shared.rules.set(load(tx.connection)?);
     tx.signal(Signal::Rules);

@@ -42,7 +42,7 @@ pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Ti
     let Some(mut schedule) = get(tx.connection, id)? else { return Ok(None) };
     if schedule.is_active {
         // What is due by now is due by what was said before.
-        let (mut settled, _) = deal_with(tx, vec![schedule], now)?;
+        let (mut settled, _) = process(tx, vec![schedule], now)?;
         schedule = settled.swap_remove(0);
     }
     let schedule = schedules::changed(schedule, change, now)?;
@@ -102,7 +102,7 @@ fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
 
 pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
-    let at = free_moment(tx.connection, id, now)?;
+    let at = next_free_time(tx.connection, id, now)?;
     let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
     let (job, tick) = timed.trigger(at);
     let job_id = job.id;
@@ -114,7 +114,7 @@ pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Opti
 }
 
 /// Two runs that people want in the same millisecond have a record each.
-fn free_moment(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
+fn next_free_time(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let taken: Option<i64> = connection
         .prepare_cached("SELECT max(due_at) FROM tick WHERE schedule = ? AND due_at >= ? AND manual")?
         .query_row((id.0, now.as_ms()), |row| row.get(0))?;
@@ -133,7 +133,7 @@ fn states(connection: &Connection, schedules: &[Schedule]) -> Result<JobStates> 
 
 pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
     let (due, broken) = due(tx.connection, limit, now)?;
-    let (moved, ticks) = deal_with(tx, due, now)?;
+    let (moved, ticks) = process(tx, due, now)?;
     let count = moved.len() + broken.len();
     for (id, reason) in broken {
         tx.connection
@@ -148,7 +148,7 @@ pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
 }
 
 /// Jobs, records and the schedules' own rows, of as many of these as one round takes.
-fn deal_with(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
+fn process(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut refused = Refused::new();
     for schedule in &due {
         if let Err(error) = lane_of(tx, LaneName::of_template(&schedule.spec.job)) {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use faena_domain::{JobId, JobState, LogEvent, NewJob, Timestamp};
 use rusqlite::OptionalExtension;
 
-use super::{leave::forget, read, writer::Tx};
+use super::{cleanup::clean_up, read, writer::Tx};
 use crate::{
-    LaneId, Leave, Result, Signal, StoreError, Submitted, Tally,
+    JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     types::{CANCELLED, PENDING},
@@ -111,7 +111,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         Placement::Cancelled { cause } => {
             let log = Taken::default().log(now, LogEvent::Cancelled, cause);
             put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", log, now)?;
-            forget(tx, job.id, Leave::Over)?;
+            clean_up(tx, job.id, JobExit::Finished)?;
         }
     }
     for (kind, value) in &job.labels {
@@ -131,7 +131,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
     }
     for parent in &job.parents {
         connection
-            .prepare_cached("INSERT OR IGNORE INTO depends (parent, child) VALUES (?, ?)")?
+            .prepare_cached("INSERT OR IGNORE INTO dependency (parent, child) VALUES (?, ?)")?
             .execute((parent.0, job.id.0))?;
     }
     Ok(())
@@ -152,7 +152,7 @@ pub fn put_ready(
         )?
         .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first, key))?;
     if let Some(key) = key {
-        put_line(tx, lane, key, ready_at)?;
+        put_key_queue(tx, lane, key, ready_at)?;
     }
     tx.signal(Signal::Ready(lane));
     Ok(())
@@ -165,10 +165,10 @@ fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
 }
 
 /// Sees to it that there is a line in which a job that is ready since `ready_at` can stand.
-pub fn put_line(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
+pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "INSERT INTO line (lane, key, turn) VALUES (?, ?, ?)
+            "INSERT INTO key_queue (lane, key, turn) VALUES (?, ?, ?)
              ON CONFLICT DO UPDATE SET turn = excluded.turn WHERE excluded.turn < turn",
         )?
         .execute((lane, key, ready_at.as_ms()))?;

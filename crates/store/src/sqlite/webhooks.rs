@@ -59,31 +59,31 @@ pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOpti
 }
 
 /// What stands in the line of a host.
-struct Line {
+struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
     lost: u32,
     due_at: i64,
 }
 
-pub fn take(tx: &Tx, ask: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let hosts = hosts(tx.connection)?;
     let mut lines = Vec::new();
     for host in &hosts {
-        let room = ask.rooms.iter().find(|(known, _)| known == host).map_or(ask.per_host, |(_, room)| *room);
+        let room = request.rooms.iter().find(|(known, _)| known == host).map_or(request.per_host, |(_, room)| *room);
         lines.extend(due(tx.connection, host, room, now)?);
     }
-    lines.sort_by_key(|line| (line.due_at, line.delivery.id));
-    lines.truncate(ask.limit);
+    lines.sort_by_key(|due_webhook| (due_webhook.due_at, due_webhook.delivery.id));
+    lines.truncate(request.limit);
     let mut taken = WebhookTaken::default();
-    for mut line in lines {
-        if line.state == WebhookState::Sending && !begin_again(tx, &mut line, ask.allowed, now)? {
+    for mut due_webhook in lines {
+        if due_webhook.state == WebhookState::Sending && !begin_again(tx, &mut due_webhook, request.allowed, now)? {
             continue;
         }
-        line.delivery.number += 1;
-        line.delivery.attempt += 1;
-        put_taken(tx, &line, ask.node, now.plus_ms(ask.lease_ms))?;
-        taken.deliveries.push(line.delivery);
+        due_webhook.delivery.number += 1;
+        due_webhook.delivery.attempt += 1;
+        put_taken(tx, &due_webhook, request.node, now.plus_ms(request.lease_ms))?;
+        taken.deliveries.push(due_webhook.delivery);
     }
     taken.next_at = next_at(tx.connection, &hosts, now)?;
     Ok(taken)
@@ -104,7 +104,7 @@ fn hosts(connection: &Connection) -> Result<Vec<String>> {
     Ok(hosts)
 }
 
-fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Result<Vec<Line>> {
+fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let mut statement = connection.prepare_cached(
         "SELECT id, job, correlation, traceparent, url, body, attempts, spent, state, lost, due_at FROM webhook
          WHERE host = ?1 AND due_at <= ?2 ORDER BY due_at, id LIMIT ?3",
@@ -126,38 +126,38 @@ fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Resu
     })?;
     rows.map(|row| {
         let (delivery, state, lost, due_at) = row?;
-        Ok(Line { delivery, state: state_of(state)?, lost, due_at })
+        Ok(DueWebhook { delivery, state: state_of(state)?, lost, due_at })
     })
     .collect()
 }
 
 /// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
-fn begin_again(tx: &Tx, line: &mut Line, allowed: u32, now: Timestamp) -> Result<bool> {
-    let delivery = &line.delivery;
-    line.lost += 1;
+fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
+    let delivery = &due_webhook.delivery;
+    due_webhook.lost += 1;
     tx.connection
         .prepare_cached(
             "INSERT OR IGNORE INTO webhook_attempt (webhook, number, at, took_ms, error) VALUES (?, ?, ?, 0, ?)",
         )?
-        .execute((delivery.id.0, delivery.number, line.due_at, LOST))?;
-    if AfterLoss::of(delivery.attempt, line.lost, allowed) == AfterLoss::SendAgain {
+        .execute((delivery.id.0, delivery.number, due_webhook.due_at, LOST))?;
+    if AfterLoss::of(delivery.attempt, due_webhook.lost, allowed) == AfterLoss::SendAgain {
         return Ok(true);
     }
     tx.connection
         .prepare_cached(
             "UPDATE webhook SET state = 3, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?",
         )?
-        .execute((now.as_ms(), line.lost, delivery.id.0))?;
+        .execute((now.as_ms(), due_webhook.lost, delivery.id.0))?;
     if has_job(tx, delivery.job)? {
         add_note(tx, delivery.job, None, lost_line(&delivery.url, now))?;
     }
     Ok(false)
 }
 
-fn put_taken(tx: &Tx, line: &Line, node: NodeId, until: Timestamp) -> Result<()> {
+fn put_taken(tx: &Tx, due_webhook: &DueWebhook, node: NodeId, until: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached("UPDATE webhook SET state = 1, attempts = ?, lost = ?, due_at = ?, node = ? WHERE id = ?")?
-        .execute((line.delivery.number, line.lost, until.as_ms(), node.0, line.delivery.id.0))?;
+        .execute((due_webhook.delivery.number, due_webhook.lost, until.as_ms(), node.0, due_webhook.delivery.id.0))?;
     Ok(())
 }
 

@@ -9,19 +9,20 @@ use faena_domain::{
 use rusqlite::{Connection, OptionalExtension, Row, ToSql};
 use uuid::Uuid;
 
-use super::{audit, claim::block_jobs, end::ended_as, free::free_blocks, read, writer::Tx};
+use super::{audit, claim::claim_jobs, end::ended_as, read, release::release_claims, writer::Tx};
 use crate::{
     AuditEntry, ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, SweepResult, WorkerAdmitted,
     WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
     assemble::parse_options,
     workers::{
-        COLUMNS, FORGET, HISTORY, ROUND, SILENT, ServerGone, WorkerRow, allowed, changes, deadline_without_server,
-        kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind, worker_state,
+        COLUMNS, FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, WorkerRow, allowed, changes,
+        deadline_without_server, kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind,
+        worker_state,
     },
 };
 
 /// A living worker, as far as its life is looked after.
-pub struct Living {
+pub struct LiveWorker {
     id: WorkerId,
     key: String,
     kind: WorkerKind,
@@ -34,16 +35,16 @@ pub struct Living {
 }
 
 /// The living workers of which this is true, up to as many as one round takes.
-pub fn living_of(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<Living>> {
+pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<LiveWorker>> {
     let sql = format!(
         "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM worker
          WHERE ended_at IS NULL AND {condition} ORDER BY deadline, id LIMIT {ROUND}"
     );
     let mut statement = tx.connection.prepare_cached(&sql)?;
     let mut rows = statement.query(parameters)?;
-    let mut living = Vec::new();
+    let mut live = Vec::new();
     while let Some(row) = rows.next()? {
-        living.push(Living {
+        live.push(LiveWorker {
             id: WorkerId(row.get(0)?),
             key: row.get(1)?,
             kind: worker_kind(row.get(2)?)?,
@@ -55,17 +56,17 @@ pub fn living_of(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<
             deadline: row.get(8)?,
         });
     }
-    Ok(living)
+    Ok(live)
 }
 
 pub fn admit(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-    match living_of(tx, "key = ?", &[&entry.key])?.into_iter().next() {
-        Some(living) => go_on(tx, living, entry, now),
-        None => begin_life(tx, entry, now),
+    match live_workers(tx, "key = ?", &[&entry.key])?.into_iter().next() {
+        Some(live) => resume(tx, live, entry, now),
+        None => begin_registration(tx, entry, now),
     }
 }
 
-fn begin_life(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
     let path = path_in(None, entry.state);
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     tx.connection
@@ -94,11 +95,11 @@ fn begin_life(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmi
 }
 
 /// A worker that lives connects anew, here or elsewhere, with what it has in hand.
-fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-    let path = path_in(Some(living.state), entry.state);
-    let state = path.last().copied().unwrap_or(living.state);
-    let kind = if living.kind == WorkerKind::Pool { living.kind } else { entry.kind };
-    let session = living.session + 1;
+fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+    let path = path_in(Some(live.state), entry.state);
+    let state = path.last().copied().unwrap_or(live.state);
+    let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
+    let session = live.session + 1;
     tx.connection
         .prepare_cached(
             "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
@@ -107,7 +108,7 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
              WHERE id = ?1",
         )?
         .execute((
-            living.id.0,
+            live.id.0,
             &entry.name,
             kind_code(kind),
             &entry.transport,
@@ -121,20 +122,20 @@ fn go_on(tx: &Tx, living: Living, entry: &WorkerEntry, now: Timestamp) -> Result
             now.as_ms(),
             entry.deadline.map(Timestamp::as_ms),
         ))?;
-    add_changes(tx, living.id, &changes(path, None, now))?;
-    if living.node.is_some_and(|node| node != entry.node.0) {
-        tx.signal(Signal::Worker(living.id));
+    add_changes(tx, live.id, &changes(path, None, now))?;
+    if live.node.is_some_and(|node| node != entry.node.0) {
+        tx.signal(Signal::Worker(live.id));
     }
-    let jobs = held_jobs(tx, living.id)?;
-    Ok(WorkerAdmitted { id: living.id, session, was: Some(living.state), jobs })
+    let jobs = resumed_jobs(tx, live.id)?;
+    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
 }
 
 /// Everything that the worker has in hand.
-fn held_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
+fn resumed_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let mut held = Vec::new();
-    for block in blocks_of(tx.connection, id)? {
-        for (job, retry_count) in &block.jobs {
-            if let Some(job) = held_job(tx, &block, *job, *retry_count)? {
+    for claim in claims_of(tx.connection, id)? {
+        for (job, retry_count) in &claim.jobs {
+            if let Some(job) = resumed_job(tx, &claim, *job, *retry_count)? {
                 held.push(job);
             }
         }
@@ -143,7 +144,7 @@ fn held_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
 }
 
 /// `None`: it has ended under this run.
-fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Option<ResumedJob>> {
+fn resumed_job(tx: &Tx, claim: &Claim, id: JobId, retry_count: u32) -> Result<Option<ResumedJob>> {
     type Columns = (LaneId, Option<String>, Option<String>, String);
     let columns: Option<Columns> = tx
         .connection
@@ -151,19 +152,19 @@ fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Optio
         .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
         .optional()?;
     let Some((lane, correlation_id, options, payload)) = columns else { return Ok(None) };
-    if ended_as(tx.connection, lane, id, block.run)?.is_some() {
+    if ended_as(tx.connection, lane, id, claim.run)?.is_some() {
         return Ok(None);
     }
     let running: Option<(i64, i64)> = tx
         .connection
         .prepare_cached("SELECT started_at, ready_at FROM running WHERE id = ? AND run = ?")?
-        .query_row((id.0, block.run), |r| Ok((r.get(0)?, r.get(1)?)))
+        .query_row((id.0, claim.run), |r| Ok((r.get(0)?, r.get(1)?)))
         .optional()?;
-    let ready_at = running.map_or(block.first_ready_at, |(_, ready_at)| ready_at);
+    let ready_at = running.map_or(claim.first_ready_at, |(_, ready_at)| ready_at);
     Ok(Some(ResumedJob {
         job: ClaimedJob {
             id,
-            run: block.run,
+            run: claim.run,
             lane,
             ready_at: Timestamp::from_ms(ready_at).max(id.created_at()),
             retry_count,
@@ -174,12 +175,12 @@ fn held_job(tx: &Tx, block: &Block, id: JobId, retry_count: u32) -> Result<Optio
             payload,
         },
         kind: tx.shared.lanes.require(lane)?.kind,
-        claimed_at: Timestamp::from_ms(block.claimed_at),
+        claimed_at: Timestamp::from_ms(claim.claimed_at),
         started_at: running.map(|(at, _)| Timestamp::from_ms(at)),
     }))
 }
 
-struct Block {
+struct Claim {
     run: Run,
     claimed_at: i64,
     first_ready_at: i64,
@@ -187,34 +188,34 @@ struct Block {
 }
 
 /// What this worker was handed, oldest run first.
-fn blocks_of(connection: &Connection, id: WorkerId) -> Result<Vec<Block>> {
+fn claims_of(connection: &Connection, id: WorkerId) -> Result<Vec<Claim>> {
     let mut statement = connection.prepare_cached(
-        "SELECT run, claimed_at, first_ready_at, ids, retries FROM block WHERE node = ? ORDER BY run",
+        "SELECT run, claimed_at, first_ready_at, ids, retries FROM claim WHERE owner = ? ORDER BY run",
     )?;
     let rows = statement.query_map([id.0], |row| {
         let (ids, retries): (Vec<u8>, Option<Vec<u8>>) = (row.get(3)?, row.get(4)?);
-        Ok(Block {
+        Ok(Claim {
             run: row.get(0)?,
             claimed_at: row.get(1)?,
             first_ready_at: row.get(2)?,
-            jobs: block_jobs(&ids, retries.as_deref()),
+            jobs: claim_jobs(&ids, retries.as_deref()),
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-pub fn news(tx: &Tx, news: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
-    news.iter().map(|news| news_of_one(tx, news)).collect()
+pub fn updates(tx: &Tx, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
+    updates.iter().map(|updates| update_one(tx, updates)).collect()
 }
 
-fn news_of_one(tx: &Tx, news: &WorkerUpdate) -> Result<WorkerUpdateResult> {
+fn update_one(tx: &Tx, updates: &WorkerUpdate) -> Result<WorkerUpdateResult> {
     let row: Option<(i16, Option<String>, bool)> = tx
         .connection
         .prepare_cached("SELECT state, reason, drain FROM worker WHERE id = ? AND session = ? AND ended_at IS NULL")?
-        .query_row((news.id.0, news.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .query_row((updates.id.0, updates.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
     let Some((code, reason, drain)) = row else { return Ok(WorkerUpdateResult { connected: false, drain: false }) };
-    let changes = allowed(worker_state(code), &news.changes);
+    let changes = allowed(worker_state(code), &updates.changes);
     let (code, reason) =
         changes.last().map_or((code, reason), |change| (worker_code(change.state), change.reason.clone()));
     // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
@@ -226,16 +227,16 @@ fn news_of_one(tx: &Tx, news: &WorkerUpdate) -> Result<WorkerUpdateResult> {
              WHERE id = ?1",
         )?
         .execute((
-            news.id.0,
+            updates.id.0,
             code,
             reason,
-            news.seen_at.as_ms(),
-            news.deadline.map(Timestamp::as_ms),
-            news.completed as i64,
-            news.failed as i64,
-            news.breaker,
+            updates.seen_at.as_ms(),
+            updates.deadline.map(Timestamp::as_ms),
+            updates.completed as i64,
+            updates.failed as i64,
+            updates.breaker,
         ))?;
-    add_changes(tx, news.id, &changes)?;
+    add_changes(tx, updates.id, &changes)?;
     Ok(WorkerUpdateResult { connected: true, drain })
 }
 
@@ -276,37 +277,37 @@ pub fn drain(tx: &Tx, key: &str, drain: bool, entry: Option<AuditEntry>, now: Ti
 }
 
 pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp) -> Result<Option<Recovered>> {
-    match living_of(tx, "id = ? AND session = ?", &[&id.0, &session])?.first() {
-        Some(living) => end_life(tx, living, end, now).map(Some),
+    match live_workers(tx, "id = ? AND session = ?", &[&id.0, &session])?.first() {
+        Some(live) => end_registration(tx, live, end, now).map(Some),
         None => Ok(None),
     }
 }
 
 /// Ends a life and frees what it held.
-fn end_life(tx: &Tx, living: &Living, end: &WorkerEnd, now: Timestamp) -> Result<Recovered> {
-    close_life(tx, living, &end.reason(), now)?;
-    let runs: Vec<Run> = blocks_of(tx.connection, living.id)?.iter().map(|block| block.run).collect();
-    let text = end.text(&living.key);
-    free_blocks(tx, &runs, end.why(living.id, &text), now)
+fn end_registration(tx: &Tx, live: &LiveWorker, end: &WorkerEnd, now: Timestamp) -> Result<Recovered> {
+    close_registration(tx, live, &end.reason(), now)?;
+    let runs: Vec<Run> = claims_of(tx.connection, live.id)?.iter().map(|claim| claim.run).collect();
+    let text = end.text(&live.key);
+    release_claims(tx, &runs, end.release_reason(live.id, &text), now)
 }
 
-fn close_life(tx: &Tx, living: &Living, reason: &str, now: Timestamp) -> Result<()> {
+fn close_registration(tx: &Tx, live: &LiveWorker, reason: &str, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached("UPDATE worker SET state = ?, reason = ?, ended_at = ?, deadline = NULL WHERE id = ?")?
-        .execute((worker_code(WorkerState::Terminated), reason, now.as_ms(), living.id.0))?;
-    add_changes(tx, living.id, &changes(living.state.path_when_lost(), Some(reason), now))
+        .execute((worker_code(WorkerState::Terminated), reason, now.as_ms(), live.id.0))?;
+    add_changes(tx, live.id, &changes(live.state.path_when_lost(), Some(reason), now))
 }
 
 /// Its server is gone: a worker inside it went with it, any other keeps what it holds and has some time to connect elsewhere.
-pub fn let_go(tx: &Tx, living: &Living, gone: ServerGone, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
-    if living.kind == WorkerKind::BuiltIn {
-        return close_life(tx, living, gone.reason(), now);
+pub fn detach(tx: &Tx, live: &LiveWorker, gone: ServerExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
+    if live.kind == WorkerKind::BuiltIn {
+        return close_registration(tx, live, gone.reason(), now);
     }
-    let deadline = deadline_without_server(&living.transport, living.deadline, grace_periods, now);
+    let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
     tx.connection.prepare_cached("UPDATE worker SET node = NULL, reason = ?, deadline = ? WHERE id = ?")?.execute((
         gone.waiting_reason(),
         deadline,
-        living.id.0,
+        live.id.0,
     ))?;
     Ok(())
 }
@@ -327,13 +328,13 @@ fn next_deadline(connection: &Connection) -> Result<Option<Timestamp>> {
 
 pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp) -> Result<SweepResult> {
     let mut swept = SweepResult::default();
-    for living in living_of(tx, "deadline <= ?", &[&now.as_ms()])? {
-        let reason = living.reason.clone().unwrap_or_else(|| SILENT.to_owned());
+    for live in live_workers(tx, "deadline <= ?", &[&now.as_ms()])? {
+        let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
-        let freed = end_life(tx, &living, &end, now)?;
+        let freed = end_registration(tx, &live, &end, now)?;
         // Whoever it is connected to learns that it is over.
-        tx.signal(Signal::Worker(living.id));
-        swept.lost.push(WorkerLost { id: living.id, key: living.key, freed });
+        tx.signal(Signal::Worker(live.id));
+        swept.lost.push(WorkerLost { id: live.id, key: live.key, freed });
     }
     forget_ended(tx, forget_before)?;
     swept.next_at = next_deadline(tx.connection)?;
@@ -343,7 +344,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
 
 /// A block whose owner is forgotten would be found all the same; but then nobody could say whose it was.
 const FORGOTTEN: &str = "SELECT id FROM worker WHERE ended_at IS NOT NULL AND ended_at < ?
-     AND id NOT IN (SELECT node FROM block) LIMIT ?";
+     AND id NOT IN (SELECT owner FROM claim) LIMIT ?";
 
 fn forget_ended(tx: &Tx, forget_before: Timestamp) -> Result<()> {
     let old: Vec<Uuid> = tx
@@ -377,17 +378,17 @@ pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
     let Some(row) = row else { return Ok(None) };
     let id = WorkerId(row.id);
     let mut view = row.view()?;
-    view.jobs = held_ids(connection, id)?;
+    view.jobs = in_flight_ids(connection, id)?;
     view.history = history(connection, id)?;
     Ok(Some(view))
 }
 
-fn held_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
+fn in_flight_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
     let mut held = Vec::new();
-    for block in blocks_of(connection, id)? {
-        for (job, _) in block.jobs {
+    for claim in claims_of(connection, id)? {
+        for (job, _) in claim.jobs {
             let Some((lane, _)) = read::lane_and_options(connection, job)? else { continue };
-            if ended_as(connection, lane, job, block.run)?.is_none() {
+            if ended_as(connection, lane, job, claim.run)?.is_none() {
                 held.push(job);
             }
         }

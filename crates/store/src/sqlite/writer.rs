@@ -31,7 +31,7 @@ struct Call {
     /// Whether it may fail after it has begun to write, without taking the others with it.
     undoable: bool,
 }
-type Told = (Vec<Answer>, std::result::Result<(), String>);
+type GroupAnswers = (Vec<Answer>, std::result::Result<(), String>);
 
 pub struct Writer {
     calls: Mutex<Option<mpsc::Sender<Call>>>,
@@ -78,7 +78,7 @@ impl Writer {
         let (sender, receiver) = mpsc::channel(QUEUE);
         // Answers are given by a task of the runtime: waking a hundred callers from another thread one by one costs more than
         // their writes.
-        let (tell, mut told) = mpsc::unbounded_channel::<Told>();
+        let (tell, mut told) = mpsc::unbounded_channel::<GroupAnswers>();
         tokio::runtime::Handle::current().spawn(async move {
             while let Some((answers, outcome)) = told.recv().await {
                 for answer in answers {
@@ -100,7 +100,7 @@ impl Writer {
 
     /// The same for work that is never refused once it has begun to write. Saves the savepoint; should the work fail all the
     /// same, the whole transaction is taken back.
-    pub async fn call_sure<T: Send + 'static>(
+    pub async fn call_without_savepoint<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tx) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -150,7 +150,7 @@ fn run(
     shared: &Shared,
     signals: &broadcast::Sender<Signal>,
     mut calls: mpsc::Receiver<Call>,
-    tell: &mpsc::UnboundedSender<Told>,
+    tell: &mpsc::UnboundedSender<GroupAnswers>,
 ) {
     while let Some(first) = calls.blocking_recv() {
         // A panic is the calls' failure (their answers are dropped), not the end of the writer.
@@ -178,7 +178,7 @@ fn commit_group(
     signals: &broadcast::Sender<Signal>,
     first: Call,
     calls: &mut mpsc::Receiver<Call>,
-) -> Told {
+) -> GroupAnswers {
     let tx = Tx {
         connection,
         shared,
@@ -193,7 +193,7 @@ fn commit_group(
     while let Some(call) = next {
         match outcome {
             Ok(()) => {
-                let (answer, state) = if call.undoable { in_savepoint(&tx, call) } else { as_part(&tx, call) };
+                let (answer, state) = if call.undoable { in_savepoint(&tx, call) } else { run_in_group(&tx, call) };
                 answers.push(answer);
                 outcome = state;
             }
@@ -235,7 +235,7 @@ fn count(tx: &Tx) -> std::result::Result<(), String> {
 }
 
 /// Runs one call whose failure is everybody's.
-fn as_part(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
+fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
     let (kept, answer) = (call.run)(Some(tx));
     let lost = !kept || tx.connection.is_autocommit();
     tx.all_deltas.borrow_mut().merge(tx.deltas.take());

@@ -302,14 +302,14 @@ pub async fn rows_of_jobs_that_are_not_there_are_removed(world: &World) {
     let cast = fill(world).await;
     let gone = literal(world, uuid::Uuid::from_u128(99));
     let damage = [
-        format!("INSERT INTO note (id, run, log) VALUES ({gone}, NULL, '[1,\"message\"]')"),
+        format!("INSERT INTO job_log (id, run, log) VALUES ({gone}, NULL, '[1,\"message\"]')"),
         format!("INSERT INTO step (id, name, run, at, result) VALUES ({gone}, 'E1', 1, 1, '1')"),
         format!("INSERT INTO label (kind, value, id) VALUES (0, 'x', {gone})"),
         format!("INSERT INTO job_key (kind, key, id) VALUES (0, 'x', {gone})"),
         format!("INSERT INTO expiry (expires_at, id) VALUES (4000000000000, {gone})"),
-        format!("INSERT INTO cancel (id, reason, at) VALUES ({gone}, 'x', 1)"),
-        format!("INSERT INTO depends (parent, child) VALUES ({}, {gone})", world.ledger.literal(cast.ready)),
-        format!("INSERT INTO hold (key, id) VALUES (1, {gone})"),
+        format!("INSERT INTO cancel_request (id, reason, at) VALUES ({gone}, 'x', 1)"),
+        format!("INSERT INTO dependency (parent, child) VALUES ({}, {gone})", world.ledger.literal(cast.ready)),
+        format!("INSERT INTO key_in_flight (key, id) VALUES (1, {gone})"),
         format!("INSERT INTO webhook_attempt (webhook, number, at, took_ms) VALUES ({gone}, 1, 1, 1)"),
     ];
     for sql in &damage {
@@ -317,7 +317,7 @@ pub async fn rows_of_jobs_that_are_not_there_are_removed(world: &World) {
     }
     let found = finds(world, &["orphaned-rows"]).await.findings.remove(0);
     assert_eq!(found.count, 9, "{}", found.text);
-    for table in ["note", "step", "label", "job_key", "expiry", "cancel", "depends", "hold", "webhook_attempt"] {
+    for table in ["job_log", "step", "label", "job_key", "expiry", "cancel_request", "dependency", "key_in_flight", "webhook_attempt"] {
         assert!(found.text.contains(&format!("{table} of 00000000-")), "{table}: {}", found.text);
     }
     heals(world, &[], &["orphaned-rows"]).await;
@@ -336,7 +336,7 @@ pub async fn a_wrong_counter_is_counted_again(world: &World) {
 pub async fn a_hand_out_of_nobody_is_taken_back(world: &World) {
     let cast = fill(world).await;
     let nobody = literal(world, NodeId::new().0);
-    heals(world, &[format!("UPDATE block SET node = {nobody} WHERE run = {}", cast.run)], &["block-without-owner"])
+    heals(world, &[format!("UPDATE claim SET owner = {nobody} WHERE run = {}", cast.run)], &["claim-without-owner"])
         .await;
     let held = world.ledger.literal(cast.held);
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {held}")).await, 1);
@@ -367,13 +367,13 @@ pub async fn a_mark_of_running_without_a_hand_out_is_removed(world: &World) {
          SELECT id, lane, 1, {nobody}, {nobody}, 0, 1, 1, 1 FROM ready WHERE id = {}",
         world.ledger.literal(cast.ready)
     );
-    heals(world, &[mark], &["running-without-block"]).await;
+    heals(world, &[mark], &["running-without-claim"]).await;
 }
 
 pub async fn a_job_that_waits_for_nobody_goes_on(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
-    heals(world, &[format!("DELETE FROM depends WHERE child = {child}")], &["blocked-without-parents"]).await;
+    heals(world, &[format!("DELETE FROM dependency WHERE child = {child}")], &["blocked-without-parents"]).await;
     let world = world.reopen(StoreOptions::default()).await;
     world.promote(Timestamp::now().ms_since(world.start)).await;
     assert_eq!(world.state(cast.child).await, faena_domain::JobState::Queued);
@@ -429,21 +429,21 @@ pub async fn a_ready_job_without_its_key_gets_it(world: &World) {
 
 pub async fn a_key_with_ready_jobs_gets_its_line(world: &World) {
     fill(world).await;
-    heals(world, &["DELETE FROM line".into()], &["line-missing"]).await;
+    heals(world, &["DELETE FROM key_queue".into()], &["key-queue-missing"]).await;
 }
 
 pub async fn a_line_that_nothing_would_open_is_opened(world: &World) {
     fill(world).await;
     let (_, no) = yes_no(world);
-    heals(world, &[format!("UPDATE line SET open = {no}")], &["line-closed"]).await;
+    heals(world, &[format!("UPDATE key_queue SET open = {no}")], &["key-queue-closed"]).await;
 }
 
 pub async fn a_place_under_a_limit_that_nobody_uses_is_given_free(world: &World) {
     let cast = fill(world).await;
     heals(
         world,
-        &[format!("INSERT INTO hold SELECT key, id FROM ready WHERE id = {}", world.ledger.literal(cast.keyed))],
-        &["hold-stale"],
+        &[format!("INSERT INTO key_in_flight SELECT key, id FROM ready WHERE id = {}", world.ledger.literal(cast.keyed))],
+        &["key-in-flight-stale"],
     )
     .await;
 }
@@ -451,15 +451,15 @@ pub async fn a_place_under_a_limit_that_nobody_uses_is_given_free(world: &World)
 pub async fn a_held_job_counts_for_the_limit_of_its_key_again(world: &World) {
     let cast = fill(world).await;
     let held = world.ledger.literal(cast.keyed_held);
-    let key = world.ledger.number(&format!("SELECT key FROM hold WHERE id = {held}")).await;
-    world.ledger.run(&format!("DELETE FROM hold WHERE id = {held}")).await;
-    finds(world, &["hold-missing"]).await;
+    let key = world.ledger.number(&format!("SELECT key FROM key_in_flight WHERE id = {held}")).await;
+    world.ledger.run(&format!("DELETE FROM key_in_flight WHERE id = {held}")).await;
+    finds(world, &["key-in-flight-missing"]).await;
     if world.store.engine() == "postgres" {
-        heals(world, &[], &["hold-missing"]).await;
-        assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM hold WHERE id = {held}")).await, 1);
+        heals(world, &[], &["key-in-flight-missing"]).await;
+        assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM key_in_flight WHERE id = {held}")).await, 1);
     } else {
         // SQLite: a repair opens the file, which frees whatever was held; so this can only be told.
-        world.ledger.run(&format!("INSERT INTO hold (key, id) VALUES ({key}, {held})")).await;
+        world.ledger.run(&format!("INSERT INTO key_in_flight (key, id) VALUES ({key}, {held})")).await;
     }
 }
 
@@ -686,9 +686,9 @@ pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     world.submit(world.job("a", 0)).await;
     let ask = ClaimRequest { owner: Owner::Node(NodeId::new()), lanes: world.lanes().await, limit: 1, at_once: 1 };
     world.store.job_claim(vec![ask], world.start).await.unwrap();
-    let found = finds(world, &["block-without-owner"]).await.findings.remove(0);
+    let found = finds(world, &["claim-without-owner"]).await.findings.remove(0);
     assert!(found.text.contains("(1 jobs)"), "{}", found.text);
-    heals(world, &[], &["block-without-owner"]).await;
+    heals(world, &[], &["claim-without-owner"]).await;
 }
 
 pub async fn a_schedule_without_a_time_gets_it(world: &World) {

@@ -263,7 +263,7 @@ pub async fn an_end_after_its_block_was_closed_is_stale_unless_it_was_told_befor
     world.complete(&jobs[0], 2).await;
     let last = RunEnd { closes_claim: true, ..world.an_end(&jobs[1], world.retry(50), 3) };
     assert!(world.tell_end(last).await);
-    assert_eq!(world.ledger.number("SELECT count(*) FROM block").await, 0);
+    assert_eq!(world.ledger.number("SELECT count(*) FROM claim").await, 0);
 
     assert!(world.end(&jobs[0], completed(), 2).await, "told before");
     assert!(!world.end(&jobs[0], failed("no"), 4).await, "another end of it");
@@ -342,7 +342,7 @@ pub async fn a_plain_job_leaves_only_what_it_needs(world: &World) {
     let end = RunEnd { on_record: false, closes_claim: true, ..world.an_end(&job, completed(), 1) };
     assert!(world.tell_end(end).await);
     assert_eq!(world.ledger.tables_with(job.id).await, ["job", "done"]);
-    assert_eq!(world.ledger.number("SELECT count(*) FROM block").await, 0);
+    assert_eq!(world.ledger.number("SELECT count(*) FROM claim").await, 0);
 }
 
 pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: &World) {

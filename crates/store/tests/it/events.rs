@@ -161,7 +161,7 @@ pub async fn a_queued_event_waits_once_for_every_sink_that_wants_it(world: &Worl
     world.complete(&job, 5).await;
     let waiting = world
         .ledger
-        .rows("SELECT s.name, count(*) FROM outbox o JOIN sink s ON s.id = o.sink GROUP BY s.name ORDER BY s.name")
+        .rows("SELECT s.name, count(*) FROM outbox o JOIN subscription s ON s.id = o.sink GROUP BY s.name ORDER BY s.name")
         .await;
     assert_eq!(waiting, [["all", "5"], ["ends", "1"]]);
 }

@@ -30,7 +30,7 @@ impl Follower {
     /// A small step, so that many writers commit between two.
     pub async fn read(&mut self, store: &dyn Store) {
         let events = store.event_list(EventQuery::After(self.place), 7).await.unwrap();
-        self.place = events.last().map_or(self.place, |event| event.place);
+        self.place = events.last().map_or(self.place, |event| event.position);
         self.seen.extend(events);
     }
 
@@ -43,7 +43,7 @@ impl Follower {
 
     /// In the order of places, none twice, and of each subject in the order in which it happened.
     pub fn prove(&self) {
-        assert!(self.seen.is_sorted_by_key(|event| event.place));
+        assert!(self.seen.is_sorted_by_key(|event| event.position));
         let mut sequences: HashMap<Uuid, i64> = HashMap::new();
         for event in &self.seen {
             let last = sequences.insert(event.subject, event.sequence).unwrap_or(0);
@@ -126,7 +126,7 @@ pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
     assert_eq!(left.len(), 1);
     let kept = span(world).await;
     assert!(begin < kept.after, "who stopped at the beginning has missed something");
-    assert!(kept.after <= events[3].place && kept.last >= events[3].place, "{kept:?} {left:?}");
+    assert!(kept.after <= events[3].position && kept.last >= events[3].position, "{kept:?} {left:?}");
 }
 
 pub async fn a_wish_that_is_repeated_keeps_what_it_has(world: &World) {

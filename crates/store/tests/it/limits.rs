@@ -43,7 +43,7 @@ async fn in_hands(world: &World) -> BTreeMap<String, i64> {
             *held.entry(name).or_default() += n;
         }
     }
-    for row in world.ledger.rows("SELECT key, count(*) FROM hold GROUP BY key").await {
+    for row in world.ledger.rows("SELECT key, count(*) FROM key_in_flight GROUP BY key").await {
         held.insert(format!("key {}", row[0]), row[1].parse().unwrap());
     }
     held
@@ -553,7 +553,7 @@ pub async fn jobs_with_keys_stand_in_line_whichever_way_they_come(world: &World)
     }
     let done = JobState::Completed;
     assert_eq!(world.states([child, delayed, cancelled_id, moved, parent]).await, [done; 5]);
-    assert_eq!(world.ledger.number("SELECT count(*) FROM line").await, 0, "no line is left behind");
+    assert_eq!(world.ledger.number("SELECT count(*) FROM key_queue").await, 0, "no line is left behind");
 }
 
 pub async fn jobs_with_keys_from_before_there_were_lines_still_run(world: &World) {
@@ -562,7 +562,7 @@ pub async fn jobs_with_keys_from_before_there_were_lines_still_run(world: &World
     world
         .ledger
         .run(
-            "DELETE FROM line; UPDATE ready SET key = NULL;
+            "DELETE FROM key_queue; UPDATE ready SET key = NULL;
              UPDATE lane SET keyed = (SELECT count(*) > 1 FROM lane)",
         )
         .await;

@@ -34,7 +34,7 @@ async fn take(world: &World, ms: i64) -> OutboxTaken {
 fn confirmed(event: &OutboxEvent) -> OutboxResult {
     OutboxResult {
         partition: event.partition,
-        position: event.event.place,
+        position: event.event.position,
         refused: None,
         again_at: Timestamp::from_ms(0),
     }
@@ -113,7 +113,7 @@ pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
     world.submit_all((0..50).map(|n| world.job("mail", n)).collect()).await;
     let taken = take_as(world, world.node, 20, 100).await;
     assert_eq!(taken.events.len(), 20);
-    assert!(taken.events.is_sorted_by_key(|event| event.event.place));
+    assert!(taken.events.is_sorted_by_key(|event| event.event.position));
     // All of one part: half of a share would be one.
     let one = world.job("mail", 200);
     sink(world, "s", &["job.*"], OnRejected::Skip).await;
@@ -135,7 +135,7 @@ pub async fn two_nodes_share_the_parts_and_never_both_have_one(world: &World) {
     let (first, second) = (take_as(world, one, 1_000, 2).await, take_as(world, two, 1_000, 3).await);
     assert_eq!((numbers(&first).len(), numbers(&second).len()), (8, 8));
     assert!(numbers(&first).is_disjoint(&numbers(&second)));
-    let mut seen: Vec<i64> = first.events.iter().chain(&second.events).map(|event| event.event.place).collect();
+    let mut seen: Vec<i64> = first.events.iter().chain(&second.events).map(|event| event.event.position).collect();
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len(), 100, "together everything, nothing twice");
@@ -214,7 +214,7 @@ pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
     assert_eq!(names, ["s"]);
     for table in ["outbox_node", "outbox_lease", "outbox"] {
         let strays =
-            world.ledger.rows(&format!("SELECT count(*) FROM {table} WHERE sink NOT IN (SELECT id FROM sink)")).await;
+            world.ledger.rows(&format!("SELECT count(*) FROM {table} WHERE sink NOT IN (SELECT id FROM subscription)")).await;
         assert_eq!(strays, [["0"]], "{table}");
     }
 }

@@ -508,7 +508,7 @@ pub async fn a_webhook_still_to_be_delivered_survives_its_job(world: &World) {
     for delivery in &taken {
         assert!(world.settle(delivery, 200, WebhookNext::Delivered, 8 * DAY_MS + 1).await);
     }
-    assert_eq!(world.ledger.number("SELECT count(*) FROM note").await, 0, "no log is left to write into");
+    assert_eq!(world.ledger.number("SELECT count(*) FROM job_log").await, 0, "no log is left to write into");
     prune(38 * DAY_MS).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM webhook").await, 2);
     prune(38 * DAY_MS + 2).await;

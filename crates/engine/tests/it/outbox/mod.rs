@@ -103,7 +103,7 @@ async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
     loop {
         let page = store.event_list(EventQuery::After(place), 5_000).await.unwrap();
         let Some(last) = page.last() else { return all };
-        place = last.place;
+        place = last.position;
         all.extend(page.iter().map(|event| (event.id.to_string(), event.subject.to_string(), event.sequence)));
     }
 }

@@ -59,7 +59,7 @@ async fn nodes_that_work_at_once_tell_every_story_whole_and_send_it_in_order() {
                 let taken = world.store.outbox_take(ask, world.at(0)).await.unwrap();
                 let result = |event: &faena_store::OutboxEvent| OutboxResult {
                     partition: event.partition,
-                    position: event.event.place,
+                    position: event.event.position,
                     refused: None,
                     again_at: world.at(0),
                 };

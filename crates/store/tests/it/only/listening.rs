@@ -95,7 +95,7 @@ async fn nothing_is_passed_by_that_is_committed_late_while_many_nodes_write() {
         follower.read_until(&*other.store, stored).await;
         assert!(stored > 3 * told_by(40));
         let positions = world.ledger.rows("SELECT position FROM event ORDER BY position").await;
-        let seen: Vec<Vec<String>> = follower.seen.iter().map(|event| vec![event.place.to_string()]).collect();
+        let seen: Vec<Vec<String>> = follower.seen.iter().map(|event| vec![event.position.to_string()]).collect();
         assert_eq!(seen, positions, "each once, in the order of their places");
         follower.prove();
         other.store.close().await;

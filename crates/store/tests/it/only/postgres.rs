@@ -81,11 +81,11 @@ async fn limited_plans(world: &World) -> Vec<(&'static str, String)> {
 async fn limited_claims_go_by_index(world: &World, when: &str) {
     for (name, plan) in limited_plans(world).await {
         let index = match name {
-            "lines" => "line_open on line",
+            "lines" => "key_queue_open on line",
             "keys" | "heads" => "ready_key on ready",
             // By its primary key or by lane and id: each finds one row.
             "take" => " on ready r",
-            _ => "counter_held on counter",
+            _ => "counter_in_flight on counter",
         };
         assert!(plan.contains(index), "{name} {when}:\n{plan}");
         for slow in ["Seq Scan on", "Hash Join", "Merge Join", "Bitmap"] {
@@ -114,7 +114,7 @@ async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
         world.limit(Scope::Key("*".into()), Some(1), 0).await;
         world
             .ledger
-            .run("ALTER TABLE ready SET (autovacuum_enabled = off); ALTER TABLE line SET (autovacuum_enabled = off)")
+            .run("ALTER TABLE ready SET (autovacuum_enabled = off); ALTER TABLE key_queue SET (autovacuum_enabled = off)")
             .await;
         // One key with very many jobs, and many keys with two each.
         for part in 0..10_i64 {
@@ -128,7 +128,7 @@ async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
         let lane = world.lanes().await[0];
         assert!(world.claim_lanes(world.node, vec![lane], 10, 30).await.is_empty());
         let last = world.submit(world.job("a", 40).of("last")).await;
-        let key = world.ledger.number("SELECT key FROM line WHERE open").await;
+        let key = world.ledger.number("SELECT key FROM key_queue WHERE open").await;
         let (lane_text, key_text) = (format!("'{{{lane}}}'"), format!("'{{{key}}}'"));
         let pages = [
             pages_touched(world, plan_probe::LINES, &format!("{lane}, 20")).await,
@@ -566,7 +566,7 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
                  CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                      INSERT INTO faena.seen SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
                      RETURN NULL; END $$;
-                 CREATE TRIGGER see AFTER DELETE ON hold FOR EACH STATEMENT EXECUTE FUNCTION see()",
+                 CREATE TRIGGER see AFTER DELETE ON key_in_flight FOR EACH STATEMENT EXECUTE FUNCTION see()",
             )
             .await;
         let ends = jobs.iter().map(|job| faena_store::RunEnd { on_record: true, ..world.an_end(job, completed(), 2) }).collect();
@@ -574,7 +574,7 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
         assert!(answers.len() == 1_500 && answers.iter().all(|counts| *counts));
         let most = world.ledger.number("SELECT max(locks) FROM seen").await;
         assert!((1..=250).contains(&most), "{most} locks at once");
-        assert_eq!(world.ledger.number("SELECT count(*) FROM hold").await, 0);
+        assert_eq!(world.ledger.number("SELECT count(*) FROM key_in_flight").await, 0);
     })
     .await;
 }

@@ -221,16 +221,16 @@ async fn twenty_thousand_blocked_jobs_in_front_are_not_looked_at() {
         assert_eq!(first + world.claim(10_000, 20).await.len(), 5_001, "one of each, in bounded claims");
         assert!(world.claim(10, 30).await.is_empty());
         assert_eq!(
-            world.ledger.number("SELECT count(*) FROM line WHERE open = 1").await,
+            world.ledger.number("SELECT count(*) FROM key_queue WHERE open = 1").await,
             0,
             "the next claim sees no line"
         );
         let last = world.submit(world.job("a", 40).of("last")).await;
-        assert_eq!(world.ledger.number("SELECT count(*) FROM line WHERE open = 1").await, 1, "and then one");
+        assert_eq!(world.ledger.number("SELECT count(*) FROM key_queue WHERE open = 1").await, 1, "and then one");
         let lines = plan_probe::OPEN_LINES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
         let plan = world.ledger.rows(&format!("EXPLAIN QUERY PLAN {lines}")).await;
         assert_eq!(plan.len(), 1, "no sort: {plan:?}");
-        assert!(plan[0][3].contains("USING INDEX line_open (lane=?)"), "{plan:?}");
+        assert!(plan[0][3].contains("USING INDEX key_queue_open (lane=?)"), "{plan:?}");
         assert_eq!(world.claim_one(50).await.id, last);
     })
     .await;

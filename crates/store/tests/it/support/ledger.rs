@@ -58,15 +58,15 @@ const TABLES: [(&str, &str); 16] = [
     ("done", "id"),
     ("ended", "id"),
     ("attempt", "id"),
-    ("note", "id"),
+    ("job_log", "id"),
     ("step", "id"),
     ("label", "id"),
     ("job_key", "id"),
-    ("depends", "parent"),
-    ("depends", "child"),
+    ("dependency", "parent"),
+    ("dependency", "child"),
     ("expiry", "id"),
-    ("cancel", "id"),
-    ("hold", "id"),
+    ("cancel_request", "id"),
+    ("key_in_flight", "id"),
 ];
 
 impl Ledger {
@@ -188,7 +188,7 @@ impl Ledger {
         for table in ["done", "ended", "attempt"] {
             over.extend(self.pairs(&format!("SELECT {id}, run FROM {table}")).await);
         }
-        for (run, ids) in self.pairs(&format!("SELECT run, {} FROM block", self.hex("ids"))).await {
+        for (run, ids) in self.pairs(&format!("SELECT run, {} FROM claim", self.hex("ids"))).await {
             for at in (0..ids.len()).step_by(32) {
                 let id = ids[at..at + 32].to_owned();
                 if jobs.contains_key(&id) && !over.contains(&(id.clone(), run.clone())) {
@@ -224,7 +224,7 @@ impl Ledger {
             let sql = format!("SELECT DISTINCT {} FROM {table}", self.hex(column));
             for row in self.rows(&sql).await {
                 // A parent that was deleted may still be named by its child until that looks again.
-                if !jobs.contains_key(&row[0]) && (table, column) != ("depends", "parent") {
+                if !jobs.contains_key(&row[0]) && (table, column) != ("dependency", "parent") {
                     faults.push(format!("{table} knows job {} that is not there", row[0]));
                 }
             }
@@ -244,7 +244,7 @@ impl Ledger {
             .into_iter()
             .map(|row| row[0].clone())
             .collect();
-        let lines: HashSet<(String, String)> = self.pairs("SELECT lane, key FROM line").await.into_iter().collect();
+        let lines: HashSet<(String, String)> = self.pairs("SELECT lane, key FROM key_queue").await.into_iter().collect();
         let sql = format!("SELECT {id}, lane, key FROM ready");
         for row in self.rows(&sql).await {
             let [id, lane, key] = [&row[0], &row[1], &row[2]];
@@ -259,13 +259,13 @@ impl Ledger {
                 held.insert(id);
             }
         }
-        let holds = self.pairs(&format!("SELECT {id}, key FROM hold")).await;
+        let holds = self.pairs(&format!("SELECT {id}, key FROM key_in_flight")).await;
         if holds.iter().map(|(id, _)| id).collect::<HashSet<_>>() != held || holds.len() != held.len() {
             faults.push(format!("keys hold {holds:?}, in hands are {held:?}"));
         }
         let running: HashSet<&String> = holds.iter().map(|(_, key)| key).collect();
         let closed = if matches!(self, Ledger::Sqlite(_)) { "open = 0" } else { "NOT open" };
-        for row in self.rows(&format!("SELECT lane, key, opens_at, limited_by FROM line WHERE {closed}")).await {
+        for row in self.rows(&format!("SELECT lane, key, opens_at, limited_by FROM key_queue WHERE {closed}")).await {
             if row[3].is_empty() || (row[2].is_empty() && !running.contains(&row[1])) {
                 faults.push(format!("line {row:?} is closed and nothing would open it"));
             }
@@ -278,7 +278,7 @@ impl Ledger {
             ("lives without server and deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),
             ("has ended and not", "(ended_at IS NULL) = (state = 6)"),
             ("has ended and a deadline", "ended_at IS NOT NULL AND deadline IS NOT NULL"),
-            ("has ended and holds jobs", "ended_at IS NOT NULL AND id IN (SELECT node FROM block)"),
+            ("has ended and holds jobs", "ended_at IS NOT NULL AND id IN (SELECT owner FROM claim)"),
         ] {
             for row in self.rows(&format!("SELECT key FROM worker WHERE {sql}")).await {
                 faults.push(format!("worker {} {fault}", row[0]));

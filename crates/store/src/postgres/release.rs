@@ -8,26 +8,31 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, ended, storable},
-    family,
-    leave::{forget, make_room},
+    cleanup::{clean_up, make_room},
+    dependents,
+    end::{QueueRows, ended, storable},
     submit::apply,
 };
 use crate::{
-    LaneId, Leave, Recovered, Result, Signal, Tally,
+    JobExit, LaneId, Recovered, Result, Signal, Tally,
     assemble::parse_options,
-    fate::{Fate, Why},
+    disposition::{Disposition, ReleaseReason},
     plan::Deltas,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
 /// Each in a transaction of its own.
-pub async fn free_blocks(shared: &Shared, runs: &[Run], why: Why<'_>, now: Timestamp) -> Result<Recovered> {
+pub async fn release_claims(
+    shared: &Shared,
+    runs: &[Run],
+    reason: ReleaseReason<'_>,
+    now: Timestamp,
+) -> Result<Recovered> {
     let mut all = Recovered::default();
     for run in runs {
         let client = shared.begin().await?;
-        let result = free_in(&client, shared.own_shard(), &[*run], why, now).await;
-        let freed = client.end(result).await?.told(shared, now).await;
+        let result = release_in(&client, shared.own_shard(), &[*run], reason, now).await;
+        let freed = client.end(result).await?.after_commit(shared, now).await;
         all.orphaned += freed.orphaned;
         all.returned += freed.returned;
     }
@@ -45,7 +50,7 @@ struct Lost {
     cancel: Option<String>,
 }
 
-struct Block {
+struct Claim {
     run: Run,
     claimed_at: Timestamp,
     first_ready_at: Timestamp,
@@ -64,23 +69,23 @@ pub struct Freed {
 }
 
 impl Freed {
-    pub async fn told(mut self, shared: &Shared, now: Timestamp) -> Recovered {
+    pub async fn after_commit(mut self, shared: &Shared, now: Timestamp) -> Recovered {
         self.lanes.sort_unstable();
         self.lanes.dedup_by_key(|(lane, _)| *lane);
         for (lane, ready_at) in self.lanes.drain(..) {
             shared.cursors.lower(lane, ready_at);
-            shared.tell([Signal::Ready(lane)]);
+            shared.signal([Signal::Ready(lane)]);
         }
         if make_room(shared, self.left.drain(..)) {
-            shared.tell([Signal::Room]);
+            shared.signal([Signal::Room]);
         }
         if self.count != Recovered::default() {
-            shared.tell([Signal::Waiting]);
+            shared.signal([Signal::Waiting]);
         }
-        shared.tell(self.signals.drain(..));
+        shared.signal(self.signals.drain(..));
         // What is freed is committed; should this not come to pass, the children look for themselves later.
         if !self.finished.is_empty()
-            && let Err(error) = shared.retrying(|| family::tell_children(shared, &self.finished, now)).await
+            && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &self.finished, now)).await
         {
             tracing::warn!(%error, "dependent jobs will be looked at later");
         }
@@ -89,65 +94,75 @@ impl Freed {
 }
 
 /// Takes each block away first, so that a late report finds none, then puts each of its jobs where it belongs.
-pub async fn free_in(client: &Object, shard: i16, runs: &[Run], why: Why<'_>, now: Timestamp) -> Result<Freed> {
+pub async fn release_in(
+    client: &Object,
+    shard: i16,
+    runs: &[Run],
+    reason: ReleaseReason<'_>,
+    now: Timestamp,
+) -> Result<Freed> {
     let mut freed = Freed::default();
     let mut deltas = Deltas::default();
-    let mut ready = Line::default();
+    let mut ready = QueueRows::default();
     let mut records = Vec::new();
     for run in runs {
-        if let Some(block) = take_block(client, *run, why.worker()).await? {
-            let jobs = free_block(client, &block, why, now, (&mut freed, &mut deltas, &mut ready)).await?;
+        if let Some(claim) = take_claim(client, *run, reason.worker()).await? {
+            let jobs = release_claim(client, &claim, reason, now, (&mut freed, &mut deltas, &mut ready)).await?;
             records.extend(jobs);
         }
     }
     if !records.is_empty() {
-        freed.signals = forget(client, &records).await?;
+        freed.signals = clean_up(client, &records).await?;
     }
-    ready.put_ready(client, why.start_first()).await?;
+    ready.put_ready(client, reason.start_first()).await?;
     apply(client, shard, &deltas).await?;
     Ok(freed)
 }
 
 /// Answers with what is to be forgotten; who is ready again is only noted.
-async fn free_block(
+async fn release_claim(
     client: &Object,
-    block: &Block,
-    why: Why<'_>,
+    claim: &Claim,
+    reason: ReleaseReason<'_>,
     now: Timestamp,
-    (freed, deltas, ready): (&mut Freed, &mut Deltas, &mut Line),
-) -> Result<Vec<(Uuid, Leave)>> {
-    let mut retrying = Line::default();
+    (freed, deltas, ready): (&mut Freed, &mut Deltas, &mut QueueRows),
+) -> Result<Vec<(Uuid, JobExit)>> {
+    let mut retrying = QueueRows::default();
     let mut attempts = Ended::default();
     let mut over = Ended::default();
     let mut records = Vec::new();
     let orphaned = ErrorReason::Orphaned.as_str();
-    for job in &block.lost {
-        let tally = match why.fate(job.cancel.as_deref(), job.started_at.is_some(), job.retry_count < job.max_retries) {
-            Fate::Cancelled { cause } => {
-                let log = block.log(job, &[LogLine::new(now, LogEvent::Cancelled, cause)]);
-                over.push(block, job, CANCELLED, Some(cause), Some("cancelled"), log, now);
+    for job in &claim.lost {
+        let tally = match reason.disposition(
+            job.cancel.as_deref(),
+            job.started_at.is_some(),
+            job.retry_count < job.max_retries,
+        ) {
+            Disposition::Cancelled { cause } => {
+                let log = claim.log(job, &[LogLine::new(now, LogEvent::Cancelled, cause)]);
+                over.push(claim, job, CANCELLED, Some(cause), Some("cancelled"), log, now);
                 Tally::Cancelled
             }
-            Fate::Failed { error } => {
+            Disposition::Failed { error } => {
                 freed.count.orphaned += 1;
-                let log = block.log(job, &[LogLine::new(now, LogEvent::Orphaned, error)]);
-                over.push(block, job, FAILED, Some(error), Some(orphaned), log, now);
+                let log = claim.log(job, &[LogLine::new(now, LogEvent::Orphaned, error)]);
+                over.push(claim, job, FAILED, Some(error), Some(orphaned), log, now);
                 Tally::Failed
             }
-            Fate::Retry { error, delay_ms } => {
+            Disposition::Retry { error, delay_ms } => {
                 freed.count.orphaned += 1;
                 let line = LogLine::new(now, LogEvent::Orphaned, error);
                 let next = LogLine::new(now, LogEvent::RetryScheduled, format!("in {delay_ms} ms"));
-                attempts.push(block, job, RETRYING, Some(error), Some(orphaned), block.log(job, &[line, next]), now);
+                attempts.push(claim, job, RETRYING, Some(error), Some(orphaned), claim.log(job, &[line, next]), now);
                 retrying.push(job.lane, job.id, now.plus_ms(delay_ms), job.retry_count + 1);
                 Tally::Retrying
             }
-            Fate::Ready { event, text } => {
+            Disposition::Ready { event, text } => {
                 freed.count.returned += 1;
-                let log = block.log(job, &[LogLine::new(now, event, text)]);
-                attempts.push(block, job, state_code(JobState::Queued), None, None, log, now);
-                ready.push(job.lane, job.id, block.first_ready_at, job.retry_count);
-                freed.lanes.push((job.lane, block.first_ready_at.as_ms()));
+                let log = claim.log(job, &[LogLine::new(now, event, text)]);
+                attempts.push(claim, job, state_code(JobState::Queued), None, None, log, now);
+                ready.push(job.lane, job.id, claim.first_ready_at, job.retry_count);
+                freed.lanes.push((job.lane, claim.first_ready_at.as_ms()));
                 Tally::Queued
             }
         };
@@ -155,7 +170,7 @@ async fn free_block(
         if finished {
             freed.finished.push(job.id);
         }
-        records.push((job.id.0, if finished { Leave::Over } else { Leave::Back }));
+        records.push((job.id.0, if finished { JobExit::Finished } else { JobExit::Requeued }));
         deltas.moved(job.lane, Tally::InFlight, tally, 1);
         freed.left.push(job.lane);
     }
@@ -166,9 +181,9 @@ async fn free_block(
 }
 
 /// `None`: it is gone already.
-async fn take_block(client: &Object, run: Run, holder: Option<Uuid>) -> Result<Option<Block>> {
+async fn take_claim(client: &Object, run: Run, holder: Option<Uuid>) -> Result<Option<Claim>> {
     let row = client
-        .query_opt("DELETE FROM faena.block WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
+        .query_opt("DELETE FROM faena.claim WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
         .await?;
     let Some(row) = row else { return Ok(None) };
     let ids: Vec<Uuid> = row.get(2);
@@ -178,7 +193,7 @@ async fn take_block(client: &Object, run: Run, holder: Option<Uuid>) -> Result<O
         .query(
             "SELECT j.id, j.lane, j.options, r.started_at, r.worker, c.reason, r.ready_at FROM faena.job j
              LEFT JOIN faena.running r ON r.id = j.id AND r.run = $2
-             LEFT JOIN faena.cancel c ON c.id = j.id
+             LEFT JOIN faena.cancel_request c ON c.id = j.id
              WHERE j.id = ANY($1) ORDER BY j.id",
             &[&ids, &run],
         )
@@ -200,7 +215,7 @@ async fn take_block(client: &Object, run: Run, holder: Option<Uuid>) -> Result<O
             cancel: line.get(5),
         });
     }
-    Ok(Some(Block {
+    Ok(Some(Claim {
         run,
         claimed_at: Timestamp::from_ms(row.get(0)),
         first_ready_at: Timestamp::from_ms(row.get(1)),
@@ -208,7 +223,7 @@ async fn take_block(client: &Object, run: Run, holder: Option<Uuid>) -> Result<O
     }))
 }
 
-impl Block {
+impl Claim {
     fn log(&self, job: &Lost, last: &[LogLine]) -> String {
         let mut lines = vec![
             LogLine::new(job.ready_at, LogEvent::Queued, ""),
@@ -242,7 +257,7 @@ impl Ended {
     #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
     fn push(
         &mut self,
-        block: &Block,
+        claim: &Claim,
         job: &Lost,
         state: i16,
         error: Option<&str>,
@@ -253,7 +268,7 @@ impl Ended {
         self.lanes.push(job.lane);
         self.states.push(state);
         self.ids.push(job.id.0);
-        self.runs.push(block.run);
+        self.runs.push(claim.run);
         self.times.push(now.as_ms());
         self.retries.push(super::end::small(job.retry_count));
         self.started.push(job.started_at);

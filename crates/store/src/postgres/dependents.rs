@@ -8,23 +8,23 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{Line, small, storable},
-    leave::forget,
+    cleanup::clean_up,
+    end::{QueueRows, small, storable},
     note::add_note,
     read,
     submit::apply,
 };
 use crate::{
-    LaneId, Leave, Result, Signal, Tally,
+    JobExit, LaneId, Result, Signal, Tally,
     assemble::parse_options,
     plan::{Deltas, Taken, parent_cause},
     types::{CANCELLED, PENDING},
 };
 
 /// Tells the children of `finished`, and so on down the graph. May be told again; what has happened happens once.
-pub async fn tell_children(shared: &Shared, finished: &[JobId], now: Timestamp) -> Result<()> {
+pub async fn release_dependents(shared: &Shared, finished: &[JobId], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = tell_all(&client, finished, now).await;
+    let result = release_all(&client, finished, now).await;
     let result = match result {
         Ok((deltas, lanes, signals)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| (lanes, signals)),
         Err(error) => Err(error),
@@ -32,15 +32,15 @@ pub async fn tell_children(shared: &Shared, finished: &[JobId], now: Timestamp) 
     let (lanes, signals) = client.end(result).await?;
     for lane in lanes {
         shared.cursors.lower(lane, now.as_ms());
-        shared.tell([Signal::Ready(lane)]);
+        shared.signal([Signal::Ready(lane)]);
     }
-    shared.tell([Signal::Waiting]);
-    shared.tell(signals);
+    shared.signal([Signal::Waiting]);
+    shared.signal(signals);
     Ok(())
 }
 
 /// What to count, which lanes have ready jobs, what else to tell after the commit.
-async fn tell_all(
+async fn release_all(
     client: &Object,
     finished: &[JobId],
     now: Timestamp,
@@ -85,13 +85,13 @@ async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
     client
         .execute(
             "SELECT FROM faena.job j JOIN faena.waiting w ON w.lane = j.lane AND w.state = 0 AND w.id = j.id
-             WHERE j.id IN (SELECT child FROM faena.depends WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w",
+             WHERE j.id IN (SELECT child FROM faena.dependency WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w",
             &[&ids],
         )
         .await?;
     let rows = client
         .query(
-            "SELECT d.parent, d.child, j.options FROM faena.depends d LEFT JOIN faena.job j ON j.id = d.child
+            "SELECT d.parent, d.child, j.options FROM faena.dependency d LEFT JOIN faena.job j ON j.id = d.child
              WHERE d.parent = ANY($1)",
             &[&ids],
         )
@@ -118,7 +118,7 @@ async fn free(
     }
     client
         .execute(
-            "DELETE FROM faena.depends d USING unnest($1::uuid[], $2::uuid[]) AS e(parent, child)
+            "DELETE FROM faena.dependency d USING unnest($1::uuid[], $2::uuid[]) AS e(parent, child)
              WHERE d.parent = e.parent AND d.child = e.child",
             &[parents, children],
         )
@@ -129,13 +129,13 @@ async fn free(
             "DELETE FROM faena.waiting w USING faena.job j
              WHERE j.id = ANY($1) AND NOT (j.id = ANY($2))
                AND w.lane = j.lane AND w.state = 0 AND w.id = j.id AND w.blocked
-               AND NOT EXISTS (SELECT FROM faena.depends d WHERE d.child = j.id)
+               AND NOT EXISTS (SELECT FROM faena.dependency d WHERE d.child = j.id)
              RETURNING w.id, w.lane, j.options",
             &[children, &stay],
         )
         .await?;
-    let mut ready = Line::default();
-    let mut waiting = Line::default();
+    let mut ready = QueueRows::default();
+    let mut waiting = QueueRows::default();
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
         add_note(client, id, None, LogLine::new(now, LogEvent::ParentsDone, "")).await?;
@@ -164,7 +164,7 @@ async fn cancel(
         return Ok(Vec::new());
     }
     let ids: Vec<Uuid> = causes.keys().copied().collect();
-    client.execute("DELETE FROM faena.depends WHERE child = ANY($1)", &[&ids]).await?;
+    client.execute("DELETE FROM faena.dependency WHERE child = ANY($1)", &[&ids]).await?;
     let rows = client
         .query(
             "DELETE FROM faena.waiting w USING faena.job j
@@ -181,7 +181,7 @@ async fn cancel(
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
         gone.push(id);
     }
-    signals.extend(forget(client, &gone.iter().map(|id| (id.0, Leave::Over)).collect::<Vec<_>>()).await?);
+    signals.extend(clean_up(client, &gone.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?);
     Ok(gone)
 }
 

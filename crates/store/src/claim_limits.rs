@@ -13,7 +13,7 @@ pub const AHEAD_MS: i64 = 50;
 
 /// A limit as a claim finds it.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub struct ClaimLimit {
     scope: Scope,
     limit: Limit,
     held: usize,
@@ -27,20 +27,20 @@ pub struct Gate {
     now: Timestamp,
 }
 
-impl Gate {
-    pub fn new(scope: Scope, limit: Limit, held: usize, bucket: Option<Bucket>, now: Timestamp) -> Gate {
+impl ClaimLimit {
+    pub fn new(scope: Scope, limit: Limit, held: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
         let bucket = limit.rate.map(|rate| rate.refilled(bucket, now));
-        Gate { scope, limit, held, bucket, reached_at: None, allowed: usize::MAX, taken: 0, cut: false, now }
+        ClaimLimit { scope, limit, held, bucket, reached_at: None, allowed: usize::MAX, taken: 0, cut: false, now }
     }
 
-    pub fn stored(stored: StoredLimit, held: usize, now: Timestamp) -> Gate {
-        let gate = Gate::new(stored.scope, stored.limit, held, stored.bucket, now);
-        Gate { reached_at: stored.reached_at, ..gate }
+    pub fn stored(stored: StoredLimit, held: usize, now: Timestamp) -> ClaimLimit {
+        let claim_limit = ClaimLimit::new(stored.scope, stored.limit, held, stored.bucket, now);
+        ClaimLimit { reached_at: stored.reached_at, ..claim_limit }
     }
 
-    pub fn of_key(rules: &Rules, key: String, held: usize, bucket: Option<Bucket>, now: Timestamp) -> Gate {
+    pub fn of_key(rules: &Rules, key: String, held: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
         let limit = rules.key_limit(&key).unwrap_or_default();
-        Gate::new(Scope::Key(key), limit, held, bucket, now)
+        ClaimLimit::new(Scope::Key(key), limit, held, bucket, now)
     }
 
     /// How many more may be in hands at once.
@@ -108,20 +108,20 @@ pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<B
 
 /// The limits of the system, queues and types that apply to the lanes of a claim.
 #[derive(Clone, Debug, Default)]
-pub struct Gates {
-    gates: Vec<Gate>,
+pub struct ClaimLimits {
+    claim_limits: Vec<ClaimLimit>,
     of_lane: HashMap<LaneId, Vec<usize>>,
 }
 
 /// What a claim writes into a limit's row.
 #[derive(Clone, PartialEq, Debug)]
-pub struct GateChange {
+pub struct LimitChange {
     pub scope: Scope,
     pub bucket: Option<Bucket>,
     pub reached_at: Option<Timestamp>,
 }
 
-impl Gates {
+impl ClaimLimits {
     /// The scopes whose limits a claim of these lanes has to look at, in the order in which they are locked.
     pub fn scopes<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> Vec<Scope> {
         let scopes: BTreeSet<Scope> = lanes
@@ -132,17 +132,17 @@ impl Gates {
         scopes.into_iter().collect()
     }
 
-    pub fn new<'a>(gates: Vec<Gate>, lanes: impl IntoIterator<Item = &'a Lane>) -> Gates {
+    pub fn new<'a>(claim_limits: Vec<ClaimLimit>, lanes: impl IntoIterator<Item = &'a Lane>) -> ClaimLimits {
         let of_lane = lanes.into_iter().map(|lane| {
-            let holds = |gate: &Gate| holds_for(&gate.scope, lane);
-            (lane.id, (0..gates.len()).filter(|at| holds(&gates[*at])).collect())
+            let holds = |claim_limit: &ClaimLimit| applies_to(&claim_limit.scope, lane);
+            (lane.id, (0..claim_limits.len()).filter(|at| holds(&claim_limits[*at])).collect())
         });
-        Gates { of_lane: of_lane.collect(), gates }
+        ClaimLimits { of_lane: of_lane.collect(), claim_limits }
     }
 
     /// From here on another ask is served.
     pub fn begin(&mut self, at_once: usize) {
-        self.gates.iter_mut().for_each(|gate| gate.begin(at_once));
+        self.claim_limits.iter_mut().for_each(|claim_limit| claim_limit.begin(at_once));
     }
 
     pub fn of(&self, lane: LaneId) -> &[usize] {
@@ -150,19 +150,19 @@ impl Gates {
     }
 
     pub fn room(&self, lane: LaneId) -> usize {
-        self.of(lane).iter().map(|at| self.gates[*at].room()).min().unwrap_or(usize::MAX)
+        self.of(lane).iter().map(|at| self.claim_limits[*at].room()).min().unwrap_or(usize::MAX)
     }
 
     pub fn take(&mut self, lane: LaneId, count: usize) {
         for at in self.of_lane.get(&lane).into_iter().flatten() {
-            self.gates[*at].take(count);
+            self.claim_limits[*at].take(count);
         }
     }
 
     /// Less was there than a lane might have given.
     pub fn give_back(&mut self, lane: LaneId, count: usize) {
         for at in self.of_lane.get(&lane).into_iter().flatten() {
-            self.gates[*at].give_back(count);
+            self.claim_limits[*at].give_back(count);
         }
     }
 
@@ -171,11 +171,11 @@ impl Gates {
         let mut until: Option<Timestamp> = None;
         let mut by_time_only = true;
         for at in self.of_lane.get(&lane).into_iter().flatten() {
-            let gate = &mut self.gates[*at];
-            if gate.room() == 0 {
+            let claim_limit = &mut self.claim_limits[*at];
+            if claim_limit.room() == 0 {
                 // What was claimed ahead is no reason to say that the limit is reached.
-                gate.cut |= gate.free() == 0 || gate.tokens() == 0;
-                match gate.opens_at() {
+                claim_limit.cut |= claim_limit.free() == 0 || claim_limit.tokens() == 0;
+                match claim_limit.opens_at() {
                     Some(at) => until = until.max(Some(at)),
                     None => by_time_only = false,
                 }
@@ -186,27 +186,28 @@ impl Gates {
 
     /// Whether nothing but what may be claimed ahead holds this lane back.
     pub fn has_room_for_others(&self, lane: LaneId) -> bool {
-        let gates = || self.of(lane).iter().map(|at| &self.gates[*at]);
-        gates().any(|gate| gate.room() == 0) && gates().all(|gate| gate.free() > 0 && gate.tokens() > 0)
+        let claim_limits = || self.of(lane).iter().map(|at| &self.claim_limits[*at]);
+        claim_limits().any(|claim_limit| claim_limit.room() == 0)
+            && claim_limits().all(|claim_limit| claim_limit.free() > 0 && claim_limit.tokens() > 0)
     }
 
     /// Since when a job of this lane that has been ready since `ready_at` had to wait for which limit.
     pub fn waited(&self, lane: LaneId, ready_at: Timestamp) -> Option<(Timestamp, String)> {
-        self.of(lane).iter().map(|at| &self.gates[*at]).find_map(|gate| {
-            let reached_at = gate.reached_at.filter(|at| *at >= ready_at)?;
-            Some((reached_at, reached_text(&gate.scope, &gate.limit, gate.bucket)))
+        self.of(lane).iter().map(|at| &self.claim_limits[*at]).find_map(|claim_limit| {
+            let reached_at = claim_limit.reached_at.filter(|at| *at >= ready_at)?;
+            Some((reached_at, reached_text(&claim_limit.scope, &claim_limit.limit, claim_limit.bucket)))
         })
     }
 
     /// What is to be written. That a limit was reached is told once a second if nothing else is written.
-    pub fn changes(&self, now: Timestamp) -> Vec<GateChange> {
+    pub fn changes(&self, now: Timestamp) -> Vec<LimitChange> {
         let mut changes = Vec::new();
-        for gate in &self.gates {
-            let stale = gate.reached_at.is_none_or(|at| now.ms_since(at) >= 1_000 || gate.taken > 0);
-            let reached = gate.cut && stale;
-            if reached || (gate.taken > 0 && gate.bucket.is_some()) {
-                let reached_at = if reached { Some(now) } else { gate.reached_at };
-                changes.push(GateChange { scope: gate.scope.clone(), bucket: gate.left(), reached_at });
+        for claim_limit in &self.claim_limits {
+            let stale = claim_limit.reached_at.is_none_or(|at| now.ms_since(at) >= 1_000 || claim_limit.taken > 0);
+            let reached = claim_limit.cut && stale;
+            if reached || (claim_limit.taken > 0 && claim_limit.bucket.is_some()) {
+                let reached_at = if reached { Some(now) } else { claim_limit.reached_at };
+                changes.push(LimitChange { scope: claim_limit.scope.clone(), bucket: claim_limit.left(), reached_at });
             }
         }
         changes
@@ -214,7 +215,7 @@ impl Gates {
 }
 
 /// Whether a limit counts the jobs of a lane.
-pub fn holds_for(scope: &Scope, lane: &Lane) -> bool {
+pub fn applies_to(scope: &Scope, lane: &Lane) -> bool {
     match scope {
         Scope::System => true,
         Scope::Queue(name) => *name == lane.queue,
@@ -225,7 +226,7 @@ pub fn holds_for(scope: &Scope, lane: &Lane) -> bool {
 
 /// Since when a job that is ready since `ready_at` waits for which of these limits.
 pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Option<(Timestamp, String)> {
-    limits.iter().filter(|stored| holds_for(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
+    limits.iter().filter(|stored| applies_to(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
         let reached_at = stored.reached_at.filter(|at| *at >= ready_at)?;
         Some((reached_at, reached_text(&stored.scope, &stored.limit, stored.bucket)))
     })

@@ -5,12 +5,12 @@ use faena_domain::{Attempt, JobId, JobState, Timestamp};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Shared, audit, change, family, read};
+use super::{Shared, audit, change, dependents, read};
 use crate::{
     DeadLetterStats, LaneId, Result, Signal, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
-    lists::{self, Ask, Letters, Scan},
+    lists::{self, DeadLetterMatches, ListQuery, Scan},
     types::FAILED,
 };
 
@@ -23,7 +23,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Resu
     };
     let result = audit::with(&client, entry, now, work).await;
     client.end(result).await?;
-    shared.tell([Signal::Waiting]);
+    shared.signal([Signal::Waiting]);
     Ok(())
 }
 
@@ -36,7 +36,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
     };
     let result = audit::with(&client, entry, now, work).await;
     client.end(result).await?;
-    family::tell_children(shared, &[id], now).await
+    dependents::release_dependents(shared, &[id], now).await
 }
 
 async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Result<()> {
@@ -55,7 +55,7 @@ async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Res
 ///
 /// PostgreSQL: it searches itself, so that the texts need not travel. What is the same letter in another case, it knows as its
 /// locale does; in the locale C only for ASCII.
-pub async fn search(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
+pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], before: JobId) -> Result<DeadLetterMatches> {
     let per_lane = lists::per_lane(lanes.len());
     let statement = client
         .prepare_cached(&format!(
@@ -66,17 +66,18 @@ pub async fn search(client: &Object, ask: &Ask, lanes: &[LaneId], before: JobId)
                  FROM (SELECT id, error, reason FROM faena.ended
                        WHERE lane = l.lane AND state = {FAILED} AND id < $2 AND id >= $3 ORDER BY id {} LIMIT $4) x) w",
             lists::SEARCHED,
-            ask.order()
+            query.order()
         ))
         .await?;
-    let (error, reason) = ask.said();
-    let rows = client.query(&statement, &[&lanes, &before.0, &ask.from.0, &(per_lane as i64), &error, &reason]).await?;
+    let (error, reason) = query.search_terms();
+    let rows =
+        client.query(&statement, &[&lanes, &before.0, &query.from.0, &(per_lane as i64), &error, &reason]).await?;
     let scans = rows.iter().map(|row| Scan {
         seen: usize::try_from(row.get::<_, i64>(0)).unwrap_or(0),
         last: row.get::<_, Option<Uuid>>(1).map(JobId),
         ids: row.get::<_, Option<Vec<Uuid>>>(2).unwrap_or_default().into_iter().map(JobId).collect(),
     });
-    Ok(ask.letters(scans.collect(), per_lane))
+    Ok(query.dead_letters(scans.collect(), per_lane))
 }
 
 pub async fn stats(shared: &Shared) -> Result<DeadLetterStats> {

@@ -4,21 +4,21 @@ use faena_domain::JobId;
 
 use super::{read, webhooks, writer::Tx};
 use crate::{
-    Lane, LaneId, Leave, Result, Signal,
+    JobExit, Lane, LaneId, Result, Signal,
     admit::{counts, distinct},
     plan::{KeyKind, key_number},
 };
 
 /// Removes what stood beside the fast path, and lets a finished job's webhook follow, so its row in `done` or `ended` must stand.
 /// A job that comes back can expire again: its expiry may have passed while it ran.
-pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
-    let terminal = leave != Leave::Back;
+pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
+    let terminal = exit != JobExit::Requeued;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
     if terminal {
-        tx.connection.prepare_cached("DELETE FROM cancel WHERE id = ?")?.execute([id.0])?;
+        tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
     }
     let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { return Ok(()) };
-    if leave == Leave::Over
+    if exit == JobExit::Finished
         && let Some(url) = options.webhook_url.clone()
     {
         webhooks::announce(tx, lane, id, url, &options)?;
@@ -31,7 +31,7 @@ pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
         ))?;
     }
     if let Some(key) = options.concurrency_key {
-        release(tx, key_number(&key), id)?;
+        release_key(tx, key_number(&key), id)?;
     }
     if let Some(expires_at) = options.expires_at {
         let sql = if terminal {
@@ -46,16 +46,17 @@ pub fn forget(tx: &Tx, id: JobId, leave: Leave) -> Result<()> {
 }
 
 /// A job with a key is in nobody's hands any more: the lines of its key may go on.
-fn release(tx: &Tx, key: i64, id: JobId) -> Result<()> {
-    let held = tx.connection.prepare_cached("DELETE FROM hold WHERE key = ? AND id = ?")?.execute((key, id.0))?;
+fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
+    let held =
+        tx.connection.prepare_cached("DELETE FROM key_in_flight WHERE key = ? AND id = ?")?.execute((key, id.0))?;
     if held == 0 {
         return Ok(());
     }
     // What waits for its rate goes on when that lets it.
     tx.connection
-        .prepare_cached("UPDATE line SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
+        .prepare_cached("UPDATE key_queue SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
         .execute([key])?;
-    let mut statement = tx.connection.prepare_cached("SELECT lane FROM line WHERE key = ?")?;
+    let mut statement = tx.connection.prepare_cached("SELECT lane FROM key_queue WHERE key = ?")?;
     let mut lanes = statement.query([key])?;
     while let Some(row) = lanes.next()? {
         tx.signal(Signal::Ready(row.get(0)?));
@@ -64,7 +65,7 @@ fn release(tx: &Tx, key: i64, id: JobId) -> Result<()> {
 }
 
 /// Tells that jobs of these lanes have left somebody's hands, if that lets others go.
-pub fn tell_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
+pub fn signal_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
     let rules = tx.shared.rules.current();
     if !rules.limits.is_empty() {
         let lanes: Vec<Lane> = distinct(lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();

@@ -12,36 +12,36 @@ use super::{
 };
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
-    admit::{self, Admission, OpenLine, Ruled, Wanted},
+    admit::{self, Admission, LimitedClaim, OpenKeyQueue, ReadRequest},
     assemble::parse_options,
-    gates::{Gate, Gates, holds_for},
+    claim_limits::{ClaimLimit, ClaimLimits, applies_to},
 };
 
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
 const ROUNDS: usize = 16;
 
-pub fn claim(tx: &Tx, ask: ClaimRequest, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<Ruled> {
-    if !may_claim(tx, ask.owner)? {
+pub fn claim(tx: &Tx, request: ClaimRequest, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<LimitedClaim> {
+    if !may_claim(tx, request.owner)? {
         return Ok(ClaimResult { refused: true, ..ClaimResult::default() }.into());
     }
-    let mut gates = gates(tx, rules, lanes, now)?;
+    let mut claim_limits = claim_limits(tx, rules, lanes, now)?;
     if let [lane] = lanes
         && !lane.keyed
     {
-        let ruled = claim_lane(tx, &ask, lane.id, &mut gates, now)?;
-        put_gates(tx, &gates, now)?;
+        let ruled = claim_lane(tx, &request, lane.id, &mut claim_limits, now)?;
+        put_claim_limits(tx, &claim_limits, now)?;
         return Ok(ruled);
     }
     let mut claim = ClaimResult::default();
     let mut for_others = Vec::new();
     for round in 1..=ROUNDS {
-        let (left, at_once) = (ask.limit - claim.jobs.len(), ask.at_once.saturating_sub(claim.jobs.len()));
-        let turns = (rules, &tx.shared.turns);
-        let mut admission = Admission::new(&mut gates, lanes.iter().cloned(), turns, (left, at_once), now);
-        let more = look(tx, &mut admission, at_once, rules, now)?;
-        let jobs = admitted(tx, &mut admission, ask.owner, now)?;
+        let (left, at_once) = (request.limit - claim.jobs.len(), request.at_once.saturating_sub(claim.jobs.len()));
+        let round_robin = (rules, &tx.shared.round_robin);
+        let mut admission = Admission::new(&mut claim_limits, lanes.iter().cloned(), round_robin, (left, at_once), now);
+        let more = select_jobs(tx, &mut admission, at_once, rules, now)?;
+        let jobs = admitted(tx, &mut admission, request.owner, now)?;
         claim.jobs.extend(jobs);
-        if more.is_empty() || claim.jobs.len() >= ask.limit || round == ROUNDS {
+        if more.is_empty() || claim.jobs.len() >= request.limit || round == ROUNDS {
             for lane in more {
                 admission.look_again(lane, now);
             }
@@ -55,20 +55,26 @@ pub fn claim(tx: &Tx, ask: ClaimRequest, lanes: &[Lane], rules: &Rules, now: Tim
             break;
         }
     }
-    put_gates(tx, &gates, now)?;
-    Ok(Ruled { claim, for_others })
+    put_claim_limits(tx, &claim_limits, now)?;
+    Ok(LimitedClaim { claim, for_others })
 }
 
 /// One lane without keys, which is what most claims are: there is nothing to choose, the first ones go. (Measured: through the choice
 /// below, a drain under a limit of 10 000 ran at 78 % of one without.)
-fn claim_lane(tx: &Tx, ask: &ClaimRequest, lane: LaneId, gates: &mut Gates, now: Timestamp) -> Result<Ruled> {
-    gates.begin(ask.at_once);
-    let room = gates.room(lane);
-    let mut ruled = Ruled::default();
+fn claim_lane(
+    tx: &Tx,
+    request: &ClaimRequest,
+    lane: LaneId,
+    claim_limits: &mut ClaimLimits,
+    now: Timestamp,
+) -> Result<LimitedClaim> {
+    claim_limits.begin(request.at_once);
+    let room = claim_limits.room(lane);
+    let mut ruled = LimitedClaim::default();
     let mut rows = Vec::new();
     if room > 0 {
         // One more than may go, to see whether any is held back.
-        let wanted = ask.limit.min(room.saturating_add(1));
+        let wanted = request.limit.min(room.saturating_add(1));
         let mut statement = tx.connection.prepare_cached(
             "SELECT ready_at, id, retry_count, start_first FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
         )?;
@@ -81,41 +87,41 @@ fn claim_lane(tx: &Tx, ask: &ClaimRequest, lane: LaneId, gates: &mut Gates, now:
     let held_back = room == 0 || rows.len() > room;
     rows.truncate(room);
     if !rows.is_empty() {
-        gates.take(lane, rows.len());
-        ruled.claim.jobs = hand_out(tx, next_run(tx)?, ask.owner, rows.into_iter(), now)?;
+        claim_limits.take(lane, rows.len());
+        ruled.claim.jobs = hand_out(tx, next_run(tx)?, request.owner, rows.into_iter(), now)?;
         for job in &mut ruled.claim.jobs {
-            job.limited = gates.waited(lane, job.ready_at);
+            job.limited = claim_limits.waited(lane, job.ready_at);
         }
     }
     if held_back {
-        ruled.claim.limited.push(gates.hold_back(lane));
-        ruled.for_others.extend(gates.has_room_for_others(lane).then_some(lane));
+        ruled.claim.limited.push(claim_limits.hold_back(lane));
+        ruled.for_others.extend(claim_limits.has_room_for_others(lane).then_some(lane));
     }
     Ok(ruled)
 }
 
 /// The limits that apply to these lanes, with what is running.
-fn gates(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Result<Gates> {
-    let scopes = Gates::scopes(rules, lanes);
+fn claim_limits(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Result<ClaimLimits> {
+    let scopes = ClaimLimits::scopes(rules, lanes);
     if scopes.is_empty() {
-        return Ok(Gates::default());
+        return Ok(ClaimLimits::default());
     }
     let all = tx.shared.lanes.all();
-    let mut gates = Vec::new();
+    let mut claim_limits = Vec::new();
     for stored in rules::limits(tx.connection)? {
         if scopes.contains(&stored.scope) && !stored.limit.is_none() {
-            let mut held = 0;
-            for lane in all.iter().filter(|lane| holds_for(&stored.scope, lane)) {
-                held += held_in(tx, lane.id)?;
+            let mut in_flight = 0;
+            for lane in all.iter().filter(|lane| applies_to(&stored.scope, lane)) {
+                in_flight += in_flight_in(tx, lane.id)?;
             }
-            gates.push(Gate::stored(stored, usize::try_from(held).unwrap_or(0), now));
+            claim_limits.push(ClaimLimit::stored(stored, usize::try_from(in_flight).unwrap_or(0), now));
         }
     }
-    Ok(Gates::new(gates, lanes))
+    Ok(ClaimLimits::new(claim_limits, lanes))
 }
 
 /// How many jobs of a lane are in hands. What this transaction has changed is not in the table yet.
-fn held_in(tx: &Tx, lane: LaneId) -> Result<i64> {
+fn in_flight_in(tx: &Tx, lane: LaneId) -> Result<i64> {
     let counted: Option<i64> = tx
         .connection
         .prepare_cached("SELECT n FROM counter WHERE lane = ? AND tally = ?")?
@@ -125,7 +131,13 @@ fn held_in(tx: &Tx, lane: LaneId) -> Result<i64> {
 }
 
 /// Reads who could go and chooses. Answers with the keyed lanes that have more open lines than were looked at.
-fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: Timestamp) -> Result<Vec<LaneId>> {
+fn select_jobs(
+    tx: &Tx,
+    admission: &mut Admission,
+    at_once: usize,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Vec<LaneId>> {
     let mut more = Vec::new();
     for lane in admission.open_lanes() {
         if !lane.keyed {
@@ -140,24 +152,28 @@ fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: 
             continue;
         }
         open_due(tx, lane.id, now)?;
-        let looked_at = admit::lines_looked_at(admission.limit(), 1);
-        let lines = open_lines(tx, lane.id, looked_at)?;
-        if lines.len() == looked_at {
+        let looked_at = admit::key_queues_read(admission.limit(), 1);
+        let key_queues = open_key_queues(tx, lane.id, looked_at)?;
+        if key_queues.len() == looked_at {
             more.push(lane.id);
         }
-        for line in lines {
-            match key_of(tx, &line)? {
-                None => admission.add_empty(&line),
+        for key_queue in key_queues {
+            match key_of(tx, &key_queue)? {
+                None => admission.add_empty(&key_queue),
                 Some(name) => {
-                    let (held, bucket) = key_facts(tx, line.key, rules)?;
-                    admission.add_line(line, || Gate::of_key(rules, name, held, bucket, now), at_once);
+                    let (in_flight, bucket) = key_facts(tx, key_queue.key, rules)?;
+                    admission.add_key_queue(
+                        key_queue,
+                        || ClaimLimit::of_key(rules, name, in_flight, bucket, now),
+                        at_once,
+                    );
                 }
             }
         }
     }
     let mut wanted = admission.wanted();
     loop {
-        read_lines(tx, admission, &wanted)?;
+        read_key_queues(tx, admission, &wanted)?;
         wanted = admission.choose();
         if wanted.is_empty() {
             return Ok(more);
@@ -169,33 +185,33 @@ fn look(tx: &Tx, admission: &mut Admission, at_once: usize, rules: &Rules, now: 
 fn open_due(tx: &Tx, lane: LaneId, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "UPDATE line INDEXED BY line_opens SET open = 1, opens_at = NULL WHERE opens_at <= ? AND lane = ?",
+            "UPDATE key_queue INDEXED BY key_queue_opens SET open = 1, opens_at = NULL WHERE opens_at <= ? AND lane = ?",
         )?
         .execute((now.as_ms(), lane))?;
     Ok(())
 }
 
-pub const OPEN_LINES: &str = "SELECT key, turn, limited_at, limited_by FROM line INDEXED BY line_open
+pub const OPEN_KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by FROM key_queue INDEXED BY key_queue_open
      WHERE lane = ? AND open = 1 ORDER BY turn, key LIMIT ?";
 
-fn open_lines(tx: &Tx, lane: LaneId, limit: usize) -> Result<Vec<OpenLine>> {
-    let mut statement = tx.connection.prepare_cached(OPEN_LINES)?;
-    let lines = statement.query_map((lane, limit as i64), |row| {
+fn open_key_queues(tx: &Tx, lane: LaneId, limit: usize) -> Result<Vec<OpenKeyQueue>> {
+    let mut statement = tx.connection.prepare_cached(OPEN_KEY_QUEUES)?;
+    let key_queues = statement.query_map((lane, limit as i64), |row| {
         let limited = row.get::<_, Option<i64>>(2)?.zip(row.get(3)?);
-        Ok(OpenLine { lane, key: row.get(0)?, turn: row.get(1)?, limited })
+        Ok(OpenKeyQueue { lane, key: row.get(0)?, turn: row.get(1)?, limited })
     })?;
-    Ok(lines.collect::<rusqlite::Result<_>>()?)
+    Ok(key_queues.collect::<rusqlite::Result<_>>()?)
 }
 
 /// The key of a line, from its first job. `None`: it has none.
-fn key_of(tx: &Tx, line: &OpenLine) -> Result<Option<String>> {
+fn key_of(tx: &Tx, key_queue: &OpenKeyQueue) -> Result<Option<String>> {
     let options: Option<Option<String>> = tx
         .connection
         .prepare_cached(
             "SELECT job.options FROM ready INDEXED BY ready_key CROSS JOIN job ON job.id = ready.id
              WHERE ready.lane = ? AND ready.key = ? ORDER BY ready.ready_at, ready.id LIMIT 1",
         )?
-        .query_row((line.lane, line.key), |row| row.get(0))
+        .query_row((key_queue.lane, key_queue.key), |row| row.get(0))
         .optional()?;
     let Some(options) = options else { return Ok(None) };
     Ok(Some(parse_options(options.as_deref())?.concurrency_key.unwrap_or_default()))
@@ -204,23 +220,23 @@ fn key_of(tx: &Tx, line: &OpenLine) -> Result<Option<String>> {
 /// How many jobs of a key are in hands, and what is left of its rate.
 fn key_facts(tx: &Tx, key: i64, rules: &Rules) -> Result<(usize, Option<Bucket>)> {
     let most = admit::most_of_a_key(rules);
-    let held: i64 = tx
+    let in_flight: i64 = tx
         .connection
-        .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM hold WHERE key = ? LIMIT ?)")?
+        .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM key_in_flight WHERE key = ? LIMIT ?)")?
         .query_row((key, most as i64), |row| row.get(0))?;
     let bucket = tx
         .connection
         .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?
         .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
         .optional()?;
-    Ok((usize::try_from(held).unwrap_or(0), bucket))
+    Ok((usize::try_from(in_flight).unwrap_or(0), bucket))
 }
 
-fn read_lines(tx: &Tx, admission: &mut Admission, wanted: &[Wanted]) -> Result<()> {
+fn read_key_queues(tx: &Tx, admission: &mut Admission, wanted: &[ReadRequest]) -> Result<()> {
     let mut statement = tx.connection.prepare_cached(
         "SELECT ready_at, id FROM ready INDEXED BY ready_key WHERE lane = ? AND key = ? ORDER BY ready_at, id LIMIT ?",
     )?;
-    for Wanted { lane, key, count } in wanted {
+    for ReadRequest { lane, key, count } in wanted {
         let mut rows = statement.query((lane, key, *count as i64))?;
         while let Some(row) = rows.next()? {
             admission.add_job(*lane, *key, Timestamp::from_ms(row.get(0)?), JobId(row.get(1)?));
@@ -250,11 +266,11 @@ fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) ->
             job.limited = admission.waited(job.lane, keys.get(&job.id).copied().flatten(), job.ready_at);
         }
     }
-    for change in admission.line_changes() {
+    for change in admission.key_queue_changes() {
         let (limited_at, limited_by) = change.limited.unzip();
         tx.connection
             .prepare_cached(
-                "UPDATE line SET open = ?3, opens_at = ?4,
+                "UPDATE key_queue SET open = ?3, opens_at = ?4,
                      turn = coalesce(?5, (SELECT ready_at FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2
                          ORDER BY ready_at, id LIMIT 1), turn),
                      limited_at = coalesce(?6, limited_at), limited_by = coalesce(?7, limited_by)
@@ -265,7 +281,7 @@ fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) ->
     for (lane, key) in admission.maybe_empty() {
         tx.connection
             .prepare_cached(
-                "DELETE FROM line WHERE lane = ?1 AND key = ?2
+                "DELETE FROM key_queue WHERE lane = ?1 AND key = ?2
                      AND NOT EXISTS (SELECT 1 FROM ready INDEXED BY ready_key WHERE lane = ?1 AND key = ?2)",
             )?
             .execute((lane, key))?;
@@ -285,15 +301,15 @@ fn opens_at(tx: &Tx, lane: LaneId) -> Result<Option<Timestamp>> {
     let at: Option<i64> = tx
         .connection
         .prepare_cached(
-            "SELECT opens_at FROM line INDEXED BY line_opens WHERE opens_at IS NOT NULL AND lane = ? ORDER BY opens_at LIMIT 1",
+            "SELECT opens_at FROM key_queue INDEXED BY key_queue_opens WHERE opens_at IS NOT NULL AND lane = ? ORDER BY opens_at LIMIT 1",
         )?
         .query_row([lane], |row| row.get(0))
         .optional()?;
     Ok(at.map(Timestamp::from_ms))
 }
 
-fn put_gates(tx: &Tx, gates: &Gates, now: Timestamp) -> Result<()> {
-    for change in gates.changes(now) {
+fn put_claim_limits(tx: &Tx, claim_limits: &ClaimLimits, now: Timestamp) -> Result<()> {
+    for change in claim_limits.changes(now) {
         let (scope, name) = change.scope.parts();
         tx.connection
             .prepare_cached(

@@ -31,7 +31,8 @@ pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<
         .into_values()
         .map(|mut line| {
             line.sort_by_key(|c| (c.ordering.score(c.priority, c.ready_at), c.id));
-            if line.first().is_some_and(|c| c.fairness == Fairness::Key) { in_turn(line) } else { line }.into_iter()
+            if line.first().is_some_and(|c| c.fairness == Fairness::Key) { in_run_order(line) } else { line }
+                .into_iter()
         })
         .collect();
     if !lines.is_empty() {
@@ -52,17 +53,17 @@ pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<
 }
 
 /// One job of each key per round. `line` is in the order in which each key's jobs shall go.
-fn in_turn<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+fn in_run_order<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     struct Turn {
         served_at: i64,
         /// Where its first job stands.
         place: usize,
         jobs: usize,
     }
-    let mut turns: BTreeMap<Option<i64>, Turn> = BTreeMap::new();
+    let mut round_robin: BTreeMap<Option<i64>, Turn> = BTreeMap::new();
     let mut rounds = Vec::with_capacity(line.len());
     for (place, candidate) in line.iter().enumerate() {
-        let turn = turns.entry(candidate.key).or_insert(Turn { served_at: candidate.turn, place, jobs: 0 });
+        let turn = round_robin.entry(candidate.key).or_insert(Turn { served_at: candidate.turn, place, jobs: 0 });
         // A key has a line in each lane; what counts is when any of them was served.
         turn.served_at = turn.served_at.max(candidate.turn);
         rounds.push(turn.jobs);
@@ -72,7 +73,7 @@ fn in_turn<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
         .into_iter()
         .zip(rounds)
         .map(|(candidate, round)| {
-            let turn = &turns[&candidate.key];
+            let turn = &round_robin[&candidate.key];
             ((round, turn.served_at, turn.place), candidate)
         })
         .collect();

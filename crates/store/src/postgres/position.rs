@@ -6,39 +6,39 @@ use faena_domain::{Bucket, JobId, JobState, Timestamp};
 use super::{Shared, read};
 use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub async fn standing(shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
+pub async fn position(shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
     let client = shared.client().await?;
-    let result = standing_in(shared, &client, id).await;
+    let result = position_in(shared, &client, id).await;
     client.keep(result)
 }
 
-async fn standing_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobPosition>> {
+async fn position_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobPosition>> {
     let Some(row) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await? else {
         return Ok(None);
     };
     let lane: LaneId = row.get(0);
-    let mut standing = JobPosition { parents: parents(client, id).await?, ..JobPosition::default() };
+    let mut position = JobPosition { parents: parents(client, id).await?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(client, lane, id).await? {
         if !shared.lanes.contains(lane) {
             shared.load_lanes().await?;
         }
         let lane = shared.lanes.require(lane)?;
-        standing.ahead = ahead(client, shared, &lane, ready_at, id).await?;
+        position.ahead = ahead(client, shared, &lane, ready_at, id).await?;
         if let Some(key) = key {
-            (standing.key_held, standing.key_holders) = holders(client, key).await?;
-            standing.key_bucket = client
+            (position.key_held, position.key_holders) = holders(client, key).await?;
+            position.key_bucket = client
                 .query_opt("SELECT tokens, at FROM faena.bucket WHERE key = $1", &[&key])
                 .await?
                 .map(|row| Bucket { tokens: row.get(0), at: Timestamp::from_ms(row.get(1)) });
         }
     } else if read::states_of(client, &[id]).await?.get(&id).is_some_and(|state| state.is_in_flight()) {
-        standing.owner = owner(client, id).await?;
-        standing.cancel = client
-            .query_opt("SELECT at, reason FROM faena.cancel WHERE id = $1", &[&id.0])
+        position.owner = owner(client, id).await?;
+        position.cancel = client
+            .query_opt("SELECT at, reason FROM faena.cancel_request WHERE id = $1", &[&id.0])
             .await?
             .map(|row| (Timestamp::from_ms(row.get(0)), row.get(1)));
     }
-    Ok(Some(standing))
+    Ok(Some(position))
 }
 
 async fn ready_place(client: &Object, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
@@ -48,7 +48,7 @@ async fn ready_place(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
 }
 
 async fn parents(client: &Object, id: JobId) -> Result<Vec<(JobId, Option<JobState>)>> {
-    let rows = client.query("SELECT parent FROM faena.depends WHERE child = $1 ORDER BY parent", &[&id.0]).await?;
+    let rows = client.query("SELECT parent FROM faena.dependency WHERE child = $1 ORDER BY parent", &[&id.0]).await?;
     let parents: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
     let states = read::states_of(client, &parents).await?;
     Ok(parents.into_iter().map(|parent| (parent, states.get(&parent).copied())).collect())
@@ -78,9 +78,10 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
 }
 
 async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
-    let held: i64 = client.query_one("SELECT count(*) FROM faena.hold WHERE key = $1", &[&key]).await?.get(0);
+    let held: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight WHERE key = $1", &[&key]).await?.get(0);
     let most = JobPosition::MOST_NAMED as i64;
-    let named = client.query("SELECT id FROM faena.hold WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
+    let named =
+        client.query("SELECT id FROM faena.key_in_flight WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
     Ok((u64::try_from(held).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
 }
 
@@ -88,9 +89,9 @@ async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
 async fn owner(client: &Object, id: JobId) -> Result<Option<ClaimOwner>> {
     let row = client
         .query_opt(
-            "SELECT b.claimed_at, n.name, n.lease_until, w.deadline FROM faena.block b
-             LEFT JOIN faena.worker w ON w.id = b.node AND w.ended_at IS NULL
-             LEFT JOIN faena.node n ON n.id = coalesce(w.node, b.node)
+            "SELECT b.claimed_at, n.name, n.lease_until, w.deadline FROM faena.claim b
+             LEFT JOIN faena.worker w ON w.id = b.owner AND w.ended_at IS NULL
+             LEFT JOIN faena.node n ON n.id = coalesce(w.node, b.owner)
              WHERE b.ids @> ARRAY[$1::uuid] ORDER BY b.run DESC LIMIT 1",
             &[&id.0],
         )

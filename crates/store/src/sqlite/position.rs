@@ -7,30 +7,30 @@ use uuid::Uuid;
 use super::{Shared, read};
 use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub fn standing(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
+pub fn position(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
     let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
-    let mut standing = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
+    let mut position = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
         if !shared.lanes.contains(lane) {
             shared.lanes.insert(read::lanes(connection)?);
         }
         let lane = shared.lanes.require(lane)?;
-        standing.ahead = ahead(connection, shared, &lane, ready_at, id)?;
+        position.ahead = ahead(connection, shared, &lane, ready_at, id)?;
         if let Some(key) = key {
-            (standing.key_held, standing.key_holders) = holders(connection, key)?;
-            standing.key_bucket = connection
+            (position.key_held, position.key_holders) = holders(connection, key)?;
+            position.key_bucket = connection
                 .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?
                 .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
                 .optional()?;
         }
     } else if read::state_of(connection, id)?.is_some_and(JobState::is_in_flight) {
-        standing.owner = owner(connection, id)?;
-        standing.cancel = connection
-            .prepare_cached("SELECT at, reason FROM cancel WHERE id = ?")?
+        position.owner = owner(connection, id)?;
+        position.cancel = connection
+            .prepare_cached("SELECT at, reason FROM cancel_request WHERE id = ?")?
             .query_row([id.0], |row| Ok((Timestamp::from_ms(row.get(0)?), row.get(1)?)))
             .optional()?;
     }
-    Ok(Some(standing))
+    Ok(Some(position))
 }
 
 fn ready_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
@@ -42,7 +42,7 @@ fn ready_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Optio
 
 fn parents(connection: &Connection, id: JobId) -> Result<Vec<(JobId, Option<JobState>)>> {
     let parents: Vec<Uuid> = connection
-        .prepare_cached("SELECT parent FROM depends WHERE child = ? ORDER BY parent")?
+        .prepare_cached("SELECT parent FROM dependency WHERE child = ? ORDER BY parent")?
         .query_map([id.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     parents.into_iter().map(JobId).map(|parent| Ok((parent, read::state_of(connection, parent)?))).collect()
@@ -69,10 +69,11 @@ fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id
 }
 
 fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
-    let held: i64 =
-        connection.prepare_cached("SELECT count(*) FROM hold WHERE key = ?")?.query_row([key], |row| row.get(0))?;
+    let held: i64 = connection
+        .prepare_cached("SELECT count(*) FROM key_in_flight WHERE key = ?")?
+        .query_row([key], |row| row.get(0))?;
     let named = connection
-        .prepare_cached("SELECT id FROM hold WHERE key = ? ORDER BY id LIMIT ?")?
+        .prepare_cached("SELECT id FROM key_in_flight WHERE key = ? ORDER BY id LIMIT ?")?
         .query_map((key, JobPosition::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
         .collect::<rusqlite::Result<_>>()?;
     Ok((u64::try_from(held).unwrap_or(0), named))
@@ -82,9 +83,9 @@ fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
 fn owner(connection: &Connection, id: JobId) -> Result<Option<ClaimOwner>> {
     Ok(connection
         .prepare_cached(
-            "SELECT b.claimed_at, n.name, w.deadline FROM block b
-             LEFT JOIN worker w ON w.id = b.node AND w.ended_at IS NULL
-             LEFT JOIN node n ON n.id = coalesce(w.node, b.node)
+            "SELECT b.claimed_at, n.name, w.deadline FROM claim b
+             LEFT JOIN worker w ON w.id = b.owner AND w.ended_at IS NULL
+             LEFT JOIN node n ON n.id = coalesce(w.node, b.owner)
              WHERE instr(b.ids, ?1) > 0 ORDER BY b.run DESC LIMIT 1",
         )?
         .query_row([id.0], |row| {

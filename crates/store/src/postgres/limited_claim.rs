@@ -17,14 +17,14 @@ use uuid::Uuid;
 
 use super::{
     Lease, Shared,
-    claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, Portion, claimed_job, may_claim, take},
+    claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, claimed_job, may_claim, take},
     rules,
 };
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
-    admit::{self, Admission, BUSY_MS, OpenLine, Ruled, Wanted},
+    admit::{self, Admission, BUSY_MS, LimitedClaim, OpenKeyQueue, ReadRequest},
     assemble::parse_options,
-    gates::{Gate, Gates},
+    claim_limits::{ClaimLimit, ClaimLimits},
 };
 
 /// Locks the limits of some scopes.
@@ -36,15 +36,15 @@ pub const LOCK_LIMITS: &str =
      ORDER BY r.scope, r.name FOR UPDATE OF r";
 
 /// How many jobs of each scope are in hands.
-pub const HELD: &str = "SELECT s.scope, s.name, (
+pub const IN_FLIGHT: &str = "SELECT s.scope, s.name, (
          SELECT coalesce(sum(c.n), 0)::int8 FROM faena.lane l
          CROSS JOIN LATERAL (SELECT n FROM faena.counter WHERE lane = l.id AND tally = 2) c
          WHERE s.scope = 0 OR (s.scope = 1 AND l.queue = s.name) OR (s.scope = 2 AND l.type = s.name))
      FROM unnest($1::int2[], $2::text[]) AS s(scope, name)";
 
 /// The open lines of a lane in turn, each locked unless somebody else has it. Whoever puts jobs into a line does not stand in the way.
-pub const LINES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
-         SELECT key, turn, limited_at, limited_by FROM faena.line WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
+pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
+         SELECT key, turn, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
          FOR NO KEY UPDATE SKIP LOCKED) AS l";
 
 /// `BETWEEN` and the order by key, here and below: so only `ready_key` gives the order. The planner would else walk over the jobs of
@@ -52,7 +52,7 @@ pub const LINES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_adviso
 ///
 /// Of each line: its first job's options, how many jobs of its key are in hands, what is left of its rate.
 pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
-         (SELECT count(*) FROM (SELECT FROM faena.hold WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
+         (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
      FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
      LEFT JOIN LATERAL (
          SELECT j.id, j.options FROM faena.ready r JOIN faena.job j ON j.id = r.id
@@ -60,7 +60,7 @@ pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
      LEFT JOIN faena.bucket b ON b.key = l.key
      ORDER BY l.n";
 
-pub const LINE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
+pub const KEY_QUEUE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
      FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS l(lane, key, count)
      CROSS JOIN LATERAL (
          SELECT ready_at, id FROM faena.ready WHERE lane = l.lane AND key BETWEEN l.key AND l.key
@@ -75,9 +75,9 @@ pub const TAKE: &str = "
                 SELECT ctid FROM faena.ready WHERE lane = c.lane AND ready_at = c.ready_at AND id = c.id
                 FOR UPDATE SKIP LOCKED) AS r))
         RETURNING lane, ready_at, id, retry_count, start_first, key),
-    held AS (INSERT INTO faena.hold (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
-    block AS (
-        INSERT INTO faena.block (run, node, claimed_at, first_ready_at, ids, retries)
+    held AS (INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
+    claim AS (
+        INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),
                CASE WHEN bool_or(retry_count > 0) THEN array_agg(retry_count) END
         FROM picked HAVING count(*) > 0
@@ -88,31 +88,34 @@ pub const TAKE: &str = "
         FROM (SELECT lane, count(*) AS n FROM picked GROUP BY lane) AS s, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
         ORDER BY 2, 3
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT block.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
+    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
            job.correlation, job.options, job.payload, picked.lane, picked.key
-    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN block";
+    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim";
 
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
 const ROUNDS: usize = 16;
 
 /// What one transaction gives.
-struct Served {
-    claims: Vec<Ruled>,
+struct ClaimBatch {
+    claims: Vec<LimitedClaim>,
     /// There are more open lines than were looked at.
     more: bool,
 }
 
 pub async fn claim(
     shared: &Shared,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     group: &Group,
     rules: &Rules,
     now: Timestamp,
-) -> Result<Vec<Ruled>> {
-    let mut open: Vec<ClaimRequest> =
-        group.asks.iter().map(|(at, lanes)| ClaimRequest { lanes: lanes.clone(), ..asks[*at].clone() }).collect();
-    let mut claims: Vec<Ruled> = Vec::new();
-    claims.resize_with(open.len(), Ruled::default);
+) -> Result<Vec<LimitedClaim>> {
+    let mut open: Vec<ClaimRequest> = group
+        .requests
+        .iter()
+        .map(|(at, lanes)| ClaimRequest { lanes: lanes.clone(), ..requests[*at].clone() })
+        .collect();
+    let mut claims: Vec<LimitedClaim> = Vec::new();
+    claims.resize_with(open.len(), LimitedClaim::default);
     for _ in 0..ROUNDS {
         let served = match shared.retrying(|| serve(shared, &open, rules, now)).await {
             Ok(served) => served,
@@ -120,66 +123,68 @@ pub async fn claim(
             Err(_) if claims.iter().any(|ruled| !ruled.claim.jobs.is_empty()) => break,
             Err(error) => return Err(error),
         };
-        for ((ruled, ask), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
-            let Ruled { claim: mut more, for_others } = more;
+        for ((ruled, request), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
+            let LimitedClaim { claim: mut more, for_others } = more;
             let claim = &mut ruled.claim;
             ruled.for_others = for_others;
-            ask.limit = ask.limit.saturating_sub(more.jobs.len());
-            ask.at_once = ask.at_once.saturating_sub(more.jobs.len());
+            request.limit = request.limit.saturating_sub(more.jobs.len());
+            request.at_once = request.at_once.saturating_sub(more.jobs.len());
             claim.jobs.append(&mut more.jobs);
             claim.limited = more.limited;
             claim.refused = more.refused && claim.jobs.is_empty();
         }
-        if !served.more || open.iter().all(|ask| ask.limit == 0) {
+        if !served.more || open.iter().all(|request| request.limit == 0) {
             break;
         }
     }
     Ok(claims)
 }
 
-async fn serve(shared: &Shared, asks: &[ClaimRequest], rules: &Rules, now: Timestamp) -> Result<Served> {
+async fn serve(shared: &Shared, requests: &[ClaimRequest], rules: &Rules, now: Timestamp) -> Result<ClaimBatch> {
     let client = shared.client().await?;
-    let result = serve_in(shared, &client, asks, rules, now).await;
+    let result = serve_in(shared, &client, requests, rules, now).await;
     client.end(result).await
 }
 
 async fn serve_in(
     shared: &Shared,
     client: &Lease,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     rules: &Rules,
     now: Timestamp,
-) -> Result<Served> {
-    let lanes = admit::distinct(asks.iter().flat_map(|ask| ask.lanes.iter().copied()));
+) -> Result<ClaimBatch> {
+    let lanes = admit::distinct(requests.iter().flat_map(|request| request.lanes.iter().copied()));
     let lanes: Vec<Lane> = lanes.into_iter().filter_map(|lane| shared.lanes.get(lane)).collect();
-    let (mut gates, living) = begin(client, asks, &lanes, rules, now).await?;
+    let (mut claim_limits, live) = begin(client, requests, &lanes, rules, now).await?;
     let keyed = lanes.iter().any(|lane| lane.keyed);
-    if keyed && !living {
-        return Ok(Served {
+    if keyed && !live {
+        return Ok(ClaimBatch {
             claims: vec![ClaimResult { refused: true, ..ClaimResult::default() }.into()],
             more: false,
         });
     }
-    let served = match asks {
-        [ask] if keyed || lanes.len() > 1 => serve_one(shared, client, ask, lanes, &mut gates, rules, now).await?,
-        singles => serve_singles(shared, client, singles, &mut gates, now).await?,
+    let served = match requests {
+        [request] if keyed || lanes.len() > 1 => {
+            serve_one(shared, client, request, lanes, &mut claim_limits, rules, now).await?
+        }
+        singles => serve_singles(shared, client, singles, &mut claim_limits, now).await?,
     };
-    put_gates(client, &gates, now).await?;
+    put_claim_limits(client, &claim_limits, now).await?;
     Ok(served)
 }
 
 /// Begins the transaction: locks the worker (if there is one) and the limits, then counts what is in hands.
 async fn begin(
     client: &Object,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     lanes: &[Lane],
     rules: &Rules,
     now: Timestamp,
-) -> Result<(Gates, bool)> {
-    let scopes = Gates::scopes(rules, lanes);
+) -> Result<(ClaimLimits, bool)> {
+    let scopes = ClaimLimits::scopes(rules, lanes);
     let numbers: Vec<i16> = scopes.iter().map(|scope| scope.parts().0).collect();
     let names: Vec<&str> = scopes.iter().map(|scope| scope.parts().1).collect();
-    let owner = match asks {
+    let owner = match requests {
         [ClaimRequest { owner: Owner::Worker { id, session }, .. }] => Some((id.0, *session)),
         _ => None,
     };
@@ -188,93 +193,94 @@ async fn begin(
         .prepare_cached("SELECT FROM faena.worker WHERE id = $1 AND session = $2 AND ended_at IS NULL FOR KEY SHARE")
         .await?;
     let lock = client.prepare_cached(LOCK_LIMITS).await?;
-    let held = client.prepare_cached(HELD).await?;
+    let in_flight = client.prepare_cached(IN_FLIGHT).await?;
     let worker_parameters: [&(dyn ToSql + Sync); 2] = [&id, &session];
     let scope_parameters: [&(dyn ToSql + Sync); 2] = [&numbers, &names];
-    let (begun, worker, limits, held) = join4(
+    let (begun, worker, limits, in_flight) = join4(
         client.batch_execute(BEGIN_CLAIM),
         client.query(&worker, &worker_parameters),
         client.query(&lock, &scope_parameters),
-        client.query(&held, &scope_parameters),
+        client.query(&in_flight, &scope_parameters),
     )
     .await;
     begun?;
-    let living = owner.is_none() || !worker?.is_empty();
-    let held: HashMap<Scope, i64> =
-        held?.iter().filter_map(|row| Some((Scope::from_parts(row.get(0), row.get(1))?, row.get(2)))).collect();
+    let live = owner.is_none() || !worker?.is_empty();
+    let in_flight: HashMap<Scope, i64> =
+        in_flight?.iter().filter_map(|row| Some((Scope::from_parts(row.get(0), row.get(1))?, row.get(2)))).collect();
     let limits = limits?;
-    let gates = limits.iter().filter_map(rules::stored).filter(|stored| !stored.limit.is_none()).map(|stored| {
-        let running = held.get(&stored.scope).copied().unwrap_or(0);
-        Gate::stored(stored, usize::try_from(running).unwrap_or(0), now)
+    let claim_limits = limits.iter().filter_map(rules::stored).filter(|stored| !stored.limit.is_none()).map(|stored| {
+        let running = in_flight.get(&stored.scope).copied().unwrap_or(0);
+        ClaimLimit::stored(stored, usize::try_from(running).unwrap_or(0), now)
     });
-    Ok((Gates::new(gates.collect(), lanes), living))
+    Ok((ClaimLimits::new(claim_limits.collect(), lanes), live))
 }
 
 /// Asks with one lane each.
 async fn serve_singles(
     shared: &Shared,
     client: &Object,
-    asks: &[ClaimRequest],
-    gates: &mut Gates,
+    requests: &[ClaimRequest],
+    claim_limits: &mut ClaimLimits,
     now: Timestamp,
-) -> Result<Served> {
-    let owners: Vec<Owner> = asks.iter().map(|ask| ask.owner).collect();
-    let mut for_others: Vec<Vec<LaneId>> = asks.iter().map(|_| Vec::new()).collect();
+) -> Result<ClaimBatch> {
+    let owners: Vec<Owner> = requests.iter().map(|request| request.owner).collect();
+    let mut for_others: Vec<Vec<LaneId>> = requests.iter().map(|_| Vec::new()).collect();
     let mut portions = Vec::new();
-    for (at, ask) in asks.iter().enumerate() {
-        let Some(lane) = ask.lanes.first().copied() else { continue };
-        gates.begin(ask.at_once);
-        let quota = ask.limit.min(gates.room(lane));
-        gates.take(lane, quota);
-        if quota < ask.limit && gates.has_room_for_others(lane) {
+    for (at, request) in requests.iter().enumerate() {
+        let Some(lane) = request.lanes.first().copied() else { continue };
+        claim_limits.begin(request.at_once);
+        let quota = request.limit.min(claim_limits.room(lane));
+        claim_limits.take(lane, quota);
+        if quota < request.limit && claim_limits.has_room_for_others(lane) {
             for_others[at].push(lane);
         }
-        portions.push(Portion { ask: at, lane, quota });
+        portions.push(LaneShare { request: at, lane, quota });
     }
-    let asked: Vec<Portion> = portions.iter().copied().filter(|portion| portion.quota > 0).collect();
+    let asked: Vec<LaneShare> = portions.iter().copied().filter(|portion| portion.quota > 0).collect();
     let mut jobs: Vec<Vec<ClaimedJob>> = if asked.is_empty() {
         owners.iter().map(|_| Vec::new()).collect()
     } else {
         take(shared, client, &owners, asked, Frame::Inside, now).await?
     };
-    let mut claims: Vec<ClaimResult> = Vec::with_capacity(asks.len());
-    for (ask, jobs) in asks.iter().zip(&mut jobs) {
+    let mut claims: Vec<ClaimResult> = Vec::with_capacity(requests.len());
+    for (request, jobs) in requests.iter().zip(&mut jobs) {
         for job in jobs.iter_mut() {
-            job.limited = gates.waited(job.lane, job.ready_at);
+            job.limited = claim_limits.waited(job.lane, job.ready_at);
         }
         let jobs = std::mem::take(jobs);
-        let refused = jobs.is_empty() && !may_claim(client, ask.owner).await?;
+        let refused = jobs.is_empty() && !may_claim(client, request.owner).await?;
         claims.push(ClaimResult { jobs, refused, ..ClaimResult::default() });
     }
-    for Portion { ask, lane, quota } in portions {
-        gates.give_back(lane, quota - claims[ask].jobs.len().min(quota));
+    for LaneShare { request, lane, quota } in portions {
+        claim_limits.give_back(lane, quota - claims[request].jobs.len().min(quota));
         // It got all that it was let: there may be more.
-        if quota < asks[ask].limit && claims[ask].jobs.len() == quota && !claims[ask].refused {
-            let limited = gates.hold_back(lane);
-            claims[ask].limited.push(limited);
+        if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].refused {
+            let limited = claim_limits.hold_back(lane);
+            claims[request].limited.push(limited);
         }
     }
-    let ruled = claims.into_iter().zip(for_others).map(|(claim, for_others)| Ruled { claim, for_others }).collect();
-    Ok(Served { claims: ruled, more: false })
+    let ruled =
+        claims.into_iter().zip(for_others).map(|(claim, for_others)| LimitedClaim { claim, for_others }).collect();
+    Ok(ClaimBatch { claims: ruled, more: false })
 }
 
 /// One ask with several lanes, or with lanes of keys.
 async fn serve_one(
     shared: &Shared,
     client: &Object,
-    ask: &ClaimRequest,
+    request: &ClaimRequest,
     lanes: Vec<Lane>,
-    gates: &mut Gates,
+    claim_limits: &mut ClaimLimits,
     rules: &Rules,
     now: Timestamp,
-) -> Result<Served> {
-    let limits = (ask.limit, ask.at_once);
+) -> Result<ClaimBatch> {
+    let limits = (request.limit, request.at_once);
     let keyed: Vec<LaneId> = lanes.iter().filter(|lane| lane.keyed).map(|lane| lane.id).collect();
-    let mut admission = Admission::new(gates, lanes, (rules, &shared.turns), limits, now);
-    let seen = look(shared, client, &mut admission, ask.at_once, rules, now).await?;
-    let jobs = admitted(shared, client, &mut admission, ask.owner, now).await?;
-    let more = jobs.len() < ask.limit && !seen.more.is_empty();
-    if jobs.len() < ask.limit {
+    let mut admission = Admission::new(claim_limits, lanes, (rules, &shared.round_robin), limits, now);
+    let seen = select_jobs(shared, client, &mut admission, request.at_once, rules, now).await?;
+    let jobs = admitted(shared, client, &mut admission, request.owner, now).await?;
+    let more = jobs.len() < request.limit && !seen.more.is_empty();
+    if jobs.len() < request.limit {
         for lane in seen.more {
             admission.look_again(lane, now);
         }
@@ -288,13 +294,13 @@ async fn serve_one(
         }
     }
     let limited: Vec<Limited> = admission.limited();
-    let refused = jobs.is_empty() && !may_claim(client, ask.owner).await?;
-    let ruled = Ruled { claim: ClaimResult { jobs, refused, limited }, for_others: admission.for_others() };
-    Ok(Served { claims: vec![ruled], more })
+    let refused = jobs.is_empty() && !may_claim(client, request.owner).await?;
+    let ruled = LimitedClaim { claim: ClaimResult { jobs, refused, limited }, for_others: admission.for_others() };
+    Ok(ClaimBatch { claims: vec![ruled], more })
 }
 
 #[derive(Default)]
-struct Looked {
+struct Selection {
     /// Lanes with more open lines than were looked at.
     more: Vec<LaneId>,
     /// Lanes with lines that somebody else has.
@@ -302,28 +308,29 @@ struct Looked {
 }
 
 /// Reads who could go and chooses.
-async fn look(
+async fn select_jobs(
     shared: &Shared,
     client: &Object,
     admission: &mut Admission<'_>,
     at_once: usize,
     rules: &Rules,
     now: Timestamp,
-) -> Result<Looked> {
-    let mut looked = Looked::default();
+) -> Result<Selection> {
+    let mut looked = Selection::default();
     let (keyed, plain): (Vec<Lane>, Vec<Lane>) = admission.open_lanes().into_iter().partition(|lane| lane.keyed);
     read_heads(shared, client, admission, &plain).await?;
     if !keyed.is_empty() {
         if admit::keys_have_rates(rules) {
             open_due(client, &keyed, now).await?;
         }
-        let lines =
-            open_lines(client, &keyed, admit::lines_looked_at(admission.limit(), keyed.len()), &mut looked).await?;
-        read_keys(client, admission, lines, at_once, rules, now).await?;
+        let key_queues =
+            open_key_queues(client, &keyed, admit::key_queues_read(admission.limit(), keyed.len()), &mut looked)
+                .await?;
+        read_keys(client, admission, key_queues, at_once, rules, now).await?;
     }
     let mut wanted = admission.wanted();
     loop {
-        read_lines(client, admission, &wanted).await?;
+        read_key_queues(client, admission, &wanted).await?;
         wanted = admission.choose();
         if wanted.is_empty() {
             return Ok(looked);
@@ -357,26 +364,31 @@ async fn open_due(client: &Object, lanes: &[Lane], now: Timestamp) -> Result<()>
     let statement = client
         .prepare_cached(
             "WITH due AS (
-                 SELECT lane, key FROM faena.line WHERE opens_at <= $1 AND lane = ANY($2) ORDER BY opens_at LIMIT 1000
+                 SELECT lane, key FROM faena.key_queue WHERE opens_at <= $1 AND lane = ANY($2) ORDER BY opens_at LIMIT 1000
                  FOR NO KEY UPDATE SKIP LOCKED)
-             UPDATE faena.line l SET open = true, opens_at = NULL FROM due d WHERE l.lane = d.lane AND l.key = d.key",
+             UPDATE faena.key_queue l SET open = true, opens_at = NULL FROM due d WHERE l.lane = d.lane AND l.key = d.key",
         )
         .await?;
     client.execute(&statement, &[&now.as_ms(), &lanes]).await?;
     Ok(())
 }
 
-async fn open_lines(client: &Object, lanes: &[Lane], most: usize, looked: &mut Looked) -> Result<Vec<OpenLine>> {
-    let statement = client.prepare_cached(LINES).await?;
+async fn open_key_queues(
+    client: &Object,
+    lanes: &[Lane],
+    most: usize,
+    looked: &mut Selection,
+) -> Result<Vec<OpenKeyQueue>> {
+    let statement = client.prepare_cached(KEY_QUEUES).await?;
     let count = i64::try_from(most).unwrap_or(i64::MAX);
     let rows = try_join_all(lanes.iter().map(|lane| {
         let (statement, count) = (&statement, &count);
         async move { client.query(statement, &[&lane.id, count]).await }
     }))
     .await?;
-    let mut lines = Vec::new();
+    let mut key_queues = Vec::new();
     let others = client
-        .prepare_cached("SELECT 1 FROM faena.line WHERE lane = $1 AND open AND NOT (key = ANY($2)) LIMIT 1")
+        .prepare_cached("SELECT 1 FROM faena.key_queue WHERE lane = $1 AND open AND NOT (key = ANY($2)) LIMIT 1")
         .await?;
     for (lane, rows) in lanes.iter().zip(rows) {
         let keys: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
@@ -387,55 +399,55 @@ async fn open_lines(client: &Object, lanes: &[Lane], most: usize, looked: &mut L
         {
             looked.busy.push(lane.id);
         }
-        lines.extend(rows.iter().filter(|row| row.get(4)).map(|row| {
+        key_queues.extend(rows.iter().filter(|row| row.get(4)).map(|row| {
             let limited = row.get::<_, Option<i64>>(2).zip(row.get(3));
-            OpenLine { lane: lane.id, key: row.get(0), turn: row.get(1), limited }
+            OpenKeyQueue { lane: lane.id, key: row.get(0), turn: row.get(1), limited }
         }));
     }
-    Ok(lines)
+    Ok(key_queues)
 }
 
 /// The keys of lines, once they are locked.
 async fn read_keys(
     client: &Object,
     admission: &mut Admission<'_>,
-    lines: Vec<OpenLine>,
+    key_queues: Vec<OpenKeyQueue>,
     at_once: usize,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<()> {
-    if lines.is_empty() {
+    if key_queues.is_empty() {
         return Ok(());
     }
     let statement = client.prepare_cached(KEYS).await?;
-    let lanes: Vec<LaneId> = lines.iter().map(|line| line.lane).collect();
-    let keys: Vec<i64> = lines.iter().map(|line| line.key).collect();
+    let lanes: Vec<LaneId> = key_queues.iter().map(|key_queue| key_queue.lane).collect();
+    let keys: Vec<i64> = key_queues.iter().map(|key_queue| key_queue.key).collect();
     let most = i64::try_from(admit::most_of_a_key(rules)).unwrap_or(i64::MAX);
     let rows = client.query(&statement, &[&lanes, &keys, &most]).await?;
-    for (line, row) in lines.into_iter().zip(rows) {
+    for (key_queue, row) in key_queues.into_iter().zip(rows) {
         if !row.get::<_, bool>(0) {
-            admission.add_empty(&line);
+            admission.add_empty(&key_queue);
             continue;
         }
         let name = parse_options(row.get(1))?.concurrency_key.unwrap_or_default();
-        let held = usize::try_from(row.get::<_, i64>(2)).unwrap_or(0);
+        let in_flight = usize::try_from(row.get::<_, i64>(2)).unwrap_or(0);
         let bucket = row
             .get::<_, Option<f64>>(3)
             .zip(row.get::<_, Option<i64>>(4))
             .map(|(tokens, at)| Bucket { tokens, at: Timestamp::from_ms(at) });
-        admission.add_line(line, || Gate::of_key(rules, name, held, bucket, now), at_once);
+        admission.add_key_queue(key_queue, || ClaimLimit::of_key(rules, name, in_flight, bucket, now), at_once);
     }
     Ok(())
 }
 
-async fn read_lines(client: &Object, admission: &mut Admission<'_>, wanted: &[Wanted]) -> Result<()> {
+async fn read_key_queues(client: &Object, admission: &mut Admission<'_>, wanted: &[ReadRequest]) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let statement = client.prepare_cached(LINE_HEADS).await?;
-    let lanes: Vec<LaneId> = wanted.iter().map(|line| line.lane).collect();
-    let keys: Vec<i64> = wanted.iter().map(|line| line.key).collect();
-    let counts: Vec<i64> = wanted.iter().map(|line| i64::try_from(line.count).unwrap_or(i64::MAX)).collect();
+    let statement = client.prepare_cached(KEY_QUEUE_HEADS).await?;
+    let lanes: Vec<LaneId> = wanted.iter().map(|key_queue| key_queue.lane).collect();
+    let keys: Vec<i64> = wanted.iter().map(|key_queue| key_queue.key).collect();
+    let counts: Vec<i64> = wanted.iter().map(|key_queue| i64::try_from(key_queue.count).unwrap_or(i64::MAX)).collect();
     for row in client.query(&statement, &[&lanes, &keys, &counts]).await? {
         admission.add_job(row.get(0), row.get(1), Timestamp::from_ms(row.get(2)), JobId(row.get(3)));
     }
@@ -450,8 +462,8 @@ async fn admitted(
     owner: Owner,
     now: Timestamp,
 ) -> Result<Vec<ClaimedJob>> {
-    let portions: Vec<Portion> =
-        admission.quotas().into_iter().map(|(lane, quota)| Portion { ask: 0, lane, quota }).collect();
+    let portions: Vec<LaneShare> =
+        admission.quotas().into_iter().map(|(lane, quota)| LaneShare { request: 0, lane, quota }).collect();
     let mut jobs: Vec<(ClaimedJob, Option<i64>)> = Vec::new();
     if !portions.is_empty() {
         let taken = take(shared, client, &[owner], portions, Frame::Inside, now).await?;
@@ -468,11 +480,11 @@ async fn admitted(
         }
     }
     for (lane, count) in missing {
-        admission.gates.give_back(lane, count);
+        admission.claim_limits.give_back(lane, count);
     }
     let taken: HashSet<JobId> = jobs.iter().map(|(job, _)| job.id).collect();
     admission.missed(|waiting| waiting.key.is_some() && !taken.contains(&waiting.id));
-    see_to_lines(client, admission).await?;
+    write_key_queues(client, admission).await?;
     let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|(job, _)| job).collect();
     jobs.sort_by_key(|job| (places.get(&job.id).copied().unwrap_or(usize::MAX), job.ready_at, job.id));
     Ok(jobs)
@@ -498,19 +510,19 @@ async fn take_keyed(
     rows.iter().map(|row| Ok((claimed_job(row.get(8), row)?, row.get(9)))).collect()
 }
 
-async fn see_to_lines(client: &Object, admission: &mut Admission<'_>) -> Result<()> {
-    let changes = admission.line_changes();
+async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) -> Result<()> {
+    let changes = admission.key_queue_changes();
     if !changes.is_empty() {
         let lanes: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
         let keys: Vec<i64> = changes.iter().map(|change| change.key).collect();
-        let turns: Vec<Option<i64>> = changes.iter().map(|change| change.turn).collect();
+        let round_robin: Vec<Option<i64>> = changes.iter().map(|change| change.turn).collect();
         let open: Vec<bool> = changes.iter().map(|change| change.open).collect();
         let opens: Vec<Option<i64>> = changes.iter().map(|change| change.opens_at).collect();
         let (limited_at, limited_by): (Vec<Option<i64>>, Vec<Option<String>>) =
             changes.into_iter().map(|change| change.limited.unzip()).unzip();
         let statement = client
             .prepare_cached(
-                "UPDATE faena.line l SET open = u.open, opens_at = u.opens_at,
+                "UPDATE faena.key_queue l SET open = u.open, opens_at = u.opens_at,
                      turn = coalesce(u.turn, (SELECT r.ready_at FROM faena.ready r
                          WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1), l.turn),
                      limited_at = coalesce(u.limited_at, l.limited_at), limited_by = coalesce(u.limited_by, l.limited_by)
@@ -519,7 +531,7 @@ async fn see_to_lines(client: &Object, admission: &mut Admission<'_>) -> Result<
                  WHERE l.lane = u.lane AND l.key = u.key",
             )
             .await?;
-        client.execute(&statement, &[&lanes, &keys, &turns, &open, &opens, &limited_at, &limited_by]).await?;
+        client.execute(&statement, &[&lanes, &keys, &round_robin, &open, &opens, &limited_at, &limited_by]).await?;
     }
     remove_empty(client, admission.maybe_empty()).await?;
     let buckets = admission.buckets();
@@ -538,17 +550,17 @@ async fn see_to_lines(client: &Object, admission: &mut Admission<'_>) -> Result<
     Ok(())
 }
 
-/// Removes lines without jobs. Whoever is just putting a job into one has locked it (`put_lines`), and it stays. Looked at in a
+/// Removes lines without jobs. Whoever is just putting a job into one has locked it (`put_key_queues`), and it stays. Looked at in a
 /// statement after the lock: who put something in before that is seen.
-async fn remove_empty(client: &Object, lines: Vec<(LaneId, i64)>) -> Result<()> {
-    if lines.is_empty() {
+async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Result<()> {
+    if key_queues.is_empty() {
         return Ok(());
     }
-    let (lanes, keys): (Vec<LaneId>, Vec<i64>) = lines.into_iter().unzip();
+    let (lanes, keys): (Vec<LaneId>, Vec<i64>) = key_queues.into_iter().unzip();
     let lock = client
         .prepare_cached(
             "SELECT l.lane, l.key FROM unnest($1::int4[], $2::int8[]) AS u(lane, key)
-             JOIN faena.line l ON l.lane = u.lane AND l.key = u.key FOR UPDATE OF l SKIP LOCKED",
+             JOIN faena.key_queue l ON l.lane = u.lane AND l.key = u.key FOR UPDATE OF l SKIP LOCKED",
         )
         .await?;
     let rows = client.query(&lock, &[&lanes, &keys]).await?;
@@ -556,7 +568,7 @@ async fn remove_empty(client: &Object, lines: Vec<(LaneId, i64)>) -> Result<()> 
     let keys: Vec<i64> = rows.iter().map(|row| row.get(1)).collect();
     let delete = client
         .prepare_cached(
-            "DELETE FROM faena.line l USING unnest($1::int4[], $2::int8[]) AS u(lane, key)
+            "DELETE FROM faena.key_queue l USING unnest($1::int4[], $2::int8[]) AS u(lane, key)
              WHERE l.lane = u.lane AND l.key = u.key
                AND (SELECT 1 FROM faena.ready r WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key
                     ORDER BY r.key, r.ready_at, r.id LIMIT 1) IS NULL",
@@ -572,15 +584,15 @@ async fn opens_at(client: &Object, lanes: &[LaneId]) -> Result<Vec<(LaneId, Time
         .prepare_cached(
             "SELECT k.lane, l.opens_at FROM unnest($1::int4[]) AS k(lane)
              CROSS JOIN LATERAL (
-                 SELECT opens_at FROM faena.line WHERE lane = k.lane AND opens_at IS NOT NULL ORDER BY opens_at LIMIT 1) AS l",
+                 SELECT opens_at FROM faena.key_queue WHERE lane = k.lane AND opens_at IS NOT NULL ORDER BY opens_at LIMIT 1) AS l",
         )
         .await?;
     let rows = client.query(&statement, &[&lanes]).await?;
     Ok(rows.iter().map(|row| (row.get(0), Timestamp::from_ms(row.get(1)))).collect())
 }
 
-async fn put_gates(client: &Object, gates: &Gates, now: Timestamp) -> Result<()> {
-    let changes = gates.changes(now);
+async fn put_claim_limits(client: &Object, claim_limits: &ClaimLimits, now: Timestamp) -> Result<()> {
+    let changes = claim_limits.changes(now);
     if changes.is_empty() {
         return Ok(());
     }

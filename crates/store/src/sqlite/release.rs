@@ -5,24 +5,24 @@ use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
 use super::{
-    claim::block_jobs,
-    end::{ended_as, tell_children},
-    leave::{forget, tell_room},
+    claim::claim_jobs,
+    cleanup::{clean_up, signal_room},
+    end::{ended_as, release_dependents},
     read,
     submit::{apply, put_ready, put_waiting},
     writer::Tx,
 };
 use crate::{
-    LaneId, Leave, Recovered, Result, Tally,
-    fate::{Fate, Why},
+    JobExit, LaneId, Recovered, Result, Tally,
+    disposition::{Disposition, ReleaseReason},
     plan::Deltas,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
-pub fn free_blocks(tx: &Tx, runs: &[Run], why: Why, now: Timestamp) -> Result<Recovered> {
+pub fn release_claims(tx: &Tx, runs: &[Run], reason: ReleaseReason, now: Timestamp) -> Result<Recovered> {
     let mut all = Recovered::default();
     for run in runs {
-        let freed = free_block(tx, *run, why, now)?;
+        let freed = release_claim(tx, *run, reason, now)?;
         all.orphaned += freed.orphaned;
         all.returned += freed.returned;
     }
@@ -42,16 +42,16 @@ struct Lost {
 }
 
 /// Takes the block away first, so that a late report finds none, then puts each of its jobs where it belongs.
-fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> {
+fn release_claim(tx: &Tx, run: Run, reason: ReleaseReason, now: Timestamp) -> Result<Recovered> {
     let (claimed_at, first_ready_at, ids, retries): (i64, i64, Vec<u8>, Option<Vec<u8>>) = tx
         .connection
-        .prepare_cached("DELETE FROM block WHERE run = ? RETURNING claimed_at, first_ready_at, ids, retries")?
+        .prepare_cached("DELETE FROM claim WHERE run = ? RETURNING claimed_at, first_ready_at, ids, retries")?
         .query_row([run], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))?;
     let mut freed = Recovered::default();
     let mut deltas = Deltas::default();
     let mut finished = Vec::new();
     let mut lanes = Vec::new();
-    for (id, retry_count) in block_jobs(&ids, retries.as_deref()) {
+    for (id, retry_count) in claim_jobs(&ids, retries.as_deref()) {
         let Some((lane, options)) = read::lane_and_options(tx.connection, id)? else { continue };
         if ended_as(tx.connection, lane, id, run)?.is_some() {
             continue;
@@ -63,7 +63,7 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
             .optional()?;
         let cancel: Option<String> = tx
             .connection
-            .prepare_cached("SELECT reason FROM cancel WHERE id = ?")?
+            .prepare_cached("SELECT reason FROM cancel_request WHERE id = ?")?
             .query_row([id.0], |r| r.get(0))
             .optional()?;
         let lost = Lost {
@@ -75,41 +75,42 @@ fn free_block(tx: &Tx, run: Run, why: Why, now: Timestamp) -> Result<Recovered> 
             first_ready_at: Timestamp::from_ms(first_ready_at),
             ready_at: Timestamp::from_ms(running.map_or(first_ready_at, |(_, _, at)| at)).max(id.created_at()),
             started_at: running.map(|(at, _, _)| Timestamp::from_ms(at)),
-            worker: running.map(|(_, worker, _)| worker).or(why.worker()),
+            worker: running.map(|(_, worker, _)| worker).or(reason.worker()),
         };
-        let fate = why.fate(cancel.as_deref(), running.is_some(), retry_count < options.retry.max_retries);
-        match fate {
-            Fate::Cancelled { .. } => {}
-            Fate::Retry { .. } | Fate::Failed { .. } => freed.orphaned += 1,
-            Fate::Ready { .. } => freed.returned += 1,
+        let disposition =
+            reason.disposition(cancel.as_deref(), running.is_some(), retry_count < options.retry.max_retries);
+        match disposition {
+            Disposition::Cancelled { .. } => {}
+            Disposition::Retry { .. } | Disposition::Failed { .. } => freed.orphaned += 1,
+            Disposition::Ready { .. } => freed.returned += 1,
         }
-        let to = put_lost(tx, &lost, fate, why.start_first(), now)?;
+        let to = put_lost(tx, &lost, disposition, reason.start_first(), now)?;
         let terminal = matches!(to, Tally::Cancelled | Tally::Failed);
         if terminal {
             finished.push(id);
         }
         deltas.moved(lane, Tally::InFlight, to, 1);
         lanes.push(lane);
-        forget(tx, id, if terminal { Leave::Over } else { Leave::Back })?;
+        clean_up(tx, id, if terminal { JobExit::Finished } else { JobExit::Requeued })?;
     }
-    tell_room(tx, lanes.into_iter());
-    tell_children(tx, finished, &mut deltas, now)?;
+    signal_room(tx, lanes.into_iter());
+    release_dependents(tx, finished, &mut deltas, now)?;
     apply(tx, deltas);
     Ok(freed)
 }
 
-fn put_lost(tx: &Tx, lost: &Lost, fate: Fate, start_first: bool, now: Timestamp) -> Result<Tally> {
+fn put_lost(tx: &Tx, lost: &Lost, disposition: Disposition, start_first: bool, now: Timestamp) -> Result<Tally> {
     let orphaned = ErrorReason::Orphaned.as_str();
-    match fate {
-        Fate::Cancelled { cause } => {
+    match disposition {
+        Disposition::Cancelled { cause } => {
             put_lost_ended(tx, lost, CANCELLED, cause, "cancelled", LogEvent::Cancelled, now)?;
             Ok(Tally::Cancelled)
         }
-        Fate::Failed { error } => {
+        Disposition::Failed { error } => {
             put_lost_ended(tx, lost, FAILED, error, orphaned, LogEvent::Orphaned, now)?;
             Ok(Tally::Failed)
         }
-        Fate::Retry { error, delay_ms } => {
+        Disposition::Retry { error, delay_ms } => {
             let log = lost.log(&[
                 LogLine::new(now, LogEvent::Orphaned, error),
                 LogLine::new(now, LogEvent::RetryScheduled, format!("in {delay_ms} ms")),
@@ -118,7 +119,7 @@ fn put_lost(tx: &Tx, lost: &Lost, fate: Fate, start_first: bool, now: Timestamp)
             put_waiting(tx, lost.lane, RETRYING, lost.id, now.plus_ms(delay_ms), false, lost.retry_count + 1)?;
             Ok(Tally::Retrying)
         }
-        Fate::Ready { event, text } => {
+        Disposition::Ready { event, text } => {
             let log = lost.log(&[LogLine::new(now, event, text)]);
             put_lost_attempt(tx, lost, state_code(JobState::Queued), None, None, log, now)?;
             put_ready(tx, lost.lane, lost.first_ready_at, lost.id, lost.retry_count, start_first)?;

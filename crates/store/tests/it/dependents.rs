@@ -157,11 +157,11 @@ pub async fn a_parent_lost_for_good_cancels_its_child(world: &World) {
 
 /// The word that the parent has ended gets lost: the edge is hidden while it ends.
 async fn end_unheard(world: &World, parent: &faena_store::ClaimedJob, children: &[JobId], ms: i64) {
-    world.ledger.run("DELETE FROM depends").await;
+    world.ledger.run("DELETE FROM dependency").await;
     world.complete(parent, ms).await;
     let (parent, ledger) = (world.ledger.literal(parent.id), &world.ledger);
     for child in children {
-        ledger.run(&format!("INSERT INTO depends (parent, child) VALUES ({parent}, {})", ledger.literal(*child))).await;
+        ledger.run(&format!("INSERT INTO dependency (parent, child) VALUES ({parent}, {})", ledger.literal(*child))).await;
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     DeadLetterStats, LaneId, Result, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
-    lists::{self, Ask, Letters, Scan},
+    lists::{self, DeadLetterMatches, ListQuery, Scan},
     types::FAILED,
 };
 
@@ -32,26 +32,31 @@ fn require_failed(tx: &Tx, id: JobId, wanted: &'static str) -> Result<()> {
 }
 
 /// Those failed jobs of these lanes that say what is searched for.
-pub fn search(connection: &Connection, ask: &Ask, lanes: &[LaneId], before: JobId) -> Result<Letters> {
+pub fn search(
+    connection: &Connection,
+    query: &ListQuery,
+    lanes: &[LaneId],
+    before: JobId,
+) -> Result<DeadLetterMatches> {
     let per_lane = lists::per_lane(lanes.len());
     let mut statement = connection.prepare_cached(&format!(
         "SELECT id, substr(error, 1, {}), reason FROM ended
          WHERE lane = ?1 AND state = {FAILED} AND id < ?2 AND id >= ?3 ORDER BY id {} LIMIT ?4",
         lists::SEARCHED,
-        ask.order()
+        query.order()
     ))?;
     let mut scans = Vec::with_capacity(lanes.len());
     for lane in lanes {
         let mut scan = Scan::default();
-        let mut rows = statement.query((lane, before.0, ask.from.0, per_lane as i64))?;
+        let mut rows = statement.query((lane, before.0, query.from.0, per_lane as i64))?;
         while let Some(row) = rows.next()? {
             let id = JobId(row.get(0)?);
             let (error, reason): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
-            scan.saw(id, ask.fits(error.as_deref(), reason.as_deref()));
+            scan.record(id, query.fits(error.as_deref(), reason.as_deref()));
         }
         scans.push(scan);
     }
-    Ok(ask.letters(scans, per_lane))
+    Ok(query.dead_letters(scans, per_lane))
 }
 
 pub fn stats(connection: &Connection) -> Result<DeadLetterStats> {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Shared, webhooks};
 use crate::{
-    LaneId, Leave, Result, Signal,
+    JobExit, LaneId, Result, Signal,
     admit::{counts, distinct},
     assemble::parse_options,
     plan::key_number,
@@ -18,13 +18,14 @@ use crate::{
 /// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
 ///
 /// Whoever is about to put jobs into lines does that after this: keys are locked before lines.
-pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signal>> {
+pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<Signal>> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
-    let finished: HashSet<Uuid> = jobs.iter().filter(|(_, leave)| *leave != Leave::Back).map(|(id, _)| *id).collect();
+    let finished: HashSet<Uuid> =
+        jobs.iter().filter(|(_, exit)| *exit != JobExit::Requeued).map(|(id, _)| *id).collect();
     client.execute("DELETE FROM faena.running WHERE id = ANY($1)", &[&all]).await?;
     if !finished.is_empty() {
         let ids: Vec<Uuid> = finished.iter().copied().collect();
-        client.execute("DELETE FROM faena.cancel WHERE id = ANY($1)", &[&ids]).await?;
+        client.execute("DELETE FROM faena.cancel_request WHERE id = ANY($1)", &[&ids]).await?;
     }
     // Read here and not by SQL, which would stumble over what JSON may say and a text of PostgreSQL cannot hold.
     let rows =
@@ -33,16 +34,16 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
     let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut webhooks = Vec::new();
-    let mut holds: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut keys_in_flight: (Vec<i64>, Vec<Uuid>) = Default::default();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
         let finished = finished.contains(&id);
-        if options.webhook_url.is_some() && jobs.contains(&(id, Leave::Over)) {
+        if options.webhook_url.is_some() && jobs.contains(&(id, JobExit::Finished)) {
             webhooks.push((id, options.clone()));
         }
         if let Some(key) = &options.concurrency_key {
-            holds.0.push(key_number(key));
-            holds.1.push(id);
+            keys_in_flight.0.push(key_number(key));
+            keys_in_flight.1.push(id);
         }
         if finished && let Some(key) = options.unique_key {
             keys.0.push(key);
@@ -54,7 +55,7 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
             line.1.push(id);
         }
     }
-    let opened = release(client, &holds).await?;
+    let opened = release_key(client, &keys_in_flight).await?;
     if !keys.0.is_empty() {
         client
             .execute(
@@ -101,7 +102,7 @@ pub async fn forget(client: &Object, jobs: &[(Uuid, Leave)]) -> Result<Vec<Signa
 ///
 /// A claim closes a line only while it has the key's lock, and after it has counted; so none is closed by somebody who has not
 /// seen this end. A claim never waits for this lock, and these locks are taken in order.
-async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
+async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
@@ -109,7 +110,7 @@ async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result
         .prepare_cached(
             // A subquery that cannot become a join: each is one look into the index.
             "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
-             WHERE (SELECT 1 FROM faena.hold h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
+             WHERE (SELECT 1 FROM faena.key_in_flight h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
         )
         .await?;
     let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
@@ -120,21 +121,21 @@ async fn release(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result
     client.query(&lock, &[&held]).await?;
     let delete = client
         .prepare_cached(
-            "DELETE FROM faena.hold WHERE ctid = ANY (ARRAY(
+            "DELETE FROM faena.key_in_flight WHERE ctid = ANY (ARRAY(
                  SELECT h.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
-                 CROSS JOIN LATERAL (SELECT ctid FROM faena.hold WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
+                 CROSS JOIN LATERAL (SELECT ctid FROM faena.key_in_flight WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
         )
         .await?;
     // What waits for its rate goes on when that lets it.
     let open = client
         .prepare_cached(
             "WITH closed AS (
-                 SELECT lane, key FROM faena.line WHERE key = ANY($1) AND NOT open AND opens_at IS NULL
+                 SELECT lane, key FROM faena.key_queue WHERE key = ANY($1) AND NOT open AND opens_at IS NULL
                  ORDER BY lane, key FOR NO KEY UPDATE)
-             UPDATE faena.line l SET open = true FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
+             UPDATE faena.key_queue l SET open = true FROM closed c WHERE l.lane = c.lane AND l.key = c.key",
         )
         .await?;
-    let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.line WHERE key = ANY($1)").await?;
+    let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.key_queue WHERE key = ANY($1)").await?;
     let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
         ([&held], [keys, ids]);
     let (deleted, opened, lanes) = futures_util::future::join3(
