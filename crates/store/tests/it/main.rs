@@ -12,11 +12,11 @@ mod claims;
 mod doctor;
 mod ends;
 mod events;
-mod family;
+mod dependents;
 mod following;
 mod foreign;
 mod keys;
-mod letters;
+mod dead_letters;
 mod limits;
 mod lists;
 mod model;
@@ -119,7 +119,7 @@ behaviours! {
         a_retry_by_a_person_is_refused_while_another_has_the_unique_key,
         a_refused_batch_leaves_no_key_behind,
         a_job_that_is_cancelled_at_once_holds_no_unique_key;
-    family:
+    dependents:
         an_unknown_parent_is_refused_and_nothing_is_stored,
         a_child_waits_for_all_its_parents,
         a_child_of_a_finished_and_an_open_parent_waits_for_the_open_one_only,
@@ -214,7 +214,7 @@ behaviours! {
         a_refused_act_leaves_no_entry,
         entries_are_listed_latest_first_by_filter_and_in_pages,
         old_entries_are_forgotten;
-    letters:
+    dead_letters:
         letters_are_found_by_what_they_say,
         pages_of_a_search_show_every_letter_once,
         only_failed_jobs_are_searched_for_what_they_say,
