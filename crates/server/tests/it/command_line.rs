@@ -291,7 +291,7 @@ async fn a_command_as_a_worker_does_not_cut_its_result_off_and_leaves_nothing_be
     let job = faena.job_is(&late, "FAILED").await;
     assert_eq!(job["errorReason"], "timeout", "{job:#}");
     let child = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));
-    eventually("its child is gone", async || crate::stop::is_gone(&child).then_some(())).await;
+    eventually("its child is gone", async || crate::stop::has_ended(&child).then_some(())).await;
     for worker in &mut workers {
         worker.kill().unwrap();
         worker.wait().unwrap();

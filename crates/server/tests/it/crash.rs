@@ -1,4 +1,4 @@
-//! `kill -9` at any moment: nothing that was acknowledged is lost, nothing is done twice, nothing hangs.
+//! The server is killed with SIGKILL at random moments: no acknowledged job is lost, runs twice or gets stuck.
 
 use std::{path::Path, time::Duration};
 
@@ -10,69 +10,69 @@ use crate::{
     postgres::Database,
 };
 
-/// FAENA_TEST_KILLS can ask for more, FAENA_TEST_SEED for other moments.
+/// FAENA_TEST_KILLS overrides the number of kills, FAENA_TEST_SEED the seed of the random moments.
 const KILLS: u64 = 50;
 const SEED: u64 = 20_261_115;
 
-async fn survives_being_killed_again_and_again(folder: &Path, environment: &[(&str, &str)], longest_life_ms: u64) {
+async fn assert_no_job_is_lost_by_kills(folder: &Path, environment: &[(&str, &str)], longest_uptime_ms: u64) {
     let kills = std::env::var("FAENA_TEST_KILLS").ok().map_or(KILLS, |text| text.parse().unwrap());
     let seed = std::env::var("FAENA_TEST_SEED").ok().map_or(SEED, |text| text.parse().unwrap());
     let mut random = Random(seed);
     let mut load = Load::start(seed, 3, Duration::from_millis(8));
     for _ in 0..kills {
         let mut faena = Faena::spawn(folder, environment);
-        // One in five dies before it is up: while it opens, migrates, joins or recovers.
+        // One in five is killed before it listens: while it opens, migrates, joins or recovers.
         if random.below(5) == 0 {
             tokio::time::sleep(Duration::from_millis(random.below(150))).await;
         } else {
             faena.listening().await;
             load.aim_at(&faena);
-            tokio::time::sleep(Duration::from_millis(random.below(longest_life_ms))).await;
+            tokio::time::sleep(Duration::from_millis(random.below(longest_uptime_ms))).await;
         }
         faena.kill();
     }
     let faena = Faena::start(folder, environment).await;
     load.aim_at(&faena);
     let acknowledged = load.stop().await;
-    assert!(acknowledged.len() as u64 > kills * 5, "hardly anything was handed in: {}", acknowledged.len());
+    assert!(acknowledged.len() as u64 > kills * 5, "too few jobs were submitted: {}", acknowledged.len());
     let jobs = assert_all_completed_once(&faena, &acknowledged).await;
-    load.assert_refused_properly();
-    let disturbed = jobs.iter().filter(|job| crate::faena::events(job).contains(&"recovered")).count();
+    load.assert_rejections_are_503();
+    let recovered = jobs.iter().filter(|job| crate::faena::events(job).contains(&"recovered")).count();
     let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
-    println!("{kills} kills, {} jobs acknowledged, {disturbed} recovered, {orphaned} orphaned", jobs.len());
-    assert!(disturbed + orphaned > 0, "no kill has met a job");
+    println!("{kills} kills, {} jobs acknowledged, {recovered} recovered, {orphaned} orphaned", jobs.len());
+    assert!(recovered + orphaned > 0, "no job was running at a kill");
 }
 
 const SETTINGS: [(&str, &str); 3] =
     [("FAENA_ORPHAN_DELAY", "50ms"), ("FAENA_NODE_LEASE", "300ms"), ("WORKER_CONCURRENCY", "20")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_acknowledged_job_is_completed_once_although_the_server_is_killed_again_and_again_on_sqlite() {
+async fn every_acknowledged_job_completes_once_although_the_server_is_killed_repeatedly_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
-    survives_being_killed_again_and_again(folder.path(), &SETTINGS, 600).await;
+    assert_no_job_is_lost_by_kills(folder.path(), &SETTINGS, 600).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_acknowledged_job_is_completed_once_although_the_server_is_killed_again_and_again_on_postgres() {
+async fn every_acknowledged_job_completes_once_although_the_server_is_killed_repeatedly_on_postgres() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let environment = [&SETTINGS[..], &[("DATABASE_URL", database.url.as_str())]].concat();
-    // Longer than the lease, so that some lives see the jobs of the dead.
-    survives_being_killed_again_and_again(folder.path(), &environment, 1_000).await;
+    // Longer than the lease, so that some servers run long enough to take over jobs of killed ones.
+    assert_no_job_is_lost_by_kills(folder.path(), &environment, 1_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bulk_action_goes_on_after_a_kill_and_acts_on_no_job_twice() {
+async fn a_bulk_action_continues_after_a_kill_and_changes_no_job_twice() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
     let jobs: Vec<Value> = (0..40).map(|_| json!({ "name": "elsewhere.kind" })).collect();
     let (_, batch) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
     faena.post("/api/v1/jobs/bulk/cancel", json!({ "all": true })).await;
-    let ask = json!({ "filter": { "status": "CANCELLED" }, "perSecond": 20 });
-    let (status, answer) = faena.post("/api/v1/jobs/bulk/retry", ask).await;
+    let request = json!({ "filter": { "status": "CANCELLED" }, "perSecond": 20 });
+    let (status, answer) = faena.post("/api/v1/jobs/bulk/retry", request).await;
     assert_eq!(status, reqwest::StatusCode::ACCEPTED, "{answer}");
     let path = format!("/api/v1/bulk/{}", answer["id"].as_str().unwrap());
-    eventually("a part of it is done", async || {
+    eventually("a part of the jobs is retried", async || {
         let done = faena.get(&path).await.1["done"].as_u64().unwrap();
         (done >= 5).then_some(())
     })
@@ -80,13 +80,13 @@ async fn a_bulk_action_goes_on_after_a_kill_and_acts_on_no_job_twice() {
     faena.kill();
     let faena = Faena::start(folder.path(), &[]).await;
     let (_, before) = faena.get(&path).await;
-    assert_eq!(before["finishedAt"], Value::Null, "it was killed in the middle: {before}");
-    let over = eventually("it is over", async || {
+    assert_eq!(before["finishedAt"], Value::Null, "the kill came after the end: {before}");
+    let finished = eventually("the bulk action finishes", async || {
         let (_, bulk) = faena.get(&path).await;
         (!bulk["finishedAt"].is_null()).then_some(bulk)
     })
     .await;
-    assert_eq!((&over["done"], &over["skipped"]), (&json!(40), &json!(0)), "{over}");
+    assert_eq!((&finished["done"], &finished["skipped"]), (&json!(40), &json!(0)), "{finished}");
     for id in batch["ids"].as_array().unwrap() {
         let job = faena.job(id.as_str().unwrap()).await;
         assert_eq!(crate::faena::events(&job).iter().filter(|event| **event == "retried").count(), 1, "{job:#}");

@@ -1,4 +1,4 @@
-//! A full disk: nothing that was acknowledged is lost, callers are told, and it works again when there is space.
+//! On a full disk no acknowledged job is lost, callers get an error, and the server recovers when space is free again.
 
 use std::{
     collections::BTreeSet,
@@ -17,36 +17,36 @@ use crate::{
     load::assert_all_completed_once,
 };
 
-/// A disk of a few megabytes, seen only by those who are started through it.
+/// A disk of a few megabytes. Only processes started through [`SmallDisk::program`] see it.
 struct SmallDisk {
-    holder: Child,
+    mount_owner: Child,
     folder: PathBuf,
-    as_user: bool,
+    is_unprivileged: bool,
 }
 
 impl SmallDisk {
     fn mount(folder: &Path) -> SmallDisk {
         fs::create_dir(folder).unwrap();
-        let as_user = Path::new("/proc/self").metadata().unwrap().uid() != 0;
+        let is_unprivileged = Path::new("/proc/self").metadata().unwrap().uid() != 0;
         let mut command = Command::new("unshare");
-        if as_user {
+        if is_unprivileged {
             command.args(["--user", "--map-root-user"]);
         }
         let script = format!("mount -t tmpfs -o size=4m tmpfs {} && echo mounted && exec sleep 3600", folder.display());
         command.args(["--mount", "sh", "-c", &script]);
-        let mut holder = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut mount_owner = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "mounted\n", "a tmpfs cannot be mounted here: this test needs root or user namespaces");
-        SmallDisk { holder, folder: folder.to_owned(), as_user }
+        BufReader::new(mount_owner.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "mounted\n", "cannot mount a tmpfs; this test needs root or user namespaces");
+        SmallDisk { mount_owner, folder: folder.to_owned(), is_unprivileged }
     }
 
-    /// What runs the binary where the disk is.
+    /// Returns a command that runs the binary in the mount namespace of the disk.
     fn program(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
-        command.args(["--target", &self.holder.id().to_string(), "--mount"]);
-        if self.as_user {
+        command.args(["--target", &self.mount_owner.id().to_string(), "--mount"]);
+        if self.is_unprivileged {
             command.args(["--user", "--preserve-credentials"]);
         }
         command.arg("--").arg(env!("CARGO_BIN_EXE_faena"));
@@ -54,11 +54,11 @@ impl SmallDisk {
     }
 
     fn filler(&self) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
+        let root = PathBuf::from(format!("/proc/{}/root", self.mount_owner.id()));
         root.join(self.folder.strip_prefix("/").unwrap()).join("filler")
     }
 
-    /// Writes until nothing more fits.
+    /// Writes until the disk is full.
     fn fill(&self) {
         let mut file = File::options().create(true).append(true).open(self.filler()).unwrap();
         for size in [64 << 10, 4 << 10, 1] {
@@ -73,14 +73,14 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = self.holder.kill();
-        let _ = self.holder.wait();
+        let _ = self.mount_owner.kill();
+        let _ = self.mount_owner.wait();
     }
 }
 
-/// InFlight in jobs until one is refused for lack of space; the ids of those that were taken.
-async fn submit_until_refused(faena: &Faena) -> BTreeSet<String> {
-    let mut taken = BTreeSet::new();
+/// Submits jobs until one is rejected for lack of space. Returns the ids of the accepted ones.
+async fn submit_until_rejected(faena: &Faena) -> BTreeSet<String> {
+    let mut accepted = BTreeSet::new();
     let payload = "y".repeat(20_000);
     for _ in 0..2_000 {
         let body = json!({"name": "noop", "payload": {"text": payload}});
@@ -88,19 +88,19 @@ async fn submit_until_refused(faena: &Faena) -> BTreeSet<String> {
         let (status, retry_after) = (answer.status(), answer.headers().contains_key("retry-after"));
         let answer: Value = answer.json().await.unwrap();
         if status == StatusCode::CREATED {
-            taken.insert(answer["id"].as_str().unwrap().to_owned());
+            accepted.insert(answer["id"].as_str().unwrap().to_owned());
             continue;
         }
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}\n{}", faena.log());
         assert_eq!(answer["error"]["code"], "UNAVAILABLE");
-        assert!(retry_after, "when to come again");
-        return taken;
+        assert!(retry_after, "missing Retry-After");
+        return accepted;
     }
-    panic!("2 000 jobs of 20 kB were taken on a disk of 4 MB");
+    panic!("2 000 jobs of 20 kB were accepted on a disk of 4 MB");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_full_disk_requests_get_503_nothing_is_lost_and_it_works_again_when_there_is_space() {
+async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_with_free_space() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SmallDisk::mount(&folder.path().join("disk"));
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
@@ -110,9 +110,9 @@ async fn on_a_full_disk_requests_get_503_nothing_is_lost_and_it_works_again_when
 
     let mut acknowledged = BTreeSet::from([faena.submit(json!({"name": "noop"})).await]);
     disk.fill();
-    acknowledged.extend(submit_until_refused(&faena).await);
+    acknowledged.extend(submit_until_rejected(&faena).await);
     disk.free();
-    let after = eventually("jobs are taken again", async || {
+    let after = eventually("jobs are accepted again", async || {
         let (status, answer) = faena.post("/api/v1/jobs", json!({"name": "noop"})).await;
         (status == StatusCode::CREATED).then(|| answer["id"].as_str().unwrap().to_owned())
     })
@@ -120,9 +120,9 @@ async fn on_a_full_disk_requests_get_503_nothing_is_lost_and_it_works_again_when
     acknowledged.insert(after);
     assert_all_completed_once(&faena, &acknowledged).await;
 
-    // Full again, and killed while it is.
+    // Fill the disk again, and kill the server while it is full.
     disk.fill();
-    acknowledged.extend(submit_until_refused(&faena).await);
+    acknowledged.extend(submit_until_rejected(&faena).await);
     faena.kill();
     disk.free();
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &environment, &[]);
@@ -131,15 +131,15 @@ async fn on_a_full_disk_requests_get_503_nothing_is_lost_and_it_works_again_when
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_disk_that_is_full_from_the_start_it_says_so_and_ends() {
+async fn a_disk_that_is_full_at_the_start_is_reported_and_ends_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SmallDisk::mount(&folder.path().join("disk"));
     disk.fill();
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &[("DATABASE_URL", &url)], &[]);
     let status = faena.ended().await;
-    let said = faena.log();
-    assert_eq!(status.code(), Some(2), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("full") || said.contains("space"), "{said}");
+    let log = faena.log();
+    assert_eq!(status.code(), Some(2), "{log}");
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("full") || log.contains("space"), "{log}");
 }

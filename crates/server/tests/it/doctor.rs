@@ -1,4 +1,4 @@
-//! `faena doctor` as people and scripts call it: beside a running server, without one, on what is no database.
+//! `faena doctor` beside a running server, without a server, and on files that are not databases.
 
 use std::{path::Path, process::Output};
 
@@ -9,14 +9,14 @@ use crate::{
     postgres::{Database, connect},
 };
 
-/// Exit code, stdout, stderr.
+/// Runs `faena doctor`. Returns the exit code, stdout and stderr.
 fn doctor(folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = run(folder, environment, &[&["doctor"], flags].concat());
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (status.code().unwrap(), text(stdout), text(stderr))
 }
 
-/// Nearly full disks of the machine that runs the tests are not their business.
+/// Returns the codes of all findings, except for the disk space of the machine that runs the tests.
 fn codes(json: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
     let code = |finding: &Value| finding["code"].as_str().unwrap().to_owned();
@@ -24,7 +24,7 @@ fn codes(json: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_is_judged_beside_its_server_and_healed_after_its_end() {
+async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
     let url = faena.url.clone();
@@ -41,15 +41,15 @@ async fn a_file_is_judged_beside_its_server_and_healed_after_its_end() {
     assert_eq!((&report["engine"], &report["jobs"], &report["errors"]), (&json!("sqlite"), &json!(21), &json!(0)));
 
     let file = folder.path().join("faena-data/faena.db");
-    let damage = rusqlite::Connection::open(&file).unwrap();
-    damage.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
-    damage.execute("UPDATE counter SET n = n + 2 WHERE tally = 4", []).unwrap();
+    let database = rusqlite::Connection::open(&file).unwrap();
+    database.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
+    database.execute("UPDATE counter SET n = n + 2 WHERE tally = 4", []).unwrap();
     let (code, stdout, _) = doctor(folder.path(), &server, &[]);
     assert_eq!(code, 1, "{stdout}");
     assert!(stdout.starts_with("error    counter-drift  1 counters differ"), "{stdout}");
     assert!(stdout.contains("default/noop done: says 22, counted 20 → run `faena doctor --fix`"), "{stdout}");
     assert!(stdout.contains("1 error") && stdout.contains(": 21 jobs checked in "), "{stdout}");
-    assert!(stdout.trim_end().ends_with(&format!(", beside process {}", faena.process())), "{stdout}");
+    assert!(stdout.trim_end().ends_with(&format!(", beside process {}", faena.process_id())), "{stdout}");
     let (code, stdout, stderr) = doctor(folder.path(), &server, &["--fix"]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("in use by another faena; stop that one"), "{stderr}");
@@ -64,32 +64,32 @@ async fn a_file_is_judged_beside_its_server_and_healed_after_its_end() {
     let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
     assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
 
-    // What was taken back goes on with the next server.
+    // The next server runs the job that was taken back.
     let faena = Faena::start(folder.path(), &[]).await;
     assert_eq!(faena.count("").await, 21);
     faena.job_is(&running, "PROCESSING").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_looked_at_is_said_and_left_alone() {
+async fn a_missing_or_foreign_database_is_reported_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = doctor(folder.path(), &[], &[]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("there is no Faena database in faena-data/faena.db"), "{stderr}");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a file was created");
 
     let notes = folder.path().join("notes.txt");
-    std::fs::write(&notes, "not a database, but long enough to be looked at as one ".repeat(40)).unwrap();
+    std::fs::write(&notes, "not a database, but as long as one ".repeat(40)).unwrap();
     let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "sqlite:notes.txt"]);
     assert_eq!(code, 2);
     assert!(stderr.contains("no SQLite database"), "{stderr}");
-    let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "postgres://nobody@127.0.0.1:1/nothing"]);
+    let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "postgres://user@127.0.0.1:1/missing"]);
     assert_eq!(code, 2);
     assert!(stderr.contains("cannot use the PostgreSQL database"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_database_is_judged_and_healed_beside_its_servers() {
+async fn a_postgres_database_is_checked_and_repaired_while_its_servers_run() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let environment = [("DATABASE_URL", database.url.as_str())];

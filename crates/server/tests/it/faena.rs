@@ -1,4 +1,4 @@
-//! One `faena serve` of a test, and how to talk to it.
+//! A `faena serve` process and the calls that tests make to it.
 
 use std::{
     fs::{self, File},
@@ -11,17 +11,17 @@ use std::{
 use reqwest::{Client, StatusCode};
 use serde_json::Value;
 
-/// How long anything may take before a test gives up. Generous: it only decides how long a failure takes.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Time after which a wait fails. It is generous because it only decides how long a failure takes.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The binary under test, away from the developer's environment.
+/// Returns the binary under test, isolated from the developer's environment.
 pub fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_faena"));
     command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", folder);
     command
 }
 
-/// Runs the binary to its end.
+/// Runs the binary until it exits.
 pub fn run(folder: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Output {
     command(folder).envs(environment.iter().copied()).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
@@ -32,19 +32,19 @@ pub fn http() -> Client {
     Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().unwrap()
 }
 
-/// Looks again and again until there is an answer.
-pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Calls `check` until it returns a value. Panics with `what` after [`TIMEOUT`].
+pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = check().await {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        assert!(began.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// A server process. It is killed when the test is over.
+/// A server process. Dropping it kills the process.
 pub struct Faena {
     child: Child,
     log: PathBuf,
@@ -53,19 +53,19 @@ pub struct Faena {
 }
 
 impl Faena {
-    /// Starts it on a free port and waits until it listens.
+    /// Starts a server on a free port and waits until it listens.
     pub async fn start(folder: &Path, environment: &[(&str, &str)]) -> Faena {
         let mut faena = Faena::spawn(folder, environment);
         faena.listening().await;
         faena
     }
 
-    /// Starts it without waiting.
+    /// Starts a server without waiting.
     pub fn spawn(folder: &Path, environment: &[(&str, &str)]) -> Faena {
         Faena::spawn_with(command(folder), folder, environment, &[])
     }
 
-    /// `program`: the binary, or something that starts it. `flags`: what `serve` is told besides.
+    /// Starts a server through `program`: the binary, or a program that runs it. Passes `flags` to `serve`.
     pub fn spawn_with(mut program: Command, folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> Faena {
         let log = (0..).map(|n| folder.join(format!("faena-{n}.log"))).find(|path| !path.exists()).unwrap();
         let child = program
@@ -84,7 +84,7 @@ impl Faena {
         self.url = eventually("the server listens", async || {
             let log = self.log();
             if let Some(status) = self.child.try_wait().unwrap() {
-                panic!("the server ended with {status}:\n{log}");
+                panic!("the server exited with {status}:\n{log}");
             }
             let address = log.split("url=http://").nth(1)?;
             Some(format!("http://{}", &address[..address.find(' ')?]))
@@ -96,11 +96,11 @@ impl Faena {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    pub fn process(&self) -> u32 {
+    pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
-    /// `kill -9`.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -129,7 +129,7 @@ impl Faena {
         (answer.status(), answer.json().await.unwrap())
     }
 
-    /// InFlight in one job and answers with its id.
+    /// Submits a job and returns its id.
     pub async fn submit(&self, body: Value) -> String {
         let (status, answer) = self.post("/api/v1/jobs", body).await;
         assert_eq!(status, StatusCode::CREATED, "{answer}");
@@ -142,7 +142,7 @@ impl Faena {
         job
     }
 
-    /// Waits until the job is in this state. A database that is away at the moment may come back.
+    /// Waits until the job is in this state. Tolerates a database outage; panics if the job ends in another state.
     pub async fn job_is(&self, id: &str, state: &str) -> Value {
         eventually(&format!("{id} is {state}"), async || {
             let (status, job) = self.get(&format!("/api/v1/jobs/{id}")).await;
@@ -152,21 +152,21 @@ impl Faena {
             assert_eq!(status, StatusCode::OK, "{job}");
             let found = job["status"].as_str().unwrap();
             if found != state && ["COMPLETED", "FAILED", "CANCELLED"].contains(&found) {
-                panic!("waited for {state}, and it ended otherwise: {job:#}");
+                panic!("expected {state}, but the job ended: {job:#}");
             }
             (found == state).then_some(job)
         })
         .await
     }
 
-    /// How many jobs match.
+    /// Returns the number of jobs that match the query.
     pub async fn count(&self, query: &str) -> u64 {
         let (status, list) = self.get(&format!("/api/v1/jobs?limit=1&{query}")).await;
         assert_eq!(status, StatusCode::OK, "{list}");
         list["total"].as_u64().unwrap()
     }
 
-    /// Waits until nothing is waiting or running any more.
+    /// Waits until every job has ended.
     pub async fn everything_ended(&self) {
         let mut last = String::new();
         let began = Instant::now();
@@ -178,7 +178,7 @@ impl Faena {
             }
             last.clear();
             last.push_str(&format!("{list:#}"));
-            assert!(began.elapsed() < PATIENCE, "some jobs are stuck: {last}\n{}", self.log());
+            assert!(began.elapsed() < TIMEOUT, "some jobs are stuck: {last}\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -191,13 +191,13 @@ impl Drop for Faena {
         if std::thread::panicking() {
             let log = self.log();
             let tail: Vec<&str> = log.lines().rev().take(30).collect();
-            eprintln!("--- the end of {}", self.log.display());
+            eprintln!("--- last lines of {}", self.log.display());
             tail.iter().rev().for_each(|line| eprintln!("{line}"));
         }
     }
 }
 
-/// The events of a job's log, in order.
+/// Returns the events of a job's log, in order.
 pub fn events(job: &Value) -> Vec<&str> {
     job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].as_str().unwrap()).collect()
 }

@@ -1,4 +1,4 @@
-//! Limits hold on several servers together, while servers die: told by the start and end of every run.
+//! Several servers together never exceed a limit while some are killed. The start and end of every run prove it.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -52,7 +52,7 @@ async fn submit(faena: &Faena, from: usize, count: usize) {
     assert_eq!(status, StatusCode::CREATED, "{answer}");
 }
 
-/// A run from its start to its end, as the records say.
+/// The start and the end of a run, as stored with the job.
 struct RunRecord {
     key: String,
     start: i64,
@@ -63,7 +63,7 @@ fn ms(text: &Value) -> Option<i64> {
     text.as_str().and_then(Timestamp::parse).map(Timestamp::as_ms)
 }
 
-/// All runs that started. Jobs that ran once are read from the lists, the others whole.
+/// Returns all runs that started. Lists show enough of jobs that ran once; the others are fetched one by one.
 async fn records(faena: &Faena) -> Vec<RunRecord> {
     let mut records = Vec::new();
     let mut cursor = String::new();
@@ -90,9 +90,9 @@ async fn records(faena: &Faena) -> Vec<RunRecord> {
 fn all_runs(job: &Value, key: &str) -> Vec<RunRecord> {
     let mut started: BTreeMap<i64, i64> = BTreeMap::new();
     let mut records = Vec::new();
-    for line in job["executionLog"].as_array().unwrap() {
-        let (Some(run), at) = (line["run"].as_i64(), ms(&line["timestamp"]).unwrap()) else { continue };
-        match line["event"].as_str().unwrap() {
+    for entry in job["executionLog"].as_array().unwrap() {
+        let (Some(run), at) = (entry["run"].as_i64(), ms(&entry["timestamp"]).unwrap()) else { continue };
+        match entry["event"].as_str().unwrap() {
             "started" => {
                 started.insert(run, at);
             }
@@ -107,9 +107,9 @@ fn all_runs(job: &Value, key: &str) -> Vec<RunRecord> {
     records
 }
 
-/// The most runs at one instant. What ends and what begins in the same millisecond did not run together: the slot of the one
-/// was given to the other.
-fn most_at_once<'a>(records: impl Iterator<Item = &'a RunRecord>) -> i64 {
+/// Returns the highest number of concurrent runs. Runs that end and start in the same millisecond do not overlap: the second
+/// takes the slot of the first.
+fn highest_concurrency<'a>(records: impl Iterator<Item = &'a RunRecord>) -> i64 {
     let mut moments: Vec<(i64, i64)> = records.flat_map(|run| [(run.start, 1), (run.end, -1)]).collect();
     moments.sort_unstable();
     let (mut now, mut most) = (0, 0);
@@ -120,25 +120,25 @@ fn most_at_once<'a>(records: impl Iterator<Item = &'a RunRecord>) -> i64 {
     most
 }
 
-/// Which part of the limit was in use while there was enough to do, apart from the times at which a dead server's slots were not
-/// free yet.
-fn use_of_limit(records: &[RunRecord], kills: &[i64]) -> f64 {
+/// Returns the share of the limit that was in use while enough jobs were ready. Leaves out the times after a kill, when the
+/// slots of the killed server are not free yet.
+fn limit_utilisation(records: &[RunRecord], kills: &[i64]) -> f64 {
     let begin = records.iter().map(|run| run.start).min().unwrap() + 500;
     let mut starts: Vec<i64> = records.iter().map(|run| run.start).collect();
     starts.sort_unstable();
-    // The last tenth is left out: some keys have nothing to do any more.
+    // Leaves out the last tenth, when some keys have no jobs left.
     let end = starts[starts.len() * 9 / 10];
-    let disturbed = |at: i64| kills.iter().any(|kill| (*kill..*kill + 5_000).contains(&at));
-    let (mut used, mut looked) = (0, 0);
-    for at in (begin..end).step_by(10).filter(|at| !disturbed(*at)) {
-        looked += 1;
+    let is_after_kill = |at: i64| kills.iter().any(|kill| (*kill..*kill + 5_000).contains(&at));
+    let (mut used, mut samples) = (0, 0);
+    for at in (begin..end).step_by(10).filter(|at| !is_after_kill(*at)) {
+        samples += 1;
         used += records.iter().filter(|run| run.start <= at && at < run.end).count();
     }
-    used as f64 / (looked.max(1) * IN_QUEUE) as f64
+    used as f64 / (samples.max(1) * IN_QUEUE) as f64
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_servers_that_are_killed_at_random_never_go_above_a_limit() {
+async fn three_servers_on_postgres_that_are_killed_at_random_never_exceed_a_limit() {
     let folders: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
     let database = Database::create().await;
     let mut nodes = Vec::new();
@@ -151,31 +151,31 @@ async fn three_servers_that_are_killed_at_random_never_go_above_a_limit() {
     let mut kills = Vec::new();
     for round in 1..=3_u64 {
         let done = JOBS as u64 * round / 5;
-        let (asked, doomed) = (round as usize % 3, (round as usize + 1) % 3);
-        eventually("a part of the work is done", async || {
-            (nodes[asked].count("status=COMPLETED").await >= done).then_some(())
+        let (observer, victim) = (round as usize % 3, (round as usize + 1) % 3);
+        eventually("a part of the jobs is completed", async || {
+            (nodes[observer].count("status=COMPLETED").await >= done).then_some(())
         })
         .await;
-        nodes[doomed].kill();
+        nodes[victim].kill();
         kills.push(Timestamp::now().as_ms());
-        nodes[doomed] = node(folders[doomed].path(), &database).await;
+        nodes[victim] = node(folders[victim].path(), &database).await;
     }
     nodes[0].everything_ended().await;
     let records = records(&nodes[0]).await;
-    assert!(records.len() >= JOBS, "{} runs are on record", records.len());
-    assert!(most_at_once(records.iter()) <= IN_QUEUE as i64, "the queue's limit of {IN_QUEUE} was exceeded");
+    assert!(records.len() >= JOBS, "only {} runs are recorded", records.len());
+    assert!(highest_concurrency(records.iter()) <= IN_QUEUE as i64, "the queue's limit of {IN_QUEUE} was exceeded");
     for key in 0..KEYS {
         let key = format!("tenant-{key}");
-        let most = most_at_once(records.iter().filter(|run| run.key == key));
-        assert!(most <= PER_KEY as i64, "{most} runs of {key} at once");
+        let most = highest_concurrency(records.iter().filter(|run| run.key == key));
+        assert!(most <= PER_KEY as i64, "{most} concurrent runs of {key}");
     }
-    let used = use_of_limit(&records, &kills);
+    let used = limit_utilisation(&records, &kills);
     println!("{} runs, {:.0} % of the limit in use", records.len(), used * 100.0);
     // The share depends on the machine (15 % while compilers use both cores), but a limit must not leave its slots empty.
     assert!(used > 0.05, "only {:.0} % of the limit was in use", used * 100.0);
-    // Nothing is left behind: the same limit has all its room again.
+    // No slot is left occupied.
     let client = connect(&database.url).await;
-    let held: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight", &[]).await.unwrap().get(0);
-    assert_eq!(held, 0);
+    let in_flight: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight", &[]).await.unwrap().get(0);
+    assert_eq!(in_flight, 0);
     tokio::time::timeout(Duration::from_secs(60), nodes[1].everything_ended()).await.unwrap();
 }

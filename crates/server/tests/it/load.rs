@@ -1,4 +1,4 @@
-//! Producers that hand in work while everything around them breaks, and the check that nothing of it was lost.
+//! Producers that submit jobs during faults, and the checks that no job was lost.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::faena::{Faena, http};
 
-/// Random numbers that are the same for the same seed (splitmix64).
+/// A generator of random numbers that only depend on the seed (splitmix64).
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -30,14 +30,14 @@ impl Random {
     }
 }
 
-/// What the server said while work was handed in.
+/// Answers of the server to the producers.
 #[derive(Default)]
 pub struct Acknowledged {
     pub ids: BTreeSet<String>,
-    /// Every answer to a key must name the same job.
+    /// Job id by idempotency key. Every answer to a key must name the same job.
     by_key: HashMap<String, String>,
-    /// Answers other than 200 and 201, and how often; `None`: no answer at all.
-    pub refusals: HashMap<Option<u16>, usize>,
+    /// Number of answers by status, other than 200 and 201; `None` counts requests without an answer.
+    pub rejections: HashMap<Option<u16>, usize>,
     pub unavailable_without_retry_after: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts `producers` that hand in jobs one by one and in batches, to the server that `url` names at that moment.
+    /// Starts producers that submit jobs one by one and in batches to the server that `url` names at that moment.
     pub fn start(seed: u64, producers: u64, pause: Duration) -> Load {
         let mut load =
             Load { url: Arc::default(), acknowledged: Arc::default(), stop: Arc::default(), producers: Vec::new() };
@@ -76,16 +76,16 @@ impl Load {
         self.acknowledged.lock().unwrap().ids.len()
     }
 
-    /// Whoever was not served was told so in the right way: 503, when to come again, and never a 500.
-    pub fn assert_refused_properly(&self) {
+    /// Checks that every rejection was a 503 with Retry-After.
+    pub fn assert_rejections_are_503(&self) {
         let acknowledged = self.acknowledged.lock().unwrap();
-        let odd: Vec<_> =
-            acknowledged.refusals.iter().filter(|(status, _)| !matches!(status, None | Some(503))).collect();
-        assert!(odd.is_empty(), "{odd:?}");
+        let unexpected: Vec<_> =
+            acknowledged.rejections.iter().filter(|(status, _)| !matches!(status, None | Some(503))).collect();
+        assert!(unexpected.is_empty(), "{unexpected:?}");
         assert_eq!(acknowledged.unavailable_without_retry_after, 0);
     }
 
-    /// No more new work; what is under way is finished first. The server has to be there.
+    /// Stops the producers after their current request and returns the acknowledged ids. Needs a running server.
     pub async fn stop(&mut self) -> BTreeSet<String> {
         self.stop.store(true, Ordering::Relaxed);
         for producer in self.producers.drain(..) {
@@ -107,9 +107,9 @@ struct Producer {
 
 impl Producer {
     async fn run(mut self) {
-        let mut turn = 0_u64;
+        let mut round = 0_u64;
         while !self.stop.load(Ordering::Relaxed) {
-            turn += 1;
+            round += 1;
             match self.random.below(5) {
                 0 => {
                     let graph = self.graph();
@@ -120,8 +120,8 @@ impl Producer {
                     self.send("/api/v1/jobs/batch", json!({ "jobs": jobs }), None).await;
                 }
                 2 => {
-                    // Whoever gets no answer asks again under the same key, until there is one.
-                    let key = format!("key-{}-{turn}", self.number);
+                    // Repeats the request with the same key until the server answers.
+                    let key = format!("key-{}-{round}", self.number);
                     let job = self.job();
                     while !self.send("/api/v1/jobs", job.clone(), Some(&key)).await {
                         tokio::time::sleep(self.pause).await;
@@ -136,7 +136,7 @@ impl Producer {
         }
     }
 
-    /// Mostly short, some long enough for their start to be written down, some for later.
+    /// Returns a random job: mostly short, sometimes long enough for its start to be stored, sometimes scheduled for later.
     fn job(&mut self) -> Value {
         let priority = ["LOW", "NORMAL", "HIGH", "CRITICAL"][self.random.below(4) as usize];
         let ms = if self.random.below(20) == 0 { 120 + self.random.below(80) } else { self.random.below(31) };
@@ -153,7 +153,7 @@ impl Producer {
         job
     }
 
-    /// One job, three that wait for it, one that waits for those.
+    /// Returns a batch of one job, three that depend on it, and one that depends on those.
     fn graph(&mut self) -> Value {
         let mut jobs: Vec<Value> = (0..5).map(|_| self.job()).collect();
         jobs[0]["ref"] = "first".into();
@@ -165,7 +165,7 @@ impl Producer {
         json!({ "jobs": jobs })
     }
 
-    /// `true`: it was acknowledged, or refused for good.
+    /// Sends a request. Returns whether the server acknowledged it.
     async fn send(&self, path: &str, body: Value, key: Option<&str>) -> bool {
         let url = self.url.read().unwrap().clone();
         if url.is_empty() {
@@ -176,27 +176,27 @@ impl Producer {
             request = request.header("idempotency-key", key);
         }
         let Ok(answer) = request.send().await else {
-            *self.acknowledged.lock().unwrap().refusals.entry(None).or_default() += 1;
+            *self.acknowledged.lock().unwrap().rejections.entry(None).or_default() += 1;
             return false;
         };
         let status = answer.status();
         let retry_after = answer.headers().contains_key("retry-after");
-        // Cut off in the middle of an answer: its status had arrived, its ids had not.
+        // The connection broke inside the answer: the status had arrived, the ids had not.
         let Ok(answer) = answer.json::<Value>().await else { return false };
         let mut acknowledged = self.acknowledged.lock().unwrap();
         if !matches!(status, StatusCode::OK | StatusCode::CREATED) {
-            *acknowledged.refusals.entry(Some(status.as_u16())).or_default() += 1;
+            *acknowledged.rejections.entry(Some(status.as_u16())).or_default() += 1;
             if status == StatusCode::SERVICE_UNAVAILABLE && !retry_after {
                 acknowledged.unavailable_without_retry_after += 1;
             }
-            assert!(status.is_server_error(), "a sound request was refused: {status} {answer}");
+            assert!(status.is_server_error(), "a valid request was rejected: {status} {answer}");
             return false;
         }
         if let Some(id) = answer["id"].as_str() {
             acknowledged.ids.insert(id.to_owned());
             if let Some(key) = key {
                 let first = acknowledged.by_key.entry(key.to_owned()).or_insert_with(|| id.to_owned());
-                assert_eq!(first, id, "{key} was answered with two jobs");
+                assert_eq!(first, id, "two jobs have the key {key}");
             }
         }
         for id in answer["ids"].as_array().into_iter().flatten() {
@@ -206,8 +206,8 @@ impl Producer {
     }
 }
 
-/// Every acknowledged job is there and completed once, and its run numbers only ever grew. Jobs that were stored and whose
-/// acknowledgement was lost on its way have to be completed too.
+/// Checks that every acknowledged job exists, is completed once, and has growing run numbers. Jobs that were stored and whose
+/// acknowledgement was lost must be completed too.
 pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<String>) -> Vec<Value> {
     faena.everything_ended().await;
     let jobs: Vec<Value> = stream::iter(acknowledged).map(|id| faena.job(id)).buffer_unordered(8).collect().await;
@@ -220,13 +220,17 @@ pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<St
             let parent = by_id[parent.as_str().unwrap()];
             assert!(
                 parent["completedAt"].as_str() <= job["startedAt"].as_str(),
-                "began before its parent's end: {job:#}"
+                "started before its parent completed: {job:#}"
             );
         }
     }
     let completed = faena.count("status=COMPLETED").await;
-    assert_eq!(faena.count("").await, completed, "some jobs have ended otherwise than completed");
-    assert!(completed >= acknowledged.len() as u64, "{completed} jobs of {} acknowledged ones", acknowledged.len());
+    assert_eq!(faena.count("").await, completed, "some jobs are not completed");
+    assert!(
+        completed >= acknowledged.len() as u64,
+        "{completed} completed jobs of {} acknowledged ones",
+        acknowledged.len()
+    );
     jobs
 }
 
@@ -236,16 +240,16 @@ pub fn assert_completed_once(job: &Value) {
     let count = |event: &str| log.iter().filter(|entry| entry["event"] == event).count();
     assert_eq!(count("completed"), 1, "{job:#}");
     assert_eq!(count("created"), 1, "{job:#}");
-    // Each hand-out has a greater number than the one before.
-    let handed_out = log.iter().filter(|entry| entry["event"] == "assigned");
-    let runs: Vec<i64> = handed_out.map(|entry| entry["run"].as_i64().unwrap()).collect();
-    assert!(runs.is_sorted_by(|a, b| a < b), "a run number went back or came twice: {job:#}");
+    // Each claim has a greater run number than the one before.
+    let assigned = log.iter().filter(|entry| entry["event"] == "assigned");
+    let runs: Vec<i64> = assigned.map(|entry| entry["run"].as_i64().unwrap()).collect();
+    assert!(runs.is_sorted_by(|a, b| a < b), "the run numbers do not grow: {job:#}");
     assert_eq!(runs.last().copied(), job["run"].as_i64(), "{job:#}");
     let last_run: Vec<&Value> = log.iter().filter(|entry| entry["run"] == job["run"]).collect();
     for event in ["assigned", "started", "completed"] {
         let times = last_run.iter().filter(|entry| entry["event"] == event).count();
         assert_eq!(times, 1, "{event} under the last run: {job:#}");
     }
-    let costs = count("orphaned") + count("failed") + count("timeout");
-    assert_eq!(job["retryCount"].as_u64().unwrap(), costs as u64, "each try is in the log: {job:#}");
+    let attempts = count("orphaned") + count("failed") + count("timeout");
+    assert_eq!(job["retryCount"].as_u64().unwrap(), attempts as u64, "each attempt is in the log: {job:#}");
 }

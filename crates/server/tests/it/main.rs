@@ -1,32 +1,33 @@
-//! The stories: the real binary, real databases, real signals.
+//! Tests of the real binary with real databases and real signals.
 //!
-//! They are run by `./test`, which starts PostgreSQL and says where it is. A story that cannot have its database fails.
+//! `./test` starts PostgreSQL and passes its address. A test fails if its database is missing.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+#![expect(clippy::unwrap_used, reason = "a failing test panics where it fails")]
 
-mod bad_frames;
 mod command_line;
 mod crash;
 mod disk;
 mod doctor;
-mod doors;
 mod example_workers;
 mod faena;
-mod hands;
+mod invalid_messages;
 mod limits;
-mod markdown;
-mod line;
 mod load;
+mod markdown;
 mod nodes;
 mod outage;
+mod pages;
 mod pools;
 mod postgres;
+mod proxy;
 mod reference;
-mod pages;
 mod schedules;
 mod start;
 mod stop;
+mod transports;
 mod watching;
 mod webhooks;
-mod worker_deaths;
-mod worker_moves;
+mod worker_crashes;
+mod worker_failover;
+mod worker_protocol;
+mod workers;

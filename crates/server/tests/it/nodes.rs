@@ -1,4 +1,4 @@
-//! Several servers on one PostgreSQL share the work and stand in for each other.
+//! Several servers on one PostgreSQL share the jobs and take over from each other.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -27,7 +27,7 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
         ("FAENA_WORKER_SHELL", "true"),
         ("WORKER_CONCURRENCY", "8"),
     ];
-    // Both migrate the empty database at once.
+    // Both migrate the empty database concurrently.
     let mut nodes = folders.map(|folder| Faena::spawn(folder, &environment));
     for node in &mut nodes {
         node.listening().await;
@@ -42,7 +42,7 @@ async fn submit_noops(faena: &Faena, count: usize) {
     assert_eq!(answer["ids"].as_array().unwrap().len(), count);
 }
 
-/// Every job there is, page by page.
+/// Returns all jobs, page by page.
 async fn all_jobs(faena: &Faena) -> Vec<Value> {
     let mut jobs = Vec::new();
     let mut cursor = String::new();
@@ -75,25 +75,25 @@ async fn two_nodes_on_one_postgres_share_fifty_thousand_jobs_and_run_none_twice(
     for job in &jobs {
         assert_eq!((&job["status"], &job["retryCount"]), (&json!("COMPLETED"), &json!(0)), "{job:#}");
     }
-    assert_eq!(workers(&jobs).len(), 2, "both nodes have worked");
-    // The logs of a part of them, spread over all.
-    let some: BTreeSet<String> = jobs.iter().step_by(50).map(|job| job["id"].as_str().unwrap().to_owned()).collect();
-    let shown = assert_all_completed_once(&nodes[0], &some).await;
+    assert_eq!(workers(&jobs).len(), 2, "both nodes ran jobs");
+    // Checks the logs of a sample.
+    let sample: BTreeSet<String> = jobs.iter().step_by(50).map(|job| job["id"].as_str().unwrap().to_owned()).collect();
+    let shown = assert_all_completed_once(&nodes[0], &sample).await;
     for job in shown {
         assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_does_all_the_work_and_no_job_overlaps_itself() {
+async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_completes_all_jobs_without_overlapping_runs() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [mut doomed, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
-    let diary = two.path().join("diary");
-    // Each job writes down its beginning and its end; a line is appended whole or not at all.
+    let [mut victim, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
+    let journal = two.path().join("journal");
+    // Each job appends a line at its start and at its end; the append is atomic.
     let script = format!(
-        "echo begin $FAENA_JOB_ID $FAENA_RUN >>{0}; sleep 0.02; echo end $FAENA_JOB_ID $FAENA_RUN >>{0}",
-        diary.display()
+        "echo start $FAENA_JOB_ID $FAENA_RUN >>{0}; sleep 0.02; echo end $FAENA_JOB_ID $FAENA_RUN >>{0}",
+        journal.display()
     );
     let mut acknowledged = BTreeSet::new();
     for part in 0..4 {
@@ -102,94 +102,97 @@ async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_does_all_the_work
             .collect();
         jobs.extend((0..500).map(|_| json!({"name": "noop", "maxRetries": 10})));
         jobs.extend((0..50).map(|n| json!({"name": "sleep", "payload": {"ms": n}, "maxRetries": 10})));
-        let node = if part % 2 == 0 { &doomed } else { &survivor };
+        let node = if part % 2 == 0 { &victim } else { &survivor };
         let (status, answer) = node.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
         assert_eq!(status, StatusCode::CREATED, "{answer}");
         acknowledged.extend(answer["ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()));
     }
-    eventually("a part of the work is done", async || {
-        let lines = fs::read_to_string(&diary).unwrap_or_default().lines().count();
+    eventually("a part of the jobs is completed", async || {
+        let lines = fs::read_to_string(&journal).unwrap_or_default().lines().count();
         (lines > 200).then_some(())
     })
     .await;
-    doomed.kill();
+    victim.kill();
     let jobs = assert_all_completed_once(&survivor, &acknowledged).await;
-    assert_eq!(workers(&jobs).len(), 2, "both nodes have worked");
+    assert_eq!(workers(&jobs).len(), 2, "both nodes ran jobs");
     assert!(
         jobs.iter().any(|job| job["retryCount"] != 0 || crate::faena::events(job).contains(&"recovered")),
-        "the killed node held nothing, so this has shown nothing"
+        "the killed node had no job in flight"
     );
-    assert_no_overlap(&fs::read_to_string(&diary).unwrap(), 400);
+    assert_no_overlap(&fs::read_to_string(&journal).unwrap(), 400);
 }
 
-/// A job begins again only after its earlier run is over, and under a greater number. A program whose server was killed is
-/// killed with it: its run is over without an end, and nothing more is heard of it.
-fn assert_no_overlap(diary: &str, jobs: usize) {
+/// Checks that a job starts again only after its earlier run, and with a greater run number. A program is killed together with
+/// its server, so such a run has a start and no end.
+fn assert_no_overlap(journal: &str, jobs: usize) {
     let mut open: HashMap<&str, i64> = HashMap::new();
     let mut ended: HashSet<&str> = HashSet::new();
-    for line in diary.lines() {
+    for line in journal.lines() {
         let words: Vec<&str> = line.split(' ').collect();
-        let [what, id, run] = words[..] else { panic!("a broken line: {line}") };
+        let [event, id, run] = words[..] else { panic!("malformed line: {line}") };
         let run: i64 = run.parse().unwrap();
-        if what == "begin" {
+        if event == "start" {
             let before = open.insert(id, run);
-            assert!(before.is_none_or(|before| before < run), "{id} began again under an older run:\n{diary}");
+            assert!(
+                before.is_none_or(|before| before < run),
+                "{id} started again with an older run number:\n{journal}"
+            );
         } else {
-            assert_eq!(open.remove(id), Some(run), "{id} ended under another run than it began");
+            assert_eq!(open.remove(id), Some(run), "the start and the end of {id} have different run numbers");
             ended.insert(id);
         }
     }
-    assert!(open.is_empty(), "began and never ended: {open:?}");
+    assert!(open.is_empty(), "started and never ended: {open:?}");
     assert_eq!(ended.len(), jobs);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_runs_on_one_node_of_postgres_is_cancelled_through_the_other() {
+async fn a_job_that_runs_on_one_postgres_node_can_be_cancelled_through_another() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let environment = [("DATABASE_URL", database.url.as_str())];
-    let mut doors = Vec::from(environment);
-    doors.push(("FAENA_SERVER_ROLES", "api,engine"));
-    let working = Faena::start(one.path(), &environment).await;
-    let asking = Faena::start(two.path(), &doors).await;
-    let id = asking.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
-    asking.job_is(&id, "PROCESSING").await;
-    let (status, answer) = asking.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
+    let mut api_environment = Vec::from(environment);
+    api_environment.push(("FAENA_SERVER_ROLES", "api,engine"));
+    let worker_node = Faena::start(one.path(), &environment).await;
+    let api_node = Faena::start(two.path(), &api_environment).await;
+    let id = api_node.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
+    api_node.job_is(&id, "PROCESSING").await;
+    let (status, answer) = api_node.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
     assert!(status.is_success(), "{answer}");
-    let job = asking.job_is(&id, "CANCELLED").await;
+    let job = api_node.job_is(&id, "CANCELLED").await;
     assert_eq!(job["errorReason"], "cancelled");
-    // Its slot is free again: all five can be filled.
-    let ids = join_all((0..5).map(|_| working.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})))).await;
+    // Its slot is free again: five jobs can run concurrently.
+    let ids = join_all((0..5).map(|_| worker_node.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})))).await;
     for id in &ids {
-        working.job_is(id, "PROCESSING").await;
+        worker_node.job_is(id, "PROCESSING").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_worker_jobs_on_postgres_wait_and_a_worker_that_comes_later_runs_them() {
+async fn jobs_on_postgres_wait_until_a_node_with_the_worker_role_starts() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let roles = |roles: &'static str| [("DATABASE_URL", database.url.as_str()), ("FAENA_SERVER_ROLES", roles)];
-    let doors = Faena::start(one.path(), &roles("api,engine")).await;
-    let (status, health) = doors.get("/health/ready").await;
+    let api_node = Faena::start(one.path(), &roles("api,engine")).await;
+    let (status, health) = api_node.get("/health/ready").await;
     assert_eq!((status, health["status"].as_str()), (StatusCode::OK, Some("degraded")), "{health}");
-    let id = doors.submit(json!({"name": "noop"})).await;
-    let later = in_time(Duration::from_millis(1_500));
-    let delayed = doors.submit(json!({"name": "noop", "scheduledAt": later})).await;
-    doors.job_is(&delayed, "QUEUED").await;
-    assert_eq!(doors.job(&id).await["status"], "QUEUED");
+    let id = api_node.submit(json!({"name": "noop"})).await;
+    let later = time_after(Duration::from_millis(1_500));
+    let delayed = api_node.submit(json!({"name": "noop", "scheduledAt": later})).await;
+    api_node.job_is(&delayed, "QUEUED").await;
+    assert_eq!(api_node.job(&id).await["status"], "QUEUED");
     let _worker = Faena::spawn(two.path(), &roles("worker"));
-    doors.job_is(&id, "COMPLETED").await;
-    doors.job_is(&delayed, "COMPLETED").await;
+    api_node.job_is(&id, "COMPLETED").await;
+    api_node.job_is(&delayed, "COMPLETED").await;
 }
 
-/// The time in `ahead`, as the API takes it.
-fn in_time(ahead: Duration) -> String {
-    (jiff::Timestamp::now() + ahead).to_string()
+/// Returns the time after this delay, in the format of the API.
+fn time_after(delay: Duration) -> String {
+    (jiff::Timestamp::now() + delay).to_string()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_on_postgres_that_was_asleep_loses_its_jobs_changes_nothing_and_works_again() {
+async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_then_works_again() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let environment = [
@@ -198,32 +201,32 @@ async fn a_node_on_postgres_that_was_asleep_loses_its_jobs_changes_nothing_and_w
         ("FAENA_ORPHAN_DELAY", "50ms"),
         ("WORKER_CONCURRENCY", "1"),
     ];
-    let sleeper = Faena::start(one.path(), &environment).await;
-    let id = sleeper.submit(json!({"name": "sleep", "payload": {"ms": 2_000}})).await;
-    let first = sleeper.job_is(&id, "PROCESSING").await;
-    sleeper.signal("STOP");
+    let suspended = Faena::start(one.path(), &environment).await;
+    let id = suspended.submit(json!({"name": "sleep", "payload": {"ms": 2_000}})).await;
+    let first = suspended.job_is(&id, "PROCESSING").await;
+    suspended.signal("STOP");
     let mut other = Faena::start(two.path(), &environment).await;
-    let second = eventually("the other node has it", async || {
+    let second = eventually("the other node runs it", async || {
         let job = other.job(&id).await;
         (job["status"] == "PROCESSING" && job["run"] != first["run"]).then_some(job)
     })
     .await;
     assert!(second["run"].as_i64() > first["run"].as_i64());
     assert_eq!((&second["retryCount"], &second["errorReason"]), (&json!(1), &json!("orphaned")), "{second:#}");
-    sleeper.signal("CONT");
-    // It wakes up, its own run is long over, and it tells so: nobody listens to it.
+    suspended.signal("CONT");
+    // The resumed node reports the end of its own run, and the report is rejected.
     let done = other.job_is(&id, "COMPLETED").await;
     crate::load::assert_completed_once(&done);
     assert_eq!((&done["run"], &done["workerId"]), (&second["run"], &second["workerId"]), "{done:#}");
     other.kill();
-    let next = sleeper.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
-    let next = sleeper.job_is(&next, "COMPLETED").await;
-    assert!(next["workerId"] != first["workerId"], "its worker was given up, and has another life now");
-    assert_eq!(sleeper.job(&id).await, done, "nothing has changed since");
+    let next = suspended.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
+    let next = suspended.job_is(&next, "COMPLETED").await;
+    assert!(next["workerId"] != first["workerId"], "its lost worker has a new registration");
+    assert_eq!(suspended.job(&id).await, done, "the late report changed the job");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_paused_at_one_node_is_paused_at_the_other_and_after_a_restart() {
+async fn a_queue_paused_on_one_postgres_node_is_paused_on_the_other_and_after_a_restart() {
     let database = Database::create().await;
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [first, second] = two_nodes(&database, [folders[0].path(), folders[1].path()]).await;
@@ -234,7 +237,7 @@ async fn a_queue_paused_at_one_node_is_paused_at_the_other_and_after_a_restart()
     drop((first, second));
     let [first, second] = two_nodes(&database, [folders[0].path(), folders[1].path()]).await;
     let (_, seen) = second.get("/api/v1/queues/mail").await;
-    assert_eq!(seen["paused"], paused["paused"], "a pause is not forgotten");
+    assert_eq!(seen["paused"], paused["paused"], "the pause is lost");
     second.post("/api/v1/queues/mail/resume", json!({})).await;
     let (_, seen) = first.get("/api/v1/queues/mail").await;
     assert_eq!(seen["paused"], Value::Null);

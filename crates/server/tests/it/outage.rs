@@ -1,4 +1,4 @@
-//! The database goes away under load and comes back: requests are told so meanwhile, and everything resumes by itself.
+//! PostgreSQL stops under load and starts again: requests get an error meanwhile, and the server resumes by itself.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_postgres_costs_time_and_no_job() {
+async fn restarts_of_postgres_under_load_lose_no_job() {
     let folder = tempfile::tempdir().unwrap();
     let database = Server::start();
     let environment = [
@@ -37,21 +37,21 @@ async fn a_restarted_postgres_costs_time_and_no_job() {
     load.aim_at(&faena);
     for _ in 0..3 {
         let before = load.count();
-        eventually("work is taken in", async || (load.count() > before + 200).then_some(())).await;
-        tokio::task::block_in_place(|| database.restart_at_once());
+        eventually("jobs are accepted", async || (load.count() > before + 200).then_some(())).await;
+        tokio::task::block_in_place(|| database.restart_immediately());
     }
     let before = load.count();
-    eventually("work is taken in again", async || (load.count() > before + 200).then_some(())).await;
+    eventually("jobs are accepted again", async || (load.count() > before + 200).then_some(())).await;
     let acknowledged = load.stop().await;
-    assert!(faena.has_ended().is_none(), "the server stayed");
+    assert!(faena.has_ended().is_none(), "the server has exited");
     assert_all_completed_once(&faena, &acknowledged).await;
-    load.assert_refused_properly();
+    load.assert_rejections_are_503();
     let (status, health) = faena.get("/health/ready").await;
     assert_eq!((status, &health["status"]), (StatusCode::OK, &json!("healthy")), "{health:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jobs_go_on() {
+async fn while_postgres_is_down_requests_get_503_with_retry_after_and_running_jobs_continue() {
     let folder = tempfile::tempdir().unwrap();
     let database = Server::start();
     let environment = [("DATABASE_URL", database.url.as_str())];
@@ -59,7 +59,7 @@ async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jo
     let running = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_500}})).await;
     faena.job_is(&running, "PROCESSING").await;
     let waiting = faena.submit(json!({"name": "unknown.type"})).await;
-    tokio::task::block_in_place(|| database.stop_at_once());
+    tokio::task::block_in_place(|| database.stop_immediately());
 
     let jobs = format!("{}/api/v1/jobs", faena.url);
     let one = format!("{jobs}/{waiting}");
@@ -77,12 +77,12 @@ async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jo
     ] {
         let (client, request) = request.build_split();
         let request = request.unwrap();
-        let what = format!("{} {}", request.method(), request.url());
+        let label = format!("{} {}", request.method(), request.url());
         let answer = client.execute(request).await.unwrap();
-        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{what}");
-        assert!(answer.headers().contains_key("retry-after"), "{what}");
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{label}");
+        assert!(answer.headers().contains_key("retry-after"), "{label}");
         let body: serde_json::Value = answer.json().await.unwrap();
-        assert_eq!(body["error"]["code"], "UNAVAILABLE", "{what}: {body}");
+        assert_eq!(body["error"]["code"], "UNAVAILABLE", "{label}: {body}");
     }
     let (status, health) = faena.get("/health/ready").await;
     assert_eq!((status, &health["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")), "{health:#}");
@@ -90,13 +90,13 @@ async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jo
     assert_eq!((status, health), (StatusCode::OK, json!({"status": "ok"})));
 
     tokio::task::block_in_place(|| database.start_again());
-    // Its end came while there was nobody to tell; it is told now, and it was its first run.
+    // The run ended during the outage. The server reports it now, without a second run.
     let job = faena.job_is(&running, "COMPLETED").await;
     assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"]);
     let fresh = faena.submit(json!({"name": "noop"})).await;
     faena.job_is(&fresh, "COMPLETED").await;
     assert_eq!(faena.job(&waiting).await["status"], "QUEUED");
-    eventually("every loop is well again", async || {
+    eventually("every loop is healthy again", async || {
         let (status, health) = faena.get("/health/ready").await;
         (status == StatusCode::OK && health["status"] == "healthy").then_some(())
     })
@@ -104,7 +104,7 @@ async fn while_postgres_is_away_requests_get_503_with_retry_after_and_running_jo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its_node() {
+async fn a_postgres_outage_longer_than_the_lease_orphans_no_job() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let database = Server::start();
     let environment =
@@ -117,8 +117,8 @@ async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its
         nodes[0].job_is(&id, "PROCESSING").await;
         running.push(id);
     }
-    tokio::task::block_in_place(|| database.stop_at_once());
-    // The length of the outage: more than two leases.
+    tokio::task::block_in_place(|| database.stop_immediately());
+    // The outage lasts more than two leases.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     tokio::task::block_in_place(|| database.start_again());
     for id in &running {
@@ -127,98 +127,98 @@ async fn a_postgres_that_is_away_for_longer_than_the_lease_takes_no_job_from_its
     }
 }
 
-/// Stands between a server and its PostgreSQL. When it is told so, it loses PostgreSQL's answer to the next claim: the claim
-/// arrives and is committed, its connection falls silent.
-struct Proxy {
+/// A proxy in front of PostgreSQL that drops the answer to the next claim once it is armed: the claim is committed, and its
+/// connection falls silent.
+struct ClaimProxy {
     url: String,
-    armed: Arc<AtomicBool>,
-    cut: Arc<Notify>,
+    is_armed: Arc<AtomicBool>,
+    disconnect: Arc<Notify>,
 }
 
-impl Proxy {
-    async fn start(database: &str) -> Proxy {
+impl ClaimProxy {
+    async fn start(database: &str) -> ClaimProxy {
         let (front, name) = database.rsplit_once('/').unwrap();
-        let (user, far) = front.rsplit_once('@').unwrap();
-        let far = far.to_owned();
+        let (user, address) = front.rsplit_once('@').unwrap();
+        let address = address.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{user}@{}/{name}", listener.local_addr().unwrap());
-        let proxy = Proxy { url, armed: Arc::default(), cut: Arc::default() };
-        let (armed, cut) = (proxy.armed.clone(), proxy.cut.clone());
+        let proxy = ClaimProxy { url, is_armed: Arc::default(), disconnect: Arc::default() };
+        let (is_armed, disconnect) = (proxy.is_armed.clone(), proxy.disconnect.clone());
         tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let far = TcpStream::connect(&far).await.unwrap();
-                tokio::spawn(carry(near, far, armed.clone(), cut.clone()));
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&address).await.unwrap();
+                tokio::spawn(forward(client, server, is_armed.clone(), disconnect.clone()));
             }
         });
         proxy
     }
 }
 
-async fn carry(near: TcpStream, far: TcpStream, armed: Arc<AtomicBool>, cut: Arc<Notify>) {
-    let (mut near_in, mut near_out) = near.into_split();
-    let (mut far_in, mut far_out) = far.into_split();
-    let deaf = AtomicBool::new(false);
-    let there = async {
+async fn forward(client: TcpStream, server: TcpStream, is_armed: Arc<AtomicBool>, disconnect: Arc<Notify>) {
+    let (mut client_in, mut client_out) = client.into_split();
+    let (mut server_in, mut server_out) = server.into_split();
+    let drops_answers = AtomicBool::new(false);
+    let to_server = async {
         let mut buffer = vec![0; 64 << 10];
-        let mut claiming = false;
+        let mut is_claim = false;
         loop {
-            let count = near_in.read(&mut buffer).await?;
+            let count = client_in.read(&mut buffer).await?;
             if count == 0 {
                 return Ok(());
             }
-            // These words stand in the wire protocol as they are: a claim begins by telling the planner what to leave.
-            let says = |text: &str| buffer[..count].windows(text.len()).any(|part| part == text.as_bytes());
-            claiming |= says("enable_seqscan = off");
-            if claiming && says("COMMIT") {
-                claiming = false;
-                if armed.swap(false, Ordering::SeqCst) {
-                    deaf.store(true, Ordering::SeqCst);
+            // SQL is plain text in the wire protocol. A claim begins with a setting for the planner.
+            let contains = |text: &str| buffer[..count].windows(text.len()).any(|part| part == text.as_bytes());
+            is_claim |= contains("enable_seqscan = off");
+            if is_claim && contains("COMMIT") {
+                is_claim = false;
+                if is_armed.swap(false, Ordering::SeqCst) {
+                    drops_answers.store(true, Ordering::SeqCst);
                 }
             }
-            far_out.write_all(&buffer[..count]).await?;
+            server_out.write_all(&buffer[..count]).await?;
         }
     };
-    let back = async {
+    let to_client = async {
         let mut buffer = vec![0; 64 << 10];
         loop {
-            let count = far_in.read(&mut buffer).await?;
+            let count = server_in.read(&mut buffer).await?;
             if count == 0 {
                 return Ok(());
             }
-            if !deaf.load(Ordering::SeqCst) {
-                near_out.write_all(&buffer[..count]).await?;
+            if !drops_answers.load(Ordering::SeqCst) {
+                client_out.write_all(&buffer[..count]).await?;
             }
         }
     };
     let _: std::io::Result<()> = tokio::select! {
-        ended = there => ended,
-        ended = back => ended,
-        () = cut.notified() => Ok(()),
+        ended = to_server => ended,
+        ended = to_client => ended,
+        () = disconnect.notified() => Ok(()),
     };
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_whose_handing_out_was_committed_in_postgres_and_never_heard_of_are_not_stuck() {
+async fn jobs_of_a_claim_whose_commit_reply_from_postgres_was_lost_are_not_stuck() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
-    let proxy = Proxy::start(&database.url).await;
+    let proxy = ClaimProxy::start(&database.url).await;
     let environment = [("DATABASE_URL", proxy.url.as_str()), ("WORKER_CONCURRENCY", "1"), ("FAENA_NODE_LEASE", "3s")];
     let faena = Faena::start(folder.path(), &environment).await;
     let first = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_000}})).await;
     faena.job_is(&first, "PROCESSING").await;
     let second = faena.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
-    // When the first ends, the second is asked for. PostgreSQL hands it out, and its answer is lost on the way.
-    proxy.armed.store(true, Ordering::SeqCst);
+    // When the first job ends, the server claims the second. PostgreSQL commits the claim, and the proxy drops its answer.
+    proxy.is_armed.store(true, Ordering::SeqCst);
     let direct = connect(&database.url).await;
-    eventually("PostgreSQL has handed the second job out", async || {
+    eventually("the claim of the second job is committed", async || {
         let ready: i64 = direct.query_one("SELECT count(*) FROM faena.ready", &[]).await.unwrap().get(0);
         (ready == 0).then_some(())
     })
     .await;
-    proxy.cut.notify_waiters();
-    assert!(!proxy.armed.load(Ordering::SeqCst), "the answer was lost");
+    proxy.disconnect.notify_waiters();
+    assert!(!proxy.is_armed.load(Ordering::SeqCst), "the proxy dropped no answer");
     faena.job_is(&first, "COMPLETED").await;
     let job = faena.job_is(&second, "COMPLETED").await;
     crate::load::assert_completed_once(&job);
-    assert_eq!(job["retryCount"], 0, "it had never begun: {job:#}");
+    assert_eq!(job["retryCount"], 0, "the lost claim used an attempt: {job:#}");
 }

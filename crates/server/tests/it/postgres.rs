@@ -1,4 +1,4 @@
-//! Databases of a test's own: one on the server that `./test` has started, or a whole server that the test may restart.
+//! PostgreSQL for one test: a database on the server that `./test` started, or a whole server that the test can restart.
 
 use std::{
     net::TcpListener,
@@ -9,22 +9,22 @@ use std::{
 
 use tokio_postgres::{Client, NoTls};
 
-/// An empty database; it is dropped when the test is over.
+/// An empty database. Dropping the value drops the database.
 pub struct Database {
     pub url: String,
     name: String,
 }
 
-fn server() -> String {
+fn server_url() -> String {
     std::env::var("FAENA_TEST_POSTGRES").expect("FAENA_TEST_POSTGRES is not set: run this test with ./test")
 }
 
 impl Database {
     pub async fn create() -> Database {
-        let name = format!("faena_story_{}", uuid::Uuid::new_v4().simple());
-        let client = connect(&server()).await;
+        let name = format!("faena_test_{}", uuid::Uuid::new_v4().simple());
+        let client = connect(&server_url()).await;
         client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let (base, _) = server().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        let (base, _) = server_url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
         Database { url: format!("{base}/{name}"), name }
     }
 }
@@ -32,14 +32,14 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // A test's own runtime cannot be waited for while it unwinds.
+        // The runtime of a test cannot be blocked on while it unwinds.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { connect(&server()).await.batch_execute(&sql).await })
+            runtime.block_on(async { connect(&server_url()).await.batch_execute(&sql).await })
         })
         .join();
         if !matches!(dropped, Ok(Ok(()))) {
-            eprintln!("the database {} is left behind: {dropped:?}", self.name);
+            eprintln!("cannot drop database {}: {dropped:?}", self.name);
         }
     }
 }
@@ -50,7 +50,7 @@ pub async fn connect(url: &str) -> Client {
     client
 }
 
-/// A PostgreSQL server that belongs to one test.
+/// A PostgreSQL server of one test.
 pub struct Server {
     folder: tempfile::TempDir,
     programs: PathBuf,
@@ -74,17 +74,17 @@ impl Server {
         server
     }
 
-    /// As if the power had failed: no shutdown checkpoint, every connection cut, recovery at the start.
-    pub fn restart_at_once(&self) {
+    /// Restarts as after a power failure: no shutdown checkpoint, all connections closed, recovery at the start.
+    pub fn restart_immediately(&self) {
         self.run("pg_ctl", &["restart", "--wait", "--silent", "--mode", "immediate"]);
     }
 
-    pub fn stop_at_once(&self) {
+    pub fn stop_immediately(&self) {
         self.run("pg_ctl", &["stop", "--wait", "--silent", "--mode", "immediate"]);
     }
 
     pub fn start_again(&self) {
-        // The options of the first start stand in postmaster.opts, which only `restart` reads.
+        // Only `restart` reads postmaster.opts, which has the options of the first start.
         self.run("pg_ctl", &["restart", "--wait", "--silent"]);
     }
 
@@ -92,7 +92,7 @@ impl Server {
         self.folder.path().join("data")
     }
 
-    /// PostgreSQL refuses to run as root; then the user `postgres` runs it.
+    /// Returns the user that runs PostgreSQL if the test runs as root, which PostgreSQL refuses.
     fn owner(&self) -> Option<u32> {
         if Path::new("/proc/self").metadata().unwrap().uid() != 0 {
             return None;
@@ -101,7 +101,7 @@ impl Server {
         let line = users
             .lines()
             .find(|line| line.starts_with("postgres:"))
-            .or(users.lines().find(|l| l.starts_with("nobody:")));
+            .or(users.lines().find(|line| line.starts_with("nobody:")));
         Some(line.unwrap().split(':').nth(2).unwrap().parse().unwrap())
     }
 
@@ -129,7 +129,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.data().join("postmaster.pid").exists() {
-            self.stop_at_once();
+            self.stop_immediately();
         }
     }
 }

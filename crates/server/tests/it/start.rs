@@ -1,4 +1,4 @@
-//! What is wrong with the set-up is said in one line, with exit code 2, and nothing is started or touched.
+//! A wrong configuration is reported in one line with exit code 2, and no file or database is changed.
 
 use std::{net::TcpListener, path::Path, process::Output};
 
@@ -7,81 +7,82 @@ use crate::{
     postgres::{Database, connect},
 };
 
-/// Exit code 2 and one line on stderr, which is returned.
-fn complaint(output: &Output) -> String {
+/// Checks for exit code 2 and a single line on stderr, and returns that line.
+fn configuration_error(output: &Output) -> String {
     let stderr = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert_eq!(stderr.lines().count(), 1, "one line: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "more than one line: {stderr}");
     assert!(stderr.starts_with("faena: "), "{stderr}");
     assert!(output.stdout.is_empty());
     stderr.trim_end().to_owned()
 }
 
-fn refused(folder: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> String {
+/// Runs `faena serve` and returns its configuration error.
+fn serve_error(folder: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> String {
     let arguments = [&["serve", "--port", "0"], arguments].concat();
-    complaint(&run(folder, environment, &arguments))
+    configuration_error(&run(folder, environment, &arguments))
 }
 
-fn assert_nothing_made(folder: &Path) {
+fn assert_is_empty(folder: &Path) {
     let left: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
-fn a_database_address_that_is_not_understood_is_named() {
+fn an_invalid_database_url_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    for url in ["mysql://root@localhost/x", "faena.db", "postgres://user:geheim@host:port/x", "sqlite:", " "] {
-        let said = refused(folder.path(), &[("DATABASE_URL", url)], &[]);
-        assert!(said.contains("DATABASE_URL") || said.contains("database.url"), "{url}: {said}");
-        assert!(!said.contains("geheim"), "{said}");
+    for url in ["mysql://root@localhost/x", "faena.db", "postgres://user:secret@host:port/x", "sqlite:", " "] {
+        let error = serve_error(folder.path(), &[("DATABASE_URL", url)], &[]);
+        assert!(error.contains("DATABASE_URL") || error.contains("database.url"), "{url}: {error}");
+        assert!(!error.contains("secret"), "{error}");
     }
-    assert_nothing_made(folder.path());
+    assert_is_empty(folder.path());
 }
 
 #[test]
-fn a_postgres_that_cannot_be_reached_is_named_and_its_password_is_not() {
+fn an_unreachable_postgres_is_reported_without_its_password() {
     let folder = tempfile::tempdir().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let url = format!("postgres://user:geheim@{free}/faena");
-    let said = refused(folder.path(), &[("DATABASE_URL", &url)], &[]);
-    assert!(said.contains("Connection refused") && said.contains("check"), "{said}");
-    assert!(!said.contains("geheim"), "{said}");
+    let url = format!("postgres://user:secret@{free}/faena");
+    let error = serve_error(folder.path(), &[("DATABASE_URL", &url)], &[]);
+    assert!(error.contains("Connection refused") && error.contains("check"), "{error}");
+    assert!(!error.contains("secret"), "{error}");
 }
 
 #[test]
-fn a_postgres_that_takes_the_call_and_never_answers_is_given_up() {
+fn connecting_to_a_postgres_that_never_answers_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("postgres://user@{}/faena", silent.local_addr().unwrap());
-    let said = refused(folder.path(), &[("DATABASE_URL", &url)], &[]);
-    assert!(said.contains("PostgreSQL"), "{said}");
+    let error = serve_error(folder.path(), &[("DATABASE_URL", &url)], &[]);
+    assert!(error.contains("PostgreSQL"), "{error}");
 }
 
 #[tokio::test]
 async fn a_postgres_database_that_does_not_exist_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
-    let said = refused(folder.path(), &[("DATABASE_URL", &format!("{}_not", database.url))], &[]);
-    assert!(said.contains("does not exist"), "{said}");
+    let error = serve_error(folder.path(), &[("DATABASE_URL", &format!("{}_not", database.url))], &[]);
+    assert!(error.contains("does not exist"), "{error}");
 }
 
 #[tokio::test]
-async fn a_postgres_schema_that_is_newer_than_the_binary_is_left_alone() {
+async fn a_postgres_schema_newer_than_the_binary_is_rejected_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let environment = [("DATABASE_URL", database.url.as_str())];
     assert!(run(folder.path(), &environment, &["migrate"]).status.success());
     let client = connect(&database.url).await;
     client.batch_execute("INSERT INTO faena.faena_schema VALUES (999, 'from the future', 0)").await.unwrap();
-    let said = refused(folder.path(), &environment, &[]);
-    assert!(said.contains("schema version 999") && said.contains("newer faena"), "{said}");
-    assert_eq!(complaint(&run(folder.path(), &environment, &["migrate"])), said);
+    let error = serve_error(folder.path(), &environment, &[]);
+    assert!(error.contains("schema version 999") && error.contains("newer faena"), "{error}");
+    assert_eq!(configuration_error(&run(folder.path(), &environment, &["migrate"])), error);
     let nodes: i64 = client.query_one("SELECT count(*) FROM faena.node", &[]).await.unwrap().get(0);
     assert_eq!(nodes, 0);
 }
 
 #[test]
-fn a_sqlite_schema_that_is_newer_than_the_binary_is_left_alone() {
+fn a_sqlite_schema_newer_than_the_binary_is_rejected_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     assert!(run(folder.path(), &[], &["migrate"]).status.success());
     let file = folder.path().join("faena-data/faena.db");
@@ -89,69 +90,69 @@ fn a_sqlite_schema_that_is_newer_than_the_binary_is_left_alone() {
     database.execute("INSERT INTO faena_schema VALUES (999, 'from the future', 0)", []).unwrap();
     database.close().unwrap();
     let before = std::fs::read(&file).unwrap();
-    let said = refused(folder.path(), &[], &[]);
-    assert!(said.contains("schema version 999") && said.contains("newer faena"), "{said}");
-    assert_eq!(std::fs::read(&file).unwrap(), before, "the file was touched");
+    let error = serve_error(folder.path(), &[], &[]);
+    assert!(error.contains("schema version 999") && error.contains("newer faena"), "{error}");
+    assert_eq!(std::fs::read(&file).unwrap(), before, "the file has changed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_leave_to_migrate_an_old_schema_is_refused_until_it_is_migrated_on_sqlite() {
-    needs_to_be_migrated(&[]).await;
+async fn with_no_migrate_an_old_schema_is_rejected_until_it_is_migrated_on_sqlite() {
+    assert_no_migrate_requires_a_migrated_schema(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_leave_to_migrate_an_old_schema_is_refused_until_it_is_migrated_on_postgres() {
+async fn with_no_migrate_an_old_schema_is_rejected_until_it_is_migrated_on_postgres() {
     let database = Database::create().await;
-    needs_to_be_migrated(&[("DATABASE_URL", database.url.as_str())]).await;
+    assert_no_migrate_requires_a_migrated_schema(&[("DATABASE_URL", database.url.as_str())]).await;
 }
 
-async fn needs_to_be_migrated(environment: &[(&str, &str)]) {
+async fn assert_no_migrate_requires_a_migrated_schema(environment: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
-    let said = refused(folder.path(), environment, &["--no-migrate"]);
-    assert!(said.contains("faena migrate"), "{said}");
+    let error = serve_error(folder.path(), environment, &["--no-migrate"]);
+    assert!(error.contains("faena migrate"), "{error}");
     let migrated = run(folder.path(), environment, &["migrate"]);
     assert!(migrated.status.success());
     assert_eq!(String::from_utf8_lossy(&migrated.stdout), "the schema is up to date\n");
-    assert!(run(folder.path(), environment, &["migrate"]).status.success(), "a second time changes nothing");
+    assert!(run(folder.path(), environment, &["migrate"]).status.success(), "a second migration fails");
     let mut faena = Faena::spawn_with(command(folder.path()), folder.path(), environment, &["--no-migrate"]);
     faena.listening().await;
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn a_folder_that_cannot_be_created_is_named() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "").unwrap();
-    let said = refused(folder.path(), &[("DATABASE_URL", "sqlite:file/data/faena.db")], &[]);
-    assert!(said.contains("file/data") && said.contains("DATABASE_URL"), "{said}");
+    let error = serve_error(folder.path(), &[("DATABASE_URL", "sqlite:file/data/faena.db")], &[]);
+    assert!(error.contains("file/data") && error.contains("DATABASE_URL"), "{error}");
 }
 
 #[test]
-fn a_file_that_is_no_database_is_named_and_left_alone() {
+fn a_file_that_is_not_a_database_is_named_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("letter.txt");
-    let letter = "Dear database, ".repeat(1_000);
-    std::fs::write(&file, &letter).unwrap();
-    let said = refused(folder.path(), &[("DATABASE_URL", "sqlite:letter.txt")], &[]);
-    assert!(said.contains("letter.txt") && said.contains("DATABASE_URL"), "{said}");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), letter);
+    let file = folder.path().join("notes.txt");
+    let notes = "not a database, ".repeat(1_000);
+    std::fs::write(&file, &notes).unwrap();
+    let error = serve_error(folder.path(), &[("DATABASE_URL", "sqlite:notes.txt")], &[]);
+    assert!(error.contains("notes.txt") && error.contains("DATABASE_URL"), "{error}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), notes);
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_before_anything_is_made() {
+fn a_port_in_use_is_named_before_any_file_is_created() {
     let folder = tempfile::tempdir().unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let said = complaint(&run(folder.path(), &[("PORT", &port)], &["serve"]));
-    assert!(said.contains(&port) && said.contains("--port"), "{said}");
-    assert_nothing_made(folder.path());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let error = configuration_error(&run(folder.path(), &[("PORT", &port)], &["serve"]));
+    assert!(error.contains(&port) && error.contains("--port"), "{error}");
+    assert_is_empty(folder.path());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_server_on_the_same_sqlite_file_is_refused_and_the_first_goes_on() {
+async fn a_second_server_on_the_same_sqlite_file_is_rejected_and_the_first_keeps_running() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = Faena::start(folder.path(), &[]).await;
-    let said = refused(folder.path(), &[], &[]);
-    assert!(said.contains("in use by another faena"), "{said}");
+    let error = serve_error(folder.path(), &[], &[]);
+    assert!(error.contains("in use by another faena"), "{error}");
     let id = first.submit(serde_json::json!({"name": "noop"})).await;
     first.job_is(&id, "COMPLETED").await;
     first.kill();
@@ -160,19 +161,19 @@ async fn a_second_server_on_the_same_sqlite_file_is_refused_and_the_first_goes_o
 }
 
 #[test]
-fn without_keys_only_this_machine_may_be_listened_to() {
+fn without_api_keys_the_server_listens_on_loopback_only() {
     let folder = tempfile::tempdir().unwrap();
     for host in ["0.0.0.0", "::", "192.0.2.1", "::ffff:0.0.0.0"] {
-        let said = refused(folder.path(), &[("HOST", host)], &[]);
-        assert!(said.contains("--insecure-no-auth"), "{said}");
+        let error = serve_error(folder.path(), &[("HOST", host)], &[]);
+        assert!(error.contains("--insecure-no-auth"), "{error}");
     }
-    let said = refused(folder.path(), &[("HOST", "no-such-host.invalid")], &[]);
-    assert!(said.contains("HOST"), "{said}");
-    assert_nothing_made(folder.path());
+    let error = serve_error(folder.path(), &[("HOST", "no-such-host.invalid")], &[]);
+    assert!(error.contains("HOST"), "{error}");
+    assert_is_empty(folder.path());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_insists_may_listen_to_everybody() {
+async fn insecure_no_auth_allows_listening_on_every_address() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena =
         Faena::spawn_with(command(folder.path()), folder.path(), &[("HOST", "0.0.0.0")], &["--insecure-no-auth"]);
@@ -181,7 +182,7 @@ async fn whoever_insists_may_listen_to_everybody() {
 }
 
 #[test]
-fn an_unknown_key_and_a_wrong_value_are_named_with_their_place() {
+fn unknown_keys_and_invalid_values_are_named_with_their_position() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("faena.toml");
     for (content, expected) in [
@@ -194,18 +195,18 @@ fn an_unknown_key_and_a_wrong_value_are_named_with_their_place() {
         ("[server\n", "faena: faena.toml, line 1:"),
     ] {
         std::fs::write(&file, content).unwrap();
-        let said = refused(folder.path(), &[], &[]);
-        assert!(said.starts_with(expected), "{said}");
-        assert_eq!(complaint(&run(folder.path(), &[], &["config"])), said);
+        let error = serve_error(folder.path(), &[], &[]);
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(configuration_error(&run(folder.path(), &[], &["config"])), error);
     }
     std::fs::remove_file(&file).unwrap();
     for (name, value) in
         [("FAENA_NOD_LEASE", "1s"), ("FAENA_NODE_LEASE", "-1s"), ("PORT", "65536"), ("LOG_LEVEL", "loud")]
     {
-        let said = refused(folder.path(), &[(name, value)], &[]);
-        assert!(said.starts_with(&format!("faena: environment {name}: ")), "{said}");
+        let error = serve_error(folder.path(), &[(name, value)], &[]);
+        assert!(error.starts_with(&format!("faena: environment {name}: ")), "{error}");
     }
-    let said = complaint(&run(folder.path(), &[], &["serve", "--config", "missing.toml"]));
-    assert!(said.contains("missing.toml"), "{said}");
-    assert_nothing_made(folder.path());
+    let error = configuration_error(&run(folder.path(), &[], &["serve", "--config", "missing.toml"]));
+    assert!(error.contains("missing.toml"), "{error}");
+    assert_is_empty(folder.path());
 }

@@ -1,11 +1,11 @@
-//! SIGTERM drains: what runs may finish, the rest goes back without costing a try.
+//! SIGTERM drains the server: running jobs may finish, and the others are handed back without using an attempt.
 
 use serde_json::json;
 
 use crate::faena::{Faena, events, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_when_the_server_is_told_to_stop_may_finish_and_what_waits_stays() {
+async fn on_a_stop_signal_running_jobs_finish_and_queued_jobs_stay_queued() {
     let folder = tempfile::tempdir().unwrap();
     for signal in ["TERM", "INT"] {
         let mut faena = Faena::start(folder.path(), &[("WORKER_CONCURRENCY", "1")]).await;
@@ -25,7 +25,7 @@ async fn what_runs_when_the_server_is_told_to_stop_may_finish_and_what_waits_sta
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_outlasts_the_grace_time_is_handed_back_and_runs_again_without_having_cost_a_try() {
+async fn a_job_that_outlasts_the_drain_is_handed_back_and_runs_again_without_using_an_attempt() {
     let folder = tempfile::tempdir().unwrap();
     let environment = [("FAENA_DRAIN_GRACE", "300ms")];
     let mut faena = Faena::start(folder.path(), &environment).await;
@@ -42,13 +42,13 @@ async fn what_outlasts_the_grace_time_is_handed_back_and_runs_again_without_havi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_it_at_once_and_still_hands_back() {
+async fn a_second_signal_stops_the_server_at_once_and_its_jobs_are_still_handed_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[("FAENA_DRAIN_GRACE", "1h")]).await;
     let long = faena.submit(json!({"name": "sleep", "payload": {"ms": 3_600_000}, "maxRetries": 0})).await;
     faena.job_is(&long, "PROCESSING").await;
     faena.signal("TERM");
-    eventually("it has heard the first", async || faena.log().contains("stopping").then_some(())).await;
+    eventually("the first signal is logged", async || faena.log().contains("stopping").then_some(())).await;
     assert!(faena.has_ended().is_none());
     faena.signal("TERM");
     assert!(faena.ended().await.success(), "{}", faena.log());
@@ -60,7 +60,7 @@ async fn a_second_signal_ends_it_at_once_and_still_hands_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_a_job_has_started_does_not_outlive_a_stopped_server() {
+async fn a_program_started_by_a_job_does_not_outlive_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[("FAENA_WORKER_SHELL", "true"), ("FAENA_DRAIN_GRACE", "1ms")]).await;
     let script = "sleep 3600 & echo $! >pid.tmp; mv pid.tmp pid; wait";
@@ -72,11 +72,11 @@ async fn a_program_that_a_job_has_started_does_not_outlive_a_stopped_server() {
     assert!(grandchild.exists());
     faena.signal("TERM");
     faena.ended().await;
-    eventually("its child is gone", async || is_gone(&grandchild).then_some(())).await;
+    eventually("its child has ended", async || has_ended(&grandchild).then_some(())).await;
 }
 
-/// Dead and not yet reaped counts.
-pub fn is_gone(process: &std::path::Path) -> bool {
+/// Returns whether a process has ended. A zombie has.
+pub fn has_ended(process: &std::path::Path) -> bool {
     match std::fs::read_to_string(process.join("stat")) {
         Ok(stat) => stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'),
         Err(_) => true,
@@ -84,10 +84,10 @@ pub fn is_gone(process: &std::path::Path) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_somebody_follows_does_not_hold_up_the_stop() {
+async fn an_open_event_stream_does_not_delay_the_stop() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
-    let waiting = faena.submit(json!({"name": "somebody.elses"})).await;
+    let waiting = faena.submit(json!({"name": "unknown.type"})).await;
     let mut stream = faena.http.get(format!("{}/api/v1/jobs/{waiting}/events", faena.url)).send().await.unwrap();
     assert!(stream.chunk().await.unwrap().is_some());
     faena.signal("TERM");

@@ -1,4 +1,4 @@
-//! Whoever watches misses nothing, whichever server dies.
+//! Watchers of events miss nothing when a server is killed.
 
 use std::{
     collections::BTreeSet,
@@ -12,31 +12,31 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    faena::{Faena, PATIENCE, command, run},
-    line::Line,
+    faena::{Faena, TIMEOUT, command, run},
     postgres::Database,
+    proxy::Proxy,
 };
 
-/// A client of the stream that knows only what a browser knows.
+/// A client of the event stream with the abilities of a browser.
 struct Watcher {
-    answer: reqwest::Response,
+    response: reqwest::Response,
     text: String,
     last_event_id: Option<String>,
 }
 
 impl Watcher {
-    async fn begin(faena: &Faena, last_event_id: Option<&str>) -> Watcher {
+    async fn connect(faena: &Faena, last_event_id: Option<&str>) -> Watcher {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let mut request = client.get(format!("{}/api/v1/events?types=job.completed", faena.url));
         if let Some(id) = last_event_id {
             request = request.header("Last-Event-ID", id);
         }
-        let answer = request.send().await.unwrap();
-        assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
-        Watcher { answer, text: String::new(), last_event_id: last_event_id.map(str::to_owned) }
+        let response = request.send().await.unwrap();
+        assert!(response.status().is_success(), "{}", response.text().await.unwrap());
+        Watcher { response, text: String::new(), last_event_id: last_event_id.map(str::to_owned) }
     }
 
-    /// What comes next: the type and what it says. `None`: the connection is broken.
+    /// Returns the type and the data of the next event, or `None` if the connection is broken.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             while let Some(end) = self.text.find("\n\n") {
@@ -48,12 +48,13 @@ impl Watcher {
                     return Some((field("event:").unwrap(), serde_json::from_str(&data).unwrap()));
                 }
             }
-            let part = tokio::time::timeout(PATIENCE, self.answer.chunk()).await.expect("something comes").ok()??;
+            let part = tokio::time::timeout(TIMEOUT, self.response.chunk()).await.expect("no data").ok()??;
             self.text.push_str(std::str::from_utf8(&part).unwrap());
         }
     }
 
-    async fn completed(&mut self) -> Option<String> {
+    /// Returns the job of the next `job.completed`.
+    async fn next_completed(&mut self) -> Option<String> {
         let (kind, event) = self.next().await?;
         assert_eq!(kind, "job.completed", "{event}");
         Some(event["subject"].as_str().unwrap().to_owned())
@@ -83,43 +84,43 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_watches_one_node_sees_both_and_misses_nothing_when_it_is_killed() {
+async fn a_watcher_of_one_postgres_node_sees_the_events_of_both_and_misses_none_when_it_is_killed() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [mut doomed, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
-    let mut watcher = Watcher::begin(&doomed, None).await;
-    let mut made: BTreeSet<String> = BTreeSet::new();
+    let [mut victim, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
+    let mut watcher = Watcher::connect(&victim, None).await;
+    let mut submitted: BTreeSet<String> = BTreeSet::new();
     for _ in 0..5 {
-        made.extend(submit(&survivor, 100).await);
-        made.extend(submit(&doomed, 100).await);
+        submitted.extend(submit(&survivor, 100).await);
+        submitted.extend(submit(&victim, 100).await);
     }
     let mut seen = Vec::new();
     for _ in 0..200 {
-        seen.push(watcher.completed().await.unwrap());
+        seen.push(watcher.next_completed().await.unwrap());
     }
-    doomed.kill();
-    // What had been sent arrives, and then nothing.
-    while let Some(id) = watcher.completed().await {
+    victim.kill();
+    // Events that were sent before the kill still arrive.
+    while let Some(id) = watcher.next_completed().await {
         seen.push(id);
     }
-    made.extend(submit(&survivor, 100).await);
-    let mut watcher = Watcher::begin(&survivor, watcher.last_event_id.as_deref()).await;
-    while seen.len() < made.len() {
-        seen.push(watcher.completed().await.unwrap());
+    submitted.extend(submit(&survivor, 100).await);
+    let mut watcher = Watcher::connect(&survivor, watcher.last_event_id.as_deref()).await;
+    while seen.len() < submitted.len() {
+        seen.push(watcher.next_completed().await.unwrap());
     }
     let once: BTreeSet<String> = seen.iter().cloned().collect();
-    assert_eq!((once.len(), once == made), (seen.len(), true), "each once, and all of them");
+    assert_eq!((once.len(), once == submitted), (seen.len(), true), "each job once, and all jobs");
     let mut workers = BTreeSet::new();
-    for page in 1..=made.len().div_ceil(100) {
+    for page in 1..=submitted.len().div_ceil(100) {
         let (_, by) = survivor.get(&format!("/api/v1/jobs?limit=100&page={page}&status=COMPLETED")).await;
         workers.extend(
             by["jobs"].as_array().unwrap().iter().filter_map(|job| job["workerId"].as_str().map(str::to_owned)),
         );
     }
-    assert_eq!(workers.len(), 2, "both nodes had worked");
+    assert_eq!(workers.len(), 2, "both nodes ran jobs");
 }
 
-/// `faena events`, line by line.
+/// A `faena events` process, read line by line.
 struct Events {
     child: Child,
     lines: mpsc::Receiver<String>,
@@ -148,7 +149,7 @@ impl Events {
     }
 
     fn next(&self) -> String {
-        self.lines.recv_timeout(PATIENCE).expect("a line")
+        self.lines.recv_timeout(TIMEOUT).expect("no line")
     }
 }
 
@@ -160,13 +161,13 @@ impl Drop for Events {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn faena_events_goes_on_through_cut_connections_and_a_killed_server() {
+async fn faena_events_continues_after_lost_connections_and_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
-    let line = Line::to(&faena.url).await;
-    // From the first that is kept: it may begin to follow after the first job.
-    let events = Events::follow(folder.path(), &line.url, &["--json", "--types", "job.completed", "--from", "0"]);
-    crate::faena::eventually("it follows", async || {
+    let proxy = Proxy::start(&faena.url).await;
+    // From the first stored event, because the process may connect after the first job.
+    let events = Events::follow(folder.path(), &proxy.url, &["--json", "--types", "job.completed", "--from", "0"]);
+    crate::faena::eventually("faena events is connected", async || {
         let id = faena.submit(json!({"name": "noop"})).await;
         faena.job_is(&id, "COMPLETED").await;
         let trace = faena.get(&format!("/api/v1/trace/{id}")).await.1;
@@ -175,38 +176,38 @@ async fn faena_events_goes_on_through_cut_connections_and_a_killed_server() {
     .await;
     let subject = |line: &str| serde_json::from_str::<Value>(line).unwrap()["subject"].as_str().unwrap().to_owned();
     let first = subject(&events.next());
-    let mut made = Vec::new();
+    let mut submitted = Vec::new();
     for round in 0..3 {
         if round == 1 {
-            line.cut();
+            proxy.disconnect_all();
         }
         if round == 2 {
             faena.kill();
             faena = Faena::start(folder.path(), &[]).await;
-            line.turn_to(&faena.url);
-            line.cut();
+            proxy.retarget(&faena.url);
+            proxy.disconnect_all();
         }
         for _ in 0..20 {
             let id = faena.submit(json!({"name": "noop"})).await;
             faena.job_is(&id, "COMPLETED").await;
-            made.push(id);
+            submitted.push(id);
         }
     }
     let mut seen = vec![first];
-    while seen.last() != made.last() {
+    while seen.last() != submitted.last() {
         seen.push(subject(&events.next()));
     }
-    let tail = &seen[seen.len() - made.len()..];
-    assert_eq!(tail, made, "each once, in their order");
+    let tail = &seen[seen.len() - submitted.len()..];
+    assert_eq!(tail, submitted, "each job once, in order");
     let once: BTreeSet<&String> = seen.iter().collect();
     assert_eq!(once.len(), seen.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn faena_events_and_trace_speak_to_people() {
+async fn faena_events_and_faena_trace_print_readable_lines() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[]).await;
-    let watcher = Watcher::begin(&faena, None).await;
+    let watcher = Watcher::connect(&faena, None).await;
     let id = faena.submit(json!({"name": "noop", "correlationId": "order/7"})).await;
     faena.job_is(&id, "COMPLETED").await;
     drop(watcher);
@@ -214,8 +215,8 @@ async fn faena_events_and_trace_speak_to_people() {
     let first = events.next();
     assert!(first.contains("job.created") && first.contains(&id) && first.contains("PENDING"), "{first}");
     let url = [("FAENA_URL", faena.url.as_str())];
-    let told = run(folder.path(), &url, &["trace", "order/7"]);
-    let text = String::from_utf8(told.stdout).unwrap();
+    let output = run(folder.path(), &url, &["trace", "order/7"]);
+    let text = String::from_utf8(output.stdout).unwrap();
     for part in ["#1", "+0.", "job      started", "event    job.completed", "run "] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -226,22 +227,22 @@ async fn faena_events_and_trace_speak_to_people() {
     assert!(String::from_utf8(unknown.stderr).unwrap().contains("nothing has the correlation id nothing"));
     let wrong = run(folder.path(), &url, &["events", "--from=-3"]);
     assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
-    let nobody = run(folder.path(), &[("FAENA_URL", "http://127.0.0.1:9")], &["events"]);
-    assert_eq!(nobody.status.code(), Some(3), "{}", String::from_utf8_lossy(&nobody.stderr));
+    let unreachable = run(folder.path(), &[("FAENA_URL", "http://127.0.0.1:9")], &["events"]);
+    assert_eq!(unreachable.status.code(), Some(3), "{}", String::from_utf8_lossy(&unreachable.stderr));
 }
 
-/// Nothing at all for a while is not what a broken line looks like.
+/// Heartbeats let a client tell an idle stream from a broken connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quiet_stream_says_that_it_holds() {
+async fn an_idle_event_stream_sends_heartbeats() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[]).await;
-    let mut watcher = Watcher::begin(&faena, None).await;
-    let mut beats = 0;
-    let heard = async {
-        while beats < 2 {
-            let part = watcher.answer.chunk().await.unwrap().unwrap();
-            beats += String::from_utf8(part.to_vec()).unwrap().matches(": heartbeat").count();
+    let mut watcher = Watcher::connect(&faena, None).await;
+    let mut heartbeats = 0;
+    let receive = async {
+        while heartbeats < 2 {
+            let part = watcher.response.chunk().await.unwrap().unwrap();
+            heartbeats += String::from_utf8(part.to_vec()).unwrap().matches(": heartbeat").count();
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), heard).await.expect("one at once and one after 15 s");
+    tokio::time::timeout(Duration::from_secs(30), receive).await.expect("one heartbeat at once and one after 15 s");
 }

@@ -1,4 +1,4 @@
-//! A worker belongs to no server: on several nodes over one PostgreSQL it may come back at another one, or call any of them.
+//! A worker belongs to no server: with several nodes on one PostgreSQL it may reconnect to another node or call any of them.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::{
     faena::{Faena, eventually},
-    hands::{Frames, Grpc, Hand, WebSocket, who},
     load::assert_completed_once,
     postgres::Database,
+    workers::{Grpc, StreamWorker, TestWorker, WebSocket, WorkerOptions},
 };
 
 async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
@@ -29,32 +29,32 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
     nodes
 }
 
-/// How the first connection ends.
+/// What happens to the first connection.
 #[derive(Clone, Copy)]
-enum End {
-    Cut,
-    /// It stays open, and the worker connects a second time.
+enum FirstConnection {
+    Closed,
+    /// It stays open, and the worker opens a second one.
     StaysOpen,
     ServerKilled,
 }
 
-async fn keeps_its_job_at_another_node<H: Hand>(end: End) {
+async fn assert_keeps_its_job_on_another_node<W: TestWorker>(first_connection: FirstConnection) {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let [mut first, second] = two_nodes(&database, [one.path(), two.path()]).await;
-    let mut hand = H::connect(&first, who("wanderer", &["walk"])).await;
+    let mut worker = W::connect(&first, WorkerOptions::new("roaming", &["walk"])).await;
     let id = first.submit(json!({"name": "walk"})).await;
-    let job = hand.next_job().await;
-    let mut old = Some(hand);
-    match end {
-        End::Cut => old.take().unwrap().cut().await,
-        End::StaysOpen => {}
-        End::ServerKilled => first.kill(),
+    let job = worker.next_job().await;
+    let mut old = Some(worker);
+    match first_connection {
+        FirstConnection::Closed => old.take().unwrap().crash().await,
+        FirstConnection::StaysOpen => {}
+        FirstConnection::ServerKilled => first.kill(),
     }
-    let mut hand = H::connect(&second, who("wanderer", &["walk"])).await;
-    // The first server, or whoever stands in for it, has had the time to give the worker up, had it been lost.
-    let lost = eventually("the grace time and the lease are over", async || {
-        let (_, worker) = second.get("/api/v1/workers/wanderer").await;
+    let mut worker = W::connect(&second, WorkerOptions::new("roaming", &["walk"])).await;
+    // Waits so long that the first server, or the one that takes over its workers, would have declared the worker lost.
+    let lost = eventually("the grace period and the lease have expired", async || {
+        let (_, worker) = second.get("/api/v1/workers/roaming").await;
         let history = worker["history"].as_array().unwrap().clone();
         let marker = second.submit(json!({"name": "sleep", "payload": {"ms": 900}})).await;
         second.job_is(&marker, "COMPLETED").await;
@@ -62,15 +62,15 @@ async fn keeps_its_job_at_another_node<H: Hand>(end: End) {
     })
     .await;
     assert!(lost.0.is_null(), "{lost:?}");
-    assert_eq!(hand.complete(&job, json!("arrived")).await, Ok(()));
+    assert_eq!(worker.complete(&job, json!("arrived")).await, Ok(()));
     let done = second.job_is(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["run"], &done["retryCount"]), (&json!(job.run), &json!(0)), "{done:#}");
-    // And it gets jobs here.
+    // The worker gets jobs from this node.
     let next = second.submit(json!({"name": "walk"})).await;
-    let job = hand.next_job().await;
+    let job = worker.next_job().await;
     assert_eq!(job.id, next);
-    assert_eq!(hand.complete(&job, Value::Null).await, Ok(()));
+    assert_eq!(worker.complete(&job, Value::Null).await, Ok(()));
     second.job_is(&next, "COMPLETED").await;
     drop(old);
 }
@@ -79,36 +79,36 @@ fn now_ms() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// The creation time is part of the id.
+/// Returns the creation time, which is part of the id.
 fn job_created_ms(id: &str) -> i64 {
     let digits: String = id.chars().filter(|c| *c != '-').take(12).collect();
     i64::from_str_radix(&digits, 16).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_websocket_worker_on_postgres_that_comes_back_at_another_node_keeps_its_jobs() {
-    keeps_its_job_at_another_node::<Frames<WebSocket>>(End::Cut).await;
+async fn a_websocket_worker_on_postgres_that_reconnects_to_another_node_keeps_its_jobs() {
+    assert_keeps_its_job_on_another_node::<StreamWorker<WebSocket>>(FirstConnection::Closed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_on_postgres_whose_old_connection_still_seems_open_is_heard_on_the_new_one() {
-    keeps_its_job_at_another_node::<Frames<WebSocket>>(End::StaysOpen).await;
+async fn a_worker_on_postgres_with_a_half_open_connection_is_served_on_its_new_one() {
+    assert_keeps_its_job_on_another_node::<StreamWorker<WebSocket>>(FirstConnection::StaysOpen).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grpc_worker_on_postgres_whose_server_was_killed_keeps_its_jobs_at_another_node() {
-    keeps_its_job_at_another_node::<Frames<Grpc>>(End::ServerKilled).await;
+async fn a_grpc_worker_on_postgres_whose_server_was_killed_keeps_its_jobs_on_another_node() {
+    assert_keeps_its_job_on_another_node::<StreamWorker<Grpc>>(FirstConnection::ServerKilled).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_on_postgres_that_calls_may_call_any_node() {
+async fn an_http_worker_on_postgres_may_call_any_node() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let nodes = two_nodes(&database, [one.path(), two.path()]).await;
-    let mut turn = 0;
+    let mut calls = 0;
     let mut node = || {
-        turn += 1;
-        &nodes[turn % 2]
+        calls += 1;
+        &nodes[calls % 2]
     };
     let base = "/api/v1/workers";
     let body = json!({"workerId": "caller", "capabilities": ["call"]});
@@ -116,7 +116,7 @@ async fn a_worker_on_postgres_that_calls_may_call_any_node() {
     assert_eq!(status, StatusCode::CREATED, "{answer}");
     for n in 0..15 {
         let id = node().submit(json!({"name": "call"})).await;
-        let job = eventually("a job comes", async || {
+        let job = eventually("a job is claimed", async || {
             let (status, answer) = node().post(&format!("{base}/caller/claim"), json!({"waitMs": 500})).await;
             assert_eq!(status, StatusCode::OK, "{answer}");
             answer["jobs"].get(0).cloned()
@@ -126,7 +126,7 @@ async fn a_worker_on_postgres_that_calls_may_call_any_node() {
         let path = format!("{base}/caller/jobs/{id}");
         for (report, mut body) in [
             ("step", json!({"name": "one", "result": n})),
-            ("log", json!({"message": "half of it"})),
+            ("log", json!({"message": "half way"})),
             ("complete", json!({"result": n})),
             ("complete", json!({"result": n})),
         ] {
@@ -143,26 +143,26 @@ async fn a_worker_on_postgres_that_calls_may_call_any_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_on_postgres_is_drained_through_another_node_and_the_drain_called_off() {
+async fn a_drain_on_postgres_is_requested_and_cancelled_through_another_node() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [near, far] = two_nodes(&database, [one.path(), two.path()]).await;
-    let mut hand = Frames::<WebSocket>::connect(&near, who("tired", &["walk"])).await;
-    let (status, _) = far.post("/api/v1/workers/tired/drain", json!({})).await;
+    let [first, second] = two_nodes(&database, [one.path(), two.path()]).await;
+    let mut worker = StreamWorker::<WebSocket>::connect(&first, WorkerOptions::new("drained", &["walk"])).await;
+    let (status, _) = second.post("/api/v1/workers/drained/drain", json!({})).await;
     assert_eq!(status, StatusCode::OK);
-    eventually("its node has heard of it", async || {
-        let (_, worker) = near.get("/api/v1/workers/tired").await;
+    eventually("its node knows of the drain", async || {
+        let (_, worker) = first.get("/api/v1/workers/drained").await;
         (worker["state"] == "Draining").then_some(())
     })
     .await;
-    let id = near.submit(json!({"name": "walk"})).await;
-    let marker = near.submit(json!({"name": "noop"})).await;
-    near.job_is(&marker, "COMPLETED").await;
-    assert_eq!(near.job(&id).await["status"], "QUEUED");
-    let answer = far.http.delete(format!("{}/api/v1/workers/tired/drain", far.url)).send().await.unwrap();
+    let id = first.submit(json!({"name": "walk"})).await;
+    let marker = first.submit(json!({"name": "noop"})).await;
+    first.job_is(&marker, "COMPLETED").await;
+    assert_eq!(first.job(&id).await["status"], "QUEUED");
+    let answer = second.http.delete(format!("{}/api/v1/workers/drained/drain", second.url)).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
-    let job = hand.next_job().await;
+    let job = worker.next_job().await;
     assert_eq!(job.id, id);
-    assert_eq!(hand.complete(&job, Value::Null).await, Ok(()));
-    near.job_is(&id, "COMPLETED").await;
+    assert_eq!(worker.complete(&job, Value::Null).await, Ok(()));
+    first.job_is(&id, "COMPLETED").await;
 }

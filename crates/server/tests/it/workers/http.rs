@@ -1,13 +1,13 @@
-//! A worker that calls: claims jobs in a loop, reports with one request each.
+//! A worker on plain HTTP: claims jobs in a loop and sends one request per report.
 
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::AbortHandle};
 
-use super::{Answer, Away, Failure, Hand, Job, Who, beat, in_time};
+use super::{Failure, Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
 use crate::faena::{Faena, http};
 
-pub struct Http {
+pub struct HttpWorker {
     base: String,
     register: Value,
     http: Client,
@@ -16,25 +16,25 @@ pub struct Http {
     claims: AbortHandle,
 }
 
-impl Http {
-    async fn open(base: &str, register: Value) -> (Http, bool) {
+impl HttpWorker {
+    async fn open(base: &str, register: Value) -> (HttpWorker, bool) {
         let http = http();
         let answer = http.post(format!("{base}/register")).json(&register).send().await.unwrap();
         let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
         assert_eq!(status, StatusCode::CREATED, "{answer}");
         let id = answer["workerId"].as_str().unwrap();
         assert_eq!(register["workerId"], id);
-        let wait_ms = beat(answer["heartbeatIntervalMs"].as_u64().unwrap()).as_millis();
-        let (give, jobs) = mpsc::unbounded_channel();
-        let (stop, cancels) = mpsc::unbounded_channel();
+        let wait_ms = heartbeat_period(answer["heartbeatIntervalMs"].as_u64().unwrap()).as_millis();
+        let (job_sender, jobs) = mpsc::unbounded_channel();
+        let (cancel_sender, cancels) = mpsc::unbounded_channel();
         let url = format!("{base}/{id}/claim");
-        let claims = tokio::spawn(claims(http.clone(), url, wait_ms, give, stop)).abort_handle();
-        (Http { base: base.into(), register, http, jobs, cancels, claims }, answer["resumed"] == true)
+        let claims = tokio::spawn(claim_jobs(http.clone(), url, wait_ms, job_sender, cancel_sender)).abort_handle();
+        (HttpWorker { base: base.into(), register, http, jobs, cancels, claims }, answer["resumed"] == true)
     }
 
-    async fn report(&self, job: &Job, what: &str, mut body: Value) -> Answer {
+    async fn report(&self, job: &Job, report: &str, mut body: Value) -> ReportResult {
         body["run"] = job.run.into();
-        let url = format!("{}/{}/jobs/{}/{what}", self.base, self.id(), job.id);
+        let url = format!("{}/{}/jobs/{}/{report}", self.base, self.id(), job.id);
         let answer = self.http.post(url).json(&body).send().await.unwrap();
         let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
         match status {
@@ -44,13 +44,13 @@ impl Http {
     }
 }
 
-/// Asks for as many as it has room for, again and again: a claim is a sign of life, and brings the orders to stop.
-async fn claims(
+/// Claims jobs in a loop. A claim counts as a heartbeat, and its answer carries the cancels.
+async fn claim_jobs(
     http: Client,
     url: String,
     wait_ms: u128,
-    give: mpsc::UnboundedSender<Job>,
-    stop: mpsc::UnboundedSender<(String, i64)>,
+    job_sender: mpsc::UnboundedSender<Job>,
+    cancel_sender: mpsc::UnboundedSender<(String, i64)>,
 ) {
     loop {
         let Ok(answer) = http.post(&url).json(&json!({ "waitMs": wait_ms })).send().await else { return };
@@ -59,25 +59,25 @@ async fn claims(
         }
         let answer: Value = answer.json().await.unwrap();
         for job in answer["jobs"].as_array().unwrap() {
-            let _ = give.send(Job::of_frame(job));
+            let _ = job_sender.send(Job::from_frame(job));
         }
-        for told in answer["cancel"].as_array().unwrap() {
-            let _ = stop.send((told["jobId"].as_str().unwrap().into(), told["run"].as_i64().unwrap()));
+        for cancel in answer["cancel"].as_array().unwrap() {
+            let _ = cancel_sender.send((cancel["jobId"].as_str().unwrap().into(), cancel["run"].as_i64().unwrap()));
         }
     }
 }
 
-impl Hand for Http {
-    const HAS_A_CONNECTION: bool = false;
+impl TestWorker for HttpWorker {
+    const HAS_CONNECTION: bool = false;
 
-    async fn connect(faena: &Faena, who: Who) -> Self {
+    async fn connect(faena: &Faena, options: WorkerOptions) -> Self {
         let base = format!("{}/api/v1/workers", faena.url);
         let mut register =
-            json!({"workerId": who.id, "capabilities": who.capabilities, "concurrency": who.concurrency});
-        if !who.queues.is_empty() {
-            register["queues"] = who.queues.into();
+            json!({"workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency});
+        if !options.queues.is_empty() {
+            register["queues"] = options.queues.into();
         }
-        Http::open(&base, register).await.0
+        HttpWorker::open(&base, register).await.0
     }
 
     fn id(&self) -> &str {
@@ -85,18 +85,18 @@ impl Hand for Http {
     }
 
     async fn next_job(&mut self) -> Job {
-        in_time("a job", self.jobs.recv()).await.expect("the claims go on")
+        within_timeout("a job", self.jobs.recv()).await.expect("the claim loop has ended")
     }
 
-    async fn started(&mut self, job: &Job) -> Answer {
+    async fn started(&mut self, job: &Job) -> ReportResult {
         self.report(job, "started", json!({})).await
     }
 
-    async fn progress(&mut self, job: &Job, progress: Value) -> Answer {
+    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
         self.report(job, "progress", json!({ "progress": progress })).await
     }
 
-    async fn log(&mut self, job: &Job, message: &str) -> Answer {
+    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
         self.report(job, "log", json!({ "message": message })).await
     }
 
@@ -111,11 +111,11 @@ impl Hand for Http {
         self.report(job, "step", body).await.map(|()| result)
     }
 
-    async fn complete(&mut self, job: &Job, result: Value) -> Answer {
+    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
         self.report(job, "complete", json!({ "result": result })).await
     }
 
-    async fn fail(&mut self, job: &Job, failure: Failure) -> Answer {
+    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
         let mut body = json!({"error": failure.error});
         if let Some(retryable) = failure.retryable {
             body["retryable"] = retryable.into();
@@ -127,21 +127,21 @@ impl Hand for Http {
     }
 
     async fn next_cancel(&mut self) -> (String, i64) {
-        in_time("an order to stop", self.cancels.recv()).await.expect("the claims go on")
+        within_timeout("a cancel", self.cancels.recv()).await.expect("the claim loop has ended")
     }
 
-    /// Nothing is open between two calls: closed and silent are the same.
-    async fn away(&mut self, _how: Away) {
+    /// Stops claiming. Nothing is open between two calls, so `Closed` and `Silent` are the same.
+    async fn interrupt(&mut self, _how: Interruption) {
         self.claims.abort();
     }
 
-    async fn back(&mut self) -> Option<bool> {
-        let (http, resumed) = Http::open(&self.base, self.register.clone()).await;
+    async fn reconnect(&mut self) -> Option<bool> {
+        let (http, resumed) = HttpWorker::open(&self.base, self.register.clone()).await;
         *self = http;
         Some(resumed)
     }
 
-    async fn cut(self) {
+    async fn crash(self) {
         self.claims.abort();
     }
 
@@ -151,7 +151,7 @@ impl Hand for Http {
     }
 }
 
-impl Drop for Http {
+impl Drop for HttpWorker {
     fn drop(&mut self) {
         self.claims.abort();
     }

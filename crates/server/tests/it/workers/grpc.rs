@@ -1,8 +1,8 @@
-//! The same frames as messages of `faena.v1`.
+//! Worker frames as gRPC messages of `faena.v1`.
 
 use faena_wire::v1::{
     Complete, Drain, Fail, Heartbeat, Leave, LogReport, Progress, ProgressReport, Register, Release, ServerMessage,
-    Started, StepReport, WorkerMessage, server_message::Message as Told, worker_message::Message as Says,
+    Started, StepReport, WorkerMessage, server_message::Message as FromServer, worker_message::Message as FromWorker,
     worker_service_client::WorkerServiceClient,
 };
 use serde_json::{Value, json};
@@ -10,43 +10,43 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::stream::{Transport, Wire};
+use super::stream::{Connection, Transport};
 
 pub struct Grpc;
 
 impl Transport for Grpc {
-    async fn open(url: &str) -> Wire {
+    async fn open(url: &str) -> Connection {
         let channel = Channel::from_shared(url.to_owned()).unwrap().connect().await.unwrap();
-        let (say, to_say) = mpsc::unbounded_channel::<Value>();
-        let (hear, heard) = mpsc::unbounded_channel();
-        let outgoing = futures_util::stream::unfold(to_say, |mut to_say| async move {
-            let frame = to_say.recv().await?;
-            Some((message(&frame), to_say))
+        let (sender, to_send) = mpsc::unbounded_channel::<Value>();
+        let (received_sender, received) = mpsc::unbounded_channel();
+        let outgoing = futures_util::stream::unfold(to_send, |mut to_send| async move {
+            let frame = to_send.recv().await?;
+            Some((message(&frame), to_send))
         });
         let mut client = WorkerServiceClient::new(channel);
         let mut incoming = client.connect(outgoing).await.unwrap().into_inner();
-        let hush = CancellationToken::new();
-        let quiet = hush.clone();
+        let mute = CancellationToken::new();
+        let muted = mute.clone();
         let task = tokio::spawn(async move {
-            let _open = client;
+            let _keeps_channel_open = client;
             loop {
                 let message = tokio::select! {
-                    () = quiet.cancelled() => std::future::pending().await,
+                    () = muted.cancelled() => std::future::pending().await,
                     message = incoming.message() => message,
                 };
                 match message {
                     Ok(Some(message)) => {
-                        let _ = hear.send(frame(message));
+                        let _ = received_sender.send(frame(message));
                     }
                     Ok(None) => return,
                     Err(status) => {
-                        let _ = hear.send(json!({"type": "closed", "reason": status.message()}));
+                        let _ = received_sender.send(json!({"type": "closed", "reason": status.message()}));
                         return;
                     }
                 }
             }
         });
-        Wire { say, heard, task: task.abort_handle(), hush }
+        Connection { sender, received, task: task.abort_handle(), mute }
     }
 }
 
@@ -58,8 +58,8 @@ fn message(frame: &Value) -> WorkerMessage {
     let number = |name: &str| frame[name].as_u64().map(|number| u32::try_from(number).unwrap());
     let raw = |name: &str| frame.get(name).map(Value::to_string);
     let (job_id, run) = (text("jobId").unwrap_or_default(), frame["run"].as_i64());
-    let says = match frame["type"].as_str().unwrap() {
-        "register" => Says::Register(Register {
+    let message = match frame["type"].as_str().unwrap() {
+        "register" => FromWorker::Register(Register {
             worker_id: text("workerId"),
             name: text("name"),
             capabilities: list("capabilities"),
@@ -67,54 +67,54 @@ fn message(frame: &Value) -> WorkerMessage {
             concurrency: number("concurrency"),
             ..Register::default()
         }),
-        "heartbeat" => Says::Heartbeat(Heartbeat {}),
-        "started" => Says::Started(Started { job_id, run }),
+        "heartbeat" => FromWorker::Heartbeat(Heartbeat {}),
+        "started" => FromWorker::Started(Started { job_id, run }),
         "progress" => {
-            let told = &frame["progress"];
-            let text = |name: &str| told[name].as_str().map(str::to_owned);
-            let number = |name: &str| told[name].as_u64().map(|number| u32::try_from(number).unwrap());
+            let progress = &frame["progress"];
+            let text = |name: &str| progress[name].as_str().map(str::to_owned);
+            let number = |name: &str| progress[name].as_u64().map(|number| u32::try_from(number).unwrap());
             let progress = Progress {
                 phase: text("phase"),
                 current_step: text("currentStep"),
                 completed_steps: number("completedSteps"),
                 total_steps: number("totalSteps"),
-                percentage: told["percentage"].as_f64(),
+                percentage: progress["percentage"].as_f64(),
                 message: text("message"),
             };
-            Says::Progress(ProgressReport { job_id, run, progress: Some(progress) })
+            FromWorker::Progress(ProgressReport { job_id, run, progress: Some(progress) })
         }
-        "log" => Says::Log(LogReport { job_id, run, message: text("message").unwrap() }),
-        "step" => Says::Step(StepReport {
+        "log" => FromWorker::Log(LogReport { job_id, run, message: text("message").unwrap() }),
+        "step" => FromWorker::Step(StepReport {
             job_id,
             run,
             name: text("name").unwrap(),
             result_json: raw("result").unwrap(),
             total_steps: number("totalSteps"),
         }),
-        "complete" => Says::Complete(Complete { job_id, run, result_json: raw("result") }),
-        "fail" => Says::Fail(Fail {
+        "complete" => FromWorker::Complete(Complete { job_id, run, result_json: raw("result") }),
+        "fail" => FromWorker::Fail(Fail {
             job_id,
             run,
             error: text("error").unwrap(),
             retryable: frame["retryable"].as_bool(),
             retry_after_ms: frame["retryAfterMs"].as_u64(),
         }),
-        "release" => Says::Release(Release { job_id, run }),
-        "drain" => Says::Drain(Drain {}),
-        "leave" => Says::Leave(Leave {}),
-        other => panic!("{other} cannot be said"),
+        "release" => FromWorker::Release(Release { job_id, run }),
+        "drain" => FromWorker::Drain(Drain {}),
+        "leave" => FromWorker::Leave(Leave {}),
+        other => panic!("unknown frame type {other}"),
     };
-    WorkerMessage { message: Some(says) }
+    WorkerMessage { message: Some(message) }
 }
 
 fn frame(message: ServerMessage) -> Value {
     let error = |error: faena_wire::v1::Error| json!({"code": error.code, "message": error.message});
     match message.message.unwrap() {
-        Told::Registered(told) => json!({
-            "type": "registered", "workerId": told.worker_id, "heartbeatIntervalMs": told.heartbeat_interval_ms,
-            "resumed": told.resumed,
+        FromServer::Registered(registered) => json!({
+            "type": "registered", "workerId": registered.worker_id, "heartbeatIntervalMs": registered.heartbeat_interval_ms,
+            "resumed": registered.resumed,
         }),
-        Told::Job(job) => {
+        FromServer::Job(job) => {
             let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
             let steps: Vec<Value> =
                 job.steps.iter().map(|step| json!({"name": step.name, "result": json(&step.result_json)})).collect();
@@ -127,16 +127,16 @@ fn frame(message: ServerMessage) -> Value {
                 "deadlineMs": job.deadline_ms, "steps": steps,
             }})
         }
-        Told::Ack(ack) => json!({
+        FromServer::Ack(ack) => json!({
             "type": "ack", "jobId": ack.job_id, "run": ack.run, "of": ack.of, "ok": ack.ok,
             "error": ack.error.map(error),
         }),
-        Told::Cancel(told) => {
-            json!({"type": "cancel", "jobId": told.job_id, "run": told.run, "reason": told.reason})
+        FromServer::Cancel(cancel) => {
+            json!({"type": "cancel", "jobId": cancel.job_id, "run": cancel.run, "reason": cancel.reason})
         }
-        Told::Drain(_) => json!({"type": "drain"}),
-        Told::Resume(_) => json!({"type": "resume"}),
-        Told::Heartbeat(_) => json!({"type": "heartbeat"}),
-        Told::Error(told) => json!({"type": "error", "error": error(told)}),
+        FromServer::Drain(_) => json!({"type": "drain"}),
+        FromServer::Resume(_) => json!({"type": "resume"}),
+        FromServer::Heartbeat(_) => json!({"type": "heartbeat"}),
+        FromServer::Error(cause) => json!({"type": "error", "error": error(cause)}),
     }
 }

@@ -1,4 +1,4 @@
-//! Frames on a WebSocket.
+//! Worker frames on a WebSocket.
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
@@ -6,24 +6,24 @@ use tokio::sync::mpsc;
 use tokio_tungstenite::{connect_async, tungstenite::Message};
 use tokio_util::sync::CancellationToken;
 
-use super::stream::{Transport, Wire};
+use super::stream::{Connection, Transport};
 
 pub struct WebSocket;
 
 impl Transport for WebSocket {
-    async fn open(url: &str) -> Wire {
+    async fn open(url: &str) -> Connection {
         let url = format!("{}/api/v1/workers/connect", url.replacen("http", "ws", 1));
         let (mut socket, _) = connect_async(url).await.unwrap();
-        let (say, mut to_say) = mpsc::unbounded_channel::<Value>();
-        let (hear, heard) = mpsc::unbounded_channel();
-        let hush = CancellationToken::new();
-        let quiet = hush.clone();
+        let (sender, mut to_send) = mpsc::unbounded_channel::<Value>();
+        let (received_sender, received) = mpsc::unbounded_channel();
+        let mute = CancellationToken::new();
+        let muted = mute.clone();
         let task = tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    // Not even a ping is answered.
-                    () = quiet.cancelled() => std::future::pending().await,
-                    frame = to_say.recv() => {
+                    // A muted client does not answer pings either.
+                    () = muted.cancelled() => std::future::pending().await,
+                    frame = to_send.recv() => {
                         let Some(frame) = frame else { return };
                         if socket.send(Message::text(frame.to_string())).await.is_err() {
                             return;
@@ -31,10 +31,10 @@ impl Transport for WebSocket {
                     }
                     message = socket.next() => match message {
                         Some(Ok(Message::Text(text))) => {
-                            let _ = hear.send(serde_json::from_str(&text).unwrap());
+                            let _ = received_sender.send(serde_json::from_str(&text).unwrap());
                         }
                         Some(Ok(Message::Close(Some(end)))) => {
-                            let _ = hear.send(json!({"type": "closed", "reason": end.reason.as_str()}));
+                            let _ = received_sender.send(json!({"type": "closed", "reason": end.reason.as_str()}));
                         }
                         Some(Ok(_)) => {}
                         Some(Err(_)) | None => return,
@@ -42,6 +42,6 @@ impl Transport for WebSocket {
                 }
             }
         });
-        Wire { say, heard, task: task.abort_handle(), hush }
+        Connection { sender, received, task: task.abort_handle(), mute }
     }
 }

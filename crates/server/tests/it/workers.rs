@@ -1,0 +1,140 @@
+//! Workers that a test controls step by step: one for each transport, and the SDK.
+
+mod grpc;
+mod http;
+mod sdk;
+mod stream;
+mod websocket;
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+pub use {grpc::Grpc, http::HttpWorker, sdk::SdkWorker, stream::StreamWorker, websocket::WebSocket};
+
+use crate::faena::{Faena, TIMEOUT};
+
+/// Registration of a worker.
+#[derive(Clone)]
+pub struct WorkerOptions {
+    pub id: String,
+    pub capabilities: Vec<String>,
+    pub queues: Vec<&'static str>,
+    pub concurrency: u32,
+}
+
+impl WorkerOptions {
+    pub fn new(id: &str, capabilities: &[&str]) -> WorkerOptions {
+        let capabilities = capabilities.iter().map(|&name| name.to_owned()).collect();
+        WorkerOptions { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2 }
+    }
+}
+
+/// A job as a worker receives it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub id: String,
+    pub run: i64,
+    pub kind: String,
+    pub queue: String,
+    pub payload: Value,
+    pub retry_count: u64,
+    pub correlation_id: String,
+    pub traceparent: Option<String>,
+    /// The schedule that created the job, and the due time.
+    pub schedule: Option<(String, String)>,
+    /// Steps that earlier runs completed. Empty for the SDK, which uses them without showing them.
+    pub steps: Vec<(String, Value)>,
+}
+
+impl Job {
+    pub fn from_frame(job: &Value) -> Job {
+        let text = |name: &str| job[name].as_str().unwrap().to_owned();
+        Job {
+            id: text("id"),
+            run: job["run"].as_i64().unwrap(),
+            kind: text("type"),
+            queue: text("queue"),
+            payload: job["payload"].clone(),
+            retry_count: job["retryCount"].as_u64().unwrap(),
+            correlation_id: text("correlationId"),
+            traceparent: job["traceparent"].as_str().map(str::to_owned),
+            schedule: job["scheduleId"].as_str().map(|id| (id.to_owned(), text("scheduleDue"))),
+            steps: job["steps"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|step| (step["name"].as_str().unwrap().to_owned(), step["result"].clone()))
+                .collect(),
+        }
+    }
+}
+
+/// `Ok` if the server accepted a report, otherwise the error code.
+pub type ReportResult = Result<(), String>;
+
+#[derive(Clone, Default)]
+pub struct Failure {
+    pub error: &'static str,
+    pub retryable: Option<bool>,
+    pub retry_after_ms: Option<u64>,
+}
+
+pub fn failure(error: &'static str) -> Failure {
+    Failure { error, ..Failure::default() }
+}
+
+/// How a worker becomes unreachable for a while without giving up its jobs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Interruption {
+    /// The connection is closed.
+    Closed,
+    /// The connection stays open and carries nothing.
+    Silent,
+}
+
+/// A worker that a test controls.
+pub trait TestWorker: Sized + Send {
+    /// Whether reports return the server's answer. The SDK handles answers internally.
+    const RETURNS_ANSWERS: bool = true;
+    /// Whether the server notices at once that the worker has disconnected.
+    const HAS_CONNECTION: bool = true;
+
+    async fn connect(faena: &Faena, options: WorkerOptions) -> Self;
+    fn id(&self) -> &str;
+    /// Waits for the next job.
+    async fn next_job(&mut self) -> Job;
+    async fn started(&mut self, job: &Job) -> ReportResult;
+    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult;
+    async fn log(&mut self, job: &Job, message: &str) -> ReportResult;
+    /// Reports a step. Returns the result of an earlier run if there is one, otherwise `result`.
+    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String>;
+    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult;
+    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult;
+    /// Reports the same result twice, as if the answer to the first report had been lost.
+    async fn complete_twice(&mut self, job: &Job, result: Value) -> [ReportResult; 2] {
+        [self.complete(job, result.clone()).await, self.complete(job, result).await]
+    }
+    /// Waits for the next cancel. Returns the job and its run.
+    async fn next_cancel(&mut self) -> (String, i64);
+    async fn interrupt(&mut self, how: Interruption);
+    /// Connects again under the same name. Returns whether the server resumed the registration, if the worker can see that.
+    async fn reconnect(&mut self) -> Option<bool>;
+    /// Disappears without a `leave`.
+    async fn crash(self);
+    /// Says `leave` and disconnects.
+    async fn leave(self);
+}
+
+/// Waits for a future. Panics with `what` after [`TIMEOUT`].
+pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(TIMEOUT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("not within {TIMEOUT:?}: {what}"),
+    }
+}
+
+/// Returns how often a worker sends heartbeats: three times per interval of the server.
+fn heartbeat_period(interval_ms: u64) -> Duration {
+    Duration::from_millis(interval_ms.max(3) / 3)
+}

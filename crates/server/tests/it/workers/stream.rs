@@ -1,0 +1,223 @@
+//! A worker on a connection that stays open. WebSocket and gRPC carry the same frames; this file handles them as JSON.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::AbortHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
+use crate::faena::Faena;
+
+/// An open connection. It ends when the task is aborted or the server closes it; then `received` ends, after a frame
+/// `{type: "closed", reason}` if the server gave a reason.
+pub struct Connection {
+    pub sender: mpsc::UnboundedSender<Value>,
+    pub received: mpsc::UnboundedReceiver<Value>,
+    pub task: AbortHandle,
+    /// Once cancelled, the connection stays open but carries nothing in either direction.
+    pub mute: CancellationToken,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub trait Transport: Send {
+    async fn open(url: &str) -> Connection;
+}
+
+/// A worker on a WebSocket or a gRPC stream.
+pub struct StreamWorker<T: Transport> {
+    url: String,
+    register: Value,
+    connection: Connection,
+    jobs: VecDeque<Job>,
+    cancels: VecDeque<(String, i64)>,
+    is_silent: Arc<AtomicBool>,
+    heartbeats: AbortHandle,
+    transport: std::marker::PhantomData<T>,
+}
+
+impl<T: Transport> StreamWorker<T> {
+    async fn open(url: &str, register: Value) -> (StreamWorker<T>, bool) {
+        let mut connection = T::open(url).await;
+        connection.sender.send(register.clone()).unwrap();
+        let answer = within_timeout("the answer to register", connection.received.recv()).await.unwrap();
+        assert_eq!(answer["type"], "registered", "{answer}");
+        assert_eq!(answer["workerId"], register["workerId"]);
+        let is_silent = Arc::new(AtomicBool::new(false));
+        let interval_ms = answer["heartbeatIntervalMs"].as_u64().unwrap();
+        let heartbeats = send_heartbeats(connection.sender.clone(), is_silent.clone(), heartbeat_period(interval_ms));
+        let heartbeats = tokio::spawn(heartbeats).abort_handle();
+        let frames = StreamWorker {
+            url: url.into(),
+            register,
+            connection,
+            jobs: VecDeque::new(),
+            cancels: VecDeque::new(),
+            is_silent,
+            heartbeats,
+            transport: std::marker::PhantomData,
+        };
+        (frames, answer["resumed"] == true)
+    }
+
+    /// Receives a frame and returns it unless it is a job, a cancel or a heartbeat. Stores jobs and cancels for later.
+    async fn receive(&mut self, what: &str) -> Option<Value> {
+        let frame = within_timeout(what, self.connection.received.recv())
+            .await
+            .unwrap_or_else(|| panic!("connection closed, expected {what}"));
+        match frame["type"].as_str().unwrap() {
+            "job" => self.jobs.push_back(Job::from_frame(&frame["job"])),
+            "cancel" => {
+                self.cancels.push_back((frame["jobId"].as_str().unwrap().into(), frame["run"].as_i64().unwrap()))
+            }
+            "heartbeat" | "drain" | "resume" => {}
+            _ => return Some(frame),
+        }
+        None
+    }
+
+    async fn report(&mut self, job: &Job, of: &str, mut frame: Value) -> ReportResult {
+        frame["type"] = of.into();
+        frame["jobId"] = job.id.as_str().into();
+        frame["run"] = job.run.into();
+        self.connection.sender.send(frame).unwrap();
+        loop {
+            let Some(answer) = self.receive(&format!("the answer to {of}")).await else { continue };
+            assert_eq!(answer["type"], "ack", "{answer}");
+            if answer["of"] == of && answer["jobId"] == job.id.as_str() {
+                return match answer["ok"].as_bool().unwrap() {
+                    true => Ok(()),
+                    false => Err(answer["error"]["code"].as_str().unwrap().to_owned()),
+                };
+            }
+        }
+    }
+}
+
+async fn send_heartbeats(sender: mpsc::UnboundedSender<Value>, is_silent: Arc<AtomicBool>, period: Duration) {
+    loop {
+        tokio::time::sleep(period).await;
+        if !is_silent.load(Ordering::Relaxed) && sender.send(json!({"type": "heartbeat"})).is_err() {
+            return;
+        }
+    }
+}
+
+impl<T: Transport> TestWorker for StreamWorker<T> {
+    async fn connect(faena: &Faena, options: WorkerOptions) -> Self {
+        let mut register = json!({
+            "type": "register", "workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency,
+        });
+        if !options.queues.is_empty() {
+            register["queues"] = options.queues.into();
+        }
+        StreamWorker::open(&faena.url, register).await.0
+    }
+
+    fn id(&self) -> &str {
+        self.register["workerId"].as_str().unwrap()
+    }
+
+    async fn next_job(&mut self) -> Job {
+        loop {
+            if let Some(job) = self.jobs.pop_front() {
+                return job;
+            }
+            self.receive("a job").await;
+        }
+    }
+
+    async fn started(&mut self, job: &Job) -> ReportResult {
+        self.report(job, "started", json!({})).await
+    }
+
+    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
+        self.report(job, "progress", json!({ "progress": progress })).await
+    }
+
+    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
+        self.report(job, "log", json!({ "message": message })).await
+    }
+
+    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
+        if let Some((_, stored)) = job.steps.iter().find(|(known, _)| known == name) {
+            return Ok(stored.clone());
+        }
+        let mut frame = json!({"name": name, "result": result});
+        if let Some(total) = total {
+            frame["totalSteps"] = total.into();
+        }
+        self.report(job, "step", frame).await.map(|()| result)
+    }
+
+    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
+        self.report(job, "complete", json!({ "result": result })).await
+    }
+
+    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
+        let mut frame = json!({"error": failure.error});
+        if let Some(retryable) = failure.retryable {
+            frame["retryable"] = retryable.into();
+        }
+        if let Some(ms) = failure.retry_after_ms {
+            frame["retryAfterMs"] = ms.into();
+        }
+        self.report(job, "fail", frame).await
+    }
+
+    async fn next_cancel(&mut self) -> (String, i64) {
+        loop {
+            if let Some(cancel) = self.cancels.pop_front() {
+                return cancel;
+            }
+            self.receive("a cancel").await;
+        }
+    }
+
+    async fn interrupt(&mut self, how: Interruption) {
+        self.is_silent.store(true, Ordering::Relaxed);
+        match how {
+            Interruption::Closed => {
+                self.connection.task.abort();
+                // A gRPC stream stays open as long as a sender exists.
+                self.heartbeats.abort();
+                self.connection.sender = mpsc::unbounded_channel().0;
+            }
+            Interruption::Silent => self.connection.mute.cancel(),
+        }
+    }
+
+    async fn reconnect(&mut self) -> Option<bool> {
+        let (frames, resumed) = StreamWorker::open(&self.url, self.register.clone()).await;
+        *self = frames;
+        Some(resumed)
+    }
+
+    async fn crash(self) {
+        self.connection.task.abort();
+    }
+
+    async fn leave(mut self) {
+        self.connection.sender.send(json!({"type": "leave"})).unwrap();
+        let end = async { while self.connection.received.recv().await.is_some() {} };
+        within_timeout("the connection ends after leave", end).await;
+    }
+}
+
+impl<T: Transport> Drop for StreamWorker<T> {
+    fn drop(&mut self) {
+        self.heartbeats.abort();
+    }
+}
