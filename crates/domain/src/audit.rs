@@ -1,18 +1,19 @@
-//! Who did what, as `GET /api/v1/audit` shows it.
+//! The audit log: `GET /api/v1/audit`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
+/// One action of a user or an API key.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct AuditRow {
     pub sequence: i64,
     pub at: Timestamp,
-    /// A key, a person, or from where it came.
+    /// API key, user, or address of the caller.
     pub actor: String,
     pub action: String,
     pub target: String,
     pub details: serde_json::Value,
-    /// How many things it changed.
+    /// Number of objects that the action changed.
     pub count: u64,
 }

@@ -1,4 +1,4 @@
-//! An event as everybody outside sees it: CloudEvents 1.0, in JSON (SPEC 9). The stream and every sink tell the same.
+//! Events in the format that sinks and the event stream share: CloudEvents 1.0 in JSON.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
@@ -6,24 +6,24 @@ use uuid::Uuid;
 
 use crate::Timestamp;
 
-/// Where events come from, if nothing else is said.
+/// Default `source` of events.
 pub const SOURCE: &str = "/faena";
 
-/// What `serde_json` writes is the JSON format of CloudEvents, the data inside to the letter.
+/// An event that serialises to the JSON format of CloudEvents, with its data unchanged.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CloudEvent<'a> {
     pub id: Uuid,
     pub source: &'a str,
     pub kind: &'a str,
-    /// What it is about: a job, a worker, a schedule.
+    /// Id of the job, worker or schedule that the event is about.
     pub subject: Uuid,
     pub time: Timestamp,
     pub correlation_id: &'a str,
-    /// Counts the events of this subject.
+    /// Number of the event among those of its subject.
     pub sequence: i64,
     pub actor: &'a str,
     pub traceparent: Option<&'a str>,
-    /// JSON.
+    /// JSON text.
     pub data: &'a str,
 }
 
@@ -31,7 +31,7 @@ impl CloudEvent<'_> {
     pub const CONTENT_TYPE: &'static str = "application/cloudevents+json";
 
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("texts, numbers and JSON are JSON")
+        serde_json::to_string(self).expect("strings, numbers and JSON always serialise")
     }
 }
 
@@ -46,7 +46,7 @@ impl Serialize for CloudEvent<'_> {
         map.serialize_entry("time", &self.time)?;
         map.serialize_entry("datacontenttype", "application/json")?;
         map.serialize_entry("correlationid", self.correlation_id)?;
-        // A text: whole numbers of CloudEvents end at 2³¹.
+        // A string, because integers of CloudEvents end at 2³¹.
         map.serialize_entry("sequence", &self.sequence.to_string())?;
         map.serialize_entry("actor", self.actor)?;
         if let Some(traceparent) = self.traceparent {
@@ -54,23 +54,23 @@ impl Serialize for CloudEvent<'_> {
         }
         match serde_json::from_str::<&RawValue>(self.data) {
             Ok(data) => map.serialize_entry("data", data)?,
-            // A text is JSON too.
+            // Invalid JSON is sent as a string.
             Err(_) => map.serialize_entry("data", self.data)?,
         }
         map.end()
     }
 }
 
-/// Whether a type is one of `pattern`, in which `*` stands for anything and everything else for itself.
+/// Returns whether an event type matches `pattern`, in which `*` stands for any text.
 pub fn event_type_matches(pattern: &str, kind: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = kind.strip_prefix(first) else { return false };
     let Some(last) = parts.next_back() else { return rest.is_empty() };
-    // The leftmost place for each part leaves the most for those after it.
+    // The leftmost match of each part leaves the most text for the parts after it.
     for part in parts {
         match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
+            Some(start) => rest = &rest[start + part.len()..],
             None => return false,
         }
     }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_written_as_a_cloud_event_with_its_data_to_the_letter() {
+    fn an_event_serialises_as_a_cloud_event_with_its_data_unchanged() {
         let event = CloudEvent {
             id: Uuid::nil(),
             source: SOURCE,
@@ -108,12 +108,12 @@ mod tests {
         assert!(traced.to_json().contains(r#""traceparent":"00-ab-cd-01""#));
         assert!(
             CloudEvent { data: "{", ..event }.to_json().ends_with(r#""data":"{"}"#),
-            "what is no JSON travels as a text"
+            "invalid JSON is sent as a string"
         );
     }
 
     #[test]
-    fn a_star_stands_for_anything_and_everything_else_for_itself() {
+    fn a_star_matches_any_text() {
         for (pattern, kind) in [
             ("*", "job.created"),
             ("job.*", "job.created"),

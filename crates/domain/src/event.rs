@@ -1,9 +1,10 @@
-//! What is told to the outside about a job: one event per change, named as SPEC 9 names them.
+//! The events of a job: one per change of its state or progress.
 
 use serde::Serialize;
 
 use crate::{JobId, JobState, Progress, Run, Timestamp};
 
+/// Type of a job's event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum EventKind {
     #[serde(rename = "job.created")]
@@ -32,8 +33,9 @@ impl EventKind {
         }
     }
 
-    /// The kind that says best what entering `state` means. A failed job stands in the dead-letter queue, so both are true of
-    /// it; subscribers that care for failures look for `job.failed`.
+    /// Returns the most specific kind for a job that enters `state`.
+    ///
+    /// A failed job is dead-lettered at the same time; its kind is `job.failed`, which subscribers look for.
     pub fn of_state(state: JobState) -> EventKind {
         match state {
             JobState::Completed => EventKind::JobCompleted,
@@ -43,6 +45,7 @@ impl EventKind {
     }
 }
 
+/// A change of a job, as the subscribers of this node receive it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {

@@ -1,4 +1,4 @@
-//! Identities. All are UUIDv7, so they sort by the time they were made; a run is a number from one ever-growing sequence.
+//! Identifiers. All are UUIDv7, so they sort by creation time; a run is a number from one growing sequence.
 
 use std::{fmt, str::FromStr, sync::Mutex};
 
@@ -7,10 +7,12 @@ use uuid::{ContextV7, Uuid};
 
 use crate::Timestamp;
 
-/// Keeps ids of the same millisecond in the order they were made.
+/// Keeps the ids of one millisecond in the order of their creation.
 static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
-/// The number of one hand-out of a job. It only ever grows, so it is the fence: a report under an older run changes nothing.
+/// Number of one claim of a job.
+///
+/// It only grows, so it fences the job: a report with an older run number changes nothing.
 pub type Run = i64;
 
 macro_rules! id {
@@ -21,7 +23,7 @@ macro_rules! id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// A new identity, later in order than every one made before it in this process.
+            /// Creates an id that sorts after every id created before it in this process.
             pub fn new() -> Self {
                 Self(Uuid::now_v7())
             }
@@ -50,45 +52,45 @@ macro_rules! id {
 }
 
 id!(
-    /// One job.
+    /// Id of a job.
     JobId
 );
 id!(
-    /// One webhook: the same for all its attempts, so that its receiver can tell them from news.
+    /// Id of a webhook. All attempts share it, so that the receiver can recognise a repeated delivery.
     WebhookId
 );
 id!(
-    /// One action on many jobs.
+    /// Id of a bulk action.
     BulkId
 );
 id!(
-    /// One schedule.
+    /// Id of a schedule.
     ScheduleId
 );
 id!(
-    /// One start of a server process. A restarted server is another node, so nothing of the dead one can look alive.
+    /// Id of a node: one start of a server process. A restarted server is another node, so no claim of the old process looks alive.
     NodeId
 );
 id!(
-    /// One start of a worker.
+    /// Id of a worker's registration.
     WorkerId
 );
 
 impl JobId {
-    /// A new identity for a job that is created at `at`: the time is part of the id.
+    /// Creates the id of a job that is created at `at`. The id contains the time.
     pub fn at(at: Timestamp) -> JobId {
         let ms = u64::try_from(at.as_ms()).unwrap_or(0);
         let nanos = u32::try_from(ms % 1_000).unwrap_or(0) * 1_000_000;
         JobId(Uuid::new_v7(uuid::Timestamp::from_unix(&CONTEXT, ms / 1_000, nanos)))
     }
 
-    /// When the job was created.
+    /// Returns the creation time of the job.
     pub fn created_at(self) -> Timestamp {
         let ms = (self.0.as_u128() >> 80) as u64;
         Timestamp::from_ms(i64::try_from(ms).unwrap_or(i64::MAX))
     }
 
-    /// The smallest id that a job created at `ms` could have: turns a time bound into an id bound.
+    /// Returns the smallest id that a job created at `ms` can have. Turns a time bound into an id bound.
     pub fn first_at_ms(ms: i64) -> JobId {
         let ms = u128::try_from(ms.max(0)).unwrap_or(0) & ((1 << 48) - 1);
         JobId(Uuid::from_u128(ms << 80))
@@ -100,13 +102,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_sort_in_the_order_they_were_made() {
+    fn ids_sort_in_the_order_of_their_creation() {
         let ids: Vec<JobId> = (0..1_000).map(|_| JobId::new()).collect();
         assert!(ids.is_sorted());
     }
 
     #[test]
-    fn an_id_carries_the_time_of_its_job() {
+    fn an_id_contains_the_creation_time_of_its_job() {
         let at = Timestamp::from_ms(1_763_236_800_123);
         let ids: Vec<JobId> = (0..1_000).map(|_| JobId::at(at)).collect();
         assert!(ids.is_sorted());
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_bound_lies_before_every_id_of_that_time() {
+    fn a_time_bound_is_not_greater_than_any_id_of_that_time() {
         let id = JobId::new();
         let ms = id.created_at().as_ms();
         assert!(JobId::first_at_ms(ms) <= id);

@@ -1,39 +1,41 @@
-//! A job as it is handed in, and as it is shown.
-
-use std::fmt;
+//! A job as a caller submits it, and as the API shows it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{ErrorReason, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, Timestamp};
+use crate::{
+    ErrorReason, FieldError, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, Timestamp,
+    field_error::{check_range, check_text},
+};
 
 pub const DEFAULT_QUEUE: &str = "default";
+const DAY_MS: u64 = 86_400_000;
 
-/// A job that somebody wants done. `check` says what is wrong with it.
+/// A job to submit. [`NewJob::check`] validates it.
 #[derive(Clone, Debug)]
 pub struct NewJob {
     pub id: JobId,
-    /// The name of what it does; workers are chosen by it.
+    /// Job type; only workers with this type among their capabilities receive it.
     pub kind: String,
     pub queue: String,
     pub priority: Priority,
-    /// A JSON object, kept to the letter.
+    /// A JSON object; its text is stored unchanged.
     pub payload: String,
-    /// `None`: the job's own id is its correlation id.
+    /// `None`: the correlation id is the id of the job.
     pub correlation_id: Option<String>,
     pub options: JobOptions,
-    /// A name that other jobs of the same batch may use in their `depends_on_refs`.
+    /// Name that other jobs of the same batch can use in their `depends_on_refs`.
     pub reference: Option<String>,
     pub depends_on_refs: Vec<String>,
-    /// SHA-256 of what was asked for, so that a repeated idempotency key with another body is refused.
+    /// SHA-256 of the request, so that a repeated idempotency key with another body is rejected.
     pub fingerprint: Option<[u8; 32]>,
 }
 
-/// Everything about a job that most jobs leave as it is. Only what differs from the default is stored.
+/// Optional settings of a job. Only settings that differ from the default are stored.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobOptions {
-    /// When it is not the type.
+    /// `None`: the name is the type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(skip_serializing_if = "is_default")]
@@ -48,7 +50,7 @@ pub struct JobOptions {
     pub webhook_url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
-    /// For which due time of its schedule.
+    /// Due time of the schedule that created it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_due: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,7 +69,7 @@ pub struct JobOptions {
     pub tags: Vec<String>,
 }
 
-/// What happens to a job when one that it depends on does not complete.
+/// Reaction of a job to a parent that fails or is cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnParentFailure {
@@ -78,29 +80,6 @@ pub enum OnParentFailure {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FieldError {
-    pub path: String,
-    pub message: String,
-}
-
-impl FieldError {
-    pub fn new(path: impl Into<String>, message: impl Into<String>) -> FieldError {
-        FieldError { path: path.into(), message: message.into() }
-    }
-
-    /// Joins several errors into one line, separated by semicolons.
-    pub fn join(errors: &[FieldError]) -> String {
-        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-    }
-}
-
-impl fmt::Display for FieldError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
-    }
 }
 
 /// Limits on what callers may submit.
@@ -145,23 +124,36 @@ impl NewJob {
         }
     }
 
-    /// Everything that is wrong with it, each fault with the path of its field.
+    /// Returns every invalid field.
     pub fn check(&self, limits: &JobLimits) -> Vec<FieldError> {
-        let mut faults = Vec::new();
-        let mut text = |path: &str, value: &str, max: usize| {
-            let length = value.chars().count();
-            if length == 0 || length > max {
-                faults.push(FieldError::new(path, format!("must have 1 to {max} characters, has {length}")));
-            } else if value.chars().any(char::is_control) {
-                faults.push(FieldError::new(path, "must not contain control characters"));
-            }
-        };
+        let mut errors = Vec::new();
+        self.check_texts(&mut errors);
+        let options = &self.options;
+        options.retry.check(limits, &mut errors);
+        if let Some(timeout_ms) = options.timeout_ms {
+            check_range(&mut errors, "timeoutMs", timeout_ms, 1..=30 * DAY_MS);
+        }
+        let parents = options.depends_on.len() + self.depends_on_refs.len();
+        check_range(&mut errors, "dependsOn", parents as u64, 0..=limits.max_depends_on as u64);
+        check_range(&mut errors, "tags", options.tags.len() as u64, 0..=limits.max_tags as u64);
+        if let (Some(start), Some(end)) = (options.scheduled_at, options.expires_at)
+            && end <= start
+        {
+            errors.push(FieldError::new("expiresAt", "must be later than scheduledAt"));
+        }
+        if options.depends_on.contains(&self.id) {
+            errors.push(FieldError::new("dependsOn", "must not contain the job itself"));
+        }
+        errors
+    }
+
+    fn check_texts(&self, errors: &mut Vec<FieldError>) {
         let options = &self.options;
         if let Some(name) = &options.name {
-            text("name", name, 255);
+            check_text(errors, "name", name, 255);
         }
-        text("type", &self.kind, 100);
-        text("queue", &self.queue, 100);
+        check_text(errors, "type", &self.kind, 100);
+        check_text(errors, "queue", &self.queue, 100);
         for (path, value) in [
             ("correlationId", &self.correlation_id),
             ("idempotencyKey", &options.idempotency_key),
@@ -171,66 +163,41 @@ impl NewJob {
             ("scheduleId", &options.schedule_id),
         ] {
             if let Some(value) = value {
-                text(path, value, 255);
+                check_text(errors, path, value, 255);
             }
         }
         for (index, tag) in options.tags.iter().enumerate() {
-            text(&format!("tags[{index}]"), tag, 100);
+            check_text(errors, &format!("tags[{index}]"), tag, 100);
         }
         if let Some(url) = &options.webhook_url {
-            text("webhookUrl", url, 2_048);
+            check_text(errors, "webhookUrl", url, 2_048);
             if !(url.starts_with("http://") || url.starts_with("https://")) {
-                faults.push(FieldError::new("webhookUrl", "must start with http:// or https://"));
+                errors.push(FieldError::new("webhookUrl", "must start with http:// or https://"));
             }
         }
-        self.options.retry.check(limits, &mut faults);
-        let mut range = |path: &str, value: u64, min: u64, max: u64| {
-            if !(min..=max).contains(&value) {
-                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
-            }
-        };
-        if let Some(timeout_ms) = options.timeout_ms {
-            range("timeoutMs", timeout_ms, 1, 30 * 24 * 3_600_000);
-        }
-        let parents = options.depends_on.len() + self.depends_on_refs.len();
-        range("dependsOn", parents as u64, 0, limits.max_depends_on as u64);
-        range("tags", options.tags.len() as u64, 0, limits.max_tags as u64);
-        if let (Some(start), Some(end)) = (options.scheduled_at, options.expires_at)
-            && end <= start
-        {
-            faults.push(FieldError::new("expiresAt", "must be later than scheduledAt"));
-        }
-        if options.depends_on.contains(&self.id) {
-            faults.push(FieldError::new("dependsOn", "must not contain the job itself"));
-        }
-        faults
     }
 }
 
 impl RetryPolicy {
-    pub fn check(&self, limits: &JobLimits, faults: &mut Vec<FieldError>) {
-        let mut range = |path: &str, value: u64, min: u64, max: u64| {
-            if !(min..=max).contains(&value) {
-                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
-            }
-        };
-        range("maxRetries", u64::from(self.max_retries), 0, u64::from(limits.max_retries));
-        range("retryDelay", self.retry_delay_ms, 100, 3_600_000);
-        range("maxDelay", self.max_delay_ms, 100, 7 * 24 * 3_600_000);
-        range("retryDelays", self.retry_delays_ms.len() as u64, 0, 100);
+    /// Adds an error for every invalid field.
+    pub fn check(&self, limits: &JobLimits, errors: &mut Vec<FieldError>) {
+        check_range(errors, "maxRetries", u64::from(self.max_retries), 0..=u64::from(limits.max_retries));
+        check_range(errors, "retryDelay", self.retry_delay_ms, 100..=3_600_000);
+        check_range(errors, "maxDelay", self.max_delay_ms, 100..=7 * DAY_MS);
+        check_range(errors, "retryDelays", self.retry_delays_ms.len() as u64, 0..=100);
         for (index, &delay) in self.retry_delays_ms.iter().enumerate() {
-            range(&format!("retryDelays[{index}]"), delay, 0, 7 * 24 * 3_600_000);
+            check_range(errors, &format!("retryDelays[{index}]"), delay, 0..=7 * DAY_MS);
         }
         if !(1.0..=100.0).contains(&self.backoff_multiplier) {
-            faults.push(FieldError::new("backoffMultiplier", "must be from 1 to 100"));
+            errors.push(FieldError::new("backoffMultiplier", "must be from 1 to 100"));
         }
         if !(0.0..=1.0).contains(&self.jitter) {
-            faults.push(FieldError::new("jitter", "must be true, false or a number from 0 to 1"));
+            errors.push(FieldError::new("jitter", "must be true, false or a number from 0 to 1"));
         }
         if let RetryOn::Patterns(patterns) = &self.retry_on
             && (patterns.is_empty() || patterns.len() > 50 || patterns.iter().any(|p| p.is_empty() || p.len() > 200))
         {
-            faults.push(FieldError::new(
+            errors.push(FieldError::new(
                 "retryOn",
                 "must be \"all\", \"transient\" or 1 to 50 patterns of 1 to 200 bytes",
             ));
@@ -238,7 +205,7 @@ impl RetryPolicy {
     }
 }
 
-/// How far a running job is, as its worker told it. Never invented.
+/// Progress of a running job, as its worker reported it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Progress {
@@ -256,7 +223,7 @@ pub struct Progress {
     pub message: Option<String>,
 }
 
-/// A finished step of a job that goes on where it was.
+/// A completed step of a job. A later run skips it and uses its result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
@@ -266,13 +233,13 @@ pub struct Step {
     pub run: Run,
 }
 
-/// How one run of a job ended, in the words of `GET /api/v1/dead-letter/:id`.
+/// End of one run of a job, as `GET /api/v1/dead-letter/:id` shows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// `None`: it ended without having run.
+    /// `None`: the job ended without a run.
     pub run: Option<Run>,
-    /// What the job became.
+    /// State that the job entered.
     pub status: JobState,
     pub worker_id: Option<String>,
     pub started_at: Option<Timestamp>,
@@ -281,7 +248,7 @@ pub struct Attempt {
     pub error_reason: Option<ErrorReason>,
 }
 
-/// A job whole, as `GET /api/v1/jobs/:id` shows it.
+/// A job with all its details, as `GET /api/v1/jobs/:id` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobView {
@@ -310,7 +277,7 @@ pub struct JobView {
     pub queued_at: Option<Timestamp>,
     pub started_at: Option<Timestamp>,
     pub completed_at: Option<Timestamp>,
-    /// When it will be tried again, while it is `RETRYING`.
+    /// Time of the next attempt, while the job is `RETRYING`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_retry_at: Option<Timestamp>,
     pub result: Option<Box<RawValue>>,
@@ -319,13 +286,13 @@ pub struct JobView {
     pub progress: Option<Progress>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
-    /// Only of a dead letter.
+    /// Ended runs; only for dead letters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execution_log: Vec<LogEntry>,
     pub schedule_id: Option<String>,
-    /// For which due time of its schedule.
+    /// Due time of the schedule that created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_due: Option<Timestamp>,
     pub worker_id: Option<String>,
@@ -348,16 +315,16 @@ mod tests {
     use super::*;
 
     fn paths(job: &NewJob) -> Vec<String> {
-        job.check(&JobLimits::default()).into_iter().map(|fault| fault.path).collect()
+        job.check(&JobLimits::default()).into_iter().map(|error| error.path).collect()
     }
 
     #[test]
-    fn a_plain_job_is_in_order() {
+    fn a_job_with_only_a_type_is_valid() {
         assert_eq!(paths(&NewJob::new("noop")), Vec::<String>::new());
     }
 
     #[test]
-    fn every_bad_field_is_named() {
+    fn every_invalid_field_is_reported() {
         let mut job = NewJob::new("");
         job.queue = "q".repeat(101);
         job.options.name = Some("two\nlines".into());
@@ -374,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_not_default_is_stored() {
+    fn only_settings_that_differ_from_the_default_are_stored() {
         let mut options = JobOptions::default();
         assert_eq!(serde_json::to_string(&options).expect("json"), "{}");
         options.retry.max_retries = 5;

@@ -1,26 +1,27 @@
-//! The states of a job, and the only table of moves between them (SPEC 3.2).
+//! The states of a job, and the only table of transitions between them.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+/// State of a job.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum JobState {
-    /// Stored; waits for its time or for the jobs it depends on.
+    /// Waits for its scheduled time or for the jobs it depends on.
     Pending,
-    /// Ready to be taken.
+    /// Ready to be claimed.
     Queued,
-    /// A worker is being started for it.
+    /// Claimed for a worker whose process is being started.
     Scheduled,
-    /// Handed to a worker that has not started it yet.
+    /// Claimed for a worker that has not started it yet.
     Assigned,
     /// Running.
     Processing,
-    /// Failed, waits for its next try.
+    /// Failed, and waits for its next attempt.
     Retrying,
     Completed,
-    /// Out of tries: stands among the dead letters.
+    /// Failed without a further attempt; dead-lettered.
     Failed,
     Cancelled,
 }
@@ -38,7 +39,7 @@ impl JobState {
         JobState::Cancelled,
     ];
 
-    /// Whether a job in this state may become `next`. A state is never a transition to itself.
+    /// Returns whether a job in this state may enter `next`. No state may enter itself.
     pub fn can_transition_to(self, next: JobState) -> bool {
         use JobState::*;
         match self {
@@ -46,11 +47,11 @@ impl JobState {
             Queued => matches!(next, Scheduled | Assigned | Cancelled | Failed),
             Scheduled => matches!(next, Assigned | Queued | Retrying | Failed | Cancelled),
             Assigned => matches!(next, Processing | Queued | Retrying | Failed | Cancelled),
-            // `Queued`: handed back by a worker that drains.
+            // `Queued`: released by a draining worker.
             Processing => matches!(next, Completed | Retrying | Failed | Cancelled | Queued),
             Retrying => matches!(next, Queued | Cancelled | Failed),
             Completed => false,
-            // By a person's retry only.
+            // Only by a manual retry.
             Failed | Cancelled => matches!(next, Pending),
         }
     }
@@ -59,7 +60,7 @@ impl JobState {
         matches!(self, JobState::Completed | JobState::Failed | JobState::Cancelled)
     }
 
-    /// Whether a worker has it, or is being started for it.
+    /// Returns whether a worker has the job, or is being started for it.
     pub fn is_in_flight(self) -> bool {
         matches!(self, JobState::Scheduled | JobState::Assigned | JobState::Processing)
     }
@@ -99,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Rows: from. Columns, in the order of `ALL`: to. `x` is a legal move.
+    /// Rows are the old state, columns the new state in the order of `ALL`; `x` is a legal transition.
     const TABLE: [(&str, &str); 9] = [
         //             P Q S A R Y C F X
         ("PENDING", "    . x . . . . . x x"),
@@ -114,7 +115,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_pair_of_states_is_allowed_or_refused_as_the_table_says() {
+    fn every_pair_of_states_is_allowed_or_rejected_as_in_the_table() {
         let mut pairs = 0;
         for (from, row) in TABLE {
             let from: JobState = from.parse().expect("a state");
@@ -127,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_tells_the_same_moves() {
+    fn the_documentation_lists_the_same_transitions() {
         let page = include_str!("../../../docs/concepts/life-cycle.md");
         for from in JobState::ALL {
             let row = page.lines().find(|line| line.starts_with(&format!("| `{from}` |"))).expect("a row per state");
-            let told = row.rsplit('|').nth(1).expect("a last column");
+            let documented = row.rsplit('|').nth(1).expect("a last column");
             for to in JobState::ALL {
-                assert_eq!(told.contains(&format!("`{to}`")), from.can_transition_to(to), "{from} -> {to}");
+                assert_eq!(documented.contains(&format!("`{to}`")), from.can_transition_to(to), "{from} -> {to}");
             }
         }
     }
@@ -148,9 +149,9 @@ mod tests {
     }
 
     proptest! {
-        /// Walks at random along legal moves: no state repeats itself, and only a person's retry leaves a final state.
+        /// Follows random legal transitions: no state enters itself, and only a manual retry leaves a final state.
         #[test]
-        fn a_random_walk_leaves_a_final_state_only_by_a_retry(choices in prop::collection::vec(0usize..9, 1..60)) {
+        fn only_a_manual_retry_leaves_a_final_state(choices in prop::collection::vec(0usize..9, 1..60)) {
             let mut state = JobState::Pending;
             for choice in choices {
                 let next = JobState::ALL[choice];
@@ -163,15 +164,15 @@ mod tests {
                     prop_assert_ne!(state, JobState::Completed);
                 }
                 if next == JobState::Completed {
-                    prop_assert_eq!(state, JobState::Processing, "only what runs can complete");
+                    prop_assert_eq!(state, JobState::Processing, "only a running job can complete");
                 }
                 state = next;
             }
         }
 
-        /// Every live state can still end, whatever happened before: nothing is stuck by construction.
+        /// No job can get stuck: every live state has a transition to a final state.
         #[test]
-        fn every_live_state_can_still_end(index in 0usize..9) {
+        fn every_live_state_can_fail_or_be_cancelled(index in 0usize..9) {
             let state = JobState::ALL[index];
             if !state.is_terminal() {
                 prop_assert!(state.can_transition_to(JobState::Failed));

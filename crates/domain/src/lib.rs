@@ -1,13 +1,14 @@
-//! What jobs, schedules and workers are, and which moves are legal.
+//! Defines jobs, schedules and workers, and which changes of their state are legal.
 //!
-//! Everything here is pure: no I/O, no clock (a time is handed in), no database. The other crates move things; this one says
-//! what may be moved where.
+//! Everything here is pure: no I/O, no database, and the time is an argument. The other crates change state; this crate decides
+//! which changes are allowed.
 
 mod address;
 mod audit;
 mod cloud_event;
 mod error_code;
 mod event;
+mod field_error;
 mod ids;
 mod job;
 pub mod job_state;
@@ -29,10 +30,9 @@ pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
 pub use error_code::{ErrorCode, UnknownErrorCode};
 pub use event::{Event, EventKind};
+pub use field_error::FieldError;
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
-pub use job::{
-    Attempt, DEFAULT_QUEUE, FieldError, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step,
-};
+pub use job::{Attempt, DEFAULT_QUEUE, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
 pub use priority::{Ordering, Priority};

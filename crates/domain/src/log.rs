@@ -1,4 +1,4 @@
-//! The execution log: what happened to a job, when, and under which run (SPEC 3.6).
+//! The execution log of a job: what happened, when, and in which run.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,6 +6,7 @@ use crate::{Run, Timestamp};
 
 macro_rules! log_events {
     ($($variant:ident $name:literal),+ $(,)?) => {
+        /// Kind of an entry in a job's execution log.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
         pub enum LogEvent { $(#[serde(rename = $name)] $variant),+ }
 
@@ -48,7 +49,7 @@ log_events! {
     WebhookFailed "webhook_failed",
 }
 
-/// One line as it is stored: `[ms, event]` or `[ms, event, details]`. The run stands beside the chunk of lines.
+/// An entry as it is stored: `[ms, event]` or `[ms, event, details]`. The run is stored once per chunk of entries.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LogLine {
     pub at: Timestamp,
@@ -56,7 +57,7 @@ pub struct LogLine {
     pub details: String,
 }
 
-/// One line as it is shown.
+/// An entry as the API shows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LogEntry {
     pub timestamp: Timestamp,
@@ -75,13 +76,13 @@ impl LogLine {
         LogLine { at, event, details: details.into() }
     }
 
-    /// Appends this line to a chunk. A chunk is the inside of a JSON array, so that chunks can be put one behind the other.
+    /// Appends this line to a chunk. A chunk is the inside of a JSON array, so that chunks can be concatenated with a comma.
     pub fn append_to(&self, chunk: &mut String) {
         use std::fmt::Write;
         if !chunk.is_empty() {
             chunk.push(',');
         }
-        write!(chunk, "[{},\"{}\"", self.at.as_ms(), self.event.as_str()).expect("a String takes everything");
+        write!(chunk, "[{},\"{}\"", self.at.as_ms(), self.event.as_str()).expect("writing to a String cannot fail");
         if !self.details.is_empty() {
             chunk.push(',');
             chunk.push_str(&serde_json::to_string(&self.details).expect("a string is JSON"));
@@ -89,7 +90,7 @@ impl LogLine {
         chunk.push(']');
     }
 
-    /// The chunk that holds `lines`.
+    /// Returns the chunk of `lines`.
     pub fn chunk(lines: &[LogLine]) -> String {
         let mut chunk = String::with_capacity(lines.len() * 40);
         for line in lines {
@@ -100,13 +101,15 @@ impl LogLine {
 }
 
 impl LogEntry {
-    /// The times (ms) and names of a chunk's lines, also of those that this version does not know. `None`: it is damaged.
+    /// Returns the times (ms) and names of a chunk's entries, including names that this version does not know.
+    ///
+    /// Returns `None` if the chunk is damaged.
     pub fn outline(chunk: &str) -> Option<Vec<(i64, String)>> {
         let lines = serde_json::from_str::<Vec<Stored>>(&format!("[{chunk}]")).ok()?;
         Some(lines.into_iter().map(|Stored(ms, name, _)| (ms, name)).collect())
     }
 
-    /// Reads a chunk. A line that an older or newer version wrote and this one does not know is left out.
+    /// Reads a chunk. Skips entries of an older or newer version that this version does not know.
     pub fn read_chunk(chunk: &str, run: Option<Run>, into: &mut Vec<LogEntry>) {
         let Ok(lines) = serde_json::from_str::<Vec<Stored>>(&format!("[{chunk}]")) else {
             return;
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_are_read_back_one_behind_the_other() {
+    fn concatenated_chunks_are_read_back_in_order() {
         let at = Timestamp::from_ms(1_000);
         let mut chunk = LogLine::chunk(&[LogLine::new(at, LogEvent::Queued, "")]);
         LogLine::new(at.plus_ms(5), LogEvent::Failed, "said \"no\"\n").append_to(&mut chunk);
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_chunk_is_no_panic() {
+    fn a_damaged_chunk_is_read_as_empty() {
         let mut entries = Vec::new();
         for chunk in ["", "[", "[1]", "[1,\"no such event\"]", "nonsense"] {
             LogEntry::read_chunk(chunk, None, &mut entries);

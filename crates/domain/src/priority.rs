@@ -1,4 +1,4 @@
-//! Priority, and the score by which ready jobs leave a queue (SPEC 3.3). Smallest first.
+//! Priority, and the score that orders the ready jobs of a queue: the smallest score is claimed first.
 
 use std::{fmt, str::FromStr};
 
@@ -16,26 +16,26 @@ pub enum Priority {
     Critical,
 }
 
-/// How a queue orders its ready jobs.
+/// Order in which the ready jobs of a queue are claimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ordering {
-    /// A priority step is worth 1 000 seconds of waiting, so nothing starves.
+    /// A priority step outweighs 1 000 seconds of waiting, so no job starves.
     #[default]
     Aging,
-    /// Higher priority always first, first in first out inside.
+    /// Jobs of a higher priority always come first; within a priority, first in, first out.
     Strict,
 }
 
-/// What one priority step is worth, in milliseconds of waiting.
+/// Milliseconds of waiting that make up for one priority step.
 const STEP_MS: i64 = 1_000_000;
-/// Larger than any ready time that is accepted, so that a strict step outweighs all waiting.
+/// Larger than every ready time that is accepted, so that a strict step outweighs all waiting.
 const STRICT_STEP: i64 = 1 << 48;
 
 impl Priority {
     pub const ALL: [Priority; 4] = [Priority::Low, Priority::Normal, Priority::High, Priority::Critical];
 
-    /// Steps below `Critical`.
+    /// Returns the number of steps below `Critical`.
     pub fn rank(self) -> i16 {
         match self {
             Priority::Critical => 0,
@@ -60,6 +60,7 @@ impl Priority {
 }
 
 impl Ordering {
+    /// Returns the score of a job that became ready at `ready_at`.
     pub fn score(self, priority: Priority, ready_at: Timestamp) -> i64 {
         ready_at.as_ms() + self.offset(priority)
     }
@@ -94,14 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_are_those_of_the_specification() {
+    fn each_priority_step_adds_a_thousand_seconds() {
         let at = Timestamp::from_ms(5_000_000_000);
         let offset = |p| Ordering::Aging.score(p, at) - at.as_ms();
         assert_eq!(Priority::ALL.map(offset), [3_000_000, 2_000_000, 1_000_000, 0]);
     }
 
     #[test]
-    fn waiting_sixteen_minutes_and_forty_seconds_makes_up_for_one_step() {
+    fn a_job_that_waits_a_thousand_seconds_overtakes_the_next_priority() {
         let early = Ordering::Aging.score(Priority::Normal, Timestamp::from_ms(0));
         assert!(early > Ordering::Aging.score(Priority::High, Timestamp::from_ms(999_999)));
         assert!(early < Ordering::Aging.score(Priority::High, Timestamp::from_ms(1_000_001)));
@@ -109,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strict_order_never_lets_a_lower_priority_pass(a in 0i64..253_402_207_200_000, b in 0i64..253_402_207_200_000) {
+        fn strict_order_never_lets_a_lower_priority_overtake(a in 0i64..253_402_207_200_000, b in 0i64..253_402_207_200_000) {
             for (higher, lower) in [(Priority::Critical, Priority::High), (Priority::High, Priority::Normal), (Priority::Normal, Priority::Low)] {
                 prop_assert!(Ordering::Strict.score(higher, Timestamp::from_ms(a)) < Ordering::Strict.score(lower, Timestamp::from_ms(b)));
             }

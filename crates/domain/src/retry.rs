@@ -1,8 +1,8 @@
-//! Whether and when a failed try is followed by another one (SPEC 3.5).
+//! Decides whether and when a failed attempt is followed by a retry.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a run did not end well.
+/// Cause of a job's failure or cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorReason {
@@ -40,14 +40,14 @@ impl ErrorReason {
     }
 }
 
-/// A run that did not end well, as its worker (or whoever missed the worker) tells it.
+/// A failed run, as its worker reports it, or as the server does for a lost worker.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Failure {
     pub message: String,
     pub reason: ErrorReason,
-    /// `false`: fail at once, whatever tries are left.
+    /// `false`: the job fails at once, even if retries are left.
     pub retryable: bool,
-    /// The worker knows better than the formula when to try again.
+    /// Delay that the worker asks for; replaces the formula.
     pub retry_after_ms: Option<u64>,
 }
 
@@ -65,20 +65,20 @@ impl Failure {
     }
 }
 
-/// Which failures are worth another try.
+/// Failures that are retried.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetryOn {
     #[default]
     All,
-    /// What looks as if it will pass: rate limits, timeouts, 429, 503, connection errors, lost workers.
+    /// Failures that look temporary: rate limits, timeouts, 429, 503, connection errors, lost workers.
     Transient,
-    /// Messages that contain one of these, whatever the case; `*` stands for anything.
+    /// Failures whose message contains one of these patterns, ignoring case; `*` stands for any text.
     Patterns(Vec<String>),
 }
 
 impl RetryOn {
-    /// As people write it: `"all"`, `"transient"` or the patterns.
+    /// Returns the value of the `retryOn` field: `"all"`, `"transient"` or the patterns.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             RetryOn::All => "all".into(),
@@ -88,6 +88,7 @@ impl RetryOn {
     }
 }
 
+/// Number of retries, their delays, and the failures that are retried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RetryPolicy {
@@ -95,9 +96,9 @@ pub struct RetryPolicy {
     pub retry_delay_ms: u64,
     pub backoff_multiplier: f64,
     pub max_delay_ms: u64,
-    /// Instead of the formula: the delay before the first, second, … retry. The last one holds for all that follow.
+    /// Delays before the first, second, … retry, instead of the formula. The last one applies to all further retries.
     pub retry_delays_ms: Vec<u64>,
-    /// Up to this part of the delay is added at random.
+    /// Largest random addition, as a fraction of the delay.
     pub jitter: f64,
     pub retry_on: RetryOn,
 }
@@ -116,15 +117,17 @@ impl Default for RetryPolicy {
     }
 }
 
+/// What follows a failed run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetryDecision {
     RetryAfter { delay_ms: u64 },
     Fail,
 }
 
-/// No retry is put off for longer than this, whoever asks for it.
+/// Longest delay before a retry, even if the worker asks for a longer one.
 const MAX_DELAY_MS: u64 = 7 * 24 * 3_600_000;
 
+/// Patterns of messages that look temporary.
 const TRANSIENT: [&str; 14] = [
     "rate limit",
     "too many requests",
@@ -143,7 +146,7 @@ const TRANSIENT: [&str; 14] = [
 ];
 
 impl RetryPolicy {
-    /// What follows a failure of a job that has been retried `retry_count` times. `random` is a number in 0..1.
+    /// Decides what follows a failure of a job that has been retried `retry_count` times. `random` is in 0..1.
     pub fn decide(&self, retry_count: u32, failure: &Failure, random: f64) -> RetryDecision {
         if retry_count >= self.max_retries || !failure.retryable || !self.retry_on.accepts(failure) {
             return RetryDecision::Fail;
@@ -152,7 +155,7 @@ impl RetryPolicy {
         RetryDecision::RetryAfter { delay_ms: delay_ms.min(MAX_DELAY_MS) }
     }
 
-    /// The delay before retry number `retry_count` + 1.
+    /// Returns the delay before retry number `retry_count` + 1.
     pub fn delay_ms(&self, retry_count: u32, random: f64) -> u64 {
         let nth = usize::try_from(retry_count).unwrap_or(usize::MAX);
         let base = match self.retry_delays_ms.get(nth).or(self.retry_delays_ms.last()) {
@@ -181,7 +184,7 @@ impl RetryOn {
     }
 }
 
-/// Whether the pieces of `pattern` between its `*` stand in `text` in their order, whatever the case.
+/// Returns whether `text` contains the pieces of `pattern` between its `*` in their order, ignoring case.
 fn contains(text: &str, pattern: &str) -> bool {
     let text = text.to_lowercase();
     let mut rest = text.as_str();
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_doubles_up_to_its_maximum_and_tries_run_out() {
+    fn the_delay_doubles_up_to_its_maximum_until_no_retry_is_left() {
         let policy = RetryPolicy { max_retries: 5, max_delay_ms: 6_000, ..RetryPolicy::default() };
         assert_eq!(
             delays(&policy),
@@ -218,18 +221,18 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_list_replaces_the_formula() {
+    fn listed_delays_replace_the_formula() {
         let policy = RetryPolicy { max_retries: 3, retry_delays_ms: vec![10_000, 30_000], ..RetryPolicy::default() };
         assert_eq!(delays(&policy)[..4], [after(10_000), after(30_000), after(30_000), RetryDecision::Fail]);
     }
 
     #[test]
-    fn a_failure_that_is_not_retryable_ends_at_once() {
+    fn a_failure_that_is_not_retryable_fails_the_job_at_once() {
         assert_eq!(RetryPolicy::default().decide(0, &Failure::fatal("no such user"), 0.0), RetryDecision::Fail);
     }
 
     #[test]
-    fn what_the_worker_asks_for_goes_before_the_formula() {
+    fn the_delay_that_the_worker_asks_for_replaces_the_formula() {
         let failure = Failure { retry_after_ms: Some(77), ..Failure::error("slow down") };
         assert_eq!(RetryPolicy::default().decide(0, &failure, 0.9), after(77));
         let forever = Failure { retry_after_ms: Some(u64::MAX), ..Failure::error("slow down") };
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_looks_transient_is_retried_when_asked_so() {
+    fn with_transient_only_failures_that_look_temporary_are_retried() {
         let policy = RetryPolicy { retry_on: RetryOn::Transient, ..RetryPolicy::default() };
         let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;
         for message in
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_choose_what_is_retried() {
+    fn with_patterns_only_matching_failures_are_retried() {
         let on = RetryOn::Patterns(vec!["deadlock".into(), "code * of 7".into()]);
         let policy = RetryPolicy { retry_on: on, ..RetryPolicy::default() };
         let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;

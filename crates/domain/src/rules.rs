@@ -1,4 +1,4 @@
-//! What was said about queues and limits (SPEC 3.4), and what a token bucket gives.
+//! Settings of queues and limits, and the token bucket behind rate limits.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FieldError, Ordering, Timestamp, parse_duration};
 
-/// Whose work a limit counts.
+/// Jobs that a limit applies to.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Scope {
     System,
     Queue(String),
     Type(String),
-    /// A `concurrencyKey`; with `*` at its end: each key that begins so, by itself.
+    /// A `concurrencyKey`; with a trailing `*`, every key with this prefix, each with a limit of its own.
     Key(String),
 }
 
 impl Scope {
-    /// The number by which it is stored, and its name.
+    /// Returns the number and the name that are stored.
     pub fn parts(&self) -> (i16, &str) {
         match self {
             Scope::System => (0, ""),
@@ -37,7 +37,7 @@ impl Scope {
         }
     }
 
-    /// `system`, `queue`, `type` or `key`.
+    /// Returns `system`, `queue`, `type` or `key`.
     pub fn kind(&self) -> &'static str {
         match self {
             Scope::System => "system",
@@ -48,7 +48,7 @@ impl Scope {
     }
 }
 
-/// For people: `the whole system`, `queue mail`, `concurrencyKey tenant-7`.
+/// Writes `the whole system`, `queue mail` or `concurrencyKey tenant-7`, for messages.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -60,7 +60,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// So many starts per period, as a token bucket: `count` at once at the most, and as many again in each period.
+/// Rate limit as a token bucket: at most `count` starts in a burst, and `count` more in each period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rate {
@@ -70,33 +70,38 @@ pub struct Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} per {} ms", self.count, if self.count == 1 { "start" } else { "starts" }, self.period_ms)
+        let starts = if self.count == 1 { "start" } else { "starts" };
+        let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
+        let unit = units.into_iter().find(|(ms, _)| self.period_ms > 0 && self.period_ms.is_multiple_of(*ms));
+        let (ms, unit) = unit.unwrap_or((1, "ms"));
+        write!(f, "{} {starts} per {} {unit}", self.count, self.period_ms / ms)
     }
 }
 
-/// What is left of a rate.
+/// Token bucket: the tokens that were left at a time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Bucket {
     pub tokens: f64,
     pub at: Timestamp,
 }
 
-/// What a sum of many refills may be wrong by.
+/// Upper bound of the rounding error of many refills.
 const ROUNDING_ERROR: f64 = 1e-6;
 
 impl Rate {
-    /// `100/1m`: so many starts per period.
+    /// Parses a count and a period: `100/1m`.
     pub fn parse(text: &str) -> Option<Rate> {
         let (count, period) = text.split_once('/')?;
         let period_ms = u64::try_from(parse_duration(period)?.as_millis()).ok()?;
         Some(Rate { count: count.trim().parse().ok()?, period_ms })
     }
 
+    /// Returns a full bucket.
     pub fn full(&self, now: Timestamp) -> Bucket {
         Bucket { tokens: f64::from(self.count), at: now }
     }
 
-    /// The bucket as it is at `now`. A clock that goes back adds nothing and takes nothing.
+    /// Returns the bucket at `now`. A clock that goes back neither adds nor removes tokens.
     pub fn refilled(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
         let Some(bucket) = bucket else { return self.full(now) };
         let passed_ms = now.ms_since(bucket.at).max(0);
@@ -104,7 +109,7 @@ impl Rate {
         Bucket { tokens: (bucket.tokens + gained).min(f64::from(self.count)), at: bucket.at.max(now) }
     }
 
-    /// When there will be at least one whole token in `bucket`.
+    /// Returns when `bucket` has at least one whole token.
     pub fn next_at(&self, bucket: Bucket) -> Timestamp {
         let missing = (1.0 - ROUNDING_ERROR - bucket.tokens).max(0.0);
         let ms = (missing * self.period_ms as f64 / f64::from(self.count.max(1))).ceil();
@@ -113,20 +118,24 @@ impl Rate {
 }
 
 impl Bucket {
-    /// How many may start now. A hair below a whole number counts as it: the sum of many refills is not exact.
+    /// Returns the number of jobs that may start now.
+    ///
+    /// A number slightly below an integer counts as that integer, because the sum of many refills is not exact.
     pub fn available(&self) -> usize {
         (self.tokens + ROUNDING_ERROR).floor().max(0.0) as usize
     }
 
+    /// Removes `taken` tokens.
     pub fn without(self, taken: usize) -> Bucket {
         Bucket { tokens: (self.tokens - taken as f64).max(0.0), at: self.at }
     }
 }
 
+/// A concurrency limit, a rate limit, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// Jobs in workers' hands at once.
+    /// Largest number of jobs in flight.
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
 }
@@ -140,10 +149,11 @@ impl Limit {
         self.concurrency.is_none() && self.rate.is_none()
     }
 
-    pub fn check(&self, faults: &mut Vec<FieldError>) {
+    /// Adds an error for every invalid field.
+    pub fn check(&self, errors: &mut Vec<FieldError>) {
         let mut range = |path: &str, value: u64, max: u64, hint: &str| {
             if !(1..=max).contains(&value) {
-                faults.push(FieldError::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
+                errors.push(FieldError::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
             }
         };
         if let Some(n) = self.concurrency {
@@ -157,17 +167,18 @@ impl Limit {
     }
 }
 
-/// How the keys of a queue take turns.
+/// Order among the concurrency keys of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fairness {
-    /// Who has waited longest goes first, whatever its key.
+    /// The job that has waited longest is claimed first, regardless of its key.
     #[default]
     None,
-    /// Each key in its turn, however many jobs it has. Jobs without a key share one turn.
+    /// Round robin over the keys, however many jobs each has. Jobs without a key share one turn.
     Key,
 }
 
+/// Pause of a queue: since when, by whom and why.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pause {
@@ -177,7 +188,7 @@ pub struct Pause {
     pub reason: Option<String>,
 }
 
-/// What was said about one queue; what was not is as by default.
+/// Settings of one queue. `None` stands for the default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct QueueRule {
     pub strict: Option<bool>,
@@ -185,7 +196,7 @@ pub struct QueueRule {
     pub paused: Option<Pause>,
 }
 
-/// Everything that was said about queues and limits.
+/// Settings of all queues and limits.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Rules {
     pub limits: BTreeMap<Scope, Limit>,
@@ -208,7 +219,7 @@ impl Rules {
         self.queues.get(queue)?.paused.as_ref()
     }
 
-    /// The limits that hold for every job of this queue and type: of the system, the queue, the type.
+    /// Returns the limits that apply to every job of this queue and type: of the system, the queue and the type.
     pub fn lane_limits(&self, queue: &str, kind: &str) -> Vec<(Scope, Limit)> {
         if self.limits.is_empty() {
             return Vec::new();
@@ -219,7 +230,7 @@ impl Rules {
             .collect()
     }
 
-    /// The limit of one key: its own, or that of the longest beginning it has in common with a name that ends with `*`.
+    /// Returns the limit of one key: its own, or that of the longest matching prefix.
     pub fn key_limit(&self, key: &str) -> Option<Limit> {
         if let Some(limit) = self.limits.get(&Scope::Key(key.into())) {
             return Some(*limit);
@@ -228,7 +239,7 @@ impl Rules {
             .iter()
             .filter_map(|(scope, limit)| match scope {
                 Scope::Key(name) => {
-                    name.strip_suffix('*').filter(|begin| key.starts_with(begin)).map(|b| (b.len(), limit))
+                    name.strip_suffix('*').filter(|prefix| key.starts_with(prefix)).map(|prefix| (prefix.len(), limit))
                 }
                 _ => None,
             })
@@ -236,7 +247,7 @@ impl Rules {
             .map(|(_, limit)| *limit)
     }
 
-    /// Whether the end of any job of this lane may let another one go.
+    /// Returns whether a finished job of this lane may allow another job to start.
     pub fn has_concurrency_limit(&self, queue: &str, kind: &str) -> bool {
         self.lane_limits(queue, kind).iter().any(|(_, limit)| limit.concurrency.is_some())
     }
@@ -251,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_gives_its_count_at_once_and_the_same_again_per_period() {
+    fn a_bucket_allows_a_burst_of_its_count_and_refills_once_per_period() {
         let rate = Rate { count: 10, period_ms: 1_000 };
         let full = rate.refilled(None, at(0));
         assert_eq!(full.available(), 10);
@@ -259,11 +270,21 @@ mod tests {
         assert_eq!(rate.next_at(empty), at(100));
         assert_eq!(rate.refilled(Some(empty), at(99)).available(), 0);
         assert_eq!(rate.refilled(Some(empty), at(100)).available(), 1);
-        assert_eq!(rate.refilled(Some(empty), at(60_000)).available(), 10, "no more than it holds");
+        assert_eq!(rate.refilled(Some(empty), at(60_000)).available(), 10, "never more than its count");
     }
 
     #[test]
-    fn a_rate_is_written_as_a_count_and_a_period() {
+    fn a_rate_is_shown_with_the_largest_unit_that_divides_its_period() {
+        let shown = |count, period_ms| Rate { count, period_ms }.to_string();
+        assert_eq!(shown(30, 10_000), "30 starts per 10 s");
+        assert_eq!(shown(1, 1_500), "1 start per 1500 ms");
+        assert_eq!(shown(100, 60_000), "100 starts per 1 min");
+        assert_eq!(shown(5, 3_600_000), "5 starts per 1 h");
+        assert_eq!(shown(5, 2 * 86_400_000), "5 starts per 2 d");
+    }
+
+    #[test]
+    fn a_rate_is_parsed_from_a_count_and_a_period() {
         assert_eq!(Rate::parse("100/1m"), Some(Rate { count: 100, period_ms: 60_000 }));
         assert_eq!(Rate::parse("5 / 500ms"), Some(Rate { count: 5, period_ms: 500 }));
         for wrong in ["", "100", "100/m", "/1m", "-1/1m", "1/1", "1/1w", "1/99999999999999999999d"] {
@@ -272,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn many_small_refills_add_up() {
+    fn many_small_refills_add_up_exactly() {
         let rate = Rate { count: 3, period_ms: 1_000 };
         let mut bucket = rate.full(at(0)).without(3);
         let mut started = 0;
@@ -286,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_goes_back_gives_nothing() {
+    fn a_clock_that_goes_back_adds_no_tokens() {
         let rate = Rate { count: 1, period_ms: 1_000 };
         let bucket = rate.full(at(5_000)).without(1);
         let back = rate.refilled(Some(bucket), at(1_000));
@@ -295,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_takes_its_own_limit_before_the_longest_beginning() {
+    fn the_own_limit_of_a_key_precedes_that_of_the_longest_prefix() {
         let limit = |n| Limit { concurrency: Some(n), rate: None };
         let mut rules = Rules::default();
         for (name, n) in [("*", 1), ("tenant-*", 2), ("tenant-7", 3)] {
@@ -307,11 +328,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_nothing_or_of_far_too_much_is_refused() {
+    fn a_limit_of_zero_or_beyond_the_maximum_is_rejected() {
         let paths = |limit: Limit| {
-            let mut faults = Vec::new();
-            limit.check(&mut faults);
-            faults.into_iter().map(|fault| fault.path).collect::<Vec<_>>()
+            let mut errors = Vec::new();
+            limit.check(&mut errors);
+            errors.into_iter().map(|error| error.path).collect::<Vec<_>>()
         };
         assert_eq!(paths(Limit { concurrency: Some(0), rate: None }), ["concurrency"]);
         assert_eq!(paths(Limit { concurrency: Some(2_000_000), rate: None }), ["concurrency"]);

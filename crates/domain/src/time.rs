@@ -1,14 +1,15 @@
-//! A point in time, in milliseconds since 1970, written as RFC 3339 wherever people or programs read it; durations as people write them.
+//! Points in time, in milliseconds since 1970, written as RFC 3339; and durations such as `42m30s`.
 
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+/// A point in time, in milliseconds since 1970.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The latest time that is accepted from outside: the end of the year 9999.
+    /// Latest time that is accepted from a caller: the end of the year 9999.
     pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
 
     pub const fn from_ms(ms: i64) -> Self {
@@ -28,12 +29,14 @@ impl Timestamp {
         Timestamp(self.0.saturating_add(ms))
     }
 
-    /// Milliseconds from `earlier` to `self`; negative when `earlier` is later.
+    /// Returns the milliseconds from `earlier` to `self`; negative if `earlier` is later.
     pub fn ms_since(self, earlier: Timestamp) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Reads RFC 3339 (`2026-11-15T20:00:00Z`, with any offset).
+    /// Parses RFC 3339 (`2026-11-15T20:00:00Z`, with any offset).
+    ///
+    /// Returns `None` if the text is invalid, earlier than 1970 or later than [`Timestamp::MAX`].
     pub fn parse(text: &str) -> Option<Self> {
         let at = text.parse::<jiff::Timestamp>().ok()?.as_millisecond();
         (0..=Self::MAX.0).contains(&at).then_some(Timestamp(at))
@@ -62,7 +65,9 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// `500ms`, `30s`, `5m`, `12h`, `7d`, and sums of them like `42m30s`. Nothing is cut off in silence.
+/// Parses `500ms`, `30s`, `5m`, `12h`, `7d`, and sums such as `42m30s`.
+///
+/// Returns `None` if any part of the text is invalid, or if the duration exceeds ten years.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     let mut total = Duration::ZERO;
@@ -97,18 +102,18 @@ mod tests {
         let at = Timestamp::from_ms(1_763_236_800_123);
         assert_eq!(at.to_string(), "2025-11-15T20:00:00.123Z");
         assert_eq!(Timestamp::parse(&at.to_string()), Some(at));
-        assert_eq!(Timestamp::parse("2025-11-15T21:00:00.123+01:00"), Some(at), "an offset is understood");
+        assert_eq!(Timestamp::parse("2025-11-15T21:00:00.123+01:00"), Some(at), "any offset is accepted");
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn an_invalid_time_is_rejected() {
         for text in ["", "yesterday", "2025-13-01T00:00:00Z", "2025-11-15", "-000001-01-01T00:00:00Z"] {
             assert_eq!(Timestamp::parse(text), None, "{text}");
         }
     }
 
     #[test]
-    fn durations_are_read_whole_or_not_at_all() {
+    fn a_duration_with_any_invalid_part_is_rejected() {
         assert_eq!(parse_duration("42m30s"), Some(Duration::from_secs(42 * 60 + 30)));
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(parse_duration("7d"), Some(Duration::from_secs(7 * 86_400)));

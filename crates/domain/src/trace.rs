@@ -1,22 +1,24 @@
-//! Everything that belongs together, as one timeline: `GET /api/v1/trace/:correlationId`.
+//! The timeline of all jobs with one correlation id: `GET /api/v1/trace/:correlationId`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Attempt, JobId, JobState, Run, Timestamp};
 
+/// Jobs with one correlation id, and what happened to them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
     pub correlation_id: String,
-    /// The first one first.
+    /// Oldest first.
     pub jobs: Vec<TraceJob>,
-    /// By time; what happened in the same millisecond, in the order in which it was written down.
+    /// Ordered by time; entries of the same millisecond, in the order in which they were recorded.
     pub timeline: Vec<TraceEntry>,
-    /// What was left out, because there is too much of it.
+    /// One sentence per limit that the trace exceeded, and whose surplus is therefore missing here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub omitted: Vec<String>,
 }
 
+/// A job of a trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceJob {
@@ -33,25 +35,27 @@ pub struct TraceJob {
     pub schedule_id: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<JobId>,
-    /// Jobs of this trace that wait for it, or did.
+    /// Jobs of this trace that depend on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependents: Vec<JobId>,
-    /// Its runs that have ended.
+    /// Runs that have ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<Attempt>,
 }
 
+/// Source of a timeline entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TraceKind {
-    /// A due time of the schedule that made a job.
+    /// A due time of the schedule that created a job.
     Schedule,
-    /// A line of a job's log.
+    /// An entry of a job's execution log.
     Job,
     /// An attempt to deliver a webhook.
     Webhook,
+    /// An event, as sinks and streams receive it.
     Event,
-    /// Somebody's act.
+    /// An action of a user or an API key.
     Audit,
 }
 
@@ -67,6 +71,7 @@ impl TraceKind {
     }
 }
 
+/// One line of the timeline.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceEntry {
@@ -80,7 +85,7 @@ pub struct TraceEntry {
     pub run: Option<Run>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<String>,
-    /// Who did it.
+    /// User, API key or worker that caused it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actor: Option<String>,
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,19 +1,21 @@
-//! A webhook: the news of a job's end, on its way to whoever wanted it (SPEC 8).
+//! A webhook: the notification of a job's final state, sent to the URL that the job named.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::{JobId, Timestamp, WebhookId};
 
+/// State of a webhook.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum WebhookState {
-    /// Its time to be sent (again) is set.
+    /// The next attempt is due at a known time.
     Waiting,
-    /// A node is sending it, and has until its due time to tell how that went.
+    /// A node is sending it, and must record the result before its due time.
     Sending,
+    /// The receiver accepted it.
     Delivered,
-    /// Every allowed attempt failed. It can be sent again by hand.
+    /// Every allowed attempt failed. A user can send it again.
     Failed,
 }
 
@@ -25,7 +27,7 @@ impl WebhookState {
         matches!(self, WebhookState::Delivered | WebhookState::Failed)
     }
 
-    /// Every legal move. What is over begins again only because a person wants it.
+    /// Returns whether a webhook in this state may enter `next`. Only a user restarts a delivered or failed webhook.
     pub fn can_transition_to(self, next: WebhookState) -> bool {
         use WebhookState::*;
         match self {
@@ -44,7 +46,7 @@ impl WebhookState {
         }
     }
 
-    /// The number by which it is stored.
+    /// Returns the number that is stored.
     pub fn code(self) -> i16 {
         self as i16
     }
@@ -54,7 +56,7 @@ impl WebhookState {
     }
 }
 
-/// One attempt to deliver, as it went.
+/// Result of one attempt to deliver.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookAttempt {
@@ -65,12 +67,12 @@ pub struct WebhookAttempt {
     pub status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The first KiB of what the receiver answered.
+    /// First KiB of the response body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
 
-/// What is sent.
+/// Body of the request.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookBody<'a> {
@@ -85,7 +87,7 @@ pub struct WebhookBody<'a> {
     pub completed_at: Timestamp,
 }
 
-/// As `GET /api/v1/webhooks/:id` shows it; a list shows it without body and history.
+/// A webhook as `GET /api/v1/webhooks/:id` shows it; lists omit `body` and `history`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookView {
@@ -95,17 +97,17 @@ pub struct WebhookView {
     pub url: String,
     pub state: WebhookState,
     pub created_at: Timestamp,
-    /// When it is sent next, or until when its sender must have told how it went.
+    /// Time of the next attempt, or the deadline for the result of the current one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settled_at: Option<Timestamp>,
-    /// Why it is not sent although it is due.
+    /// Reason why it is not sent although it is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_back: Option<String>,
-    /// Attempts begun so far, those included of which nobody told how they went.
+    /// Attempts started so far, including those without a recorded result.
     pub attempts: u32,
-    /// To the letter what is sent.
+    /// Exact text that is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn these_moves_are_legal_and_no_others() {
+    fn only_these_transitions_are_legal() {
         use WebhookState::*;
         let legal = [
             (Waiting, Sending),

@@ -1,22 +1,23 @@
-//! Why a job is where it is, as `GET /api/v1/jobs/:id/why` says it.
+//! The explanation of a job's state: `GET /api/v1/jobs/:id/why`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{JobId, JobState};
 
+/// Explanation of why a job is in its state.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Why {
     pub job_id: JobId,
     pub status: JobState,
-    /// The reasons in one line.
+    /// All messages in one line.
     pub summary: String,
-    /// What holds it, the most telling first.
+    /// Most important first.
     pub reasons: Vec<Reason>,
 }
 
-/// One reason: a code for programs, a sentence for people, and the facts behind both.
+/// One reason: a code for programs, a message for people, and the facts behind both.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Reason {
     pub code: String,
@@ -26,7 +27,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// `facts` is a JSON object.
+    /// Creates a reason. `facts` is a JSON object.
     pub fn new(code: &str, message: impl Into<String>, facts: Value) -> Reason {
         let facts = match facts {
             Value::Object(facts) => facts,

@@ -1,18 +1,18 @@
-//! A worker as it is stored and shown.
+//! A worker: what it can run, and how the API shows it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Timestamp, WorkerState};
 
-/// Where a worker runs and who looks after its process.
+/// Kind of a worker: where it runs, and what manages its process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerKind {
-    /// Inside a server process.
+    /// Part of a server process.
     BuiltIn,
-    /// Any program that has connected.
+    /// A program that connects to a server, and that its operator manages.
     Remote,
-    /// A process that Faena has started.
+    /// A process that a server starts and stops.
     Pool,
 }
 
@@ -28,14 +28,17 @@ impl WorkerKind {
     }
 }
 
-/// What a worker can do: types by name, or by a prefix with `*` behind it; and from which queues (none named: from all).
+/// Job types and queues that a worker serves.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct WorkerCapabilities {
+    /// Names, or prefixes followed by `*`.
     pub types: Vec<String>,
+    /// Empty: all queues.
     pub queues: Vec<String>,
 }
 
 impl WorkerCapabilities {
+    /// Returns whether the worker can run jobs of type `kind` from `queue`.
     pub fn covers(&self, queue: &str, kind: &str) -> bool {
         let runs = self.types.iter().any(|capability| match capability.strip_suffix('*') {
             Some(prefix) => kind.starts_with(prefix),
@@ -45,45 +48,46 @@ impl WorkerCapabilities {
     }
 }
 
-/// A worker whole, as `GET /api/v1/workers/:id` shows it.
+/// A worker with all its details, as `GET /api/v1/workers/:id` shows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerView {
-    /// What it calls itself, or was called at its first registration.
+    /// Name that the worker chose, or received when it first registered.
     pub id: String,
-    /// One life of it: from its registration to its end. A worker that was lost and comes back has a new one.
+    /// Id of this registration. A worker that was lost and reconnects gets a new one.
     pub registration_id: String,
     pub name: Option<String>,
     pub kind: WorkerKind,
-    /// `websocket`, `grpc`, `http`; empty for the built-in worker and for one that has not connected yet.
+    /// `websocket`, `grpc` or `http`; empty for the built-in worker and for a worker that has not connected yet.
     pub transport: String,
     pub state: WorkerState,
     pub category: String,
-    /// Why it is in this state, where that is not plain.
+    /// Cause of its state, if the state alone does not explain it.
     pub reason: Option<String>,
     pub capabilities: Vec<String>,
     pub queues: Vec<String>,
     pub concurrency: u32,
     pub pool: Option<String>,
-    /// The server it is connected to.
+    /// Node that the worker is connected to.
     pub node: Option<String>,
     pub registered_at: Timestamp,
     pub last_seen_at: Timestamp,
     pub ended_at: Option<Timestamp>,
-    /// When it is given up for lost unless it comes back.
+    /// Time at which it is declared lost unless it reconnects.
     pub deadline: Option<Timestamp>,
     pub completed: u64,
     pub failed: u64,
     /// `closed`, `open`, `half_open`.
     pub breaker: String,
-    /// Jobs in its hands; only of the worker shown whole.
+    /// Jobs in flight; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<String>,
-    /// Its changes of state, oldest first; only of the worker shown whole.
+    /// Changes of its state, oldest first; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<WorkerChange>,
 }
 
+/// A change of a worker's state.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerChange {
@@ -97,28 +101,28 @@ pub struct WorkerChange {
 mod tests {
     use super::*;
 
-    fn able(capabilities: &[&str], queues: &[&str]) -> WorkerCapabilities {
+    fn serves(types: &[&str], queues: &[&str]) -> WorkerCapabilities {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
-        WorkerCapabilities { types: own(capabilities), queues: own(queues) }
+        WorkerCapabilities { types: own(types), queues: own(queues) }
     }
 
     #[test]
     fn a_worker_runs_the_types_it_names() {
-        assert!(able(&["email.send"], &[]).covers("default", "email.send"));
-        assert!(!able(&["email.send"], &[]).covers("default", "email.sender"));
-        assert!(!able(&[], &[]).covers("default", "email.send"));
+        assert!(serves(&["email.send"], &[]).covers("default", "email.send"));
+        assert!(!serves(&["email.send"], &[]).covers("default", "email.sender"));
+        assert!(!serves(&[], &[]).covers("default", "email.send"));
     }
 
     #[test]
-    fn a_star_stands_for_every_ending() {
-        assert!(able(&["email.*"], &[]).covers("default", "email.send"));
-        assert!(!able(&["email.*"], &[]).covers("default", "mail.send"));
-        assert!(able(&["*"], &[]).covers("default", "anything"));
+    fn a_star_matches_every_suffix() {
+        assert!(serves(&["email.*"], &[]).covers("default", "email.send"));
+        assert!(!serves(&["email.*"], &[]).covers("default", "mail.send"));
+        assert!(serves(&["*"], &[]).covers("default", "anything"));
     }
 
     #[test]
-    fn a_worker_with_queues_takes_from_these_only() {
-        let worker = able(&["*"], &["fast", "slow"]);
+    fn a_worker_with_queues_serves_only_these() {
+        let worker = serves(&["*"], &["fast", "slow"]);
         assert!(worker.covers("slow", "x"));
         assert!(!worker.covers("default", "x"));
     }

@@ -1,21 +1,29 @@
-//! The states of a worker, and the only table of moves between them (SPEC 4).
+//! The states of a worker, and the only table of transitions between them.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+/// State of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum WorkerState {
+    /// Its process is being started.
     Creating,
+    /// Its process runs and has not registered yet.
     Connecting,
+    /// Connected, without a job.
     Ready,
+    /// Connected, with at least one job.
     Busy,
+    /// Finishes its jobs and receives no more.
     Draining,
+    /// About to stop, without a job.
     Terminating,
+    /// Ended or lost.
     Terminated,
 }
 
-/// What a state means to somebody who only counts.
+/// Group of states, for those who only count workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerCategory {
@@ -37,7 +45,7 @@ impl WorkerState {
         WorkerState::Terminated,
     ];
 
-    /// Whether a worker in this state may become `next`. A state is never a transition to itself.
+    /// Returns whether a worker in this state may enter `next`. No state may enter itself.
     pub fn can_transition_to(self, next: WorkerState) -> bool {
         use WorkerState::*;
         match self {
@@ -45,15 +53,16 @@ impl WorkerState {
             Connecting => matches!(next, Ready | Terminated),
             Ready => matches!(next, Busy | Draining | Terminating),
             Busy => matches!(next, Ready | Draining | Terminated),
-            // `Ready`: the drain was called off.
+            // `Ready`: the drain was cancelled.
             Draining => matches!(next, Ready | Terminating | Terminated),
             Terminating => matches!(next, Terminated),
             Terminated => false,
         }
     }
 
-    /// The allowed states through which a worker that fell silent is recorded as `Terminated`, the last one included.
-    /// Only `Ready` needs a step between.
+    /// Returns the states that a lost worker passes through, up to and including `Terminated`.
+    ///
+    /// Every step is a legal transition. Only `Ready` needs an intermediate state.
     pub fn path_when_lost(self) -> &'static [WorkerState] {
         match self {
             WorkerState::Terminated => &[],
@@ -66,7 +75,7 @@ impl WorkerState {
         self == WorkerState::Terminated
     }
 
-    /// Whether it can run jobs.
+    /// Returns whether the worker can run jobs.
     pub fn is_operational(self) -> bool {
         matches!(self, WorkerState::Ready | WorkerState::Busy)
     }
@@ -126,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// Rows: from. Columns, in the order of `ALL`: to. `x` is a legal move.
+    /// Rows are the old state, columns the new state in the order of `ALL`; `x` is a legal transition.
     const TABLE: [(&str, &str); 7] = [
         //               Cr Co R  B  D  Ti Td
         ("Creating", "    .  x  .  .  .  .  x"),
@@ -139,7 +148,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_pair_of_states_is_allowed_or_refused_as_the_table_says() {
+    fn every_pair_of_states_is_allowed_or_rejected_as_in_the_table() {
         let mut pairs = 0;
         for (from, row) in TABLE {
             let from: WorkerState = from.parse().expect("a state");
@@ -152,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_worker_ends_through_allowed_moves_from_any_live_state() {
+    fn a_lost_worker_ends_through_legal_transitions_from_any_live_state() {
         for start in WorkerState::ALL.into_iter().filter(|state| !state.is_terminal()) {
             let mut state = start;
             for &next in start.path_when_lost() {
@@ -171,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn categories_are_those_of_the_specification() {
+    fn every_state_has_its_category() {
         let names: Vec<_> = WorkerState::ALL.into_iter().map(|s| s.category().as_str()).collect();
         assert_eq!(
             names,
@@ -181,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_walk_leaves_the_final_state(choices in prop::collection::vec(0usize..7, 1..40)) {
+        fn no_transition_leaves_the_final_state(choices in prop::collection::vec(0usize..7, 1..40)) {
             let mut state = WorkerState::Creating;
             for choice in choices {
                 let next = WorkerState::ALL[choice];

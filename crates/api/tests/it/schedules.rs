@@ -210,7 +210,7 @@ async fn a_change_that_makes_no_sense_changes_nothing() {
     insta::assert_snapshot!(both.faults(), @r"
     400 VALIDATION_ERROR: 3 fields are not valid
     queue: must be a string
-    cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)
+    cronExpression: cannot be combined with intervalMs; set one of them (to switch, set the other to null)
     maxRetries: must be from 0 to 10, is 11
     ");
     insta::assert_snapshot!(patch(&app, &id, json!({})).await.faults(), @r"
@@ -299,28 +299,28 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     {}
     name: is required
     jobName: is required (or jobType)
-    cronExpression: is missing: give cronExpression or intervalMs
+    cronExpression: is missing; set cronExpression or intervalMs
 
     {"jobName":"noop","name":"x"}
-    cronExpression: is missing: give cronExpression or intervalMs
+    cronExpression: is missing; set cronExpression or intervalMs
 
     {"cronExpression":"@daily","intervalMs":5000,"jobName":"noop","name":"x"}
-    cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)
+    cronExpression: cannot be combined with intervalMs; set one of them (to switch, set the other to null)
 
     {"cronExpression":"61 2 * * *","jobName":"noop","name":"x"}
-    cronExpression: 61 is not from 0 to 59, in the minute field (number 1 of 5, position 1); allowed there: 0-59, *, lists 1,3, ranges 1-5 and steps */2. It reads: minute 61, hour 2, every day of month, every month, every day of week
+    cronExpression: invalid minute field (1 of 5, position 1): "61" is not between 0 and 59; allowed: 0-59, *, lists (1,3), ranges (1-5) and steps (*/2); read as: minute 61, hour 2, every day of month, every month, every day of week
 
     {"cronExpression":"0 0 * *","jobName":"noop","name":"x"}
-    cronExpression: has 4 fields but needs 5: minute, hour, day of month, month, day of week, or 6 with the second first. It reads: minute 0, hour 0, every day of month, every month
+    cronExpression: has 4 fields but needs 5: minute, hour, day of month, month, day of week, or 6 with the second first; read as: minute 0, hour 0, every day of month, every month
 
     {"cronExpression":"0 0 30 2 *","jobName":"noop","name":"x"}
-    cronExpression: never fires: no date matches it. It reads: At 00:00, on day 30, in February
+    cronExpression: never fires: no date matches; read as: At 00:00, on day 30, in February
 
     {"cronExpression":5,"jobName":"noop","name":"x"}
     cronExpression: must be a string
 
     {"cronExpression":"@daily","jobName":"noop","name":"x","timezone":"Europe/Madird"}
-    timezone: there is no time zone "Europe/Madird"; did you mean Europe/Madrid?
+    timezone: unknown time zone "Europe/Madird"; did you mean "Europe/Madrid"?
 
     {"intervalMs":999,"jobName":"noop","name":"x"}
     intervalMs: must be from 1000 (1 s) to 315360000000 (10 years), is 999
@@ -329,17 +329,17 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     intervalMs: must be a whole number, not negative
 
     {"endAt":"2035-01-01T00:00:00Z","intervalMs":5000,"jobName":"noop","name":"x","startAt":"2035-01-02T00:00:00Z"}
-    endAt: must be later than startAt, <time>, but is <time>
+    endAt: must be later than startAt (<time>), is <time>
 
     {"intervalMs":5000,"jobName":"noop","jobPayload":{"a":"{{due.day}}"},"name":"x"}
-    jobPayload: {{due.day}} is not known; there are {{due}} and {{previous}}, each also with .local .date .time .ms .unix, and {{schedule.id}} {{schedule.name}} {{timezone}} {{run}}
+    jobPayload: unknown placeholder "{{due.day}}"; use {{due}} or {{previous}}, each also with .local, .date, .time, .ms or .unix, or {{schedule.id}}, {{schedule.name}}, {{timezone}} or {{run}}
 
     {"intervalMs":5000,"jobName":"noop","jobPayload":[1],"name":"x"}
     jobPayload: must be a JSON object
 
     {"except":["2035-13-01","* * *"],"intervalMs":5000,"jobName":"noop","name":"x"}
-    except[0]: "2035-13-01" is neither a day (2026-12-25), nor days (2026-12-24/2026-12-26), nor times (2026-12-24T18:00/2026-12-26T08:00), nor a cron expression of 5 fields (* 22-23 * * *)
-    except[1]: has 3 fields but needs 5: minute, hour, day of month, month, day of week. It reads: every minute, every hour, every day of month
+    except[0]: "2035-13-01" is not a blackout; use a day (2026-12-25), days (2026-12-24/2026-12-26), times (2026-12-24T18:00/2026-12-26T08:00) or a cron expression with 5 fields (* 22-23 * * *)
+    except[1]: has 3 fields but needs 5: minute, hour, day of month, month, day of week; read as: every minute, every hour, every day of month
 
     {"intervalMs":5000,"jobName":"noop","name":"x","webhookUrl":"http://127.0.0.1/"}
     webhookUrl: "127.0.0.1" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
@@ -475,7 +475,7 @@ async fn a_due_time_becomes_one_job_and_a_record() {
         assert!(began.elapsed().as_secs() < 60, "{shown:#}");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
-    assert_eq!((&shown["runCount"], &shown["finished"]), (&json!(2), &json!("it has run 2 of 2 times")));
+    assert_eq!((&shown["runCount"], &shown["finished"]), (&json!(2), &json!("maxRuns reached: 2 of 2 runs")));
     let ticks = app.get(&format!("{PATH}/{id}/ticks")).await.json();
     let jobs = shown["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 2, "{shown:#}");
@@ -487,7 +487,7 @@ async fn a_due_time_becomes_one_job_and_a_record() {
     let again = app.post(&format!("{PATH}/{id}/enable"), "").await;
     let faults = again.json()["error"]["details"].clone();
     assert_eq!(faults[0]["path"], "maxRuns", "{}", again.text);
-    assert!(faults[0]["message"].as_str().unwrap().starts_with("it has run 2 times; "), "{}", again.text);
+    assert!(faults[0]["message"].as_str().unwrap().starts_with("must be greater than 2, "), "{}", again.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -569,7 +569,7 @@ async fn a_schedule_whose_zone_is_gone_is_shown_with_the_reason_and_can_be_mende
     let id = schedule.id.to_string();
     app.engine.store.schedule_create(schedule, "test", now).await.unwrap();
 
-    let why = "it cannot be understood any more: timezone there is no time zone \"Mars/Olympus\"";
+    let why = "its timing is no longer valid: timezone: unknown time zone \"Mars/Olympus\"";
     let shown = app.get(&format!("{PATH}/{id}")).await.json();
     assert!(shown["explanation"].as_str().unwrap().starts_with(why), "{shown:#}");
     assert_eq!(app.get(PATH).await.json()["total"], 1);

@@ -33,7 +33,7 @@ async fn a_schedule_has_its_whole_life_over_grpc() {
     let app = App::start().await;
     let mut client = client(&app);
     let made = client.create(CreateScheduleRequest { schedule: Some(quiet()) }).await.unwrap().into_inner();
-    assert_eq!(made.explanation, "At 02:30, except in 2035-12-25 (Europe/Madrid)");
+    assert_eq!(made.explanation, "At 02:30, except 2035-12-25 (Europe/Madrid)");
     let id = made.id.clone();
     let shown: Value = app.get(&format!("{PATH}/{id}")).await.json();
     assert_eq!((&shown["except"], &shown["retryOn"]), (&json!(["2035-12-25"]), &json!("transient")));
@@ -89,7 +89,7 @@ async fn the_rules_are_those_of_rest() {
     assert_eq!(refused.metadata().get("x-error-code").unwrap(), "VALIDATION_ERROR");
     assert_eq!(
         refused.message(),
-        "2 fields are not valid; jobPayload: must be a JSON object; cronExpression: stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)"
+        "2 fields are not valid; jobPayload: must be a JSON object; cronExpression: cannot be combined with intervalMs; set one of them (to switch, set the other to null)"
     );
     let unknown = UpdateScheduleRequest { id: "nightly".into(), schedule: Some(quiet()), clear: Vec::new() };
     assert_eq!(client.update(unknown).await.unwrap_err().code(), Code::NotFound);

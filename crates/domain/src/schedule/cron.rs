@@ -1,21 +1,22 @@
-//! Cron expressions: which wall-clock times they match.
+//! Cron expressions: finds the local times that they match.
 //!
-//! Nothing here knows of time zones: a wall-clock time is counted in seconds from 1970 as if it were in UTC. croner judges which
-//! days match (`L`, `#`, `W`, day of month or day of week); the times of a day are found in bit masks of its fields.
+//! Time zones play no role here: a local time is counted in seconds since 1970 as if it were UTC. croner decides which days
+//! match (`L`, `#`, `W`, day of month or day of week); the times of a day are found in bit masks of the other fields.
 
 use croner::{CronPattern, Weekday, parser::CronParser};
 use jiff::{Timestamp as Instant, civil::Date, tz::Offset};
 
-use super::fields::{self, Precision};
+use super::cron_fields::{self, Precision};
 
 pub(super) const DAY_SECONDS: i64 = 86_400;
-/// After 400 years the calendar repeats itself, weekdays included: what did not match until then never does.
+/// After 400 years the calendar repeats, weekdays included: a date that did not match until then never matches.
 const CALENDAR_YEARS: i16 = 400;
 
+/// A parsed cron expression.
 #[derive(Clone, Debug)]
 pub(super) struct Cron {
-    /// The fields in plain numbers.
-    plain: String,
+    /// The expression with numbers instead of names.
+    normalised: String,
     seconds: u64,
     minutes: u64,
     hours: u64,
@@ -24,19 +25,20 @@ pub(super) struct Cron {
 }
 
 impl Cron {
-    /// `Err`: what is wrong, and where, for people.
+    /// Parses an expression. The error says what is wrong and at which position.
     pub(super) fn parse(text: &str, precision: Precision) -> Result<Cron, String> {
-        let plain = fields::plain(text, precision)?;
-        Cron::read(&plain).map_err(|what| fields::blame(text, &plain, what))
+        let normalised = cron_fields::normalise(text, precision)?;
+        Cron::from_normalised(&normalised)
+            .map_err(|message| cron_fields::locate_parser_error(text, &normalised, message))
     }
 
-    fn read(plain: &str) -> Result<Cron, String> {
-        let mut days = CronParser::new().parse(plain).map_err(|error| error.to_string())?.pattern;
-        // One byte for each year until 5000, which nobody asks for.
+    fn from_normalised(normalised: &str) -> Result<Cron, String> {
+        let mut days = CronParser::new().parse(normalised).map_err(|error| error.to_string())?.pattern;
+        // Saves one byte for each year up to 5000; there is no year field.
         days.years = Default::default();
         let mask = |values: Vec<u16>| values.into_iter().fold(0u64, |mask, value| mask | 1 << value);
         Ok(Cron {
-            plain: plain.to_owned(),
+            normalised: normalised.to_owned(),
             seconds: mask(days.seconds.values()),
             minutes: mask(days.minutes.values()),
             hours: mask(days.hours.values()),
@@ -45,7 +47,7 @@ impl Cron {
         })
     }
 
-    /// The first matching wall-clock time at `from` or later.
+    /// Returns the first matching local time at `from` or later.
     pub(super) fn next(&self, from: i64) -> Option<i64> {
         let today = date(from)?;
         if self.day_matches(today)
@@ -58,7 +60,7 @@ impl Cron {
         Some(midnight + self.time_from(0)?)
     }
 
-    /// Whether the minute of this wall-clock time matches.
+    /// Returns whether the minute of a local time matches.
     pub(super) fn matches_minute(&self, at: i64) -> bool {
         let second = at.rem_euclid(DAY_SECONDS);
         self.minutes >> (second / 60 % 60) & 1 == 1
@@ -66,34 +68,39 @@ impl Cron {
             && date(at).is_some_and(|day| self.day_matches(day))
     }
 
-    pub(super) fn every_minute(&self) -> bool {
+    pub(super) fn matches_every_minute(&self) -> bool {
         self.minutes == (1 << 60) - 1
     }
 
-    pub(super) fn every_hour(&self) -> bool {
+    pub(super) fn matches_every_hour(&self) -> bool {
         self.hours == (1 << 24) - 1
     }
 
-    /// In words: `At 02:30, on Monday`.
+    /// Describes the expression in words: `At 02:30, on Monday`, `Every 15 minutes`.
     pub(super) fn describe(&self) -> String {
-        let fields: Vec<&str> = self.plain.split_ascii_whitespace().collect();
-        let plain = if let [.., minute, hour, day, month, weekday] = fields[..] {
-            let seconds = if fields.len() > 5 { Some(spelled_out(fields[0], self.seconds, 60)) } else { None };
-            let rest = [
-                spelled_out(minute, self.minutes, 60),
-                spelled_out(hour, self.hours, 24),
-                day.to_owned(),
-                spelled_out(month, self.months, 13),
-                weekday.to_owned(),
-            ];
-            seconds.into_iter().chain(rest).collect::<Vec<String>>().join(" ")
-        } else {
-            self.plain.clone()
+        let described = CronParser::new().parse(&self.with_listed_steps()).map(|cron| cron.describe());
+        let words = described.map_or_else(|_| self.normalised.clone(), |words| words.trim_end_matches('.').to_owned());
+        let words = match words.strip_prefix("At every ") {
+            Some(rest) => format!("Every {rest}"),
+            None => words,
         };
-        let described = CronParser::new().parse(&plain).map(|cron| cron.describe());
-        let words = described.map_or_else(|_| self.plain.clone(), |words| words.trim_end_matches('.').to_owned());
-        // The library's words for `LW` are those for `L`.
-        if self.plain.contains("LW") { words.replace("the last day of", "the last working day of") } else { words }
+        // croner describes `LW` in the same words as `L`.
+        if self.normalised.contains("LW") { words.replace("the last day of", "the last working day of") } else { words }
+    }
+
+    /// Returns the expression with lists of values instead of steps that croner would describe wrongly.
+    fn with_listed_steps(&self) -> String {
+        let fields: Vec<&str> = self.normalised.split_ascii_whitespace().collect();
+        let [.., minute, hour, day, month, weekday] = fields[..] else { return self.normalised.clone() };
+        let seconds = if fields.len() > 5 { Some(list_uneven_steps(fields[0], self.seconds, 60)) } else { None };
+        let rest = [
+            list_uneven_steps(minute, self.minutes, 60),
+            list_uneven_steps(hour, self.hours, 24),
+            day.to_owned(),
+            list_uneven_steps(month, self.months, 13),
+            weekday.to_owned(),
+        ];
+        seconds.into_iter().chain(rest).collect::<Vec<String>>().join(" ")
     }
 
     fn day_matches(&self, day: Date) -> bool {
@@ -110,6 +117,7 @@ impl Cron {
                 .unwrap_or(false)
     }
 
+    /// Returns the first matching day at `first` or later.
     fn day_from(&self, first: Date) -> Option<Date> {
         let mut day = first;
         while day.year() <= first.year().saturating_add(CALENDAR_YEARS) {
@@ -123,7 +131,7 @@ impl Cron {
         None
     }
 
-    /// The first matching second of a day at `from` or later.
+    /// Returns the first matching second of a day at `from` or later.
     fn time_from(&self, from: i64) -> Option<i64> {
         let (hour, minute, second) = (from / 3600, from / 60 % 60, from % 60);
         if bit_from(self.hours, hour) == Some(hour) {
@@ -141,6 +149,7 @@ impl Cron {
     }
 }
 
+/// Returns the first bit of `mask` that is set, at `from` or later.
 fn bit_from(mask: u64, from: i64) -> Option<i64> {
     let rest = mask.checked_shr(u32::try_from(from).ok()?)?;
     (rest != 0).then(|| from + i64::from(rest.trailing_zeros()))
@@ -150,8 +159,8 @@ fn date(at: i64) -> Option<Date> {
     Some(Offset::UTC.to_datetime(Instant::from_second(at).ok()?).date())
 }
 
-/// A field with steps, as the list of what it matches: "every 40 minutes" would be wrong of minutes 0 and 40. Steps that come out even stay.
-fn spelled_out(field: &str, values: u64, end: usize) -> String {
+/// Replaces uneven steps by the list of values: "every 40 minutes" would be wrong for minutes 0 and 40.
+fn list_uneven_steps(field: &str, values: u64, end: usize) -> String {
     let step = field.strip_prefix("*/").and_then(|step| step.parse::<usize>().ok());
     let even = step.is_some_and(|step| step > 0 && end.is_multiple_of(step));
     if !field.contains('/') || even {
@@ -182,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_expression_matches_the_times_it_means() {
+    fn every_kind_of_expression_matches_the_expected_times() {
         let cases: [(&str, [&str; 3]); 18] = [
             ("30 2 * * *", ["2026-01-01 02:30:00", "2026-01-02 02:30:00", "2026-01-03 02:30:00"]),
             ("*/20 * * * * *", ["2026-01-01 00:00:00", "2026-01-01 00:00:20", "2026-01-01 00:00:40"]),
@@ -217,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_second_of_a_year_is_found_as_croner_finds_it() {
+    fn the_due_times_are_the_same_as_those_of_croner() {
         for text in ["7-59/13 3,17 */5 * 2", "0,30 * 1-7 3-5 MON", "15 10 4 L * *", "*/7 */9 */5 3W * *"] {
             let ours = Cron::parse(text, Precision::Seconds).unwrap();
             let theirs = CronParser::new().parse(text).unwrap();

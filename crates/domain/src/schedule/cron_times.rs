@@ -1,8 +1,8 @@
-//! Goes through the times at which a cron expression is due in a zone.
+//! Iterates over the times at which a cron expression is due in a time zone.
 //!
-//! Time is cut into segments with one offset each. Inside a segment wall-clock time runs evenly and the expression decides alone.
-//! At a segment's start the clocks were moved: forwards (a gap: some local times do not exist) or backwards (an overlap: some
-//! come twice), and the choices of the schedule decide.
+//! Time is divided into segments, each with one offset from UTC. Within a segment only the expression decides. At the start of
+//! a segment the clocks changed: forwards (a gap: some local times do not exist) or backwards (an overlap: some local times
+//! occur twice), and the schedule's `dstGap` and `dstOverlap` decide.
 
 use std::fmt;
 
@@ -18,19 +18,17 @@ use super::{
     zone::{FIRST_SECOND, LAST_SECOND, Segment},
 };
 
-/// No offset from UTC is larger (jiff).
+/// Largest offset from UTC that jiff supports.
 const LARGEST_OFFSET: i64 = 26 * 3_600;
 
-/// What daylight saving did to a due time.
+/// Effect of a clock change on a due time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DstNote {
-    /// The clocks skipped the local time `from`; it is due when they go on, at `to`.
-    Moved {
-        from: String,
-        to: String,
-    },
-    /// This local time comes twice, and this is the first time.
+    /// The clocks skipped the local time `from`; it is due right after the gap, at `to`.
+    Moved { from: String, to: String },
+    /// The local time occurs twice, and this is the first time.
     First,
+    /// The local time occurs twice, and this is the second time.
     Second,
 }
 
@@ -39,18 +37,19 @@ impl fmt::Display for DstNote {
         match self {
             DstNote::Moved { from, to } if from.len() > 8 => write!(f, "{from} does not exist; runs at {to}"),
             DstNote::Moved { from, to } => write!(f, "{from} does not exist on this day; runs at {to}"),
-            DstNote::First => f.write_str("this local time comes twice on this day; this is the first"),
-            DstNote::Second => f.write_str("this local time comes twice on this day; this is the second"),
+            DstNote::First => f.write_str("this local time occurs twice on this day; this is the first"),
+            DstNote::Second => f.write_str("this local time occurs twice on this day; this is the second"),
         }
     }
 }
 
+/// Iterator over the due times of a cron expression, in seconds since 1970.
 pub(super) struct CronTimes<'a> {
     cron: &'a Cron,
     zone: &'a TimeZone,
     gap: DstGap,
     overlap: DstOverlap,
-    /// The first second not yet looked at.
+    /// First second that has not been examined yet.
     from: i64,
     segment: Segment,
 }
@@ -67,12 +66,12 @@ impl<'a> CronTimes<'a> {
         CronTimes { cron, zone, gap, overlap, from, segment: Segment::at(zone, from) }
     }
 
-    /// Leaves out all that is due before `second`.
+    /// Skips all due times before `second`.
     pub(super) fn skip_to(&mut self, second: i64) {
         self.from = self.from.max(second);
     }
 
-    /// The local time that the clocks skipped at the start of the segment, if it is due there.
+    /// Returns the local time that the clocks skipped at the start of the segment, if it is due there instead.
     fn moved(&self) -> Option<DstNote> {
         let Segment { start, offset, before, .. } = self.segment;
         if self.gap == DstGap::Skip || self.from != start || before >= offset {
@@ -88,6 +87,7 @@ impl<'a> CronTimes<'a> {
         Some(DstNote::Moved { from: text(from), to: text(to) })
     }
 
+    /// Returns whether `local` is the first or second occurrence of a local time that occurs twice.
     fn repeated(&self, local: i64) -> Option<DstNote> {
         let Segment { start, end, before, after, .. } = self.segment;
         if local < start + before {
@@ -101,7 +101,7 @@ impl<'a> CronTimes<'a> {
 }
 
 impl Iterator for CronTimes<'_> {
-    /// The second that is due.
+    /// The due second, and the effect of a clock change on it.
     type Item = (i64, Option<DstNote>);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -123,8 +123,8 @@ impl Iterator for CronTimes<'_> {
                 self.from = due - offset + 1;
                 return Some((due - offset, self.repeated(due)));
             }
-            // Nothing matches until `due`, so whatever the clocks do in between is passed over, unless they go back at the end
-            // of this segment to times before `local`.
+            // Nothing matches before `due`, so the clock changes in between can be skipped, unless the clocks go back at the
+            // end of this segment to times before `local`.
             self.from = if after < offset { end } else { end.max(due - LARGEST_OFFSET) };
         }
         None

@@ -1,45 +1,48 @@
-//! A schedule as people wrote it, as it stands, and as it is shown.
+//! Schedules: their definition, their stored state, and how the API shows them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{CompiledTiming, DstGap, DstOverlap, Timing, template};
-use crate::{FieldError, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp};
+use crate::{
+    FieldError, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp,
+    field_error::{check_range, check_text},
+};
 
-/// What becomes of due times that nobody was there for.
+/// Treatment of due times during which no server was running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misfire {
-    /// One job, for the latest of them.
+    /// One job, for the latest due time.
     #[default]
     RunOnce,
-    /// No job, unless the latest is not earlier than the grace.
+    /// No job, unless the latest due time is within `misfireGraceMs`.
     Skip,
-    /// A job for each of the latest, up to `catchUpLimit`.
+    /// A job for each of the latest due times, up to `catchUpLimit`.
     CatchUp,
 }
 
-/// What becomes of a due time while the job of an earlier one is still going.
+/// Treatment of a due time while the job of an earlier one has not finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
     #[default]
     Allow,
     Skip,
-    /// One job waits for the one that is going; further due times are skipped.
+    /// One job waits for the unfinished one; further due times are skipped.
     QueueOne,
-    /// The one that is going is cancelled, and the next one begins when it has stopped.
+    /// The unfinished job is cancelled, and the new one starts once it has stopped.
     CancelPrevious,
 }
 
-/// The job that every due time becomes.
+/// Template of the jobs that a schedule creates.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobTemplate {
     pub kind: String,
     pub queue: String,
     pub priority: Priority,
-    /// A JSON object. `{{due}}` and the like in its texts are filled in for each job.
+    /// A JSON object. Placeholders such as `{{due}}` in its strings are filled in for each job.
     pub payload: String,
     pub options: JobOptions,
 }
@@ -51,7 +54,7 @@ impl Default for JobTemplate {
     }
 }
 
-/// What people said. Stored as JSON, whole.
+/// Definition of a schedule, as its author wrote it. Stored as JSON.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleSpec {
@@ -60,11 +63,11 @@ pub struct ScheduleSpec {
     pub timing: Timing,
     pub job: JobTemplate,
     pub misfire: Misfire,
-    /// How late a due time may be met without counting as missed.
+    /// How late a due time may be processed without counting as missed.
     pub misfire_grace_ms: u64,
     pub catch_up_limit: u32,
     pub overlap: Overlap,
-    /// Each job waits a while of its own, up to this, before it is ready.
+    /// Random delay per job, up to this.
     pub jitter_ms: u64,
     pub max_runs: Option<u64>,
 }
@@ -92,39 +95,26 @@ impl Default for ScheduleSpec {
 }
 
 impl ScheduleSpec {
-    /// Everything that is wrong with it, each fault with the name of its field; otherwise when it is due.
+    /// Validates the definition. Returns the compiled timing, or every invalid field.
     pub fn check(&self, limits: &JobLimits, anchor_at: Timestamp) -> Result<CompiledTiming, Vec<FieldError>> {
-        let mut faults = Vec::new();
-        let mut text = |path: &str, value: &str, max: usize| {
-            let length = value.chars().count();
-            if length == 0 || length > max {
-                faults.push(FieldError::new(path, format!("must have 1 to {max} characters, has {length}")));
-            } else if value.chars().any(|c| c.is_control() && !(path == "description" && c == '\n')) {
-                faults.push(FieldError::new(path, "must not contain control characters"));
-            }
-        };
-        text("name", &self.name, 255);
+        let mut errors = Vec::new();
+        check_text(&mut errors, "name", &self.name, 255);
         if let Some(description) = &self.description {
-            text("description", description, 2_000);
+            check_text(&mut errors, "description", &description.replace('\n', " "), 2_000);
         }
-        let mut range = |path: &str, value: u64, min: u64, max: u64| {
-            if !(min..=max).contains(&value) {
-                faults.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
-            }
-        };
-        range("misfireGraceMs", self.misfire_grace_ms, 1_000, DAY_MS);
-        range("catchUpLimit", u64::from(self.catch_up_limit), 1, u64::from(MAX_CATCH_UP));
-        range("jitterMs", self.jitter_ms, 0, DAY_MS);
+        check_range(&mut errors, "misfireGraceMs", self.misfire_grace_ms, 1_000..=DAY_MS);
+        check_range(&mut errors, "catchUpLimit", u64::from(self.catch_up_limit), 1..=u64::from(MAX_CATCH_UP));
+        check_range(&mut errors, "jitterMs", self.jitter_ms, 0..=DAY_MS);
         if let Some(runs) = self.max_runs {
-            range("maxRuns", runs, 1, i64::MAX.unsigned_abs());
+            check_range(&mut errors, "maxRuns", runs, 1..=i64::MAX.unsigned_abs());
         }
-        faults.extend(self.job.check(limits));
+        errors.extend(self.job.check(limits));
         match self.timing.compile(anchor_at) {
-            Ok(timing) if faults.is_empty() => Ok(timing),
-            Ok(_) => Err(faults),
-            Err(wrong) => {
-                faults.splice(0..0, wrong);
-                Err(faults)
+            Ok(timing) if errors.is_empty() => Ok(timing),
+            Ok(_) => Err(errors),
+            Err(timing_errors) => {
+                errors.splice(0..0, timing_errors);
+                Err(errors)
             }
         }
     }
@@ -135,61 +125,59 @@ impl JobTemplate {
         let mut job = NewJob::new(self.kind.clone());
         job.queue.clone_from(&self.queue);
         job.options = self.options.clone();
-        let named = |fault: FieldError| {
-            let path = match fault.path.as_str() {
+        let with_schedule_path = |error: FieldError| {
+            let path = match error.path.as_str() {
                 "name" => "jobName".into(),
                 "type" => if self.options.name.is_some() { "jobType" } else { "jobName" }.into(),
-                _ => fault.path,
+                _ => error.path,
             };
-            FieldError::new(path, fault.message)
+            FieldError::new(path, error.message)
         };
-        let faults = job.check(limits).into_iter().map(named);
-        let faults = faults.chain(template::check(&self.payload).map(|message| FieldError::new("jobPayload", message)));
-        faults
-            .chain(
-                self.of_one_job()
-                    .map(|path| FieldError::new(path, "belongs to one job, not to every job of a schedule")),
-            )
-            .collect()
+        let mut errors: Vec<FieldError> = job.check(limits).into_iter().map(with_schedule_path).collect();
+        errors.extend(template::check(&self.payload).map(|message| FieldError::new("jobPayload", message)));
+        let message = "cannot be set for a schedule; it applies to a single job";
+        errors.extend(self.single_job_options().map(|path| FieldError::new(path, message)));
+        errors
     }
 
-    /// What cannot be the same for many jobs: the second would be refused, or be over before it begins.
-    fn of_one_job(&self) -> impl Iterator<Item = &'static str> {
+    /// Returns the options that many jobs cannot share: the second job would be rejected, or expire before it starts.
+    fn single_job_options(&self) -> impl Iterator<Item = &'static str> {
         let JobOptions { idempotency_key, unique_key, scheduled_at, expires_at, depends_on, .. } = &self.options;
-        let said = [
+        let options = [
             ("idempotencyKey", idempotency_key.is_some()),
             ("uniqueKey", unique_key.is_some()),
             ("scheduledAt", scheduled_at.is_some()),
             ("expiresAt", expires_at.is_some()),
             ("dependsOn", !depends_on.is_empty()),
         ];
-        said.into_iter().filter(|(_, is_said)| *is_said).map(|(path, _)| path)
+        options.into_iter().filter(|(_, is_set)| *is_set).map(|(path, _)| path)
     }
 }
 
-/// A schedule as it stands.
+/// A stored schedule: its definition and its state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     pub id: ScheduleId,
     pub spec: ScheduleSpec,
     pub is_active: bool,
-    /// What intervals are counted from, unless they have a start.
+    /// Time that intervals without `startAt` are counted from.
     pub anchor_at: Timestamp,
-    /// Every due time up to here has been dealt with.
+    /// Every due time up to this one has been processed.
     pub cursor_at: Timestamp,
-    /// The next due time at which something fires. `None`: it is not active.
+    /// Next due time outside blackouts. `None`: the schedule is not active.
     pub next_at: Option<Timestamp>,
-    /// How many due times became jobs.
+    /// Number of due times that created a job.
     pub runs: u64,
-    /// The latest due time that became a job, and when it did.
+    /// Latest due time that created a job.
     pub last_due_at: Option<Timestamp>,
+    /// When the latest job was created.
     pub last_run_at: Option<Timestamp>,
     pub last_job: Option<JobId>,
-    /// Jobs that it made and that are not known to be over, the latest last.
+    /// Jobs of this schedule that may be unfinished, oldest first.
     pub recent: Vec<JobId>,
-    /// The job that waits for those that are going.
+    /// Job that waits for the unfinished ones.
     pub queued: Option<JobId>,
-    /// Why it will not fire any more by itself.
+    /// Reason why it no longer fires by itself.
     pub finished: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -201,7 +189,7 @@ pub struct CompiledSchedule {
     pub timing: CompiledTiming,
 }
 
-/// What shall be different. A field that is not set stays.
+/// Changes of a schedule. A field that is `None` stays unchanged.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulePatch {
     pub spec: Option<ScheduleSpec>,
@@ -209,8 +197,8 @@ pub struct SchedulePatch {
 }
 
 impl Schedule {
-    /// A new one, which counts and fires from `now` on.
-    #[expect(clippy::new_ret_no_self, reason = "who makes one wants to know when it is due")]
+    /// Creates an active schedule whose due times begin after `now`.
+    #[expect(clippy::new_ret_no_self, reason = "the caller also needs the compiled timing")]
     pub fn new(spec: ScheduleSpec, limits: &JobLimits, now: Timestamp) -> Result<CompiledSchedule, Vec<FieldError>> {
         let timing = spec.check(limits, now)?;
         let schedule = Schedule {
@@ -235,12 +223,13 @@ impl Schedule {
         Ok(timed)
     }
 
+    /// Compiles the stored timing. Fails if it is no longer valid, for example after its time zone was removed.
     pub fn compile(self) -> Result<CompiledSchedule, Vec<FieldError>> {
         let timing = self.spec.timing.compile(self.anchor_at)?;
         Ok(CompiledSchedule { schedule: self, timing })
     }
 
-    /// What `patch` makes of it. Due times are derived anew only if the timing has changed.
+    /// Applies `patch`. Computes the next due time again only if the timing has changed.
     pub fn patched(
         self,
         patch: SchedulePatch,
@@ -248,12 +237,12 @@ impl Schedule {
         now: Timestamp,
     ) -> Result<CompiledSchedule, Vec<FieldError>> {
         let mut schedule = self;
-        let mut re_timed = false;
+        let mut timing_changed = false;
         if let Some(spec) = patch.spec {
             if spec.timing.interval_ms != schedule.spec.timing.interval_ms {
                 schedule.anchor_at = now;
             }
-            re_timed = spec.timing != schedule.spec.timing || spec.max_runs != schedule.spec.max_runs;
+            timing_changed = spec.timing != schedule.spec.timing || spec.max_runs != schedule.spec.max_runs;
             schedule.spec = spec;
         }
         let timing = schedule.spec.check(limits, schedule.anchor_at)?;
@@ -261,24 +250,24 @@ impl Schedule {
         let mut timed = CompiledSchedule { schedule, timing };
         match patch.is_active {
             Some(false) => timed.disable(),
-            Some(true) if !was_active || re_timed => timed.enable(now)?,
-            None if was_active && re_timed => timed.enable(now)?,
-            // Why it was over may not hold any more; who wants it to go on enables it.
-            None if re_timed => timed.schedule.finished = None,
+            Some(true) if !was_active || timing_changed => timed.enable(now)?,
+            None if was_active && timing_changed => timed.enable(now)?,
+            // The reason for its end may no longer apply; it stays inactive until the user enables it.
+            None if timing_changed => timed.schedule.finished = None,
             _ => {}
         }
         timed.schedule.updated_at = now;
         Ok(timed)
     }
 
-    /// As it is shown. A stored timing that is not understood any more (a zone that is gone) is shown with the reason.
+    /// Returns the schedule as the API shows it. The explanation of a timing that is no longer valid says why.
     pub fn view(&self) -> ScheduleView {
         let Schedule { spec, .. } = self;
         let (options, timing) = (&spec.job.options, &spec.timing);
         let (explanation, dst_gap, dst_overlap) = match timing.compile(self.anchor_at) {
             Ok(timing) => (timing.explain(), timing.dst_gap(), timing.dst_overlap()),
-            Err(faults) => (
-                invalid_timing_reason(&faults),
+            Err(errors) => (
+                invalid_timing_reason(&errors),
                 timing.dst_gap.unwrap_or(DstGap::Next),
                 timing.dst_overlap.unwrap_or(DstOverlap::First),
             ),
@@ -331,26 +320,22 @@ impl Schedule {
     }
 }
 
-/// What is said of a schedule whose stored timing does not hold any more.
-pub fn invalid_timing_reason(faults: &[FieldError]) -> String {
-    let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
-    format!("it cannot be understood any more: {}", texts.join("; "))
+/// Explains why a stored timing is no longer valid.
+pub fn invalid_timing_reason(errors: &[FieldError]) -> String {
+    format!("its timing is no longer valid: {}", FieldError::join(errors))
 }
 
 impl CompiledSchedule {
-    /// Fires from now on. What was due while it was off is not made up for, and no due time is dealt with twice.
+    /// Activates the schedule. Due times while it was inactive are not caught up, and no due time is processed twice.
     fn enable(&mut self, now: Timestamp) -> Result<(), Vec<FieldError>> {
         let schedule = &mut self.schedule;
         if schedule.spec.max_runs.is_some_and(|max| schedule.runs >= max) {
-            let message = format!("it has run {} times; to go on it has to be allowed more than that", schedule.runs);
+            let message = format!("must be greater than {}, the number of runs so far", schedule.runs);
             return Err(vec![FieldError::new("maxRuns", message)]);
         }
         schedule.cursor_at = schedule.cursor_at.max(now);
         let Some(next) = self.timing.next(schedule.cursor_at) else {
-            return Err(vec![FieldError::new(
-                self.ending_field(),
-                "nothing is due any more after now; give a later end",
-            )]);
+            return Err(vec![FieldError::new(self.ending_field(), "no due time is left; set a later end")]);
         };
         schedule.next_at = Some(next.due);
         schedule.is_active = true;
@@ -358,12 +343,13 @@ impl CompiledSchedule {
         Ok(())
     }
 
-    /// Fires no more by itself.
+    /// Deactivates the schedule.
     pub fn disable(&mut self) {
         self.schedule.is_active = false;
         self.schedule.next_at = None;
     }
 
+    /// Returns the field that determines the last due time.
     fn ending_field(&self) -> &'static str {
         let timing = &self.schedule.spec.timing;
         match (&timing.end_at, &timing.cron_expression) {
@@ -378,7 +364,7 @@ fn raw(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// As `GET /api/v1/schedules/:id` shows it.
+/// A schedule as `GET /api/v1/schedules/:id` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleView {
@@ -388,7 +374,7 @@ pub struct ScheduleView {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
-    /// When it is due, in words.
+    /// Description of its timing in words.
     pub explanation: String,
     pub dst_gap: DstGap,
     pub dst_overlap: DstOverlap,
@@ -423,11 +409,11 @@ pub struct ScheduleView {
     pub last_due_at: Option<Timestamp>,
     pub last_job_id: Option<JobId>,
     pub run_count: u64,
-    /// Why it will not fire any more by itself.
+    /// Reason why it no longer fires by itself.
     pub finished: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
-    /// Its latest jobs; not in lists.
+    /// Latest jobs; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobView>,
 }

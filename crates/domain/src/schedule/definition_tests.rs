@@ -1,4 +1,4 @@
-//! What edits make of a schedule, and what is refused.
+//! Tests of edits and validation.
 
 use super::*;
 use crate::{FieldError, JobId, JobLimits, JobOptions, Timestamp};
@@ -15,7 +15,7 @@ fn spec(interval_ms: u64) -> ScheduleSpec {
     ScheduleSpec { name: "every now and then".into(), timing, job, ..ScheduleSpec::default() }
 }
 
-fn made(spec: ScheduleSpec) -> Schedule {
+fn create(spec: ScheduleSpec) -> Schedule {
     Schedule::new(spec, &JobLimits::default(), at(0)).expect("a schedule").schedule
 }
 
@@ -30,16 +30,16 @@ fn to(spec: ScheduleSpec) -> SchedulePatch {
 const ON: SchedulePatch = SchedulePatch { spec: None, is_active: Some(true) };
 const OFF: SchedulePatch = SchedulePatch { spec: None, is_active: Some(false) };
 
-fn paths(faults: Vec<FieldError>) -> Vec<String> {
-    faults.into_iter().map(|fault| fault.path).collect()
+fn paths(errors: Vec<FieldError>) -> Vec<String> {
+    errors.into_iter().map(|error| error.path).collect()
 }
 
 #[test]
-fn an_edit_that_leaves_the_timing_alone_leaves_due_times_alone() {
-    let schedule = made(spec(60_000));
+fn an_edit_that_keeps_the_timing_keeps_the_due_times() {
+    let schedule = create(spec(60_000));
     let renamed = patched(&schedule, to(ScheduleSpec { name: "other".into(), ..spec(60_000) }), at(3 * MINUTE + 1));
     let renamed = renamed.expect("an edit");
-    assert_eq!(renamed.cursor_at, at(0), "what is due already is still to be dealt with");
+    assert_eq!(renamed.cursor_at, at(0), "due times that have passed are still to be processed");
     assert_eq!((renamed.anchor_at, renamed.next_at), (at(0), Some(at(MINUTE))));
     let again = patched(&renamed, ON, at(3 * MINUTE + 2)).expect("it is on already");
     assert_eq!(again.next_at, Some(at(MINUTE)));
@@ -47,30 +47,30 @@ fn an_edit_that_leaves_the_timing_alone_leaves_due_times_alone() {
 
 #[test]
 fn a_changed_interval_counts_from_the_edit() {
-    let edited = patched(&made(spec(60_000)), to(spec(90_000)), at(10 * MINUTE + 7)).expect("an edit");
+    let edited = patched(&create(spec(60_000)), to(spec(90_000)), at(10 * MINUTE + 7)).expect("an edit");
     assert_eq!(edited.anchor_at, at(10 * MINUTE + 7));
     assert_eq!(edited.next_at, Some(at(10 * MINUTE + 7 + 90_000)));
 }
 
 #[test]
-fn a_changed_end_or_blackout_keeps_the_rhythm() {
+fn a_changed_end_or_blackout_keeps_the_anchor() {
     let mut ends = spec(60_000);
     ends.timing.end_at = Some(at(60 * MINUTE));
-    let edited = patched(&made(spec(60_000)), to(ends), at(10 * MINUTE + 7)).expect("an edit");
+    let edited = patched(&create(spec(60_000)), to(ends), at(10 * MINUTE + 7)).expect("an edit");
     assert_eq!((edited.anchor_at, edited.next_at), (at(0), Some(at(11 * MINUTE))));
 }
 
 #[test]
-fn what_was_due_while_it_was_off_is_not_made_up_for() {
-    let off = patched(&made(spec(60_000)), OFF, at(10)).expect("off");
+fn due_times_while_it_was_disabled_are_not_caught_up() {
+    let off = patched(&create(spec(60_000)), OFF, at(10)).expect("off");
     assert_eq!((off.is_active, off.next_at), (false, None));
     let on = patched(&off, ON, at(30 * MINUTE + 1)).expect("on");
     assert_eq!((on.cursor_at, on.next_at), (at(30 * MINUTE + 1), Some(at(31 * MINUTE))));
 }
 
 #[test]
-fn turning_it_off_and_on_with_a_clock_that_went_back_deals_with_nothing_twice() {
-    let mut schedule = made(spec(60_000));
+fn disabling_and_enabling_after_the_clock_went_back_processes_no_due_time_twice() {
+    let mut schedule = create(spec(60_000));
     schedule.cursor_at = at(10 * MINUTE);
     let off = patched(&schedule, OFF, at(5 * MINUTE)).expect("off");
     let on = patched(&off, ON, at(5 * MINUTE)).expect("on");
@@ -78,10 +78,10 @@ fn turning_it_off_and_on_with_a_clock_that_went_back_deals_with_nothing_twice() 
 }
 
 #[test]
-fn one_that_has_finished_is_enabled_only_if_something_is_left() {
-    let mut schedule = made(ScheduleSpec { max_runs: Some(2), ..spec(60_000) });
+fn a_finished_schedule_is_enabled_only_if_a_due_time_is_left() {
+    let mut schedule = create(ScheduleSpec { max_runs: Some(2), ..spec(60_000) });
     (schedule.runs, schedule.is_active, schedule.next_at) = (2, false, None);
-    schedule.finished = Some("it has run 2 of 2 times".into());
+    schedule.finished = Some("maxRuns reached: 2 of 2 runs".into());
     assert_eq!(paths(patched(&schedule, ON, at(MINUTE)).expect_err("it has run")), ["maxRuns"]);
     let more = SchedulePatch { spec: Some(ScheduleSpec { max_runs: Some(3), ..spec(60_000) }), is_active: Some(true) };
     let on = patched(&schedule, more, at(5 * MINUTE)).expect("one more");
@@ -89,27 +89,26 @@ fn one_that_has_finished_is_enabled_only_if_something_is_left() {
 
     let mut ended = spec(60_000);
     ended.timing.end_at = Some(at(2 * MINUTE));
-    let mut schedule = made(ended);
+    let mut schedule = create(ended);
     (schedule.is_active, schedule.next_at) = (false, None);
     assert_eq!(paths(patched(&schedule, ON, at(2 * MINUTE)).expect_err("it has ended")), ["endAt"]);
 }
 
 #[test]
-fn fewer_runs_than_there_were_are_refused_with_their_number() {
-    let mut schedule = made(spec(60_000));
+fn fewer_runs_than_so_far_are_rejected_with_their_number() {
+    let mut schedule = create(spec(60_000));
     schedule.runs = 5;
-    let faults =
+    let errors =
         patched(&schedule, to(ScheduleSpec { max_runs: Some(3), ..spec(60_000) }), at(1)).expect_err("too few");
-    assert_eq!(faults[0].path, "maxRuns");
-    assert!(faults[0].message.contains("it has run 5 times"), "{}", faults[0].message);
+    assert_eq!(errors, [FieldError::new("maxRuns", "must be greater than 5, the number of runs so far")]);
 }
 
 #[test]
-fn what_is_wrong_is_named_by_its_field() {
+fn every_invalid_field_is_reported() {
     let mut no_timing = spec(60_000);
     no_timing.timing.interval_ms = None;
-    let mut of_one_job = spec(60_000);
-    of_one_job.job.options = JobOptions {
+    let mut single_job = spec(60_000);
+    single_job.job.options = JobOptions {
         unique_key: Some("u".into()),
         idempotency_key: Some("i".into()),
         scheduled_at: Some(at(1)),
@@ -132,7 +131,7 @@ fn what_is_wrong_is_named_by_its_field() {
         (ScheduleSpec { max_runs: Some(0), ..spec(60_000) }, vec!["maxRuns"]),
         (spec(999), vec!["intervalMs"]),
         (no_timing, vec!["cronExpression"]),
-        (of_one_job, vec!["idempotencyKey", "uniqueKey", "scheduledAt", "expiresAt", "dependsOn"]),
+        (single_job, vec!["idempotencyKey", "uniqueKey", "scheduledAt", "expiresAt", "dependsOn"]),
         (bad_payload, vec!["jobPayload"]),
         (no_kind, vec!["jobName"]),
     ] {
@@ -142,7 +141,7 @@ fn what_is_wrong_is_named_by_its_field() {
 }
 
 #[test]
-fn a_schedule_survives_its_way_through_json() {
+fn a_schedule_is_restored_from_its_json() {
     let spec = ScheduleSpec { description: Some("d".into()), max_runs: Some(4), jitter_ms: 5, ..spec(60_000) };
     let text = serde_json::to_string(&spec).expect("JSON");
     assert_eq!(serde_json::from_str::<ScheduleSpec>(&text).expect("a schedule"), spec);

@@ -1,4 +1,4 @@
-//! Due times across changes of the clocks: a table of real ones, and a comparison with a computation that shares no code.
+//! Tests of due times around clock changes: a table of real ones, and a comparison with an independent computation.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ fn compile(zone: &str, cron: &str, gap: Option<DstGap>, overlap: Option<DstOverl
     timing.compile(Timestamp::from_ms(0)).unwrap()
 }
 
-/// What is due from `from` until `to` (both inclusive), as local times without the year.
+/// Returns the due times from `from` to `to` (both inclusive), as local times without the year.
 fn due(compiled: &CompiledTiming, from: &str, to: &str) -> Vec<String> {
     let mut after = at(from).plus_ms(-1);
     let mut due = Vec::new();
@@ -38,7 +38,7 @@ fn due(compiled: &CompiledTiming, from: &str, to: &str) -> Vec<String> {
     due
 }
 
-/// A change of the clocks: zone, expression, from, to, and what the two choices give: (`next`, `skip`) or (`first`, `both`).
+/// A clock change: zone, expression, from, to, and the due times for both choices: (`next`, `skip`) or (`first`, `both`).
 type Change =
     (&'static str, &'static str, &'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 
@@ -178,7 +178,7 @@ const OVERLAPS: [Change; 11] = [
         &["10-25 02:00+02:00", "10-25 03:00+01:00"],
         &["10-25 02:00+02:00", "10-25 02:00+01:00", "10-25 03:00+01:00"],
     ),
-    // A rare one, whose next time is a year away: its second time is not lost.
+    // The next match is a year away; the second occurrence must still be found.
     (
         "Europe/Madrid",
         "30 2 25 10 *",
@@ -269,7 +269,7 @@ fn local_times_that_do_not_exist_are_due_after_the_gap_or_not_at_all() {
 }
 
 #[test]
-fn local_times_that_come_twice_are_due_once_or_twice() {
+fn local_times_that_occur_twice_are_due_once_or_twice() {
     for (zone, cron, from, to, first, both) in OVERLAPS {
         for gap in [Next, Skip] {
             assert_eq!(due(&compile(zone, cron, Some(gap), Some(First)), from, to), first, "{zone} {cron} first");
@@ -279,7 +279,7 @@ fn local_times_that_come_twice_are_due_once_or_twice() {
 }
 
 #[test]
-fn without_a_choice_expressions_of_every_hour_go_by_elapsed_time_and_others_by_the_clock() {
+fn by_default_expressions_of_every_hour_follow_elapsed_time_and_others_the_clock() {
     for cron in ["* * * * *", "0 * * * *", "*/5 0-23 * * MON", "0 0 */1 * * *", "0 0-11,12-23 * * *", "@hourly"] {
         let compiled = compile("Europe/Madrid", cron, None, None);
         assert_eq!((compiled.dst_gap(), compiled.dst_overlap()), (Skip, Both), "{cron}");
@@ -296,7 +296,7 @@ fn without_a_choice_expressions_of_every_hour_go_by_elapsed_time_and_others_by_t
 }
 
 #[test]
-fn a_tick_says_what_daylight_saving_did_to_it() {
+fn a_tick_notes_the_effect_of_a_clock_change() {
     let note = |zone: &str, cron: &str, after: &str| {
         let tick = compile(zone, cron, Some(Next), Some(Both)).next_including_blackouts(at(after)).unwrap();
         tick.note.map(|note| note.to_string())
@@ -325,13 +325,13 @@ fn a_tick_says_what_daylight_saving_did_to_it() {
             "Europe/Madrid",
             "30 2 * * *",
             "2026-10-25T00:00:00Z",
-            Some("this local time comes twice on this day; this is the first"),
+            Some("this local time occurs twice on this day; this is the first"),
         ),
         (
             "Europe/Madrid",
             "30 2 * * *",
             "2026-10-25T00:30:00Z",
-            Some("this local time comes twice on this day; this is the second"),
+            Some("this local time occurs twice on this day; this is the second"),
         ),
         ("Europe/Madrid", "0 3 * * *", "2026-10-25T00:30:00Z", None),
         ("Europe/Madrid", "59 1 * * *", "2026-10-24T12:00:00Z", None),
@@ -342,7 +342,7 @@ fn a_tick_says_what_daylight_saving_did_to_it() {
     }
 }
 
-/// An expression and, by other means, whether a local time matches it.
+/// An expression, and an independent function that returns whether a local time matches it.
 type Plain = (&'static str, fn(DateTime) -> bool);
 
 const PLAIN: [Plain; 4] = [
@@ -352,7 +352,7 @@ const PLAIN: [Plain; 4] = [
     ("0 */2 * * *", |local| local.minute() == 0 && local.hour() % 2 == 0),
 ];
 
-/// One minute of UTC: its local time, whether it is new, and the local times that were skipped just before it.
+/// A minute of UTC: its local time, whether that occurs for the first time, and the local times skipped just before it.
 struct Minute {
     at: Timestamp,
     local: DateTime,
@@ -360,7 +360,7 @@ struct Minute {
     skipped: Vec<DateTime>,
 }
 
-/// Goes through every minute of a month in UTC and notes which local times were seen.
+/// Lists every minute of a month in UTC, and which local times were skipped or repeated.
 fn month_by_hand(zone: &str, from: &str, to: &str) -> Vec<Minute> {
     let zone = TimeZone::get(zone).unwrap();
     let minute = SignedDuration::from_mins(1);
@@ -391,7 +391,7 @@ fn due_by_hand(minutes: &[Minute], gap: DstGap, overlap: DstOverlap, matches: fn
 }
 
 #[test]
-fn a_month_around_a_change_is_as_computed_minute_by_minute() {
+fn a_month_around_a_clock_change_matches_the_minute_by_minute_computation() {
     for (zone, from, to) in [
         ("Europe/Madrid", "2026-03-15T00:00:00Z", "2026-04-15T00:00:00Z"),
         ("Europe/Madrid", "2026-10-10T00:00:00Z", "2026-11-10T00:00:00Z"),

@@ -1,14 +1,15 @@
-//! What a schedule is: when it is due, what becomes of each due time, and the job that comes of it.
+//! Schedules: when they are due, what happens at each due time, and the jobs they create.
 
-#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where"))]
+#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a panic shows the line of the failed step"))]
 
 mod cron;
 mod definition;
 mod blackout;
-mod fields;
+
 mod outcome;
 mod template;
 mod timing;
+mod cron_fields;
 mod cron_times;
 mod zone;
 

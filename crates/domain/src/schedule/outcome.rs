@@ -1,7 +1,7 @@
-//! What becomes of due times: a job, or a line that says why not.
+//! Decides what happens at due times: a job is created, or a record says why not.
 //!
-//! Everything is derived from the schedule's own row (its cursor) and the time. The same row and the same time give the same
-//! decision, so it does not matter who makes it, or how often it is made before it is committed.
+//! A decision depends only on the schedule's row (its cursor) and the time. The same row and the same time give the same
+//! decision, so any node can make it, any number of times before it is committed.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,17 @@ use super::{
 };
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
+/// Outcome of a due time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TickOutcome {
+    /// A job was created.
     Fired,
-    /// Nobody was there in time.
+    /// No server was running in time.
     Missed,
-    /// A blackout, or the job of an earlier due time was still going.
+    /// The due time was in a blackout, or the job of an earlier due time had not finished.
     Skipped,
-    /// By a person, at a time of their own.
+    /// A user created a job outside the due times.
     Triggered,
 }
 
@@ -38,7 +40,7 @@ impl TickOutcome {
         }
     }
 
-    /// The number by which it is stored.
+    /// Returns the number that is stored.
     pub fn code(self) -> i16 {
         self as i16
     }
@@ -48,7 +50,7 @@ impl TickOutcome {
     }
 }
 
-/// What became of one due time, or of many alike.
+/// Record of the outcome of one due time, or of several with the same outcome.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TickRow {
@@ -59,55 +61,59 @@ pub struct TickRow {
     pub reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job_id: Option<JobId>,
-    /// When that was decided.
+    /// When the outcome was decided.
     pub at: Timestamp,
-    /// It stands for all due times from `due_at` to here.
+    /// The record covers all due times from `due_at` to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub through_at: Option<Timestamp>,
-    /// For how many due times it stands. `None`: more than were counted.
+    /// Number of due times that the record covers. `None`: too many to count.
     pub count: Option<u64>,
 }
 
-/// One coming run, as previews show it.
+impl TickRow {
+    /// Returns the record of a single due time without a job.
+    fn new(schedule_id: ScheduleId, due_at: Timestamp, outcome: TickOutcome, now: Timestamp) -> TickRow {
+        TickRow { schedule_id, due_at, outcome, reason: None, job_id: None, at: now, through_at: None, count: Some(1) }
+    }
+}
+
+/// A future run, as previews show it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduledRun {
     pub at: Timestamp,
-    /// The same moment, as the clocks of the schedule's zone show it.
+    /// The same time in the schedule's time zone.
     pub local: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// The next `count` runs after `after`.
+/// Returns the next `count` runs after `after`.
 pub fn preview(timed: &CompiledSchedule, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
     let count = count.min(timed.runs_left());
-    let moved = with_moved(timed);
+    let with_gaps = with_skipped_local_times(timed);
     let mut last = after;
     let runs = std::iter::from_fn(|| {
         let tick = timed.timing.next(last)?;
-        let left_out = moved.as_ref().and_then(|moved| moved.next(last)).filter(|other| other.due < tick.due);
-        let note = tick.note.map(|note| note.to_string());
-        let left_out = left_out.and_then(|other| match other.note {
+        let skipped = with_gaps.as_ref().and_then(|timing| timing.next(last)).filter(|other| other.due < tick.due);
+        let skipped_note = skipped.and_then(|other| match other.note {
             Some(DstNote::Moved { from, .. }) => {
-                let day = timed.timing.local(other.due);
-                Some(format!(
-                    "before it, {from} does not exist on {} and is left out",
-                    day.get(..10).unwrap_or_default()
-                ))
+                let local = timed.timing.local(other.due);
+                let day = local.get(..10).unwrap_or_default();
+                Some(format!("the run before it is skipped: {from} does not exist on {day}"))
             }
             _ => None,
         });
         last = tick.due;
-        let notes: Vec<String> = left_out.into_iter().chain(note).collect();
+        let notes: Vec<String> = skipped_note.into_iter().chain(tick.note.map(|note| note.to_string())).collect();
         let note = (!notes.is_empty()).then(|| notes.join("; "));
         Some(ScheduledRun { at: tick.due, local: timed.timing.local(tick.due), note })
     });
     runs.take(count).collect()
 }
 
-/// The same timing with local times that do not exist moved instead of left out, to see which those are.
-fn with_moved(timed: &CompiledSchedule) -> Option<CompiledTiming> {
+/// Returns the timing with `dstGap: next` if the schedule skips gaps, to find the local times that it skips.
+fn with_skipped_local_times(timed: &CompiledSchedule) -> Option<CompiledTiming> {
     let timing = &timed.schedule.spec.timing;
     if timing.cron_expression.is_none() || timing.dst_gap != Some(DstGap::Skip) {
         return None;
@@ -115,41 +121,35 @@ fn with_moved(timed: &CompiledSchedule) -> Option<CompiledTiming> {
     Timing { dst_gap: Some(DstGap::Next), ..timing.clone() }.compile(timed.schedule.anchor_at).ok()
 }
 
-/// How far a due schedule has come, before anybody has looked at its last job.
+/// What to do about the due times of a schedule, before the state of its jobs is known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision {
-    /// Due times that shall become jobs, the earliest first.
+    /// Due times that create a job unless an unfinished job prevents it, earliest first.
     pub due: Vec<Timestamp>,
-    /// Due times that will not.
+    /// Records of the due times that create no job.
     pub not_fired: Vec<TickRow>,
     pub cursor_at: Timestamp,
     pub next_at: Option<Timestamp>,
 }
 
 impl Decision {
-    /// Nothing can come of any of it, for this reason.
+    /// Turns every due time into a missed one, for `reason`.
     pub fn mark_missed(&mut self, schedule_id: ScheduleId, reason: &str, now: Timestamp) {
         let missed = self.due.drain(..).map(|due_at| TickRow {
-            schedule_id,
-            due_at,
-            outcome: TickOutcome::Missed,
             reason: Some(reason.to_owned()),
-            job_id: None,
-            at: now,
-            through_at: None,
-            count: Some(1),
+            ..TickRow::new(schedule_id, due_at, TickOutcome::Missed, now)
         });
         self.not_fired.extend(missed);
     }
 }
 
-/// How many due times that nothing comes of get a record of their own in one decision; those before them share one.
+/// Maximum number of due times without a job that get a record of their own in one decision; earlier ones share one.
 const MAX_OWN_RECORDS: usize = 100;
 
-/// How far back a decision looks for due times outside a blackout.
+/// Maximum number of due times that a decision examines to find some outside blackouts.
 const MAX_LOOK_BACK: usize = 100_000;
 
-/// What is to be done about everything that has become due by `now`.
+/// Decides what to do about every due time up to `now`.
 pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
     let Schedule { spec, cursor_at, .. } = &timed.schedule;
     let wanted = match spec.misfire {
@@ -157,45 +157,48 @@ pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
         Misfire::RunOnce | Misfire::Skip => 1,
     };
     let backlog = backlog(timed, wanted, now);
-    let (blackout, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.blackout.is_some());
+    let (blacked_out, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.blackout.is_some());
     let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
     let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
-    let outage = backlog.earlier.is_some() || due.first().is_some_and(|first| is_late(first));
-    let kept = match (outage, spec.misfire) {
+    let was_outage = backlog.earlier.is_some() || due.first().is_some_and(|first| is_late(first));
+    let kept = match (was_outage, spec.misfire) {
         (false, _) => due.len(),
         (true, Misfire::CatchUp | Misfire::RunOnce) => wanted,
         (true, Misfire::Skip) => usize::from(due.last().is_some_and(|last| !is_late(last))),
     };
     let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
-    let records = Records { schedule_id: timed.schedule.id, now };
+    let recorder = TickRecorder { schedule_id: timed.schedule.id, now };
     let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.blackout.as_deref().unwrap_or_default());
-    let mut not_fired = records.of(&blackout, None, TickOutcome::Skipped, in_blackout);
+    let mut not_fired = recorder.record(&blacked_out, None, TickOutcome::Skipped, in_blackout);
     let reason = missed_reason(spec.misfire);
-    not_fired.extend(records.of(missed, backlog.earlier.as_ref(), TickOutcome::Missed, |_| reason.into()));
+    not_fired.extend(recorder.record(missed, backlog.earlier.as_ref(), TickOutcome::Missed, |_| reason.into()));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
     let next_at = timed.timing.next(cursor_at).map(|tick| tick.due);
     Decision { due: kept.iter().map(|tick| tick.due).collect(), not_fired, cursor_at, next_at }
 }
 
-/// What has become due, and enough of it outside a blackout if there is: an outage may end in a long one.
+/// Returns the due times up to `now`, with `wanted` of them outside blackouts if there are as many.
+///
+/// An outage may end in a long blackout, so a second, longer look back may be needed.
 fn backlog(timed: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {
     let cursor_at = timed.schedule.cursor_at;
     let backlog = timed.timing.backlog(cursor_at, now, wanted + MAX_OWN_RECORDS);
-    let fit = backlog.latest.iter().filter(|tick| tick.blackout.is_none()).count();
-    if backlog.earlier.is_none() || fit >= wanted {
+    let outside = backlog.latest.iter().filter(|tick| tick.blackout.is_none()).count();
+    if backlog.earlier.is_none() || outside >= wanted {
         return backlog;
     }
     timed.timing.backlog(cursor_at, now, MAX_LOOK_BACK)
 }
 
-struct Records {
+/// Writes records of due times that create no job.
+struct TickRecorder {
     schedule_id: ScheduleId,
     now: Timestamp,
 }
 
-impl Records {
-    /// Of each of the latest of `ticks` its own, and one for all that lie before those, `earlier` among them.
-    fn of(
+impl TickRecorder {
+    /// Returns one record for each of the latest `ticks`, and one for all ticks before those, including `earlier`.
+    fn record(
         &self,
         ticks: &[&Tick],
         earlier: Option<&EarlierTicks>,
@@ -204,14 +207,8 @@ impl Records {
     ) -> Vec<TickRow> {
         let (shared, own) = ticks.split_at(ticks.len().saturating_sub(MAX_OWN_RECORDS));
         let row = |due_at, reason| TickRow {
-            schedule_id: self.schedule_id,
-            due_at,
-            outcome,
             reason: Some(reason),
-            job_id: None,
-            at: self.now,
-            through_at: None,
-            count: Some(1),
+            ..TickRow::new(self.schedule_id, due_at, outcome, self.now)
         };
         let mut rows: Vec<TickRow> = own.iter().map(|tick| row(tick.due, reason(tick))).collect();
         let first = earlier.map(|earlier| earlier.first).or(shared.first().map(|tick| tick.due));
@@ -230,28 +227,30 @@ impl Records {
 
 fn missed_reason(misfire: Misfire) -> &'static str {
     match misfire {
-        Misfire::RunOnce => "no server was there in time; misfire run_once makes one job for the latest due time",
-        Misfire::Skip => "no server was there in time; misfire skip makes no job for it",
-        Misfire::CatchUp => "no server was there in time, and it is further back than catchUpLimit reaches",
+        Misfire::RunOnce => {
+            "no server was running in time; misfire \"run_once\" creates one job for the latest due time"
+        }
+        Misfire::Skip => "no server was running in time; misfire \"skip\" creates no job",
+        Misfire::CatchUp => "no server was running in time; more due times were missed than catchUpLimit allows",
     }
 }
 
-/// What comes of a decision.
+/// Jobs, records and cancellations that follow from a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Firing {
     pub jobs: Vec<NewJob>,
     pub ticks: Vec<TickRow>,
-    /// Jobs that were still going and have to make way.
+    /// Unfinished jobs to cancel, because `overlap` is `cancel_previous`.
     pub cancels: Vec<JobId>,
 }
 
-/// The states of jobs. One that is not in here is not known any more.
+/// States of jobs. A job that is missing no longer exists.
 pub type JobStates = HashMap<JobId, JobState>;
 
-/// How many of its jobs a schedule keeps in mind.
+/// Maximum number of possibly unfinished jobs that a schedule remembers.
 const MAX_RECENT: usize = 50;
 
-/// Turns a decision into jobs, by what the jobs before them are doing, and moves the schedule on.
+/// Turns a decision into jobs, depending on the state of earlier jobs, and advances the schedule.
 pub fn fire(timed: &mut CompiledSchedule, decision: Decision, states: &JobStates, now: Timestamp) -> Firing {
     let mut firing = Firing { ticks: decision.not_fired, ..Firing::default() };
     let overlap = timed.schedule.spec.overlap;
@@ -265,45 +264,26 @@ pub fn fire(timed: &mut CompiledSchedule, decision: Decision, states: &JobStates
         if timed.runs_left() == 0 {
             break;
         }
-        let going = &timed.schedule.recent;
-        let skipped = match overlap {
-            Overlap::Allow => None,
-            Overlap::Skip => going.last().map(|job| format!("job {job} of an earlier due time is not over yet")),
-            Overlap::QueueOne => waiting.map(|job| format!("job {job} waits already")),
-            Overlap::CancelPrevious => {
-                let later = last_due.filter(|last| *last > due);
-                later.map(|later| format!("the job of {later}, due by now too, takes its place"))
-            }
-        };
-        let mut row = TickRow {
-            schedule_id: timed.schedule.id,
-            due_at: due,
-            outcome: TickOutcome::Skipped,
-            reason: skipped,
-            job_id: None,
-            at: now,
-            through_at: None,
-            count: Some(1),
-        };
-        if row.reason.is_none() {
-            let mut job = timed.job(due, now);
-            if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !timed.schedule.recent.is_empty() {
-                job.options.depends_on.clone_from(&timed.schedule.recent);
-                job.options.on_parent_failure = OnParentFailure::Run;
-                waiting = Some(job.id);
-            }
-            if overlap == Overlap::CancelPrevious {
-                firing.cancels.clone_from(&timed.schedule.recent);
-            }
-            row.outcome = TickOutcome::Fired;
-            row.job_id = Some(job.id);
-            timed.schedule.runs += 1;
-            timed.schedule.last_due_at = Some(due);
-            timed.schedule.queued = waiting;
-            timed.schedule.made(job.id, now);
-            firing.jobs.push(job);
+        let tick = TickRow::new(timed.schedule.id, due, TickOutcome::Fired, now);
+        if let Some(reason) = skip_reason(timed, due, last_due, waiting) {
+            firing.ticks.push(TickRow { outcome: TickOutcome::Skipped, reason: Some(reason), ..tick });
+            continue;
         }
-        firing.ticks.push(row);
+        let mut job = timed.job(due, now);
+        if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !timed.schedule.recent.is_empty() {
+            job.options.depends_on.clone_from(&timed.schedule.recent);
+            job.options.on_parent_failure = OnParentFailure::Run;
+            waiting = Some(job.id);
+        }
+        if overlap == Overlap::CancelPrevious {
+            firing.cancels.clone_from(&timed.schedule.recent);
+        }
+        timed.schedule.runs += 1;
+        timed.schedule.last_due_at = Some(due);
+        timed.schedule.queued = waiting;
+        timed.schedule.remember(job.id, now);
+        firing.ticks.push(TickRow { job_id: Some(job.id), ..tick });
+        firing.jobs.push(job);
     }
     timed.schedule.cursor_at = decision.cursor_at;
     timed.schedule.next_at = decision.next_at;
@@ -311,9 +291,28 @@ pub fn fire(timed: &mut CompiledSchedule, decision: Decision, states: &JobStates
     firing
 }
 
+/// Returns why `due` creates no job: an unfinished job, or a later due time that replaces it.
+fn skip_reason(
+    timed: &CompiledSchedule,
+    due: Timestamp,
+    last_due: Option<Timestamp>,
+    waiting: Option<JobId>,
+) -> Option<String> {
+    let unfinished = &timed.schedule.recent;
+    match timed.schedule.spec.overlap {
+        Overlap::Allow => None,
+        Overlap::Skip => unfinished.last().map(|job| format!("job {job} of an earlier due time has not finished")),
+        Overlap::QueueOne => waiting.map(|job| format!("job {job} is already waiting")),
+        Overlap::CancelPrevious => {
+            let later = last_due.filter(|last| *last > due);
+            later.map(|later| format!("replaced by the job of {later}, which is also due"))
+        }
+    }
+}
+
 impl Schedule {
-    /// Keeps in mind that it made this job.
-    fn made(&mut self, job: JobId, now: Timestamp) {
+    /// Remembers a job that the schedule has created.
+    fn remember(&mut self, job: JobId, now: Timestamp) {
         self.last_run_at = Some(now);
         self.last_job = Some(job);
         self.recent.push(job);
@@ -330,34 +329,26 @@ impl CompiledSchedule {
 
     fn finish_if_over(&mut self) {
         let schedule = &mut self.schedule;
-        let over = match schedule.spec.max_runs {
-            Some(max) if schedule.runs >= max => Some(format!("it has run {max} of {max} times")),
-            _ if schedule.next_at.is_none() => Some("nothing is due any more before its end".into()),
+        let reason = match schedule.spec.max_runs {
+            Some(max) if schedule.runs >= max => Some(format!("maxRuns reached: {max} of {max} runs")),
+            _ if schedule.next_at.is_none() => Some("no due time is left".into()),
             _ => None,
         };
-        if over.is_some() {
+        if reason.is_some() {
             schedule.is_active = false;
             schedule.next_at = None;
-            schedule.finished = over;
+            schedule.finished = reason;
         }
     }
 
-    /// A run at the wish of a person. The next due time sees it as it sees the not_fired.
+    /// Creates a job for a user, outside the due times. `overlap` treats it like every other job of the schedule.
     pub fn trigger(&mut self, now: Timestamp) -> (NewJob, TickRow) {
         let mut job = self.job(now, now);
         job.options.scheduled_at = None;
-        self.schedule.made(job.id, now);
-        let row = TickRow {
-            schedule_id: self.schedule.id,
-            due_at: now,
-            outcome: TickOutcome::Triggered,
-            reason: None,
-            job_id: Some(job.id),
-            at: now,
-            through_at: None,
-            count: Some(1),
-        };
-        (job, row)
+        self.schedule.remember(job.id, now);
+        let tick = TickRow::new(self.schedule.id, now, TickOutcome::Triggered, now);
+        let tick = TickRow { job_id: Some(job.id), ..tick };
+        (job, tick)
     }
 
     fn job(&self, due: Timestamp, now: Timestamp) -> NewJob {
@@ -374,7 +365,7 @@ impl CompiledSchedule {
         let mut options = spec.job.options.clone();
         options.schedule_id = Some(id.to_string());
         options.schedule_due = Some(due);
-        options.scheduled_at = Some(due.plus_ms(self.delay_ms(due)));
+        options.scheduled_at = Some(due.plus_ms(self.jitter_ms(due)));
         NewJob {
             id: JobId::at(now),
             queue: spec.job.queue.clone(),
@@ -385,11 +376,11 @@ impl CompiledSchedule {
         }
     }
 
-    /// The share of the jitter that the job of this due time gets: always the same, whoever works it out.
-    fn delay_ms(&self, due: Timestamp) -> i64 {
-        let jitter = self.schedule.spec.jitter_ms;
+    /// Returns the random delay of the job of a due time. It is the same on every node.
+    fn jitter_ms(&self, due: Timestamp) -> i64 {
+        let max = self.schedule.spec.jitter_ms;
         let seed = self.schedule.id.0.as_u128() as u64 ^ due.as_ms().unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (seed ^ (seed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        i64::try_from((mixed ^ (mixed >> 29)) % (jitter + 1)).unwrap_or(0)
+        i64::try_from((mixed ^ (mixed >> 29)) % (max + 1)).unwrap_or(0)
     }
 }

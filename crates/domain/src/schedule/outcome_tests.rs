@@ -1,4 +1,4 @@
-//! What becomes of due times, by tables.
+//! Tests of what happens at due times.
 
 use super::*;
 use crate::{JobId, JobLimits, JobState, Timestamp};
@@ -22,7 +22,7 @@ fn spec(interval_ms: i64) -> ScheduleSpec {
     ScheduleSpec { name: "every now and then".into(), timing, job, ..ScheduleSpec::default() }
 }
 
-fn made(spec: ScheduleSpec) -> CompiledSchedule {
+fn create(spec: ScheduleSpec) -> CompiledSchedule {
     Schedule::new(spec, &JobLimits::default(), start()).expect("a schedule")
 }
 
@@ -30,7 +30,7 @@ fn states<const N: usize>(known: [(JobId, Option<JobState>); N]) -> JobStates {
     known.into_iter().filter_map(|(id, state)| Some((id, state?))).collect()
 }
 
-/// One round without a look at any job.
+/// Decides and fires once, while no job is known.
 fn round(timed: &mut CompiledSchedule, now: Timestamp) -> Firing {
     let decision = decide(timed, now);
     fire(timed, decision, &JobStates::new(), now)
@@ -45,26 +45,26 @@ fn outcomes(firing: &Firing, outcome: TickOutcome) -> u64 {
 }
 
 #[test]
-fn an_outage_of_two_weeks_makes_what_its_policy_says_and_no_flood() {
+fn after_an_outage_of_two_weeks_the_policy_bounds_the_number_of_jobs() {
     let outage = 2 * WEEK;
     for every in [SECOND, MINUTE, HOUR] {
         let due = (outage / every).unsigned_abs();
         for (misfire, limit, fired) in [
             (Misfire::RunOnce, 100, 1),
-            // The latest is due this very moment, which is not late.
+            // The latest due time is now, which is not late.
             (Misfire::Skip, 100, 1),
             (Misfire::CatchUp, 1, 1),
             (Misfire::CatchUp, 100, 100),
             (Misfire::CatchUp, 10_000, due.min(10_000)),
         ] {
             let case = format!("{misfire:?} {limit} every {every} ms");
-            let mut timed = made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
+            let mut timed = create(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
             let firing = round(&mut timed, at(outage));
 
             let latest: Vec<i64> = (0..fired.cast_signed()).rev().map(|n| outage - n * every).collect();
             assert_eq!(due_times(&firing), latest, "{case}");
             assert_eq!(outcomes(&firing, TickOutcome::Fired), fired, "{case}");
-            assert_eq!(outcomes(&firing, TickOutcome::Missed), due - fired, "{case}: every due time is told of");
+            assert_eq!(outcomes(&firing, TickOutcome::Missed), due - fired, "{case}: every due time is recorded");
             assert!(firing.ticks.len() as u64 <= fired + 101, "{case}: {} records", firing.ticks.len());
             assert_eq!(timed.schedule.cursor_at, at(outage), "{case}");
             assert_eq!(timed.schedule.next_at, Some(at(outage + every)), "{case}");
@@ -73,8 +73,8 @@ fn an_outage_of_two_weeks_makes_what_its_policy_says_and_no_flood() {
 }
 
 #[test]
-fn after_an_outage_skip_makes_a_job_only_of_what_is_not_late() {
-    let hourly = || made(ScheduleSpec { misfire: Misfire::Skip, ..spec(HOUR) });
+fn after_an_outage_skip_creates_a_job_only_for_a_due_time_that_is_not_late() {
+    let hourly = || create(ScheduleSpec { misfire: Misfire::Skip, ..spec(HOUR) });
     for (late, fired) in [(0, 1), (MINUTE, 1), (MINUTE + 1, 0)] {
         let firing = round(&mut hourly(), at(10 * HOUR + late));
         assert_eq!(firing.jobs.len(), fired, "{late} ms late");
@@ -83,9 +83,9 @@ fn after_an_outage_skip_makes_a_job_only_of_what_is_not_late() {
 }
 
 #[test]
-fn what_is_late_within_the_grace_is_no_outage() {
+fn a_due_time_that_is_late_within_the_grace_period_is_not_missed() {
     for misfire in [Misfire::RunOnce, Misfire::Skip, Misfire::CatchUp] {
-        let every_second = |limit| made(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(SECOND) });
+        let every_second = |limit| create(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(SECOND) });
         let within = round(&mut every_second(1), at(61 * SECOND));
         assert_eq!(within.jobs.len(), 61, "{misfire:?}");
         assert_eq!(within.ticks.len(), 61);
@@ -96,8 +96,8 @@ fn what_is_late_within_the_grace_is_no_outage() {
 }
 
 #[test]
-fn the_same_row_at_an_earlier_time_does_nothing_and_at_a_later_time_loses_nothing() {
-    let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
+fn a_clock_that_jumps_neither_repeats_nor_loses_a_due_time() {
+    let mut timed = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
     let mut seen = Vec::new();
     for now in [0, 59, 60, 30, 61, 60, 0, 200, 120, 180, 230, 241, 100, 1_000] {
         seen.extend(due_times(&round(&mut timed, at(now * SECOND))));
@@ -108,40 +108,40 @@ fn the_same_row_at_an_earlier_time_does_nothing_and_at_a_later_time_loses_nothin
 }
 
 #[test]
-fn a_decision_is_the_same_whoever_makes_it() {
-    let timed = made(ScheduleSpec { jitter_ms: 10_000, ..spec(MINUTE) });
+fn the_same_schedule_and_time_give_the_same_decision() {
+    let timed = create(ScheduleSpec { jitter_ms: 10_000, ..spec(MINUTE) });
     assert_eq!(decide(&timed, at(3 * HOUR)), decide(&timed, at(3 * HOUR)));
 }
 
 #[test]
-fn max_runs_is_an_end() {
-    let mut timed = made(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
+fn a_schedule_finishes_after_max_runs() {
+    let mut timed = create(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
     assert_eq!(round(&mut timed, at(2 * MINUTE)).jobs.len(), 2);
     let last = round(&mut timed, at(5 * MINUTE));
     assert_eq!(due_times(&last), [3 * MINUTE]);
     assert_eq!((timed.schedule.is_active, timed.schedule.next_at), (false, None));
-    assert_eq!(timed.schedule.finished.as_deref(), Some("it has run 3 of 3 times"));
+    assert_eq!(timed.schedule.finished.as_deref(), Some("maxRuns reached: 3 of 3 runs"));
 }
 
 #[test]
-fn max_runs_counts_jobs_and_not_due_times_that_were_skipped() {
+fn max_runs_counts_jobs_and_not_skipped_due_times() {
     let overlapping = |overlap| ScheduleSpec { max_runs: Some(2), misfire: Misfire::CatchUp, overlap, ..spec(MINUTE) };
-    let mut timed = made(overlapping(Overlap::Skip));
+    let mut timed = create(overlapping(Overlap::Skip));
     let firing = round(&mut timed, at(4 * MINUTE));
     assert_eq!(due_times(&firing), [MINUTE]);
     assert_eq!(outcomes(&firing, TickOutcome::Skipped), 3, "each due time has its record");
     assert!(timed.schedule.is_active, "one run is left");
 
-    let mut timed = made(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
-    assert_eq!(due_times(&round(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest takes the place of the others");
+    let mut timed = create(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
+    assert_eq!(due_times(&round(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest due time replaces the others");
     assert!(!timed.schedule.is_active);
 }
 
 #[test]
-fn an_end_is_an_end() {
+fn a_schedule_finishes_at_its_end() {
     let mut spec = ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) };
     spec.timing.end_at = Some(at(3 * MINUTE));
-    let mut timed = made(spec);
+    let mut timed = create(spec);
     assert_eq!(due_times(&round(&mut timed, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
     assert!(!timed.schedule.is_active && timed.schedule.finished.is_some());
     let nothing = round(&mut timed, at(20 * MINUTE));
@@ -149,10 +149,10 @@ fn an_end_is_an_end() {
 }
 
 #[test]
-fn due_times_in_a_blackout_are_told_of() {
+fn due_times_in_a_blackout_are_recorded_as_skipped() {
     let mut spec = spec(HOUR);
     spec.timing.except = vec!["2026-06-01".into()];
-    let mut timed = made(spec);
+    let mut timed = create(spec);
     assert_eq!(timed.schedule.next_at, Some(at(24 * HOUR)), "nothing is due in the blackout");
     let firing = round(&mut timed, at(24 * HOUR));
     assert_eq!(due_times(&firing), [24 * HOUR]);
@@ -161,12 +161,12 @@ fn due_times_in_a_blackout_are_told_of() {
 }
 
 #[test]
-fn an_outage_that_ends_in_a_long_blackout_is_made_up_for() {
+fn an_outage_that_ends_in_a_long_blackout_is_caught_up() {
     for (misfire, fired) in [(Misfire::RunOnce, 1), (Misfire::Skip, 0), (Misfire::CatchUp, 50)] {
         let mut spec = ScheduleSpec { misfire, catch_up_limit: 50, ..spec(MINUTE) };
         spec.timing.except = vec!["2026-06-02".into()];
-        let mut timed = made(spec);
-        // The day before was not watched, and the day of the blackout is nearly over: 1 380 due times that do not count.
+        let mut timed = create(spec);
+        // No server ran on the day before, and the day of the blackout is nearly over: 1 380 due times in the blackout.
         let firing = round(&mut timed, at(47 * HOUR));
         let latest: Vec<i64> = (1..=fired).rev().map(|n| 24 * HOUR - n * MINUTE).collect();
         assert_eq!(due_times(&firing), latest, "{misfire:?}");
@@ -177,43 +177,44 @@ fn an_outage_that_ends_in_a_long_blackout_is_made_up_for() {
     }
 }
 
-/// One of each state, and none.
+/// Returns every state, and `None` for a job that no longer exists.
 fn every_state() -> Vec<Option<JobState>> {
     std::iter::once(None).chain(JobState::ALL.into_iter().map(Some)).collect()
 }
 
 #[test]
-fn overlap_goes_by_what_the_jobs_before_are_doing() {
+fn overlap_depends_on_the_state_of_earlier_jobs() {
     let (first, second) = (JobId::at(at(1)), JobId::at(at(2)));
     for overlap in [Overlap::Allow, Overlap::Skip, Overlap::QueueOne, Overlap::CancelPrevious] {
         for one in every_state() {
             for other in every_state() {
                 let case = format!("{overlap:?}, one job {one:?}, the one that waited for it {other:?}");
-                let mut timed = made(ScheduleSpec { overlap, ..spec(MINUTE) });
+                let mut timed = create(ScheduleSpec { overlap, ..spec(MINUTE) });
                 timed.schedule.recent = vec![first, second];
                 timed.schedule.queued = Some(second);
                 let decision = decide(&timed, at(MINUTE));
                 let firing = fire(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
 
-                let is_going = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
+                let is_unfinished = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
                 let both = [(first, one), (second, other)].into_iter();
-                let going: Vec<JobId> = both.filter(|(_, state)| is_going(*state)).map(|(id, _)| id).collect();
+                let unfinished: Vec<JobId> =
+                    both.filter(|(_, state)| is_unfinished(*state)).map(|(id, _)| id).collect();
                 let skipped = match overlap {
                     Overlap::Allow | Overlap::CancelPrevious => false,
-                    Overlap::Skip => !going.is_empty(),
+                    Overlap::Skip => !unfinished.is_empty(),
                     Overlap::QueueOne => other == Some(JobState::Pending),
                 };
                 assert_eq!(firing.jobs.is_empty(), skipped, "{case}");
                 assert_eq!(firing.ticks.len(), 1, "{case}");
                 assert_eq!(firing.ticks[0].reason.is_some(), skipped, "{case}");
                 let waits = matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !skipped;
-                let parents = if waits { going.clone() } else { Vec::new() };
+                let parents = if waits { unfinished.clone() } else { Vec::new() };
                 let job = firing.jobs.first();
                 assert_eq!(job.map_or(Vec::new(), |job| job.options.depends_on.clone()), parents, "{case}");
-                let cancelled = if overlap == Overlap::CancelPrevious { going.clone() } else { Vec::new() };
+                let cancelled = if overlap == Overlap::CancelPrevious { unfinished.clone() } else { Vec::new() };
                 assert_eq!(firing.cancels, cancelled, "{case}");
                 if overlap != Overlap::Allow {
-                    let expected: Vec<JobId> = going.into_iter().chain(job.map(|job| job.id)).collect();
+                    let expected: Vec<JobId> = unfinished.into_iter().chain(job.map(|job| job.id)).collect();
                     assert_eq!(timed.schedule.recent, expected, "{case}");
                 }
             }
@@ -222,14 +223,14 @@ fn overlap_goes_by_what_the_jobs_before_are_doing() {
 }
 
 #[test]
-fn of_due_times_met_together_each_overlap_makes_what_it_says() {
+fn each_overlap_treats_due_times_processed_together_as_documented() {
     for (overlap, expected) in [
         (Overlap::Allow, vec![MINUTE, 2 * MINUTE, 3 * MINUTE]),
         (Overlap::Skip, vec![MINUTE]),
         (Overlap::QueueOne, vec![MINUTE, 2 * MINUTE]),
         (Overlap::CancelPrevious, vec![3 * MINUTE]),
     ] {
-        let mut timed = made(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        let mut timed = create(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
         let firing = round(&mut timed, at(3 * MINUTE));
         assert_eq!(due_times(&firing), expected, "{overlap:?}");
         assert_eq!(firing.ticks.len(), 3, "{overlap:?}");
@@ -237,23 +238,23 @@ fn of_due_times_met_together_each_overlap_makes_what_it_says() {
 }
 
 #[test]
-fn a_triggered_job_counts_beside_the_one_that_is_going() {
-    let mut timed = made(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
-    let going = round(&mut timed, at(MINUTE)).jobs[0].id;
-    let (by_hand, tick) = timed.trigger(at(MINUTE + 5));
-    assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(by_hand.id)));
-    assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "what is due stays due");
+fn a_triggered_job_counts_as_an_unfinished_job() {
+    let mut timed = create(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
+    let unfinished = round(&mut timed, at(MINUTE)).jobs[0].id;
+    let (triggered, tick) = timed.trigger(at(MINUTE + 5));
+    assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(triggered.id)));
+    assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "the next due time stays");
 
     let running = Some(JobState::Processing);
     let decision = decide(&timed, at(2 * MINUTE));
-    let firing = fire(&mut timed, decision, &states([(going, running), (by_hand.id, running)]), at(2 * MINUTE));
-    assert_eq!(firing.cancels, [going, by_hand.id]);
-    assert_eq!(firing.jobs[0].options.depends_on, [going, by_hand.id]);
+    let firing = fire(&mut timed, decision, &states([(unfinished, running), (triggered.id, running)]), at(2 * MINUTE));
+    assert_eq!(firing.cancels, [unfinished, triggered.id]);
+    assert_eq!(firing.jobs[0].options.depends_on, [unfinished, triggered.id]);
 }
 
 #[test]
-fn of_many_jobs_only_the_latest_are_kept_in_mind() {
-    let mut timed = made(spec(MINUTE));
+fn only_the_latest_jobs_are_remembered() {
+    let mut timed = create(spec(MINUTE));
     for n in 0..200 {
         timed.trigger(at(n));
     }
@@ -262,7 +263,7 @@ fn of_many_jobs_only_the_latest_are_kept_in_mind() {
 }
 
 #[test]
-fn a_preview_says_what_daylight_saving_leaves_out() {
+fn a_preview_notes_runs_that_daylight_saving_skips() {
     let mut spec = spec(MINUTE);
     spec.timing = Timing {
         cron_expression: Some("30 2 * * *".into()),
@@ -270,22 +271,22 @@ fn a_preview_says_what_daylight_saving_leaves_out() {
         dst_gap: Some(crate::schedule::DstGap::Skip),
         ..Timing::default()
     };
-    let runs = preview(&made(spec), Timestamp::parse("2027-03-27T00:00:00Z").expect("a time"), 3);
+    let runs = preview(&create(spec), Timestamp::parse("2027-03-27T00:00:00Z").expect("a time"), 3);
     let shown: Vec<(&str, Option<&str>)> = runs.iter().map(|run| (run.local.as_str(), run.note.as_deref())).collect();
     assert_eq!(
         shown,
         [
             ("2027-03-27T02:30:00+01:00", None),
-            ("2027-03-29T02:30:00+02:00", Some("before it, 02:30 does not exist on 2027-03-28 and is left out")),
+            ("2027-03-29T02:30:00+02:00", Some("the run before it is skipped: 02:30 does not exist on 2027-03-28")),
             ("2027-03-30T02:30:00+02:00", None),
         ]
     );
 }
 
 #[test]
-fn jitter_is_always_the_same_for_a_due_time_and_within_its_bound() {
+fn the_jitter_of_a_due_time_is_constant_and_within_its_bound() {
     let times = |id: crate::ScheduleId, jitter_ms: u64| -> Vec<i64> {
-        let mut timed = made(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        let mut timed = create(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
         timed.schedule.id = id;
         let firing = round(&mut timed, at(100 * MINUTE));
         let shift = |job: &crate::NewJob| {
@@ -304,7 +305,7 @@ fn jitter_is_always_the_same_for_a_due_time_and_within_its_bound() {
 }
 
 #[test]
-fn a_job_has_the_fields_of_its_template_and_knows_its_due_time() {
+fn a_job_has_the_fields_of_its_template_and_its_due_time() {
     let mut spec = spec(MINUTE);
     spec.job = JobTemplate {
         kind: "report".into(),
@@ -313,7 +314,7 @@ fn a_job_has_the_fields_of_its_template_and_knows_its_due_time() {
         payload: r#"{"n":"{{run}}","before":"{{previous.unix}}"}"#.into(),
         options: crate::JobOptions { webhook_url: Some("https://x.example/".into()), ..Default::default() },
     };
-    let mut timed = made(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
+    let mut timed = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
     let jobs = round(&mut timed, at(2 * MINUTE)).jobs;
     let before = at(MINUTE).as_ms() / 1_000;
     assert_eq!(jobs[0].payload, r#"{"n":1,"before":null}"#);

@@ -1,12 +1,12 @@
-//! Values of the due time in a payload: `{{due}}` and the like, inside its texts.
+//! Fills in the placeholders of a schedule's payload: `{{due}}`, `{{run}}` and so on, inside JSON strings.
 //!
-//! A text that consists of one number-valued placeholder (`"{{due.ms}}"`) becomes that number. Names of other template languages
-//! are left alone; a name that looks like ours and is none is a fault when the schedule is made, not a surprise at night.
+//! A string that consists of one placeholder with a numeric value (`"{{due.ms}}"`) becomes that number. Placeholders of other
+//! template languages stay as they are. A misspelt placeholder is rejected when the schedule is created, not found out at night.
 
 use super::CompiledTiming;
 use crate::{ScheduleId, Timestamp};
 
-/// What a payload may speak of.
+/// Values of the placeholders.
 pub struct Values<'a> {
     pub id: ScheduleId,
     pub name: &'a str,
@@ -14,7 +14,7 @@ pub struct Values<'a> {
     pub timing: &'a CompiledTiming,
     pub due: Timestamp,
     pub previous: Option<Timestamp>,
-    /// Counts the runs of the schedule, from 1.
+    /// Number of this run of the schedule, counted from 1.
     pub run: u64,
 }
 
@@ -25,25 +25,26 @@ const OTHERS: [&str; 4] = ["schedule.id", "schedule.name", "timezone", "run"];
 enum Value {
     Text(String),
     Number(String),
-    Nothing,
+    Null,
 }
 
-/// How many placeholders a payload may have: each may become longer than it is.
-const MOST: usize = 100;
+/// Maximum number of placeholders in a payload: their values may be longer than they are.
+const MAX_PLACEHOLDERS: usize = 100;
 
-/// Names that look like ours and are none, and too many of them.
+/// Returns what is wrong with the placeholders of a payload: too many, or misspelt ones.
 pub fn check(payload: &str) -> impl Iterator<Item = String> {
     let count = placeholders(payload).filter(|found| is_known(found.name)).count();
-    let many = (count > MOST).then(|| format!("must have at most {MOST} placeholders, has {count}"));
-    let unknown = placeholders(payload).filter(|found| {
+    let too_many =
+        (count > MAX_PLACEHOLDERS).then(|| format!("must have at most {MAX_PLACEHOLDERS} placeholders, has {count}"));
+    let misspelt = placeholders(payload).filter(|found| {
         let head = found.name.split('.').next().unwrap_or_default();
-        let ours = TIMES.contains(&head) || OTHERS.iter().any(|known| known.split('.').next() == Some(head));
-        ours && !is_known(found.name)
+        let is_similar = TIMES.contains(&head) || OTHERS.iter().any(|known| known.split('.').next() == Some(head));
+        is_similar && !is_known(found.name)
     });
-    let names: Vec<String> = unknown.map(|found| found.name.to_owned()).collect();
-    many.into_iter().chain(names.into_iter().map(|name| {
+    let names: Vec<String> = misspelt.map(|found| found.name.to_owned()).collect();
+    too_many.into_iter().chain(names.into_iter().map(|name| {
         format!(
-            "{{{{{name}}}}} is not known; there are {{{{due}}}} and {{{{previous}}}}, each also with .local .date .time .ms .unix, and {{{{schedule.id}}}} {{{{schedule.name}}}} {{{{timezone}}}} {{{{run}}}}"
+            "unknown placeholder \"{{{{{name}}}}}\"; use {{{{due}}}} or {{{{previous}}}}, each also with .local, .date, .time, .ms or .unix, or {{{{schedule.id}}}}, {{{{schedule.name}}}}, {{{{timezone}}}} or {{{{run}}}}"
         )
     }))
 }
@@ -53,21 +54,21 @@ fn is_known(name: &str) -> bool {
     OTHERS.contains(&name) || TIMES.contains(&head) && PARTS.contains(&part) && !name.ends_with('.')
 }
 
-/// The payload with its placeholders filled in.
+/// Returns the payload with the values of its placeholders.
 pub fn render(payload: &str, values: &Values<'_>) -> String {
     let mut text = String::with_capacity(payload.len() + 32);
     let mut copied = 0;
     for found in placeholders(payload) {
         let Some(value) = value(found.name, values) else { continue };
-        let alone = stands_alone(&payload[..found.start], &payload[found.end..]);
+        let alone = is_whole_string(&payload[..found.start], &payload[found.end..]);
         let (start, end) = if alone { (found.start - 1, found.end + 1) } else { (found.start, found.end) };
         text.push_str(&payload[copied..start]);
         match (value, alone) {
             (Value::Number(number), _) => text.push_str(&number),
-            (Value::Nothing, true) => text.push_str("null"),
-            (Value::Nothing, false) => {}
+            (Value::Null, true) => text.push_str("null"),
+            (Value::Null, false) => {}
             (Value::Text(plain), alone) => {
-                let quoted = serde_json::to_string(&plain).expect("a text is JSON");
+                let quoted = serde_json::to_string(&plain).expect("a string always serialises");
                 text.push_str(if alone { &quoted } else { &quoted[1..quoted.len() - 1] });
             }
         }
@@ -77,9 +78,10 @@ pub fn render(payload: &str, values: &Values<'_>) -> String {
     text
 }
 
-/// Whether the text consists of nothing else. The quote before it may belong to the text: `"\"{{due.ms}}"`. The name of a member has to
-/// stay a text.
-fn stands_alone(before: &str, after: &str) -> bool {
+/// Returns whether the JSON string consists of the placeholder alone, and is not the name of a member, which must stay a string.
+///
+/// An escaped quote before the placeholder belongs to the string: `"\"{{due.ms}}"`.
+fn is_whole_string(before: &str, after: &str) -> bool {
     let opens = before.ends_with('"') && !before.ends_with("\\\"");
     let is_name = |rest: &str| rest.trim_start().starts_with(':');
     opens && after.strip_prefix('"').is_some_and(|rest| !is_name(rest))
@@ -98,7 +100,7 @@ fn value(name: &str, values: &Values<'_>) -> Option<Value> {
         _ if part == "id" => return Some(Value::Text(values.id.to_string())),
         _ => return Some(Value::Text(values.name.to_owned())),
     };
-    let Some(at) = at else { return Some(Value::Nothing) };
+    let Some(at) = at else { return Some(Value::Null) };
     let local = values.timing.local(at);
     Some(match part {
         "local" => Value::Text(local),
@@ -116,13 +118,13 @@ struct Placeholder<'a> {
     name: &'a str,
 }
 
-/// In JSON two opening braces stand next to each other only inside a text.
+/// Finds the placeholders of a payload. In JSON, two adjacent opening braces occur only inside a string.
 fn placeholders(payload: &str) -> impl Iterator<Item = Placeholder<'_>> {
     let mut from = 0;
     std::iter::from_fn(move || {
         let opening = from + payload[from..].find("{{")?;
         let closing = opening + 2 + payload[opening + 2..].find("}}")?;
-        // Braces that nobody closed may stand before it: `"{{ and {{due}}"`.
+        // Unclosed braces may precede it: `"{{ and {{due}}"`.
         let start = opening + payload[opening..closing].rfind("{{")?;
         from = closing + 2;
         Some(Placeholder { start, end: closing + 2, name: payload[start + 2..closing].trim() })
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_may_speak_of_its_due_time() {
+    fn placeholders_are_replaced_by_their_values() {
         for (payload, expected) in [
             (r#"{"at":"{{due}}"}"#, r#"{"at":"2026-07-01T00:00:00.000Z"}"#),
             (r#"{"day":"{{ due.date }}"}"#, r#"{"day":"2026-07-01"}"#),
@@ -181,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_looks_like_ours_and_is_none_is_a_fault() {
-        for (payload, faults) in [
+    fn a_misspelt_placeholder_is_rejected_and_a_foreign_one_is_not() {
+        for (payload, errors) in [
             (r#"{"a":"{{due.dat}}"}"#, 1),
             (r#"{"a":"{{schedule}} {{run.x}}"}"#, 2),
             (r#"{"a":"{{due.}}"}"#, 1),
             (r#"{"a":"{{due}} {{customer.name}} {{#if}}"}"#, 0),
         ] {
-            assert_eq!(check(payload).count(), faults, "{payload}");
+            assert_eq!(check(payload).count(), errors, "{payload}");
         }
     }
 }

@@ -1,55 +1,55 @@
-//! When a schedule is due: by a cron expression in a time zone, or every so many milliseconds.
+//! Computes when a schedule is due: by a cron expression in a time zone, or at a fixed interval.
 //!
-//! All times follow from what is written in the schedule, never from when it last ran: a tick is the same on every node, after
-//! every restart and however the clock was moved.
+//! Due times depend only on the definition of the schedule, never on its last run: they are the same on every node, after
+//! every restart and after every change of the system clock.
 
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    blackout::{Blackout, MAX_EXCEPTIONS},
+    blackout::{Blackout, MAX_BLACKOUTS},
     cron::Cron,
+    cron_fields::Precision,
     cron_times::{CronTimes, DstNote},
-    fields::Precision,
     zone,
 };
 use crate::{FieldError, Timestamp};
 
 const MIN_INTERVAL_MS: u64 = 1_000;
 const MAX_INTERVAL_MS: u64 = 3_650 * 86_400_000;
-/// How many blacked-out due times are passed over in the search for one that is not.
-const MAX_PASSED_OVER: usize = 200_000;
+/// Maximum number of due times in blackouts that are skipped in the search for the next one outside.
+const MAX_SKIPPED: usize = 200_000;
 const MAX_COUNTED: usize = 5_000;
 
-/// When a schedule is due. What people wrote, checked by `compile`.
+/// Definition of when a schedule is due. [`Timing::compile`] validates it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timing {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
-    /// Not given: `next`, or `skip` if the expression matches every hour of the day.
+    /// Default: `next`, or `skip` if the expression matches every hour of the day.
     pub dst_gap: Option<DstGap>,
-    /// Not given: `first`, or `both` if the expression matches every hour of the day.
+    /// Default: `first`, or `both` if the expression matches every hour of the day.
     pub dst_overlap: Option<DstOverlap>,
-    /// Nothing is due before it. Intervals count from it.
+    /// Earliest due time. Intervals are counted from it.
     pub start_at: Option<Timestamp>,
-    /// Nothing is due after it.
+    /// Latest due time.
     pub end_at: Option<Timestamp>,
-    /// Days, spans and cron expressions, in local time, in which nothing fires.
+    /// Blackouts: days, ranges and cron expressions, in local time, in which nothing fires.
     pub except: Vec<String>,
 }
 
-/// What becomes of local times that the clocks skip.
+/// Treatment of local times that the clocks skip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DstGap {
-    /// They are due, once for all of them, when the clocks go on.
+    /// They are due once, together, right after the gap.
     Next,
     Skip,
 }
 
-/// What becomes of local times that come twice.
+/// Treatment of local times that occur twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DstOverlap {
@@ -73,20 +73,22 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// `anchor`: when the schedule was made; intervals without `startAt` count from it.
+    /// Validates the timing. Intervals without `startAt` are counted from `anchor`, the creation time of the schedule.
+    ///
+    /// Returns every invalid field, or that the schedule would never fire.
     pub fn compile(&self, anchor: Timestamp) -> Result<CompiledTiming, Vec<FieldError>> {
-        let mut faults = Vec::new();
-        let recurrence = self.recurrence(anchor, &mut faults);
-        let zone = zone::find(&self.timezone).map_err(|what| faults.push(FieldError::new("timezone", what))).ok();
+        let mut errors = Vec::new();
+        let recurrence = self.recurrence(anchor, &mut errors);
+        let zone = zone::find(&self.timezone).map_err(|message| errors.push(FieldError::new("timezone", message))).ok();
         if let (Some(start), Some(end)) = (self.start_at, self.end_at)
             && end <= start
         {
-            faults.push(FieldError::new("endAt", format!("must be later than startAt, {start}, but is {end}")));
+            errors.push(FieldError::new("endAt", format!("must be later than startAt ({start}), is {end}")));
         }
-        let except = self.exceptions(&mut faults);
-        let (Some(recurrence), Some(zone), true) = (recurrence, zone, faults.is_empty()) else { return Err(faults) };
+        let blackouts = self.blackouts(&mut errors);
+        let (Some(recurrence), Some(zone), true) = (recurrence, zone, errors.is_empty()) else { return Err(errors) };
         let by_elapsed_time = match &recurrence {
-            Recurrence::Cron(cron) => cron.every_hour(),
+            Recurrence::Cron(cron) => cron.matches_every_hour(),
             Recurrence::Interval { .. } => true,
         };
         let (gap, overlap) = match by_elapsed_time {
@@ -100,19 +102,19 @@ impl Timing {
             dst_overlap: self.dst_overlap.unwrap_or(overlap),
             start: self.start_at,
             end: self.end_at,
-            except,
+            blackouts,
         };
         match compiled.never_fires(anchor) {
-            Some(fault) => Err(vec![fault]),
+            Some(error) => Err(vec![error]),
             None => Ok(compiled),
         }
     }
 
-    fn recurrence(&self, anchor: Timestamp, faults: &mut Vec<FieldError>) -> Option<Recurrence> {
-        let fault = match (&self.cron_expression, self.interval_ms) {
+    fn recurrence(&self, anchor: Timestamp, errors: &mut Vec<FieldError>) -> Option<Recurrence> {
+        let error = match (&self.cron_expression, self.interval_ms) {
             (Some(text), None) => match Cron::parse(text, Precision::Seconds) {
                 Ok(cron) => return Some(Recurrence::Cron(Box::new(cron))),
-                Err(what) => FieldError::new("cronExpression", what),
+                Err(message) => FieldError::new("cronExpression", message),
             },
             (None, Some(ms)) if !(MIN_INTERVAL_MS..=MAX_INTERVAL_MS).contains(&ms) => {
                 let range = format!("must be from {MIN_INTERVAL_MS} (1 s) to {MAX_INTERVAL_MS} (10 years), is {ms}");
@@ -123,34 +125,34 @@ impl Timing {
                 let first = self.start_at.unwrap_or_else(|| anchor.plus_ms(interval_ms));
                 return Some(Recurrence::Interval { first, interval_ms });
             }
-            (None, None) => FieldError::new("cronExpression", "is missing: give cronExpression or intervalMs"),
+            (None, None) => FieldError::new("cronExpression", "is missing; set cronExpression or intervalMs"),
             (Some(_), Some(_)) => FieldError::new(
                 "cronExpression",
-                "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
+                "cannot be combined with intervalMs; set one of them (to switch, set the other to null)",
             ),
         };
-        faults.push(fault);
+        errors.push(error);
         None
     }
 
-    fn exceptions(&self, faults: &mut Vec<FieldError>) -> Vec<Blackout> {
-        if self.except.len() > MAX_EXCEPTIONS {
+    fn blackouts(&self, errors: &mut Vec<FieldError>) -> Vec<Blackout> {
+        if self.except.len() > MAX_BLACKOUTS {
             let count = self.except.len();
-            faults.push(FieldError::new("except", format!("must have at most {MAX_EXCEPTIONS} entries, has {count}")));
+            errors.push(FieldError::new("except", format!("must have at most {MAX_BLACKOUTS} entries, has {count}")));
             return Vec::new();
         }
-        let mut except = Vec::with_capacity(self.except.len());
-        for (nth, text) in self.except.iter().enumerate() {
+        let mut blackouts = Vec::with_capacity(self.except.len());
+        for (index, text) in self.except.iter().enumerate() {
             match Blackout::parse(text) {
-                Ok(entry) => except.push(entry),
-                Err(what) => faults.push(FieldError::new(format!("except[{nth}]"), what)),
+                Ok(blackout) => blackouts.push(blackout),
+                Err(message) => errors.push(FieldError::new(format!("except[{index}]"), message)),
             }
         }
-        except
+        blackouts
     }
 }
 
-/// A compiled timing.
+/// A validated timing that computes due times.
 #[derive(Clone, Debug)]
 pub struct CompiledTiming {
     recurrence: Recurrence,
@@ -159,7 +161,7 @@ pub struct CompiledTiming {
     dst_overlap: DstOverlap,
     start: Option<Timestamp>,
     end: Option<Timestamp>,
-    except: Vec<Blackout>,
+    blackouts: Vec<Blackout>,
 }
 
 #[derive(Clone, Debug)]
@@ -168,56 +170,59 @@ enum Recurrence {
     Interval { first: Timestamp, interval_ms: i64 },
 }
 
+/// A due time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tick {
     pub due: Timestamp,
     pub note: Option<DstNote>,
-    /// The entry of `except` for which it does not fire.
+    /// Entry of `except` that covers it, so that it does not fire.
     pub blackout: Option<String>,
 }
 
-/// What fell due in a span of time.
+/// Due times of a period.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Backlog {
-    /// The latest ones, in order.
+    /// The latest due times, in order.
     pub latest: Vec<Tick>,
-    /// What lies before those.
+    /// Summary of the due times before those.
     pub earlier: Option<EarlierTicks>,
 }
 
+/// Summary of consecutive due times.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EarlierTicks {
     pub first: Timestamp,
     pub last: Timestamp,
-    /// `None`: more than 5 000, not counted.
+    /// `None`: more than 5 000, which are not counted.
     pub count: Option<u64>,
 }
 
 impl CompiledTiming {
-    /// The first due time after `after` (exclusive), within start and end, blackout or not.
+    /// Returns the first due time after `after`, even if it is in a blackout.
     pub fn next_including_blackouts(&self, after: Timestamp) -> Option<Tick> {
         self.due_times(after).next().map(|(due, note)| self.tick(due, note))
     }
 
-    /// The first due time after `after` at which something fires: not blacked out. `None` too when 200 000 blacked-out due times
-    /// were passed over in vain.
+    /// Returns the first due time after `after` outside blackouts.
+    ///
+    /// Returns `None` if there is none, or if the next 200 000 due times are all in blackouts.
     pub fn next(&self, after: Timestamp) -> Option<Tick> {
         let mut due_times = self.due_times(after);
-        for _ in 0..MAX_PASSED_OVER {
+        for _ in 0..MAX_SKIPPED {
             let (due, note) = due_times.next()?;
             let (second, local) = self.second_and_local(due);
-            match self.except.iter().find(|except| except.covers(local)) {
+            match self.blackout_at(local) {
                 None => return Some(Tick { due, note, blackout: None }),
-                Some(except) => due_times.skip_to(except.covered_until(local, &self.zone, second)),
+                Some(blackout) => due_times.skip_to(blackout.covered_until(local, &self.zone, second)),
             }
         }
         None
     }
 
-    /// The due times in (`after`, `upto`]: the latest `keep` of them, blackouts marked, and a summary of what lies before those.
+    /// Returns the latest `keep` due times in (`after`, `upto`], including blackouts, and a summary of the earlier ones.
     ///
-    /// An outage of two weeks holds a million seconds, of which few matter: where the latest ones begin is found by halving, and
-    /// no step looks at more than `keep` + 1 due times.
+    /// An outage of two weeks contains a million seconds, few of which matter: a binary search finds where the latest due times
+    /// begin, and no step examines more than `keep` + 1 due times.
     pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
         let upto = upto.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
         if let Recurrence::Interval { first, interval_ms } = self.recurrence {
@@ -278,21 +283,21 @@ impl CompiledTiming {
         self.dst_overlap
     }
 
-    /// In words: `At 02:30, on Monday (Europe/Madrid)`.
+    /// Describes the timing in words: `At 02:30, on Monday (Europe/Madrid)`.
     pub fn explain(&self) -> String {
         let zone = self.zone.iana_name().unwrap_or("UTC");
         let when = match &self.recurrence {
             Recurrence::Cron(cron) => cron.describe(),
             Recurrence::Interval { first, interval_ms } => {
-                format!("every {} from {}", interval_words(*interval_ms), self.local(*first))
+                format!("Every {} from {}", interval_words(*interval_ms), self.local(*first))
             }
         };
-        let dark: Vec<&str> = self.except.iter().map(|except| except.text.as_str()).collect();
-        let except = if dark.is_empty() { String::new() } else { format!(", except in {}", dark.join(", ")) };
+        let blackouts: Vec<&str> = self.blackouts.iter().map(|blackout| blackout.text.as_str()).collect();
+        let except = if blackouts.is_empty() { String::new() } else { format!(", except {}", blackouts.join(", ")) };
         format!("{when}{except} ({zone})")
     }
 
-    /// RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.
+    /// Formats a time as RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.
     pub fn local(&self, at: Timestamp) -> String {
         let Ok(instant) = jiff::Timestamp::from_millisecond(at.as_ms()) else { return at.to_string() };
         let fraction = if at.as_ms() % 1_000 == 0 { "" } else { "%.3f" };
@@ -300,13 +305,17 @@ impl CompiledTiming {
     }
 
     fn tick(&self, due: Timestamp, note: Option<DstNote>) -> Tick {
-        let blackout = if self.except.is_empty() {
+        let blackout = if self.blackouts.is_empty() {
             None
         } else {
             let (_, local) = self.second_and_local(due);
-            self.except.iter().find(|except| except.covers(local)).map(|except| except.text.clone())
+            self.blackout_at(local).map(|blackout| blackout.text.clone())
         };
         Tick { due, note, blackout }
+    }
+
+    fn blackout_at(&self, local: i64) -> Option<&Blackout> {
+        self.blackouts.iter().find(|blackout| blackout.covers(local))
     }
 
     fn second_and_local(&self, due: Timestamp) -> (i64, i64) {
@@ -328,7 +337,7 @@ impl CompiledTiming {
         DueTimes { source, end: self.end.unwrap_or(Timestamp::MAX) }
     }
 
-    /// Why it never fires.
+    /// Returns an error if no due time follows `anchor`.
     fn never_fires(&self, anchor: Timestamp) -> Option<FieldError> {
         let after = self.start.map_or(anchor, |start| start.plus_ms(-1).max(anchor));
         if self.next(after).is_some() {
@@ -338,27 +347,26 @@ impl CompiledTiming {
             let first = self.local(tick.due);
             return Some(FieldError::new(
                 "except",
-                format!("never fires: every due time from {first} on is blacked out"),
+                format!("never fires: every due time from {first} on is in a blackout"),
             ));
         }
         let endless = CompiledTiming { end: None, ..self.clone() };
         Some(match (endless.next_including_blackouts(after), &self.recurrence) {
             (Some(tick), _) => {
                 let first = self.local(tick.due);
-                FieldError::new("endAt", format!("never fires: the first due time, {first}, is after the end"))
+                FieldError::new("endAt", format!("never fires: the first due time, {first}, is later than endAt"))
             }
-            (None, Recurrence::Cron(cron)) => FieldError::new(
-                "cronExpression",
-                format!("never fires: no date matches it. It reads: {}", cron.describe()),
-            ),
+            (None, Recurrence::Cron(cron)) => {
+                FieldError::new("cronExpression", format!("never fires: no date matches; read as: {}", cron.describe()))
+            }
             (None, Recurrence::Interval { .. }) => {
-                FieldError::new("intervalMs", "never fires: the first due time is too far away")
+                FieldError::new("intervalMs", "never fires: the first due time is after the year 9999")
             }
         })
     }
 }
 
-/// The due times one after the other.
+/// Iterator over due times.
 struct DueTimes<'a> {
     source: Source<'a>,
     end: Timestamp,
@@ -370,6 +378,7 @@ enum Source<'a> {
 }
 
 impl DueTimes<'_> {
+    /// Skips all due times before `second`.
     fn skip_to(&mut self, second: i64) {
         match &mut self.source {
             Source::Cron(cron_times) => cron_times.skip_to(second),

@@ -1,4 +1,4 @@
-//! What is refused and why, intervals, blackouts, and what fell due during an outage.
+//! Tests of validation, intervals, blackouts, and the due times of an outage.
 
 use proptest::prelude::*;
 
@@ -30,20 +30,20 @@ fn due(compiled: &CompiledTiming, after: &str, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn what_can_not_be_is_refused_with_field_and_reason() {
+fn an_invalid_timing_is_rejected_with_field_and_reason() {
     let with = |timing: Timing, change: fn(&mut Timing)| {
         let mut timing = timing;
         change(&mut timing);
         timing
     };
-    let blacked_out = "never fires: every due time from 2026-01-01T00:01:00+00:00 on is blacked out";
+    let in_blackout = "never fires: every due time from 2026-01-01T00:01:00+00:00 on is in a blackout";
     let cases: Vec<(Timing, Vec<(&str, &str)>)> = vec![
-        (Timing::default(), vec![("cronExpression", "is missing: give cronExpression or intervalMs")]),
+        (Timing::default(), vec![("cronExpression", "is missing; set cronExpression or intervalMs")]),
         (
             with(cron("* * * * *"), |t| t.interval_ms = Some(5_000)),
             vec![(
                 "cronExpression",
-                "stands next to intervalMs: give one of them, not both (to change from one to the other, set the other to null)",
+                "cannot be combined with intervalMs; set one of them (to switch, set the other to null)",
             )],
         ),
         (every(999), vec![("intervalMs", "must be from 1000 (1 s) to 315360000000 (10 years), is 999")]),
@@ -53,24 +53,24 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
         ),
         (
             with(cron("* * * * *"), |t| t.timezone = "Madrid".into()),
-            vec![("timezone", "there is no time zone \"Madrid\"; did you mean Europe/Madrid?")],
+            vec![("timezone", "unknown time zone \"Madrid\"; did you mean \"Europe/Madrid\"?")],
         ),
         (
             with(cron("* * * * *"), |t| {
                 t.start_at = Some(at("2026-05-01T00:00:00Z"));
                 t.end_at = Some(at("2026-05-01T00:00:00Z"));
             }),
-            vec![("endAt", "must be later than startAt, 2026-05-01T00:00:00.000Z, but is 2026-05-01T00:00:00.000Z")],
+            vec![("endAt", "must be later than startAt (2026-05-01T00:00:00.000Z), is 2026-05-01T00:00:00.000Z")],
         ),
         (
             cron("0 0 30 2 *"),
-            vec![("cronExpression", "never fires: no date matches it. It reads: At 00:00, on day 30, in February")],
+            vec![("cronExpression", "never fires: no date matches; read as: At 00:00, on day 30, in February")],
         ),
         (
             cron("0 0 31 2,4 *"),
             vec![(
                 "cronExpression",
-                "never fires: no date matches it. It reads: At 00:00, on day 31, in February and April",
+                "never fires: no date matches; read as: At 00:00, on day 31, in February and April",
             )],
         ),
         (
@@ -78,20 +78,20 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
                 t.start_at = Some(at("2026-05-05T00:00:00Z"));
                 t.end_at = Some(at("2026-05-10T00:00:00Z"));
             }),
-            vec![("endAt", "never fires: the first due time, 2026-05-11T12:00:00+00:00, is after the end")],
+            vec![("endAt", "never fires: the first due time, 2026-05-11T12:00:00+00:00, is later than endAt")],
         ),
         (
             with(every(3_600_000), |t| t.end_at = Some(at("2026-01-01T00:30:00Z"))),
-            vec![("endAt", "never fires: the first due time, 2026-01-01T01:00:00+00:00, is after the end")],
+            vec![("endAt", "never fires: the first due time, 2026-01-01T01:00:00+00:00, is later than endAt")],
         ),
-        (with(cron("* * * * *"), |t| t.except = vec!["* * * * *".into()]), vec![("except", blacked_out)]),
-        (with(every(60_000), |t| t.except = vec!["* * * * *".into()]), vec![("except", blacked_out)]),
+        (with(cron("* * * * *"), |t| t.except = vec!["* * * * *".into()]), vec![("except", in_blackout)]),
+        (with(every(60_000), |t| t.except = vec!["* * * * *".into()]), vec![("except", in_blackout)]),
         (
             with(cron("* * * * *"), |t| {
                 t.except = vec!["2026-01-01/2026-12-31".into()];
                 t.end_at = Some(at("2026-06-01T00:00:00Z"));
             }),
-            vec![("except", blacked_out)],
+            vec![("except", in_blackout)],
         ),
         (
             with(cron("* * * * *"), |t| t.except = vec!["2026-12-25".into(); 101]),
@@ -103,9 +103,9 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
                 t.except = vec!["x".repeat(400)];
             }),
             vec![
-                ("cronExpression", "is longer than 300 characters"),
-                ("timezone", "is longer than 300 characters"),
-                ("except[0]", "is longer than 300 characters"),
+                ("cronExpression", "must have at most 300 bytes"),
+                ("timezone", "must have at most 300 bytes"),
+                ("except[0]", "must have at most 300 bytes"),
             ],
         ),
         (
@@ -116,17 +116,17 @@ fn what_can_not_be_is_refused_with_field_and_reason() {
             vec![
                 (
                     "cronExpression",
-                    "has 4 fields but needs 5: minute, hour, day of month, month, day of week, or 6 with the second first. It reads: every minute, every hour, every day of month, every month",
+                    "has 4 fields but needs 5: minute, hour, day of month, month, day of week, or 6 with the second first; read as: every minute, every hour, every day of month, every month",
                 ),
-                ("timezone", "there is no time zone \"Mars\"; give an IANA name like Europe/Madrid or UTC"),
-                ("except[2]", "2026-12-25/2026-12-24 ends before it begins"),
+                ("timezone", "unknown time zone \"Mars\"; use an IANA name such as \"Europe/Madrid\" or \"UTC\""),
+                ("except[2]", "\"2026-12-25/2026-12-24\" ends before it begins"),
             ],
         ),
     ];
     for (timing, expected) in cases {
-        let faults = timing.compile(at(ANCHOR)).unwrap_err();
+        let errors = timing.compile(at(ANCHOR)).unwrap_err();
         let expected: Vec<_> = expected.into_iter().map(|(path, message)| FieldError::new(path, message)).collect();
-        assert_eq!(faults, expected, "{timing:?}");
+        assert_eq!(errors, expected, "{timing:?}");
     }
 }
 
@@ -171,7 +171,7 @@ fn a_cron_expression_is_due_from_its_start_to_its_end_inclusive() {
 }
 
 #[test]
-fn nothing_fires_in_a_blackout_but_its_ticks_are_known() {
+fn due_times_in_a_blackout_do_not_fire_but_are_listed() {
     let except = vec!["* 22-23 * * *".to_owned(), "2026-01-02/2026-01-04".to_owned()];
     let compiled = compile(&Timing { timezone: "Europe/Madrid".into(), except, ..cron("*/30 * * * *") });
     let raw = compiled.next_including_blackouts(at("2026-01-01T20:59:00Z")).unwrap();
@@ -187,7 +187,7 @@ fn nothing_fires_in_a_blackout_but_its_ticks_are_known() {
 }
 
 #[test]
-fn a_blackout_that_ends_where_the_clocks_change_hides_nothing_behind_it() {
+fn a_blackout_that_ends_at_a_clock_change_covers_nothing_after_it() {
     let next = |except: &str, after: &str| {
         let timing = Timing { timezone: "Europe/Madrid".into(), except: vec![except.into()], ..cron("* * * * *") };
         let compiled = timing.compile(at(ANCHOR)).unwrap();
@@ -202,7 +202,7 @@ fn a_blackout_that_ends_where_the_clocks_change_hides_nothing_behind_it() {
 }
 
 #[test]
-fn long_blackouts_of_frequent_schedules_are_jumped_over() {
+fn long_blackouts_of_frequent_schedules_are_skipped_quickly() {
     let timing = Timing { except: vec!["* * * 1-11 *".into()], ..cron("* * * * * *") };
     assert_eq!(compile(&timing).next(at(ANCHOR)).unwrap().due, at("2026-12-01T00:00:00Z"));
     let timing = Timing { except: vec!["2026-01-01/2099-12-31".into()], ..every(1_000) };
@@ -210,7 +210,7 @@ fn long_blackouts_of_frequent_schedules_are_jumped_over() {
 }
 
 #[test]
-fn two_weeks_of_seconds_are_summed_up() {
+fn an_outage_of_two_weeks_is_summarised() {
     let (after, upto) = (at("2026-03-20T00:00:00Z"), at("2026-04-03T00:00:00Z"));
     for (timing, count) in [(cron("* * * * * *"), None), (every(1_000), Some(1_209_600 - 100))] {
         let backlog = compile(&timing).backlog(after, upto, 100);
@@ -238,9 +238,11 @@ fn a_timing_is_explained_in_words() {
         "At 00:00, on the last working day of the month, in January (Europe/Madrid)"
     );
     let dark = Timing { except: vec!["2026-12-25".into()], ..cron("30 2 * * *") };
-    assert_eq!(explain(dark), "At 02:30, except in 2026-12-25 (Europe/Madrid)");
-    assert_eq!(explain(every(90_000)), "every 90 seconds from 2026-01-01T01:01:30+01:00 (Europe/Madrid)");
-    assert_eq!(explain(every(3_600_000)), "every hour from 2026-01-01T02:00:00+01:00 (Europe/Madrid)");
+    assert_eq!(explain(dark), "At 02:30, except 2026-12-25 (Europe/Madrid)");
+    assert_eq!(explain(cron("*/15 * * * *")), "Every 15 minutes (Europe/Madrid)");
+    assert_eq!(explain(cron("* * * * *")), "Every minute (Europe/Madrid)");
+    assert_eq!(explain(every(90_000)), "Every 90 seconds from 2026-01-01T01:01:30+01:00 (Europe/Madrid)");
+    assert_eq!(explain(every(3_600_000)), "Every hour from 2026-01-01T02:00:00+01:00 (Europe/Madrid)");
 }
 
 #[test]
@@ -255,7 +257,7 @@ fn a_timing_is_written_in_camel_case_and_read_with_its_defaults() {
 }
 
 #[test]
-fn times_beyond_all_calendars_are_borne() {
+fn times_beyond_the_calendar_do_not_panic() {
     let (first, last) = (Timestamp::from_ms(i64::MIN), Timestamp::from_ms(i64::MAX));
     for timing in [cron("* * * * * *"), cron("30 2 29 2 *"), every(1_000)] {
         for timezone in ["UTC", "Europe/Madrid", "Pacific/Apia"] {
@@ -311,7 +313,7 @@ fn timings() -> impl Strategy<Value = Timing> {
 
 proptest! {
     #[test]
-    fn ticks_follow_each_other_and_the_backlog_is_all_of_them(
+    fn the_backlog_contains_every_due_time_in_order(
         timing in timings(), begin in 0i64..31_536_000_000, span in 0i64..200_000_000, keep in 0usize..40,
     ) {
         let compiled = compile(&timing);

@@ -1,32 +1,34 @@
-//! Time zones: finding them by name, and the stretches of time in which the clocks run evenly.
+//! Time zones: lookup by name, and the segments of time in which a zone keeps one offset from UTC.
 
 use jiff::{
     Timestamp as Instant,
     tz::{TimeZone, db},
 };
 
-use super::fields::MAX_BYTES;
+use super::cron_fields::MAX_BYTES;
 use crate::Timestamp;
 
-/// The times that are looked at, in seconds: the years 1 to 9999.
+/// Range of times that are examined, in seconds: the years 1 to 9999.
 pub(super) const FIRST_SECOND: i64 = -62_135_596_800;
 pub(super) const LAST_SECOND: i64 = Timestamp::MAX.as_ms() / 1_000;
 
-/// Seconds from `start` (inclusive) to `end` (exclusive) with one offset from UTC.
+/// Segment of time with one offset from UTC: seconds from `start` (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Segment {
     pub(super) start: i64,
     pub(super) end: i64,
     pub(super) offset: i64,
-    /// The offsets before `start` and from `end` on.
+    /// Offset before `start`.
     pub(super) before: i64,
+    /// Offset from `end` on.
     pub(super) after: i64,
 }
 
 impl Segment {
+    /// Returns the segment that contains `second`.
     pub(super) fn at(zone: &TimeZone, second: i64) -> Segment {
         let offset = offset_at(zone, second);
-        // A change may be one of name only: it ends nothing.
+        // A transition may change only the zone's abbreviation; it does not end the segment.
         let start = zone
             .preceding(instant(second + 1))
             .map(|change| (change.timestamp().as_second(), i64::from(change.offset().seconds())))
@@ -54,19 +56,20 @@ pub(super) fn instant(second: i64) -> Instant {
     Instant::from_second(second.clamp(FIRST_SECOND, LAST_SECOND)).unwrap_or(Instant::UNIX_EPOCH)
 }
 
-/// `Err`: that there is no such zone, and which one may be meant.
+/// Finds a zone by its IANA name. The error names the most similar zone, if there is one.
 pub(super) fn find(name: &str) -> Result<TimeZone, String> {
     if name.len() > MAX_BYTES {
-        return Err(format!("is longer than {MAX_BYTES} characters"));
+        return Err(format!("must have at most {MAX_BYTES} bytes"));
     }
-    // jiff does not mind the case, but other readers of the stored name do.
+    // jiff ignores case, but other readers of the stored name do not.
     let found = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name) && !zone.is_unknown());
     found.ok_or_else(|| match similar(name) {
-        Some(similar) => format!("there is no time zone {name:?}; did you mean {similar}?"),
-        None => format!("there is no time zone {name:?}; give an IANA name like Europe/Madrid or UTC"),
+        Some(similar) => format!("unknown time zone {name:?}; did you mean {similar:?}?"),
+        None => format!("unknown time zone {name:?}; use an IANA name such as \"Europe/Madrid\" or \"UTC\""),
     })
 }
 
+/// Returns the known zone whose name is closest to `name`, if any is close enough.
 fn similar(name: &str) -> Option<String> {
     let wanted = name.trim().to_lowercase().replace(' ', "_");
     if wanted.len() < 3 || wanted.len() > 64 {
@@ -74,7 +77,7 @@ fn similar(name: &str) -> Option<String> {
     }
     let mut known: Vec<String> = db().available().map(|name| name.as_str().to_owned()).collect();
     known.sort();
-    let closeness = |known: &str| {
+    let rank = |known: &str| {
         let whole = known.to_lowercase();
         let city = whole.rsplit('/').next().unwrap_or(&whole);
         if whole == wanted {
@@ -86,15 +89,15 @@ fn similar(name: &str) -> Option<String> {
         if wanted.contains('/') && whole.starts_with(&wanted) || wanted.len() > 3 && city.starts_with(&wanted) {
             return Some(2);
         }
-        let slips = slips(&whole, &wanted).min(slips(city, &wanted));
-        (slips <= 2.min(wanted.len() / 4)).then_some(2 + slips)
+        let distance = edit_distance(&whole, &wanted).min(edit_distance(city, &wanted));
+        (distance <= 2.min(wanted.len() / 4)).then_some(2 + distance)
     };
-    let close = known.into_iter().filter_map(|name| closeness(&name).map(|rank| (rank, name)));
+    let close = known.into_iter().filter_map(|name| rank(&name).map(|rank| (rank, name)));
     close.min().map(|(_, name)| name)
 }
 
-/// How many letters must be put in, left out or changed to get from one word to the other.
-fn slips(one: &str, other: &str) -> usize {
+/// Returns the Levenshtein distance of two words.
+fn edit_distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, letter) in one.chars().enumerate() {
@@ -113,8 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_zone_is_refused_with_the_one_that_may_be_meant() {
-        for (name, meant) in [
+    fn an_unknown_zone_is_rejected_with_a_suggestion() {
+        for (name, suggestion) in [
             ("europe/madrid", "Europe/Madrid"),
             ("Madrid", "Europe/Madrid"),
             ("New York", "America/New_York"),
@@ -122,20 +125,20 @@ mod tests {
             ("Kathmand", "Asia/Kathmandu"),
             ("America/Argentina/Buenos", "America/Argentina/Buenos_Aires"),
         ] {
-            let expected = format!("there is no time zone {name:?}; did you mean {meant}?");
+            let expected = format!("unknown time zone {name:?}; did you mean {suggestion:?}?");
             assert_eq!(find(name).unwrap_err(), expected);
         }
         for name in ["", "Atlantis/Poseidonis", "+02:00", "Etc/Unknown"] {
-            let expected = format!("there is no time zone {name:?}; give an IANA name like Europe/Madrid or UTC");
+            let expected = format!("unknown time zone {name:?}; use an IANA name such as \"Europe/Madrid\" or \"UTC\"");
             assert_eq!(find(name).unwrap_err(), expected);
         }
         assert!(find("UTC").is_ok());
         assert!(find("America/Argentina/Buenos_Aires").is_ok());
     }
 
-    /// The cron_times relies on it: what one change of the clocks does is over before the next one comes.
+    /// `CronTimes` relies on this: a gap or an overlap ends before the next clock change.
     #[test]
-    fn since_1970_no_zone_changes_its_clocks_again_within_what_a_change_moved() {
+    fn since_1970_no_zone_changes_its_clocks_within_a_gap_or_an_overlap() {
         let close: Vec<String> = db()
             .available()
             .filter_map(|name| TimeZone::get(name.as_str()).ok().map(|zone| (name.to_string(), zone)))

@@ -304,7 +304,7 @@ async fn queues_are_listed_set_paused_and_resumed() {
     shell.says(&["enqueue", "elsewhere.kind", "--queue", "mail", "--priority", "high"]);
     let set = shell.says(&["queues", "set", "mail", "--concurrency", "2", "--rate", "100/1m", "--fairness", "key"]);
     for part in
-        ["queue         mail", "1 (0 critical, 1 high", "at once       2", "100 starts per 60000 ms", "in its turn"]
+        ["queue         mail", "1 (0 critical, 1 high", "at once       2", "100 starts per 1 min", "in its turn"]
     {
         assert!(set.contains(part), "{part}: {set}");
     }

@@ -214,7 +214,7 @@ async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
         "--max-runs",
         "none",
     ]);
-    assert!(edited.contains("runs next at 2035-03-23T12:00:00.000Z: every 90 minutes"), "{edited}");
+    assert!(edited.contains("runs next at 2035-03-23T12:00:00.000Z: Every 90 minutes"), "{edited}");
     let preview = says(&["schedules", "preview", "nightly", "--count", "2"]);
     assert!(
         preview.contains("2035-03-23T14:30:00+01:00") && !preview.contains("2035-03-23T16:00:00+01:00"),
@@ -234,7 +234,7 @@ async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
     );
     let whole = says(&["schedules", "show", "nightly"]);
     for part in [
-        "due            every 90 minutes",
+        "due            Every 90 minutes",
         "next runs, if it were enabled",
         "last due times",
         "triggered",
@@ -284,7 +284,7 @@ async fn wrong_commands_about_schedules_say_what_to_do() {
         (
             &["schedules", "create", "--name", "x", "--job", "noop", "--cron", "61 * * * *"],
             1,
-            "61 is not from 0 to 59, in the minute field",
+            "invalid minute field (1 of 5, position 1)",
         ),
         (
             &[

@@ -486,7 +486,7 @@ pub async fn a_job_that_waited_for_a_limit_says_so(world: &World) {
     let cases = [
         (world.job("a", 0).of("k"), world.job("a", 1).of("k"), "concurrencyKey k: 1 of 1 running"),
         (world.job("a", 2).queue("mail"), world.job("a", 3).queue("mail"), "queue mail: 1 of 1 running"),
-        (world.job("r", 4), world.job("r", 5), "type r: rate of 1 start per 10000 ms"),
+        (world.job("r", 4), world.job("r", 5), "type r: rate of 1 start per 10 s"),
     ];
     let mut now = 2_000;
     for (first, second, text) in cases {
