@@ -348,13 +348,13 @@ mod tests {
 
     use super::*;
 
-    fn event(place: i64, subject: u128) -> OutboxEvent {
+    fn event(position: i64, subject: u128) -> OutboxEvent {
         let event = StoredEvent {
-            place,
-            id: Uuid::from_u128(place.unsigned_abs().into()),
+            position,
+            id: Uuid::from_u128(position.unsigned_abs().into()),
             kind: "job.created".into(),
             subject: Uuid::from_u128(subject),
-            sequence: place,
+            sequence: position,
             at: Timestamp::from_ms(0),
             correlation_id: String::new(),
             actor: String::new(),
@@ -367,9 +367,9 @@ mod tests {
     #[test]
     fn a_wave_holds_one_message_of_a_subject_at_most_and_all_stay_in_order() {
         let events = [event(1, 7), event(2, 8), event(3, 7), event(4, 7), event(5, 8)];
-        let places: Vec<Vec<i64>> =
+        let positions: Vec<Vec<i64>> =
             waves(&events).iter().map(|wave| wave.iter().map(|one| one.event.position).collect()).collect();
-        assert_eq!(places, [vec![1, 2], vec![3, 5], vec![4]]);
+        assert_eq!(positions, [vec![1, 2], vec![3, 5], vec![4]]);
     }
 
     #[test]
