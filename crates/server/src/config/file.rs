@@ -10,6 +10,9 @@ use toml::{
 
 use super::ConfigError;
 
+/// A key and its value with their positions.
+pub type KeyValue<'a> = (Spanned<String>, Spanned<DeValue<'a>>);
+
 /// The text of a configuration file and its name.
 pub struct File<'a> {
     name: String,
@@ -22,7 +25,7 @@ impl<'a> File<'a> {
     }
 
     /// Returns the sections in the order in which they are written.
-    pub fn sections(&self) -> Result<Vec<(Spanned<String>, Spanned<DeValue<'a>>)>, ConfigError> {
+    pub fn sections(&self) -> Result<Vec<KeyValue<'a>>, ConfigError> {
         let table = DeTable::parse(self.text).map_err(|error| self.toml_error(&error))?.into_inner();
         Ok(in_file_order(table))
     }
@@ -43,7 +46,7 @@ impl<'a> File<'a> {
 }
 
 /// Returns the keys of a table in the order in which they are written.
-pub fn in_file_order<'a>(table: DeTable<'a>) -> Vec<(Spanned<String>, Spanned<DeValue<'a>>)> {
+pub fn in_file_order<'a>(table: DeTable<'a>) -> Vec<KeyValue<'a>> {
     let mut keys: Vec<_> = table
         .into_iter()
         .map(|(key, value)| (Spanned::new(key.span(), key.into_inner().into_owned()), value))
