@@ -1,14 +1,22 @@
-//! Turns the `.proto` into Rust, without a protoc that somebody would have to install.
+//! Generates Rust from the `.proto` files, without an installed protoc.
+
+#[cfg(feature = "grpc")]
+const FILES: [&str; 4] = [
+    "faena/v1/event_service.proto",
+    "faena/v1/job_service.proto",
+    "faena/v1/schedule_service.proto",
+    "faena/v1/worker_service.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "grpc")]
     {
         use prost::Message;
-        let descriptors = protox::compile(["proto/faena/v1/faena.proto"], ["proto"])?;
+        let descriptors = protox::compile(FILES, ["proto"])?;
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
         // For server reflection.
         std::fs::write(out.join("faena_descriptor.bin"), descriptors.encode_to_vec())?;
-        // Without the constructors `connect`: the call of that name needs it.
+        // Without the generated constructor `connect`: it would clash with the method of that name.
         tonic_prost_build::configure()
             .build_client(true)
             .build_server(true)

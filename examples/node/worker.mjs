@@ -133,8 +133,8 @@ function converse(reports, closed) {
   worker.send = (frame) => registered && send(frame);
 
   socket.onopen = () => {
-    const holds = [...worker.jobs].map(([jobId, { run }]) => ({ jobId, run }));
-    send({ type: "register", ...registration(), token: TOKEN, holds });
+    const inFlight = [...worker.jobs].map(([jobId, { run }]) => ({ jobId, run }));
+    send({ type: "register", ...registration(), token: TOKEN, inFlight });
   };
   socket.onclose = () => {
     clearInterval(beat);

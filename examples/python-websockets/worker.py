@@ -107,8 +107,8 @@ class Worker:
                 return
 
     async def converse(self, socket):
-        holds = [{"jobId": job.id, "run": job.run} for job in self.jobs.values()]
-        register = {"type": "register", "workerId": self.id, "name": "python-websockets", "token": TOKEN, "holds": holds,
+        in_flight = [{"jobId": job.id, "run": job.run} for job in self.jobs.values()]
+        register = {"type": "register", "workerId": self.id, "name": "python-websockets", "token": TOKEN, "inFlight": in_flight,
                     "capabilities": list(HANDLERS), "concurrency": CONCURRENCY}
         await socket.send(json.dumps({key: value for key, value in register.items() if value is not None}))
         registered = json.loads(await socket.recv())

@@ -101,7 +101,7 @@ impl IntoResponse for ApiError {
                 code: self.code.as_str().into(),
                 message: self.message,
                 details: self.details,
-                request_id: crate::frame::request_id(),
+                request_id: crate::context::request_id(),
             },
         };
         let mut response = (status, Json(body)).into_response();

@@ -1,7 +1,8 @@
-//! Keeps web pages out: while there are no keys, whoever can connect may do everything, and a browser connects for any page.
+//! Keeps web pages out. While there are no API keys, every program that can connect may do everything, and a browser connects
+//! on behalf of any page.
 //!
-//! A request that a page of another origin has sent is refused by its `Origin`; a page that has pointed its own name at this
-//! machine (DNS rebinding), by the `Host` it names.
+//! A request from a page of another origin is rejected by its `Origin`. A page that has pointed its own name at this machine
+//! (DNS rebinding) is rejected by its `Host`.
 
 use std::net::IpAddr;
 
@@ -29,13 +30,13 @@ fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
     if let Some(origin) = text(header::ORIGIN) {
         let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
         if authority.is_empty() || Some(authority) != host {
-            return Some("a web page of another origin may not call this server");
+            return Some("a web page of another origin must not call this server");
         }
     }
     match host {
-        Some(host) if loopback_only && !is_loopback(host) => {
-            Some("this server answers only to localhost; call it by that name, or start it with --insecure-no-auth")
-        }
+        Some(host) if loopback_only && !is_loopback(host) => Some(
+            "this server accepts only requests to localhost; use that name, or start the server with --insecure-no-auth",
+        ),
         _ => None,
     }
 }
@@ -53,7 +54,7 @@ fn is_loopback(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn refused(host: &str, origin: Option<&str>) -> bool {
+    fn is_rejected(host: &str, origin: Option<&str>) -> bool {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, host.parse().expect("a value"));
         if let Some(origin) = origin {
@@ -63,20 +64,20 @@ mod tests {
     }
 
     #[test]
-    fn programs_and_pages_of_this_server_may_call() {
+    fn programs_and_pages_of_this_server_are_accepted() {
         for host in ["localhost:3000", "127.0.0.1:3000", "[::1]:3000", "LOCALHOST", "127.1.2.3"] {
-            assert!(!refused(host, None), "{host}");
+            assert!(!is_rejected(host, None), "{host}");
         }
-        assert!(!refused("localhost:3000", Some("http://localhost:3000")));
+        assert!(!is_rejected("localhost:3000", Some("http://localhost:3000")));
     }
 
     #[test]
-    fn pages_of_others_may_not() {
-        assert!(refused("localhost:3000", Some("http://evil.example")));
-        assert!(refused("localhost:3000", Some("http://localhost:4000")), "another port is another origin");
-        assert!(refused("localhost:3000", Some("null")));
-        assert!(refused("evil.example", None), "a name pointed at this machine");
-        assert!(refused("evil.example", Some("http://evil.example")));
-        assert!(refused("localhost.evil.example", None));
+    fn pages_of_other_origins_are_rejected() {
+        assert!(is_rejected("localhost:3000", Some("http://evil.example")));
+        assert!(is_rejected("localhost:3000", Some("http://localhost:4000")), "another port is another origin");
+        assert!(is_rejected("localhost:3000", Some("null")));
+        assert!(is_rejected("evil.example", None), "a name pointed at this machine");
+        assert!(is_rejected("evil.example", Some("http://evil.example")));
+        assert!(is_rejected("localhost.evil.example", None));
     }
 }

@@ -1,7 +1,7 @@
-//! REST and the doors for workers: decode, call, encode. The router is the table of contents.
+//! HTTP, WebSocket and gRPC: decodes requests, calls the engine, encodes responses. The router is the table of contents.
 
+mod context;
 mod error;
-mod frame;
 mod grpc;
 mod guard;
 mod health;
@@ -22,16 +22,18 @@ use faena_engine::Engine;
 use tokio_util::sync::CancellationToken;
 
 pub use error::{ApiError, ApiResult};
+pub use metrics::{METRICS, Metric, MetricKind};
 
-/// What handlers work with. Behind one reference: it is handed on several times per request.
+/// State of the handlers. One reference, because it is cloned several times per request.
 #[derive(Clone)]
 pub struct Api(Arc<Parts>);
 
+/// Parts of [`Api`].
 pub struct Parts {
     pub engine: Arc<Engine>,
-    /// Only this machine may call, so it has to be called by a name of this machine.
+    /// Whether only programs on this machine may call, so that the `Host` of a request must be this machine.
     pub loopback_only: bool,
-    /// Streams end when this is cancelled.
+    /// Cancelled when the server stops; ends all streams.
     pub closing: CancellationToken,
 }
 
@@ -46,7 +48,7 @@ impl Parts {
         &self.engine.job_parser
     }
 
-    /// The job as it is shown: with the limit that holds for it when it names none.
+    /// Fills in the default timeout of a job that has none of its own.
     pub fn shown(&self, mut job: JobView) -> JobView {
         let default_ms = u64::try_from(self.engine.config.processing_timeout.as_millis()).unwrap_or(u64::MAX);
         job.timeout_ms.get_or_insert(default_ms);
@@ -62,6 +64,7 @@ impl std::ops::Deref for Api {
     }
 }
 
+/// Builds the routes of HTTP, WebSocket and gRPC.
 pub fn router(api: Api) -> Router {
     let jobs = Router::new()
         .route("/", post(rest::jobs::create).get(rest::list::list))
@@ -85,12 +88,12 @@ pub fn router(api: Api) -> Router {
         .route("/", get(rest::webhooks::list))
         .route("/{id}", get(rest::webhooks::show))
         .route("/{id}/redeliver", post(rest::webhooks::redeliver));
-    let letters = Router::new()
-        .route("/", get(rest::letters::list))
-        .route("/stats", get(rest::letters::stats))
-        .route("/bulk/{action}", post(rest::bulk::letters))
-        .route("/{id}", get(rest::letters::show).delete(rest::letters::delete))
-        .route("/{id}/retry", post(rest::letters::retry));
+    let dead_letters = Router::new()
+        .route("/", get(rest::dead_letters::list))
+        .route("/stats", get(rest::dead_letters::stats))
+        .route("/bulk/{action}", post(rest::bulk::dead_letters))
+        .route("/{id}", get(rest::dead_letters::show).delete(rest::dead_letters::delete))
+        .route("/{id}/retry", post(rest::dead_letters::retry));
     let outbox = Router::new()
         .route("/", get(rest::outbox::sinks))
         .route("/dead", get(rest::outbox::dead))
@@ -122,11 +125,11 @@ pub fn router(api: Api) -> Router {
     Router::new()
         .nest("/api/v1/jobs", jobs)
         .nest("/api/v1/schedules", schedules)
-        .nest("/api/v1/dead-letter", letters)
+        .nest("/api/v1/dead-letter", dead_letters)
         .nest("/api/v1/outbox", outbox)
         .nest("/api/v1/queues", queues)
-        .route("/api/v1/limits", get(rest::queues::limits).patch(rest::queues::set_limit))
-        .route("/api/v1/limits/reset", post(rest::queues::reset_limit))
+        .route("/api/v1/limits", get(rest::limits::list).patch(rest::limits::set))
+        .route("/api/v1/limits/reset", post(rest::limits::reset))
         .nest("/api/v1/bulk", bulk)
         .route("/api/v1/audit", get(rest::audit::list))
         .route("/api/v1/events", get(rest::stream::events))
@@ -140,6 +143,6 @@ pub fn router(api: Api) -> Router {
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(axum::middleware::from_fn_with_state(api.clone(), guard::guard))
-        .layer(axum::middleware::from_fn(frame::frame))
+        .layer(axum::middleware::from_fn(context::with_context))
         .with_state(api)
 }

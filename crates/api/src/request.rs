@@ -1,13 +1,13 @@
 //! Reads the parts of a request that several handlers share: body, path and query string.
 
-use std::{error::Error, time::Duration};
+use std::{collections::HashSet, error::Error, time::Duration};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{FromRequestParts, Path},
     http::request::Parts,
 };
-use faena_domain::{ErrorCode, JobId};
+use faena_domain::{ErrorCode, FieldError, JobId, parse::Fields};
 use http_body_util::LengthLimitError;
 
 use crate::{Api, ApiError, ApiResult};
@@ -36,6 +36,20 @@ pub async fn read_bytes(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
 }
 
 /// Splits a body into its fields; an empty body counts as an empty object.
+pub fn optional_fields<'a>(api: &Api, body: &'a Bytes) -> ApiResult<Fields<'a>> {
+    Ok(api.parser().fields(if body.is_empty() { b"{}" } else { body })?)
+}
+
+/// Fails if any field could not be read or is unknown.
+pub fn finish(fields: Fields) -> ApiResult<()> {
+    check(fields.finish())
+}
+
+/// Fails if there are errors.
+pub fn check(errors: Vec<FieldError>) -> ApiResult<()> {
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
+}
+
 /// Variable part of a path. One that is not UTF-8 is answered like every other invalid field.
 pub struct Segment(pub String);
 
@@ -52,4 +66,41 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 
 pub fn parse_job_id(text: &str) -> ApiResult<JobId> {
     text.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))
+}
+
+/// Passes each parameter of a query string to `set`, and reports every parameter that `set` rejects.
+///
+/// A parameter may occur once, except those in `repeatable`. No name, tag or key has control characters, and PostgreSQL
+/// rejects some of them in any query, so values that contain one are rejected here.
+pub fn read_query(
+    query: Option<&str>,
+    repeatable: &[&str],
+    mut set: impl FnMut(&str, String) -> Result<(), String>,
+) -> ApiResult<()> {
+    let mut errors = Vec::new();
+    let mut seen = HashSet::new();
+    for (name, value) in query_pairs(query) {
+        let result = if !seen.insert(name.clone()) && !repeatable.contains(&name.as_str()) {
+            Err("must be given only once".into())
+        } else if value.contains(char::is_control) {
+            Err(CONTROL_CHARACTERS.into())
+        } else {
+            set(&name, value)
+        };
+        errors.extend(result.err().map(|message| FieldError::new(name, message)));
+    }
+    check(errors)
+}
+
+pub const UNKNOWN_PARAMETER: &str = "unknown parameter";
+pub const CONTROL_CHARACTERS: &str = "must not contain control characters";
+
+fn query_pairs(query: Option<&str>) -> Vec<(String, String)> {
+    url::form_urlencoded::parse(query.unwrap_or("").as_bytes()).into_owned().collect()
+}
+
+/// Parses a number from 1 to `max`.
+pub fn parse_number(value: &str, max: usize) -> Result<usize, String> {
+    let number = value.parse().ok().filter(|number| (1..=max).contains(number));
+    number.ok_or_else(|| format!("must be a number from 1 to {max}"))
 }

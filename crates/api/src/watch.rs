@@ -1,4 +1,4 @@
-//! Watching what happens, whatever the door: what may be asked for, and what comes when.
+//! Streams events to a caller, for server-sent events and gRPC alike.
 
 use std::time::Duration;
 
@@ -6,70 +6,73 @@ use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
 use faena_engine::live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told};
 use faena_store::EventPosition;
 
-use crate::{Api, ApiError};
+use crate::{Api, ApiError, ApiResult};
 
-/// Whoever is told nothing else is told this often that the line holds, and up to where it has come.
+/// Time without an event after which the stream sends a heartbeat with the position it has reached.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How soon a database that does not answer is asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Delay before the next attempt to read from a database that fails.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_TYPES: usize = 32;
-const MAX_TEXT: usize = 255;
+const MAX_TEXT_BYTES: usize = 255;
 
-/// What somebody wants to watch, as it was said.
+/// What a caller wants to watch, as it was sent.
 #[derive(Default)]
-pub struct Ask {
+pub struct WatchRequest {
     pub types: Vec<String>,
     pub queue: Option<String>,
     pub correlation_id: Option<String>,
     pub job_id: Option<String>,
-    /// The name of the place where it was said, and the place.
-    pub from: Option<(&'static str, String)>,
+    /// Name of the parameter or header with the position to resume after, and its value.
+    pub after: Option<(&'static str, String)>,
 }
 
 pub enum Item {
-    Told(Told),
-    /// Nothing has happened that was asked for.
+    Event(Told),
+    /// No event has happened that matches.
     Heartbeat,
 }
 
-pub struct Watch {
+/// Stream of the events that match a request.
+pub struct EventStream {
     api: Api,
     subscription: Subscription,
-    greeted: bool,
+    has_begun: bool,
 }
 
-impl Watch {
-    pub async fn begin(api: &Api, ask: Ask) -> Result<Watch, ApiError> {
-        let (filter, from) = read(ask).map_err(ApiError::invalid)?;
-        let subscription = api.engine.live.subscribe(from, filter, Timestamp::now()).await?;
-        Ok(Watch { api: api.clone(), subscription, greeted: false })
+impl EventStream {
+    /// Subscribes to events. Fails if the request is not valid or this node has too many subscribers.
+    pub async fn open(api: &Api, request: WatchRequest) -> ApiResult<EventStream> {
+        let (filter, after) = parse(request).map_err(ApiError::invalid)?;
+        let subscription = api.engine.live.subscribe(after, filter, Timestamp::now()).await?;
+        Ok(EventStream { api: api.clone(), subscription, has_begun: false })
     }
 
-    /// What events say where they come from.
+    /// Returns the `source` of the events.
     pub fn source(&self) -> &str {
         &self.api.engine.config.outbox.source
     }
 
-    /// What comes next, and the place from which one may go on after it. A heartbeat comes first: it tells that nothing is missed from now
-    /// on. `None`: the server closes.
+    /// Waits for the next item and returns it with the position to resume after; `None` when the server stops.
+    ///
+    /// The first item is a heartbeat: from its position on, no event is missed.
     pub async fn next(&mut self) -> Option<(Item, EventPosition)> {
-        if !std::mem::replace(&mut self.greeted, true) {
+        if !std::mem::replace(&mut self.has_begun, true) {
             return Some((Item::Heartbeat, self.subscription.place()));
         }
         let heartbeat = tokio::time::sleep(HEARTBEAT);
         tokio::pin!(heartbeat);
         loop {
-            let told = tokio::select! {
+            let next = tokio::select! {
                 () = self.api.closing.cancelled() => return None,
-                told = self.subscription.next() => told,
+                next = self.subscription.next() => next,
                 () = &mut heartbeat => return Some((Item::Heartbeat, self.subscription.place())),
             };
-            match told {
-                Ok(told) => return Some((Item::Told(told), self.subscription.place())),
-                // The database is away. Nothing is lost by that; it is read when it is back.
+            match next {
+                Ok(event) => return Some((Item::Event(event), self.subscription.place())),
+                // The database is not available. No event is lost: they are read once it is back.
                 Err(_) => tokio::select! {
                     () = self.api.closing.cancelled() => return None,
-                    () = tokio::time::sleep(ASK_AGAIN) => {}
+                    () = tokio::time::sleep(RETRY_DELAY) => {}
                 },
             }
         }
@@ -88,35 +91,37 @@ impl From<Refused> for ApiError {
     }
 }
 
-fn read(ask: Ask) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError>> {
+fn parse(request: WatchRequest) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError>> {
     let mut errors = Vec::new();
     let mut check = |name: &str, text: &str| {
-        if text.is_empty() || text.len() > MAX_TEXT || text.contains(char::is_control) {
-            errors.push(FieldError::new(name, format!("must have 1 to {MAX_TEXT} bytes and no control characters")));
+        if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.contains(char::is_control) {
+            let message = format!("must have 1 to {MAX_TEXT_BYTES} bytes and no control characters");
+            errors.push(FieldError::new(name, message));
         }
     };
-    ask.types.iter().for_each(|kind| check("types", kind));
-    ask.queue.iter().for_each(|queue| check("queue", queue));
-    ask.correlation_id.iter().for_each(|id| check("correlationId", id));
-    if ask.types.len() > MAX_TYPES {
-        errors.push(FieldError::new("types", format!("must be at most {MAX_TYPES}; * stands for anything: job.*")));
+    request.types.iter().for_each(|kind| check("types", kind));
+    request.queue.iter().for_each(|queue| check("queue", queue));
+    request.correlation_id.iter().for_each(|id| check("correlationId", id));
+    if request.types.len() > MAX_TYPES {
+        let message = format!("must have at most {MAX_TYPES} types; use a pattern such as \"job.*\"");
+        errors.push(FieldError::new("types", message));
     }
-    let job = ask.job_id.and_then(|text| {
+    let job = request.job_id.and_then(|text| {
         let id = text.parse::<JobId>().ok();
         if id.is_none() {
-            errors.push(FieldError::new("jobId", "must be the id of a job"));
+            errors.push(FieldError::new("jobId", "must be a UUID"));
         }
         id
     });
-    let from = ask.from.and_then(|(name, text)| {
-        let place = text.trim().parse::<EventPosition>().ok().filter(|place| *place >= 0);
-        if place.is_none() {
-            let message =
-                "must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept";
+    let after = request.after.and_then(|(name, text)| {
+        let position = text.trim().parse::<EventPosition>().ok().filter(|position| *position >= 0);
+        if position.is_none() {
+            let message = "must be the id of an event of this stream, or 0 for the oldest; omit it to start now";
             errors.push(FieldError::new(name, message));
         }
-        place
+        position
     });
-    let filter = EventFilter { types: ask.types, queue: ask.queue, correlation_id: ask.correlation_id, job };
-    if errors.is_empty() { Ok((filter, from)) } else { Err(errors) }
+    let filter =
+        EventFilter { types: request.types, queue: request.queue, correlation_id: request.correlation_id, job };
+    if errors.is_empty() { Ok((filter, after)) } else { Err(errors) }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use faena_domain::JobView;
-use faena_wire::{BulkAnswer, Changed, DeadLetterList, DeadLetterStats};
+use faena_wire::{BulkResponse, Changed, DeadLetterList, DeadLetterStats};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -207,7 +207,7 @@ async fn act_on_many(body: &Value, connection: &Connection, action: &str, what: 
         print(&text);
         return Ok(());
     }
-    let answer: BulkAnswer =
+    let answer: BulkResponse =
         serde_json::from_str(&text).map_err(|e| Problem::Other(format!("the answer was not understood: {e}")))?;
     let at_least = if answer.matched_is_exact { "" } else { "at least " };
     if answer.dry_run {

@@ -113,7 +113,7 @@ async fn show(client: &Client, request: reqwest::RequestBuilder, connection: &Co
             limit.scope,
             limit.name.unwrap_or_default(),
             limit.concurrency.map_or_else(none, |n| n.to_string()),
-            limit.held.map(|n| n.to_string()).unwrap_or_default(),
+            limit.in_flight.map(|n| n.to_string()).unwrap_or_default(),
             limit.rate.map_or_else(none, |rate| rate.to_string()),
             limit.tokens.map(|n| n.to_string()).unwrap_or_default(),
             limit.origin,

@@ -36,7 +36,7 @@ use crate::{
     schedules::{self, Schedules},
     throughput::Throughput,
     webhooks::Webhooks,
-    workers::{KeyLocks, ReportHandler, Workers, status_writer},
+    workers::{CloseReason, KeyLocks, ReportHandler, Workers, status_writer},
 };
 
 pub struct Engine {
@@ -528,7 +528,7 @@ impl Engine {
         let _ = tokio::time::timeout(Duration::from_secs(5), self.slots.wait()).await;
         let told = async {
             // Workers elsewhere keep their jobs and connect to another server, or to this one when it is back.
-            self.workers.close_all("the server stops; connect again");
+            self.workers.close_all(CloseReason::ServerStopping);
             self.reporter.settled().await;
             // A receiver that does not answer is not waited for; another node, or the next start, sends it again.
             let _ = tokio::time::timeout(LAST_WEBHOOKS, self.webhooks.settled()).await;
@@ -645,7 +645,7 @@ async fn renew(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
     // Another node has taken this one for dead and given its jobs away. Start afresh, as a new node.
     let lost = engine.in_flight.drop_all();
     tracing::error!(jobs = lost.len(), "this node was taken for dead (was it asleep?); its jobs run elsewhere now");
-    engine.workers.drop_all(&engine.in_flight, "this server was taken for dead; connect again");
+    engine.workers.drop_all(&engine.in_flight, CloseReason::ServerDeclaredDead);
     for held in lost {
         held.ask_to_stop("this node lost its lease", now);
     }

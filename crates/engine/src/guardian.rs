@@ -23,7 +23,12 @@ use std::{
 use faena_domain::{LogEvent, LogLine, Timestamp};
 use faena_store::{RunOutcome, StoreError};
 
-use crate::{Engine, Round, config::ms, nodes, workers::watch};
+use crate::{
+    Engine, Round,
+    config::ms,
+    nodes,
+    workers::{CloseReason, watch},
+};
 
 /// Whose acts are counted, for the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,7 +203,7 @@ async fn adrift(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         let jobs = lost.freed.orphaned + lost.freed.returned;
         tracing::warn!(actor = ACTOR, worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
         if let Some(worker) = engine.workers.find(lost.id) {
-            worker.close("it was given up for lost");
+            worker.close(CloseReason::WorkerLost);
             engine.workers.drop_worker(&worker, &engine.in_flight);
         }
     }

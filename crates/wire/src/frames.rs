@@ -1,6 +1,6 @@
-//! What a worker and the server say to each other on a WebSocket: JSON objects with a `type` (SPEC 4.1).
+//! Frames between a worker and the server on a WebSocket: JSON objects with a `type`.
 //!
-//! One flat struct per direction: fields that a type does not use are absent. A tagged enum would read each frame twice and
+//! One flat struct per direction; fields that a type does not use are absent. A tagged enum would parse each frame twice and
 //! could not keep payloads and results to the letter.
 
 use std::borrow::Cow;
@@ -9,7 +9,7 @@ use faena_domain::{JobId, Progress, Run, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// From the worker: `register`, `heartbeat`, `started`, `progress`, `log`, `step`, `complete`, `fail`, `release`, `drain`, `leave`.
+/// Frame of a worker: `register`, `heartbeat`, `started`, `progress`, `log`, `step`, `complete`, `fail`, `release`, `drain`, `leave`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkerFrame<'a> {
@@ -29,14 +29,14 @@ pub struct WorkerFrame<'a> {
     pub concurrency: Option<u32>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub token: Option<Cow<'a, str>>,
-    /// It tells each start itself with `started`; otherwise a job counts as started when it is delivered.
+    /// Whether the worker reports `started`; otherwise a job counts as started when it is delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tells_starts: Option<bool>,
-    /// The jobs it has in its hands. What the server thinks it has besides goes to others at once.
+    pub reports_starts: Option<bool>,
+    /// Jobs that the worker has in flight. The server reassigns all others that it assigned to the worker before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holds: Option<Vec<HeldRun>>,
+    pub in_flight: Option<Vec<JobRun>>,
 
-    // about a job
+    // reports about a job
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_id: Option<JobId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -50,10 +50,10 @@ pub struct WorkerFrame<'a> {
     /// `step`, `complete`: any JSON.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub result: Option<&'a RawValue>,
-    /// `step`: how many steps the job has, if the worker knows.
+    /// `step`: steps in total, if the worker knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u32>,
-    /// `fail`: a text, or any JSON, which is kept as text.
+    /// `fail`: a string, or any other JSON, which is kept as text.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a RawValue>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,15 +62,41 @@ pub struct WorkerFrame<'a> {
     pub retry_after_ms: Option<u64>,
 }
 
+impl WorkerFrame<'_> {
+    /// Names of all fields in JSON.
+    pub const FIELDS: [&'static str; 18] = [
+        "type",
+        "workerId",
+        "name",
+        "capabilities",
+        "queues",
+        "concurrency",
+        "token",
+        "reportsStarts",
+        "inFlight",
+        "jobId",
+        "run",
+        "progress",
+        "message",
+        "result",
+        "totalSteps",
+        "error",
+        "retryable",
+        "retryAfterMs",
+    ];
+}
+
+/// A run of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HeldRun {
+pub struct JobRun {
     pub job_id: JobId,
     pub run: Run,
 }
 
-/// From the server: `registered`, `job`, `ack`, `cancel`, `drain`, `resume`, `heartbeat`, `error`. What a worker does not know of
-/// it leaves alone.
+/// Frame of the server: `registered`, `job`, `ack`, `cancel`, `drain`, `resume`, `heartbeat`, `error`.
+///
+/// A worker ignores fields and types that it does not know.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerFrame<'a> {
@@ -82,7 +108,7 @@ pub struct ServerFrame<'a> {
     pub worker_id: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat_interval_ms: Option<u64>,
-    /// Whether this is the same life as before, with the jobs in its hands.
+    /// Whether an earlier registration, with its jobs, was resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<bool>,
 
@@ -95,7 +121,7 @@ pub struct ServerFrame<'a> {
     pub job_id: Option<JobId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Run>,
-    /// `ack`: which report this is about.
+    /// `ack`: type of the report.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub of: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,6 +134,7 @@ pub struct ServerFrame<'a> {
     pub error: Option<FrameError<'a>>,
 }
 
+/// Error about a frame or report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FrameError<'a> {
     #[serde(borrow)]
@@ -116,7 +143,7 @@ pub struct FrameError<'a> {
     pub message: Cow<'a, str>,
 }
 
-/// A job as it is handed to a worker, on a WebSocket and in the answer to a claim.
+/// A job to run, on a WebSocket and in the response to a claim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobFrame<'a> {
@@ -136,22 +163,60 @@ pub struct JobFrame<'a> {
     pub correlation_id: Cow<'a, str>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<Cow<'a, str>>,
-    /// The schedule that made it, and for which due time.
+    /// Schedule that created the job, and for which due time.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_due: Option<Timestamp>,
-    /// When it is told to stop.
+    /// When the run times out.
     pub deadline: Timestamp,
-    /// Steps that an earlier run has finished, with their results.
+    /// Steps that earlier runs completed.
     #[serde(default, borrow)]
     pub steps: Vec<StepFrame<'a>>,
 }
 
+/// A completed step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepFrame<'a> {
     #[serde(borrow)]
     pub name: Cow<'a, str>,
     #[serde(borrow)]
     pub result: &'a RawValue,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_list_of_fields_is_complete() {
+        let raw = serde_json::value::to_raw_value(&1).expect("JSON");
+        let frame = WorkerFrame {
+            kind: "register".into(),
+            worker_id: Some("".into()),
+            name: Some("".into()),
+            capabilities: Some(Vec::new()),
+            queues: Some(Vec::new()),
+            concurrency: Some(1),
+            token: Some("".into()),
+            reports_starts: Some(true),
+            in_flight: Some(Vec::new()),
+            job_id: Some(JobId::new()),
+            run: Some(1),
+            progress: Some(Progress::default()),
+            message: Some("".into()),
+            result: Some(&raw),
+            total_steps: Some(1),
+            error: Some(&raw),
+            retryable: Some(true),
+            retry_after_ms: Some(1),
+        };
+        let json = json!(frame);
+        let mut names: Vec<&str> = json.as_object().expect("an object").keys().map(String::as_str).collect();
+        let mut fields = WorkerFrame::FIELDS.to_vec();
+        (names.sort_unstable(), fields.sort_unstable());
+        assert_eq!(names, fields);
+    }
 }

@@ -1,14 +1,14 @@
-//! What travels between Faena and its callers: bodies and names, no logic.
+//! Types of the messages between Faena and its callers: HTTP bodies, WebSocket frames and the gRPC protocol. No logic.
 
 pub mod frames;
 
-/// The messages and services of `proto/faena/v1/faena.proto`.
+/// Messages and services of `proto/faena/v1`.
 #[cfg(feature = "grpc")]
 #[allow(clippy::all, clippy::unwrap_used, missing_docs, reason = "generated")]
 pub mod v1 {
     tonic::include_proto!("faena.v1");
 
-    /// What server reflection tells.
+    /// Descriptors of all files, for server reflection.
     pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
 }
 
@@ -21,7 +21,7 @@ use faena_domain::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The answer to a refused request.
+/// Body of every error response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ErrorBody {
     pub error: ErrorInfo,
@@ -37,7 +37,7 @@ pub struct ErrorInfo {
     pub request_id: String,
 }
 
-/// The answer to `POST /api/v1/jobs`.
+/// Response of `POST /api/v1/jobs`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Created {
@@ -47,13 +47,13 @@ pub struct Created {
     pub correlation_id: String,
 }
 
-/// The answer to `POST /api/v1/jobs/batch`.
+/// Response of `POST /api/v1/jobs/batch`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CreatedBatch {
     pub ids: Vec<JobId>,
 }
 
-/// The answer to `GET /api/v1/jobs`.
+/// Response of `GET /api/v1/jobs`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobList {
@@ -62,12 +62,12 @@ pub struct JobList {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<u64>,
     pub limit: u64,
-    /// Give this as `cursor` to go on.
+    /// Value of `cursor` for the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<JobId>,
 }
 
-/// The answer to `GET /api/v1/dead-letter`.
+/// Response of `GET /api/v1/dead-letter`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterList {
@@ -77,50 +77,51 @@ pub struct DeadLetterList {
     pub page: Option<u64>,
     pub limit: u64,
     pub total_pages: u64,
-    /// Give this as `cursor` to go on.
+    /// Value of `cursor` for the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<JobId>,
 }
 
-/// The answer to `GET /api/v1/dead-letter/stats`.
+/// Response of `GET /api/v1/dead-letter/stats`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterStats {
     pub total: u64,
     pub by_type: BTreeMap<String, u64>,
     pub by_queue: BTreeMap<String, u64>,
-    /// Of the newest letters; `reasons_of` says of how many.
+    /// Counts among the newest dead letters only; `reasons_of` says how many those are.
     pub by_reason: BTreeMap<String, u64>,
     pub reasons_of: u64,
-    /// When the oldest and the newest of them were created.
+    /// When the oldest and the newest dead letter were created.
     pub oldest: Option<Timestamp>,
     pub newest: Option<Timestamp>,
 }
 
-/// The answer to a bulk action.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Response to a bulk action.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BulkAnswer {
-    /// Where it is kept; absent when nothing was to be done.
+pub struct BulkResponse {
+    /// Id under `/api/v1/bulk`; absent if there was nothing to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<BulkId>,
     pub dry_run: bool,
-    /// Jobs that the filter finds and the action fits.
+    /// Jobs that match the filter and are in a state that allows the action.
     pub matched: u64,
-    /// `false`: there are at least so many; counting all would take too long.
+    /// `false` if `matched` is a lower bound: counting all jobs would take too long.
     pub matched_is_exact: bool,
-    /// Jobs on which the action was done so far.
+    /// Jobs that the action was applied to so far.
     pub done: u64,
-    /// Jobs that had moved on before the action reached them.
+    /// Jobs that had changed their state before the action reached them.
     pub skipped: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_second: Option<u32>,
-    /// The ids of the first of them.
+    /// Ids of the first matching jobs.
     pub sample: Vec<JobId>,
-    /// The same jobs, with what tells them apart.
+    /// The jobs of `sample`, with details.
     pub examples: Vec<BulkExample>,
 }
 
+/// Job that a bulk action matches.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BulkExample {
     pub id: JobId,
@@ -132,7 +133,7 @@ pub struct BulkExample {
     pub error: Option<String>,
 }
 
-/// How far a bulk action has come.
+/// A bulk action and its progress.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BulkView {
@@ -145,47 +146,48 @@ pub struct BulkView {
     pub matched: u64,
     pub done: u64,
     pub skipped: u64,
-    /// When it goes on.
+    /// When the next jobs are processed.
     pub due_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,
-    /// Why it ended early.
+    /// Why the action ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The answer to `GET /api/v1/bulk`.
+/// Response of `GET /api/v1/bulk`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BulkList {
     pub actions: Vec<BulkView>,
 }
 
-/// The answer to `GET /api/v1/audit`.
+/// Response of `GET /api/v1/audit`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditList {
     pub entries: Vec<AuditRow>,
-    /// Give this as `before` to go on.
+    /// Value of `before` for the next page.
     pub next: Option<i64>,
 }
 
-/// The answer to `GET /api/v1/queues`.
+/// Response of `GET /api/v1/queues`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QueueList {
     pub queues: Vec<QueueView>,
 }
 
+/// A queue.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueView {
     pub name: String,
-    /// Jobs that could run now, by priority.
+    /// Jobs that are ready to run, by priority.
     pub depth: Depth,
     pub pending: u64,
     pub retrying: u64,
     pub running: u64,
-    /// Since when the first of those in `depth` could run, and how long that is.
+    /// Since when the oldest job in `depth` has been ready, and how long that is.
     pub oldest: Option<Timestamp>,
     pub waiting_ms: Option<u64>,
-    /// Runs that ended in the last minute. `null`: not known yet.
+    /// Runs that ended in the last minute; `null` if not known yet.
     pub rate_per_minute: Option<f64>,
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
@@ -194,6 +196,7 @@ pub struct QueueView {
     pub paused: Option<Pause>,
 }
 
+/// Ready jobs of a queue by priority.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Depth {
     #[serde(rename = "CRITICAL")]
@@ -207,12 +210,13 @@ pub struct Depth {
     pub total: u64,
 }
 
-/// The answer to `GET /api/v1/limits`.
+/// Response of `GET /api/v1/limits`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LimitList {
     pub limits: Vec<LimitView>,
 }
 
+/// A limit on concurrency or rate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitView {
@@ -225,17 +229,17 @@ pub struct LimitView {
     pub origin: String,
     pub changed_at: Timestamp,
     pub changed_by: String,
-    /// When it last held a job back.
+    /// When the limit last delayed a job.
     pub reached_at: Option<Timestamp>,
-    /// Jobs in workers' hands that count for it. Not told of keys: each has its own.
+    /// Jobs in flight that count towards the limit. Absent for keys: each key has its own count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<u64>,
-    /// How many more may start now. Not told of keys.
+    pub in_flight: Option<u64>,
+    /// Jobs that may start now. Absent for keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
 }
 
-/// The answer to cancel and retry.
+/// Response to cancelling or retrying a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Changed {
@@ -243,40 +247,40 @@ pub struct Changed {
     pub status: JobState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_count: Option<u32>,
-    /// A worker has been told to stop and has not done so yet.
+    /// Whether a worker was asked to stop the job and has not done so yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancel_requested: bool,
 }
 
-/// The answer to `GET /api/v1/workers`.
+/// Response of `GET /api/v1/workers`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerList {
     pub workers: Vec<WorkerView>,
     pub total: u64,
 }
 
-/// The answer to `GET /api/v1/webhooks`.
+/// Response of `GET /api/v1/webhooks`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookList {
     pub webhooks: Vec<WebhookView>,
     pub limit: u64,
-    /// Give this as `cursor` to go on.
+    /// Value of `cursor` for the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<WebhookId>,
 }
 
-/// The answer to `POST /api/v1/schedules`.
+/// Response of `POST /api/v1/schedules`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreatedSchedule {
     pub id: ScheduleId,
     pub name: String,
-    /// `None`: it is not active.
+    /// `None` if the schedule is not active.
     pub next_run_at: Option<Timestamp>,
 }
 
-/// The answer to `GET /api/v1/schedules`.
+/// Response of `GET /api/v1/schedules`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScheduleList {
     pub schedules: Vec<ScheduleView>,
@@ -285,16 +289,16 @@ pub struct ScheduleList {
     pub limit: u64,
 }
 
-/// The answer to `GET /api/v1/schedules/:id/preview`.
+/// Response of `GET /api/v1/schedules/:id/preview`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunList {
     pub runs: Vec<ScheduledRun>,
     pub timezone: String,
-    /// When it is due, in words.
+    /// Timing in words.
     pub explanation: String,
 }
 
-/// The answer to `POST /api/v1/schedules/validate`, when there is nothing wrong.
+/// Response of `POST /api/v1/schedules/validate` for a valid schedule.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ValidSchedule {
@@ -304,20 +308,20 @@ pub struct ValidSchedule {
     pub next_runs: Vec<ScheduledRun>,
 }
 
-/// The answer to `GET /api/v1/schedules/:id/ticks`.
+/// Response of `GET /api/v1/schedules/:id/ticks`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TickList {
     pub ticks: Vec<TickRow>,
 }
 
-/// The answer to `POST /api/v1/schedules/:id/trigger`.
+/// Response of `POST /api/v1/schedules/:id/trigger`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Triggered {
     pub job_id: JobId,
 }
 
-/// The answer to `POST /api/v1/workers/register`.
+/// Response of `POST /api/v1/workers/register`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Registered {
@@ -326,18 +330,20 @@ pub struct Registered {
     pub resumed: bool,
 }
 
+/// Response of actions that return nothing else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Success {
     pub success: bool,
 }
 
-/// The answer to `/health/ready`.
+/// Response of `/health/ready`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ready {
     pub status: Health,
     pub checks: Checks,
 }
 
+/// Result of a health check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {

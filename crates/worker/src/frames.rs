@@ -47,7 +47,7 @@ pub(crate) struct WorkerFrame<'a> {
     pub token: Option<&'a str>,
     /// The runs that this worker still works on. The server reassigns all other jobs of the worker.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub holds: Option<Vec<RunKey>>,
+    pub in_flight: Option<Vec<RunKey>>,
 
     // reports about a job
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +84,7 @@ impl WorkerFrame<'_> {
             queues: None,
             concurrency: None,
             token: None,
-            holds: None,
+            in_flight: None,
             job_id: None,
             run: None,
             progress: None,

@@ -11,7 +11,7 @@ use crate::{
     settings::Settings,
 };
 
-pub(crate) fn register(settings: &Settings, worker_id: &str, holds: Vec<RunKey>) -> Utf8Bytes {
+pub(crate) fn register(settings: &Settings, worker_id: &str, in_flight: Vec<RunKey>) -> Utf8Bytes {
     encode(&WorkerFrame {
         worker_id: Some(worker_id),
         name: settings.name.as_deref(),
@@ -19,7 +19,7 @@ pub(crate) fn register(settings: &Settings, worker_id: &str, holds: Vec<RunKey>)
         queues: (!settings.queues.is_empty()).then_some(&settings.queues),
         concurrency: Some(settings.concurrency),
         token: settings.address.token(),
-        holds: Some(holds),
+        in_flight: Some(in_flight),
         ..WorkerFrame::new(WorkerFrameKind::Register)
     })
 }

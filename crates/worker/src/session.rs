@@ -82,10 +82,10 @@ impl Session {
 
     /// Starts a new connection: registers the worker with the runs it still works on.
     pub fn on_connected(&mut self) {
-        let holds = self.runs.in_flight().chain(self.reports.finished_runs()).collect();
+        let in_flight = self.runs.in_flight().chain(self.reports.finished_runs()).collect();
         self.close_reason = None;
         self.outbox.clear();
-        self.outbox.push_back(outgoing::register(&self.settings, &self.worker_id, holds));
+        self.outbox.push_back(outgoing::register(&self.settings, &self.worker_id, in_flight));
     }
 
     pub fn on_disconnected(&mut self) {

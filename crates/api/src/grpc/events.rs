@@ -1,61 +1,62 @@
-//! `faena.v1.EventService`: what happens, as `GET /api/v1/events` tells it.
+//! `faena.v1.EventService`: the stream of `GET /api/v1/events`.
 
 use std::pin::Pin;
 
 use faena_engine::live::Told;
 use faena_store::{EventPosition, StoredEvent};
 use faena_wire::v1::{
-    Event, EventGap, EventMessage, EventPlaceReached, SubscribeRequest, event_message::Message,
-    event_service_server::EventService,
+    Event, EventGap, PositionReached, SubscribeRequest, SubscribeResponse, event_service_server::EventService,
+    subscribe_response::Message,
 };
 use futures_util::Stream;
 use tonic::{Request, Response, Status};
 
+use super::{GrpcResult, convert};
 use crate::{
     Api,
-    watch::{Ask, Item, Watch},
+    watch::{EventStream, Item, WatchRequest},
 };
 
 pub struct Events(pub Api);
 
 #[tonic::async_trait]
 impl EventService for Events {
-    type SubscribeStream = Pin<Box<dyn Stream<Item = Result<EventMessage, Status>> + Send>>;
+    type SubscribeStream = Pin<Box<dyn Stream<Item = Result<SubscribeResponse, Status>> + Send>>;
 
-    async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+    async fn subscribe(&self, request: Request<SubscribeRequest>) -> GrpcResult<Self::SubscribeStream> {
         let request = request.into_inner();
-        let ask = Ask {
+        let request = WatchRequest {
             types: request.types,
             queue: request.queue,
             correlation_id: request.correlation_id,
             job_id: request.job_id,
-            from: request.after.map(|place| ("after", place.to_string())),
+            after: request.after.map(|position| ("after", position.to_string())),
         };
-        let watch = Watch::begin(&self.0, ask).await?;
-        let stream = futures_util::stream::unfold(watch, |mut watch| async move {
-            let (item, place) = watch.next().await?;
-            Some((Ok(message(item, place, watch.source())), watch))
+        let events = EventStream::open(&self.0, request).await?;
+        let stream = futures_util::stream::unfold(events, |mut events| async move {
+            let (item, position) = events.next().await?;
+            Some((Ok(response(item, position, events.source())), events))
         });
         Ok(Response::new(Box::pin(stream)))
     }
 }
 
-fn message(item: Item, place: EventPosition, source: &str) -> EventMessage {
+fn response(item: Item, position: EventPosition, source: &str) -> SubscribeResponse {
     let message = match item {
-        Item::Heartbeat => Message::Reached(EventPlaceReached { place }),
-        Item::Told(Told::Event(event)) => Message::Event(told(&event, source)),
-        Item::Told(Told::Lost(gap)) => Message::Gap(EventGap { after: gap.after, first: gap.first }),
+        Item::Heartbeat => Message::Reached(PositionReached { position }),
+        Item::Event(Told::Event(stored)) => Message::Event(event(&stored, source)),
+        Item::Event(Told::Lost(gap)) => Message::Gap(EventGap { after: gap.after, first: gap.first }),
     };
-    EventMessage { message: Some(message) }
+    SubscribeResponse { message: Some(message) }
 }
 
-fn told(event: &StoredEvent, source: &str) -> Event {
+fn event(event: &StoredEvent, source: &str) -> Event {
     Event {
-        place: event.position,
+        position: event.position,
         id: event.id.to_string(),
         r#type: event.kind.clone(),
         subject: event.subject.to_string(),
-        time_ms: event.at.as_ms(),
+        time: Some(convert::timestamp(event.at)),
         correlation_id: event.correlation_id.clone(),
         sequence: event.sequence,
         actor: event.actor.clone(),

@@ -1,43 +1,48 @@
-//! gRPC, on the same port: the same meaning as REST and the WebSocket, in other words.
+//! gRPC on the same port as HTTP, with the same rules as the HTTP API and the WebSocket.
 
+mod convert;
 mod events;
 mod jobs;
 mod schedules;
 mod workers;
 
 use axum::Router;
-use faena_domain::ErrorCode;
+use faena_domain::{ErrorCode, FieldError};
 use faena_wire::v1::{
     DESCRIPTOR, event_service_server::EventServiceServer, job_service_server::JobServiceServer,
     schedule_service_server::ScheduleServiceServer, worker_service_server::WorkerServiceServer,
 };
-use tonic::{Code, Status, metadata::MetadataValue};
+use tonic::{Code, Response, Status, metadata::MetadataValue};
 
 use crate::{Api, ApiError};
 
-/// The largest message that is read at all; what is larger than a body may be is refused message by message.
-const HARD_LIMIT: usize = 16 << 20;
+type GrpcResult<T> = Result<Response<T>, Status>;
+
+/// Largest message that is decoded. A worker's message that is larger than a body may be is rejected by itself; beyond this
+/// limit the call ends.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 pub fn routes(api: &Api) -> Router<Api> {
-    let batch = api.parser().limits.max_batch_bytes.max(HARD_LIMIT);
-    let jobs = JobServiceServer::new(jobs::Jobs(api.clone())).max_decoding_message_size(batch);
-    let workers = WorkerServiceServer::new(workers::Workers(api.clone())).max_decoding_message_size(HARD_LIMIT);
-    let schedules = ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(HARD_LIMIT);
+    let batch_bytes = api.parser().limits.max_batch_bytes.max(MAX_MESSAGE_BYTES);
+    let jobs = JobServiceServer::new(jobs::Jobs(api.clone())).max_decoding_message_size(batch_bytes);
+    let workers = WorkerServiceServer::new(workers::Workers(api.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let schedules =
+        ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let events = EventServiceServer::new(events::Events(api.clone()));
-    let (health, serving) = tonic_health::server::health_reporter();
-    let reporter = health.clone();
-    // Nothing in it waits: the map behind it is free.
+    let (health, health_service) = tonic_health::server::health_reporter();
+    // In a task because the calls are asynchronous; none of them waits.
     tokio::spawn(async move {
-        reporter.set_serving::<JobServiceServer<jobs::Jobs>>().await;
-        reporter.set_serving::<WorkerServiceServer<workers::Workers>>().await;
-        reporter.set_serving::<ScheduleServiceServer<schedules::Schedules>>().await;
-        reporter.set_serving::<EventServiceServer<events::Events>>().await;
+        health.set_serving::<JobServiceServer<jobs::Jobs>>().await;
+        health.set_serving::<WorkerServiceServer<workers::Workers>>().await;
+        health.set_serving::<ScheduleServiceServer<schedules::Schedules>>().await;
+        health.set_serving::<EventServiceServer<events::Events>>().await;
     });
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTOR)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    // Some tools ask only for v1alpha.
     let v1 = reflection().build_v1().expect("the descriptors come from the build");
     let v1alpha = reflection().build_v1alpha().expect("the descriptors come from the build");
     Router::new()
@@ -45,31 +50,47 @@ pub fn routes(api: &Api) -> Router<Api> {
         .route_service("/faena.v1.WorkerService/{call}", workers)
         .route_service("/faena.v1.ScheduleService/{call}", schedules)
         .route_service("/faena.v1.EventService/{call}", events)
-        .route_service("/grpc.health.v1.Health/{call}", serving)
+        .route_service("/grpc.health.v1.Health/{call}", health_service)
         .route_service("/grpc.reflection.v1.ServerReflection/{call}", v1)
         .route_service("/grpc.reflection.v1alpha.ServerReflection/{call}", v1alpha)
 }
 
-/// The same errors as everywhere; the code stands in the metadata `x-error-code` too.
+/// Builds a query string from the parameters that are set.
+fn query<const N: usize>(pairs: [(&str, Option<String>); N]) -> String {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    for (name, value) in pairs {
+        if let Some(value) = value {
+            query.append_pair(name, &value);
+        }
+    }
+    query.finish()
+}
+
+fn grpc_code(code: ErrorCode) -> Code {
+    match code {
+        ErrorCode::ValidationError | ErrorCode::PayloadTooLarge => Code::InvalidArgument,
+        ErrorCode::Unauthorized => Code::Unauthenticated,
+        ErrorCode::Forbidden => Code::PermissionDenied,
+        ErrorCode::NotFound => Code::NotFound,
+        ErrorCode::MethodNotAllowed => Code::Unimplemented,
+        ErrorCode::RequestTimeout => Code::DeadlineExceeded,
+        ErrorCode::Conflict => Code::AlreadyExists,
+        ErrorCode::StaleRun => Code::Aborted,
+        ErrorCode::InvalidTransition => Code::FailedPrecondition,
+        ErrorCode::RateLimited => Code::ResourceExhausted,
+        ErrorCode::InternalError => Code::Internal,
+        ErrorCode::Unavailable => Code::Unavailable,
+    }
+}
+
+/// The metadata `x-error-code` has the error code of the HTTP API.
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Status {
-        let code = match error.code {
-            ErrorCode::ValidationError | ErrorCode::PayloadTooLarge => Code::InvalidArgument,
-            ErrorCode::NotFound => Code::NotFound,
-            ErrorCode::Unauthorized => Code::Unauthenticated,
-            ErrorCode::Forbidden => Code::PermissionDenied,
-            ErrorCode::Conflict => Code::AlreadyExists,
-            ErrorCode::StaleRun => Code::Aborted,
-            ErrorCode::InvalidTransition => Code::FailedPrecondition,
-            ErrorCode::RateLimited => Code::ResourceExhausted,
-            ErrorCode::Unavailable => Code::Unavailable,
-            ErrorCode::RequestTimeout => Code::DeadlineExceeded,
-            ErrorCode::MethodNotAllowed => Code::Unimplemented,
-            ErrorCode::InternalError => Code::Internal,
+        let message = match error.details.len() {
+            0 | 1 => error.message,
+            _ => format!("{}; {}", error.message, FieldError::join(&error.details)),
         };
-        let errors: String = error.details.iter().map(|fault| format!("; {}: {}", fault.path, fault.message)).collect();
-        let text = if error.details.len() > 1 { format!("{}{errors}", error.message) } else { error.message };
-        let mut status = Status::new(code, text);
+        let mut status = Status::new(grpc_code(error.code), message);
         if let Ok(value) = MetadataValue::try_from(error.code.as_str()) {
             status.metadata_mut().insert("x-error-code", value);
         }

@@ -1,80 +1,92 @@
-//! `faena.v1.ScheduleService`. A request is put into the words of REST, so that one set of rules holds for both.
+//! `faena.v1.ScheduleService`. A request becomes a body or query of the HTTP API, so that one set of rules applies to both.
 
 use bytes::Bytes;
-use faena_domain::{
-    Timestamp,
-    schedule::{self, ScheduleView, TickRow},
-};
+use faena_domain::schedule::{self, ScheduleView, TickRow};
 use faena_wire::v1::{
-    CreateScheduleRequest, DeleteScheduleResponse, ListSchedulesRequest, ListSchedulesResponse, ListTicksRequest,
-    ListTicksResponse, PreviewScheduleRequest, PreviewScheduleResponse, Schedule, ScheduleRequest, ScheduleSpec,
-    ScheduleTick, ScheduledRun, SetScheduleActiveRequest, TriggerScheduleResponse, UpdateScheduleRequest,
-    ValidateScheduleResponse, schedule_service_server::ScheduleService,
+    CreateScheduleRequest, CreateScheduleResponse, DeleteScheduleRequest, DeleteScheduleResponse, GetScheduleRequest,
+    GetScheduleResponse, ListScheduleTicksRequest, ListScheduleTicksResponse, ListSchedulesRequest,
+    ListSchedulesResponse, PreviewScheduleRequest, PreviewScheduleResponse, Schedule, ScheduleSpec, ScheduleTick,
+    ScheduledRun, SetScheduleActiveRequest, SetScheduleActiveResponse, TriggerScheduleRequest, TriggerScheduleResponse,
+    UpdateScheduleRequest, UpdateScheduleResponse, ValidateScheduleRequest, ValidateScheduleResponse,
+    schedule_service_server::ScheduleService,
 };
-use serde_json::{Map, Value, value::RawValue};
-use tonic::{Request, Response, Status};
+use serde_json::Value;
+use tonic::{Request, Response};
 
-use super::jobs;
-use crate::{Api, rest::schedules};
+use super::{
+    GrpcResult,
+    convert::{self, JsonBody, RetryFields},
+    query,
+};
+use crate::{Api, ApiError, ApiResult, rest::schedules};
 
 pub struct Schedules(pub Api);
 
-type GrpcResult<T> = Result<Response<T>, Status>;
-
 #[tonic::async_trait]
 impl ScheduleService for Schedules {
-    async fn create(&self, request: Request<CreateScheduleRequest>) -> GrpcResult<Schedule> {
-        let body = body(request.into_inner().schedule, Vec::new());
-        let schedule = schedules::create_from(&self.0, &body).await?;
-        Ok(Response::new(message(schedule.view())))
+    async fn create_schedule(&self, request: Request<CreateScheduleRequest>) -> GrpcResult<CreateScheduleResponse> {
+        let schedule = schedules::create_from(&self.0, &body(request.into_inner().schedule)).await?;
+        Ok(Response::new(CreateScheduleResponse { schedule: Some(message(schedule.view())) }))
     }
 
-    async fn get(&self, request: Request<ScheduleRequest>) -> GrpcResult<Schedule> {
-        Ok(Response::new(message(schedules::shown(&self.0, &request.into_inner().id).await?)))
+    async fn get_schedule(&self, request: Request<GetScheduleRequest>) -> GrpcResult<GetScheduleResponse> {
+        let schedule = schedules::shown(&self.0, &request.into_inner().id).await?;
+        Ok(Response::new(GetScheduleResponse { schedule: Some(message(schedule)) }))
     }
 
-    async fn list(&self, request: Request<ListSchedulesRequest>) -> GrpcResult<ListSchedulesResponse> {
-        let ask = request.into_inner();
+    async fn list_schedules(&self, request: Request<ListSchedulesRequest>) -> GrpcResult<ListSchedulesResponse> {
+        let request = request.into_inner();
         let query = query([
-            ("isActive", ask.is_active.map(|flag| flag.to_string())),
-            ("name", ask.name),
-            ("q", ask.q),
-            ("page", ask.page.map(|page| page.to_string())),
-            ("limit", ask.limit.map(|limit| limit.to_string())),
+            ("isActive", request.is_active.map(|flag| flag.to_string())),
+            ("name", request.name),
+            ("q", request.query),
+            // The token is the number of the page.
+            ("page", (!request.page_token.is_empty()).then_some(request.page_token)),
+            ("limit", request.page_size.map(|size| size.to_string())),
         ]);
-        let found = schedules::find(&self.0, &query).await?;
-        let schedules = found.schedules.into_iter().map(message).collect();
-        Ok(Response::new(ListSchedulesResponse { schedules, total: found.total }))
+        let found = schedules::find(&self.0, Some(&query)).await?;
+        let has_more = found.page.saturating_mul(found.limit) < found.total;
+        Ok(Response::new(ListSchedulesResponse {
+            schedules: found.schedules.into_iter().map(message).collect(),
+            total_size: found.total,
+            next_page_token: if has_more { (found.page + 1).to_string() } else { String::new() },
+        }))
     }
 
-    async fn update(&self, request: Request<UpdateScheduleRequest>) -> GrpcResult<Schedule> {
-        let UpdateScheduleRequest { id, schedule, clear } = request.into_inner();
-        let body = body(schedule, clear);
-        Ok(Response::new(message(schedules::patch_from(&self.0, &id, body).await?)))
+    async fn update_schedule(&self, request: Request<UpdateScheduleRequest>) -> GrpcResult<UpdateScheduleResponse> {
+        let UpdateScheduleRequest { id, schedule, update_mask } = request.into_inner();
+        let paths = update_mask.map(|mask| mask.paths).unwrap_or_default();
+        let body = masked_body(schedule, &paths)?;
+        let changed = schedules::patch_from(&self.0, &id, body).await?;
+        Ok(Response::new(UpdateScheduleResponse { schedule: Some(message(changed)) }))
     }
 
-    async fn delete(&self, request: Request<ScheduleRequest>) -> GrpcResult<DeleteScheduleResponse> {
+    async fn delete_schedule(&self, request: Request<DeleteScheduleRequest>) -> GrpcResult<DeleteScheduleResponse> {
         schedules::remove(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(DeleteScheduleResponse {}))
     }
 
-    async fn trigger(&self, request: Request<ScheduleRequest>) -> GrpcResult<TriggerScheduleResponse> {
+    async fn trigger_schedule(&self, request: Request<TriggerScheduleRequest>) -> GrpcResult<TriggerScheduleResponse> {
         let job = schedules::run_now(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(TriggerScheduleResponse { job_id: job.to_string() }))
     }
 
-    async fn set_active(&self, request: Request<SetScheduleActiveRequest>) -> GrpcResult<Schedule> {
+    async fn set_schedule_active(
+        &self,
+        request: Request<SetScheduleActiveRequest>,
+    ) -> GrpcResult<SetScheduleActiveResponse> {
         let SetScheduleActiveRequest { id, is_active } = request.into_inner();
         let changed = match is_active {
             true => schedules::enabled(&self.0, &id).await?,
             false => schedules::disabled(&self.0, &id).await?,
         };
-        Ok(Response::new(message(changed)))
+        Ok(Response::new(SetScheduleActiveResponse { schedule: Some(message(changed)) }))
     }
 
-    async fn preview(&self, request: Request<PreviewScheduleRequest>) -> GrpcResult<PreviewScheduleResponse> {
+    async fn preview_schedule(&self, request: Request<PreviewScheduleRequest>) -> GrpcResult<PreviewScheduleResponse> {
         let PreviewScheduleRequest { id, count } = request.into_inner();
-        let found = schedules::coming(&self.0, &id, &query([("count", count.map(|n| n.to_string()))])).await?;
+        let query = query([("count", count.map(|count| count.to_string()))]);
+        let found = schedules::next_runs(&self.0, &id, Some(&query)).await?;
         Ok(Response::new(PreviewScheduleResponse {
             runs: found.runs.into_iter().map(run).collect(),
             timezone: found.timezone,
@@ -82,8 +94,11 @@ impl ScheduleService for Schedules {
         }))
     }
 
-    async fn validate(&self, request: Request<CreateScheduleRequest>) -> GrpcResult<ValidateScheduleResponse> {
-        let valid = schedules::validate_from(&self.0, &body(request.into_inner().schedule, Vec::new()))?;
+    async fn validate_schedule(
+        &self,
+        request: Request<ValidateScheduleRequest>,
+    ) -> GrpcResult<ValidateScheduleResponse> {
+        let valid = schedules::validate_from(&self.0, &body(request.into_inner().schedule))?;
         Ok(Response::new(ValidateScheduleResponse {
             explanation: valid.explanation,
             timezone: valid.timezone,
@@ -91,115 +106,144 @@ impl ScheduleService for Schedules {
         }))
     }
 
-    async fn list_ticks(&self, request: Request<ListTicksRequest>) -> GrpcResult<ListTicksResponse> {
-        let ListTicksRequest { id, before_ms, limit } = request.into_inner();
-        let before = before_ms.map(|ms| Timestamp::from_ms(ms).to_string());
-        let query = query([("before", before), ("limit", limit.map(|limit| limit.to_string()))]);
-        let ticks = schedules::past(&self.0, &id, &query).await?.into_iter().map(tick).collect();
-        Ok(Response::new(ListTicksResponse { ticks }))
+    async fn list_schedule_ticks(
+        &self,
+        request: Request<ListScheduleTicksRequest>,
+    ) -> GrpcResult<ListScheduleTicksResponse> {
+        let ListScheduleTicksRequest { id, before, page_size } = request.into_inner();
+        let before = before.map(convert::time_json).and_then(|time| time.as_str().map(str::to_owned));
+        let query = query([("before", before), ("limit", page_size.map(|size| size.to_string()))]);
+        let ticks = schedules::past_ticks(&self.0, &id, Some(&query)).await?;
+        Ok(Response::new(ListScheduleTicksResponse { ticks: ticks.into_iter().map(tick).collect() }))
     }
 }
 
-fn query<const N: usize>(pairs: [(&str, Option<String>); N]) -> String {
-    let mut query = url::form_urlencoded::Serializer::new(String::new());
-    for (name, value) in pairs {
-        if let Some(value) = value {
-            query.append_pair(name, &value);
-        }
-    }
-    query.finish()
-}
+/// Fields of `ScheduleSpec` and their names in JSON.
+const FIELDS: &[(&str, &str)] = &[
+    ("name", "name"),
+    ("description", "description"),
+    ("cron_expression", "cronExpression"),
+    ("interval", "intervalMs"),
+    ("timezone", "timezone"),
+    ("dst_gap", "dstGap"),
+    ("dst_overlap", "dstOverlap"),
+    ("start_at", "startAt"),
+    ("end_at", "endAt"),
+    ("except", "except"),
+    ("job_name", "jobName"),
+    ("job_type", "jobType"),
+    ("job_payload_json", PAYLOAD),
+    ("job_priority", "jobPriority"),
+    ("queue", "queue"),
+    ("retry_policy.max_retries", "maxRetries"),
+    ("retry_policy.delay", "retryDelay"),
+    ("retry_policy.backoff_multiplier", "backoffMultiplier"),
+    ("retry_policy.max_delay", "maxDelay"),
+    ("retry_policy.delays", "retryDelays"),
+    ("retry_policy.retry_on", "retryOn"),
+    ("retry_policy.error_patterns", "retryOn"),
+    ("timeout", "timeoutMs"),
+    ("webhook_url", "webhookUrl"),
+    ("concurrency_key", "concurrencyKey"),
+    ("tags", "tags"),
+    ("misfire", "misfire"),
+    ("misfire_grace", "misfireGraceMs"),
+    ("catch_up_limit", "catchUpLimit"),
+    ("overlap", "overlap"),
+    ("jitter", "jitterMs"),
+    ("max_runs", "maxRuns"),
+    ("is_active", "isActive"),
+];
 
-/// The body that says the same to REST. The payload goes in to the letter.
-fn body(spec: Option<ScheduleSpec>, clear: Vec<String>) -> Bytes {
+const PAYLOAD: &str = "jobPayload";
+
+/// Returns the body of `POST /api/v1/schedules` for the same schedule. The payload is kept to the letter.
+fn body(spec: Option<ScheduleSpec>) -> Bytes {
     let spec = spec.unwrap_or_default();
-    let mut fields: Map<String, Value> = clear.into_iter().map(|name| (name, Value::Null)).collect();
-    let mut put = |name: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            fields.insert(name.to_owned(), value);
-        }
-    };
-    let list = |list: Vec<String>| (!list.is_empty()).then(|| Value::from(list));
-    let time = |ms: Option<i64>| ms.map(|ms| Value::from(Timestamp::from_ms(ms).to_string()));
-    for (name, text) in [
-        ("name", spec.name),
-        ("description", spec.description),
-        ("cronExpression", spec.cron_expression),
-        ("timezone", spec.timezone),
-        ("dstGap", spec.dst_gap),
-        ("dstOverlap", spec.dst_overlap),
-        ("jobName", spec.job_name),
-        ("jobType", spec.job_type),
-        ("jobPriority", spec.job_priority),
-        ("queue", spec.queue),
-        ("webhookUrl", spec.webhook_url),
-        ("concurrencyKey", spec.concurrency_key),
-        ("misfire", spec.misfire),
-        ("overlap", spec.overlap),
-    ] {
-        put(name, text.map(Value::from));
-    }
-    for (name, number) in [
-        ("intervalMs", spec.interval_ms),
-        ("maxRetries", spec.max_retries.map(u64::from)),
-        ("retryDelay", spec.retry_delay_ms),
-        ("maxDelay", spec.max_delay_ms),
-        ("timeoutMs", spec.timeout_ms),
-        ("misfireGraceMs", spec.misfire_grace_ms),
-        ("catchUpLimit", spec.catch_up_limit.map(u64::from)),
-        ("jitterMs", spec.jitter_ms),
-        ("maxRuns", spec.max_runs),
-    ] {
-        put(name, number.map(Value::from));
-    }
-    put("startAt", time(spec.start_at_ms));
-    put("endAt", time(spec.end_at_ms));
-    put("except", list(spec.except));
-    put("backoffMultiplier", spec.backoff_multiplier.map(Value::from));
-    put("retryDelays", (!spec.retry_delays_ms.is_empty()).then(|| spec.retry_delays_ms.into()));
-    put("retryOn", jobs::retry_on(spec.retry_on));
-    put("tags", list(spec.tags));
-    put("isActive", spec.is_active.map(Value::from));
-    if !spec.job_payload_json.is_empty() {
-        // Its place; what is no JSON stays a text, which is refused as a payload by its name.
-        put("jobPayload", Some(spec.job_payload_json.clone().into()));
-    }
-    with_payload(fields, &spec.job_payload_json)
+    let payload = spec.job_payload_json.clone();
+    Bytes::from(fields(spec).into_text(PAYLOAD, &payload))
 }
 
-fn with_payload(fields: Map<String, Value>, payload: &str) -> Bytes {
-    let raw = serde_json::from_str::<&RawValue>(payload).ok();
-    let texts: Vec<String> = fields
-        .into_iter()
-        .map(|(name, value)| {
-            let text = match raw.filter(|_| name == "jobPayload" && !value.is_null()) {
-                Some(raw) => raw.get().to_owned(),
-                None => value.to_string(),
-            };
-            format!("{}:{text}", Value::from(name))
-        })
-        .collect();
-    Bytes::from(format!("{{{}}}", texts.join(",")))
+/// Returns the body of `PATCH /api/v1/schedules/:id`.
+///
+/// With paths it has only the fields that they name, and `null` for those that are not set.
+fn masked_body(spec: Option<ScheduleSpec>, paths: &[String]) -> ApiResult<Bytes> {
+    if paths.is_empty() {
+        return Ok(body(spec));
+    }
+    let spec = spec.unwrap_or_default();
+    let mut payload = spec.job_payload_json.clone();
+    let mut set = fields(spec).0;
+    let mut masked = JsonBody::default();
+    for path in paths {
+        let below = format!("{path}.");
+        let mut named = FIELDS.iter().filter(|(field, _)| field == path || field.starts_with(&below)).peekable();
+        if named.peek().is_none() {
+            let message = format!("\"{path}\" is not a field of a schedule");
+            return Err(ApiError::invalid_field("update_mask", message));
+        }
+        for (_, name) in named {
+            let known = masked.0.get(*name).cloned();
+            masked.0.insert((*name).to_owned(), set.remove(*name).or(known).unwrap_or(Value::Null));
+        }
+    }
+    if masked.0.remove(PAYLOAD).is_none() {
+        payload.clear();
+    } else if payload.is_empty() {
+        payload.push_str("null");
+    }
+    Ok(Bytes::from(masked.into_text(PAYLOAD, &payload)))
+}
+
+fn fields(spec: ScheduleSpec) -> JsonBody {
+    let mut body = JsonBody::default();
+    body.put("name", spec.name);
+    body.put("description", spec.description);
+    body.put("cronExpression", spec.cron_expression);
+    body.put_duration("intervalMs", spec.interval);
+    body.put("timezone", spec.timezone);
+    body.put("dstGap", convert::dst_gap_name(spec.dst_gap));
+    body.put("dstOverlap", convert::dst_overlap_name(spec.dst_overlap));
+    body.put_time("startAt", spec.start_at);
+    body.put_time("endAt", spec.end_at);
+    body.put_list("except", spec.except);
+    body.put("jobName", spec.job_name);
+    body.put("jobType", spec.job_type);
+    body.put("jobPriority", convert::priority_name(spec.job_priority));
+    body.put("queue", spec.queue);
+    body.put_retry_policy(spec.retry_policy);
+    body.put_duration("timeoutMs", spec.timeout);
+    body.put("webhookUrl", spec.webhook_url);
+    body.put("concurrencyKey", spec.concurrency_key);
+    body.put_list("tags", spec.tags);
+    body.put("misfire", convert::misfire_name(spec.misfire));
+    body.put_duration("misfireGraceMs", spec.misfire_grace);
+    body.put("catchUpLimit", spec.catch_up_limit);
+    body.put("overlap", convert::overlap_name(spec.overlap));
+    body.put_duration("jitterMs", spec.jitter);
+    body.put("maxRuns", spec.max_runs);
+    body.put("isActive", spec.is_active);
+    body
 }
 
 fn run(run: schedule::ScheduledRun) -> ScheduledRun {
-    ScheduledRun { at_ms: run.at.as_ms(), local: run.local, note: run.note }
+    ScheduledRun { run_at: Some(convert::timestamp(run.at)), local: run.local, note: run.note }
 }
 
 fn tick(tick: TickRow) -> ScheduleTick {
     ScheduleTick {
-        due_at_ms: tick.due_at.as_ms(),
-        outcome: tick.outcome.as_str().into(),
+        due_at: Some(convert::timestamp(tick.due_at)),
+        outcome: convert::tick_outcome(tick.outcome),
         reason: tick.reason,
         job_id: tick.job_id.map(|id| id.to_string()),
-        at_ms: tick.at.as_ms(),
-        through_at_ms: tick.through_at.map(Timestamp::as_ms),
+        decided_at: Some(convert::timestamp(tick.at)),
+        through_at: tick.through_at.map(convert::timestamp),
         count: tick.count,
     }
 }
 
-/// The name by which it stands in JSON.
-fn word(choice: &impl serde::Serialize) -> String {
+/// Returns the name that a value has in JSON.
+fn json_name(choice: &impl serde::Serialize) -> String {
     match serde_json::to_value(choice) {
         Ok(Value::String(text)) => text,
         _ => String::new(),
@@ -207,56 +251,60 @@ fn word(choice: &impl serde::Serialize) -> String {
 }
 
 fn message(view: ScheduleView) -> Schedule {
-    let retry_on = match view.retry_on {
-        Value::Array(patterns) => patterns.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect(),
-        name => name.as_str().map(str::to_owned).into_iter().collect(),
+    let (id, explanation) = (view.id.to_string(), view.explanation.clone());
+    let (next_run_at, last_run_at, last_due_at) = (view.next_run_at, view.last_run_at, view.last_due_at);
+    Schedule {
+        id,
+        explanation,
+        next_run_at: next_run_at.map(convert::timestamp),
+        last_run_at: last_run_at.map(convert::timestamp),
+        last_due_at: last_due_at.map(convert::timestamp),
+        last_job_id: view.last_job_id.map(|id| id.to_string()),
+        run_count: view.run_count,
+        finished: view.finished.clone(),
+        created_at: Some(convert::timestamp(view.created_at)),
+        updated_at: Some(convert::timestamp(view.updated_at)),
+        jobs: view.jobs.iter().cloned().map(convert::job).collect(),
+        spec: Some(spec(view)),
+    }
+}
+
+fn spec(view: ScheduleView) -> ScheduleSpec {
+    let retry = RetryFields {
+        max_retries: view.max_retries,
+        delay_ms: view.retry_delay,
+        backoff_multiplier: view.backoff_multiplier,
+        max_delay_ms: view.max_delay,
+        delays_ms: view.retry_delays,
+        retry_on: view.retry_on,
     };
-    let spec = ScheduleSpec {
+    ScheduleSpec {
         name: Some(view.name),
         description: view.description,
         cron_expression: view.cron_expression,
-        interval_ms: view.interval_ms,
+        interval: view.interval_ms.map(convert::duration),
         timezone: Some(view.timezone),
-        dst_gap: Some(word(&view.dst_gap)),
-        dst_overlap: Some(word(&view.dst_overlap)),
-        start_at_ms: view.start_at.map(Timestamp::as_ms),
-        end_at_ms: view.end_at.map(Timestamp::as_ms),
+        dst_gap: convert::dst_gap(&json_name(&view.dst_gap)),
+        dst_overlap: convert::dst_overlap(&json_name(&view.dst_overlap)),
+        start_at: view.start_at.map(convert::timestamp),
+        end_at: view.end_at.map(convert::timestamp),
         except: view.except,
         job_name: Some(view.job_name),
         job_type: Some(view.job_type),
         job_payload_json: view.job_payload.get().into(),
-        job_priority: Some(view.job_priority.as_str().into()),
+        job_priority: convert::priority(view.job_priority),
         queue: Some(view.queue),
-        max_retries: Some(view.max_retries),
-        retry_delay_ms: Some(view.retry_delay),
-        backoff_multiplier: Some(view.backoff_multiplier),
-        max_delay_ms: Some(view.max_delay),
-        retry_delays_ms: view.retry_delays,
-        retry_on,
-        timeout_ms: view.timeout_ms,
+        retry_policy: Some(convert::retry_policy(retry)),
+        timeout: view.timeout_ms.map(convert::duration),
         webhook_url: view.webhook_url,
         concurrency_key: view.concurrency_key,
         tags: view.tags,
-        misfire: Some(word(&view.misfire)),
-        misfire_grace_ms: Some(view.misfire_grace_ms),
+        misfire: convert::misfire(&json_name(&view.misfire)),
+        misfire_grace: Some(convert::duration(view.misfire_grace_ms)),
         catch_up_limit: Some(view.catch_up_limit),
-        overlap: Some(word(&view.overlap)),
-        jitter_ms: Some(view.jitter_ms),
+        overlap: convert::overlap(&json_name(&view.overlap)),
+        jitter: Some(convert::duration(view.jitter_ms)),
         max_runs: view.max_runs,
         is_active: Some(view.is_active),
-    };
-    Schedule {
-        id: view.id.to_string(),
-        spec: Some(spec),
-        explanation: view.explanation,
-        next_run_at_ms: view.next_run_at.map(Timestamp::as_ms),
-        last_run_at_ms: view.last_run_at.map(Timestamp::as_ms),
-        last_due_at_ms: view.last_due_at.map(Timestamp::as_ms),
-        last_job_id: view.last_job_id.map(|id| id.to_string()),
-        run_count: view.run_count,
-        finished: view.finished,
-        created_at_ms: view.created_at.as_ms(),
-        updated_at_ms: view.updated_at.as_ms(),
-        jobs: view.jobs.into_iter().map(jobs::message).collect(),
     }
 }

@@ -1,6 +1,7 @@
-//! One action on every job that a filter finds: `POST /jobs/bulk/…`, `POST /dead-letter/bulk/…`, and `/bulk`, where they are kept.
+//! Bulk actions: one action on every job that a filter matches. `POST /jobs/bulk/…` and `POST /dead-letter/bulk/…` start one,
+//! `/bulk` shows and cancels them.
 //!
-//! Without a rate it is done before the answer; with one, the loop of any node does it (`engine/bulk.rs`).
+//! Without a rate the response waits until the action is done; with one, a loop of any node does it (`engine/bulk.rs`).
 
 use std::time::Duration;
 
@@ -11,182 +12,160 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{BulkId, ErrorCode, FieldError, JobState, Timestamp};
+use faena_domain::{BulkId, ErrorCode, JobState, JobView, Timestamp, parse::Fields};
 use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
-use faena_wire::{BulkAnswer, BulkExample, BulkList, BulkView};
-use serde_json::Value;
+use faena_wire::{BulkExample, BulkList, BulkResponse, BulkView};
+use serde_json::{Map, Value};
 
 use super::{
-    letters::set_letter_filter,
-    list::{form_pairs, set_filter},
+    dead_letters::set_dead_letter_filter,
+    list::{SetFilter, set_filter, set_from_body},
 };
 use crate::{
     Api, ApiError, ApiResult,
-    frame::actor,
-    request::{Segment, read_body},
+    context::actor,
+    request::{Segment, UNKNOWN_PARAMETER, check, parse_number, read_body, read_query},
 };
 
-/// Jobs that a dry run shows.
+/// Jobs that the response shows.
 const SAMPLE: usize = 10;
-/// How long an answer waits for an action without a rate; after that the action goes on without the caller.
-const PATIENCE: Duration = Duration::from_secs(300);
-const FASTEST: u64 = 10_000;
+/// Longest time that the response waits for an action without a rate; after that the action continues in the background.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
+const MAX_PER_SECOND: u64 = 10_000;
 
 pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
-    let action = BulkAction::parse(&action).ok_or_else(|| {
-        ApiError::not_found(format!("there is no bulk action {action}; cancel, retry and delete are"))
-    })?;
-    let ask = read_ask(&api, &read_body(&api, body).await?, set_filter)?;
-    let fitting = JobState::ALL.into_iter().filter(|state| action.fits(*state)).collect();
-    bulk(api, action, ask, fitting).await
+    let action = BulkAction::parse(&action)
+        .ok_or_else(|| ApiError::not_found(format!("no bulk action \"{action}\"; use cancel, retry or delete")))?;
+    let request = parse_request(&api, &read_body(&api, body).await?, set_filter)?;
+    let states = JobState::ALL.into_iter().filter(|state| action.fits(*state)).collect();
+    start(api, action, request, states).await
 }
 
-pub async fn letters(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
+pub async fn dead_letters(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
     let known = BulkAction::parse(&action).filter(|action| *action != BulkAction::Cancel);
     let action = known.ok_or_else(|| {
-        ApiError::not_found(format!("there is no bulk action {action} for dead letters; retry and delete are"))
+        ApiError::not_found(format!("no bulk action \"{action}\" for dead letters; use retry or delete"))
     })?;
-    let ask = read_ask(&api, &read_body(&api, body).await?, set_letter_filter)?;
-    bulk(api, action, ask, vec![JobState::Failed]).await
+    let request = parse_request(&api, &read_body(&api, body).await?, set_dead_letter_filter)?;
+    start(api, action, request, vec![JobState::Failed]).await
 }
 
-struct Ask {
+struct BulkRequest {
     filter: Filter,
     all: bool,
     dry_run: bool,
     per_second: Option<u32>,
 }
 
-/// Nobody has a job from before 2020.
+/// 2020-01-01: no job is older.
 const FIRST_JOBS_MS: i64 = 1_577_836_800_000;
 
-async fn bulk(api: Api, action: BulkAction, ask: Ask, fitting: Vec<JobState>) -> ApiResult<Response> {
-    let mut filter = ask.filter;
-    if !filter.states.is_empty() {
-        filter.states.retain(|state| fitting.contains(state));
-        if filter.states.is_empty() {
-            return Ok(Json(BulkAnswer { dry_run: ask.dry_run, ..nothing() }).into_response());
+impl BulkRequest {
+    /// Limits the filter to `states`. Returns `None` if no job can match.
+    ///
+    /// Fails if the filter matches every job and the caller has not confirmed that with `all`.
+    fn filter(&self, states: Vec<JobState>) -> ApiResult<Option<Filter>> {
+        let mut filter = self.filter.clone();
+        if !filter.states.is_empty() {
+            filter.states.retain(|state| states.contains(state));
+            if filter.states.is_empty() {
+                return Ok(None);
+            }
         }
+        let has_every_state = filter.states.is_empty() || states.iter().all(|state| filter.states.contains(state));
+        if has_every_state && !is_narrow(&filter) && !self.all {
+            let message = "matches every job; set \"all\": true to confirm";
+            return Err(ApiError::invalid_field("filter", message));
+        }
+        if filter.states.is_empty() {
+            filter.states = states;
+        }
+        Ok(Some(filter))
     }
-    // A time that leaves nothing out is no filter.
-    let since_ever = |at: &Timestamp| at.as_ms() <= FIRST_JOBS_MS;
-    let for_ever = |at: &Timestamp| *at > Timestamp::now();
+}
+
+/// Returns whether a filter excludes any job, apart from its states. A time that excludes nothing does not count.
+fn is_narrow(filter: &Filter) -> bool {
     let open = Filter {
         states: filter.states.clone(),
-        created_after: filter.created_after.filter(since_ever),
-        created_before: filter.created_before.filter(for_ever),
+        created_after: filter.created_after.filter(|at| at.as_ms() <= FIRST_JOBS_MS),
+        created_before: filter.created_before.filter(|at| *at > Timestamp::now()),
         ..Filter::default()
     };
-    let narrow = filter != open;
-    let every_state = filter.states.is_empty() || fitting.iter().all(|state| filter.states.contains(state));
-    if every_state && !narrow && !ask.all {
-        let message = "would match every job; say \"all\": true if that is meant";
-        return Err(ApiError::invalid_field("filter", message));
-    }
-    if filter.states.is_empty() {
-        filter.states = fitting;
-    }
+    *filter != open
+}
+
+async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<JobState>) -> ApiResult<Response> {
+    let mut response = BulkResponse { dry_run: request.dry_run, matched_is_exact: true, ..BulkResponse::default() };
+    let Some(filter) = request.filter(states)? else { return Ok(Json(response).into_response()) };
     let first = api.engine.store.job_list(&filter, Page::After { id: None, limit: SAMPLE }).await?;
-    let mut answer = BulkAnswer {
-        dry_run: ask.dry_run,
-        matched: first.total,
-        matched_is_exact: first.total_is_exact,
-        per_second: ask.per_second,
-        sample: first.jobs.iter().map(|job| job.id).collect(),
-        examples: first.jobs.into_iter().map(example).collect(),
-        ..nothing()
-    };
-    let newest = match answer.sample.first() {
-        Some(newest) if !ask.dry_run => *newest,
-        _ => return Ok(Json(answer).into_response()),
+    response.matched = first.total;
+    response.matched_is_exact = first.total_is_exact;
+    response.per_second = request.per_second;
+    response.sample = first.jobs.iter().map(|job| job.id).collect();
+    response.examples = first.jobs.into_iter().map(example).collect();
+    let newest = match response.sample.first() {
+        Some(newest) if !request.dry_run => *newest,
+        _ => return Ok(Json(response).into_response()),
     };
     let (id, now) = (BulkId::new(), Timestamp::now());
-    let new = NewBulk {
-        id,
-        action,
-        filter,
-        actor: actor(),
-        per_second: ask.per_second,
-        upto: newest,
-        matched: answer.matched,
-    };
-    answer.id = Some(id);
-    if ask.per_second.is_some() {
+    let per_second = request.per_second;
+    let new = NewBulk { id, action, filter, actor: actor(), per_second, upto: newest, matched: response.matched };
+    response.id = Some(id);
+    if per_second.is_some() {
         api.engine.bulk_begin(new, now).await?;
-        return Ok(accepted(answer));
+        return Ok(accepted(response));
     }
-    // In a task of its own: a caller that goes away does not leave the work half done.
-    let work = tokio::spawn(async move { api.engine.bulk_run(new, PATIENCE, now).await });
+    // In a task of its own, so that a caller that disconnects does not leave the work half done.
+    let work = tokio::spawn(async move { api.engine.bulk_run(new, RESPONSE_TIMEOUT, now).await });
     let bulk = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
-    answer.done = bulk.done;
-    answer.skipped = bulk.skipped;
-    Ok(if bulk.finished_at.is_some() { Json(answer).into_response() } else { accepted(answer) })
+    response.done = bulk.done;
+    response.skipped = bulk.skipped;
+    Ok(if bulk.finished_at.is_some() { Json(response).into_response() } else { accepted(response) })
 }
 
-fn accepted(answer: BulkAnswer) -> Response {
-    let location = answer.id.map(|id| format!("/api/v1/bulk/{id}")).unwrap_or_default();
-    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(answer)).into_response()
+fn accepted(response: BulkResponse) -> Response {
+    let location = response.id.map(|id| format!("/api/v1/bulk/{id}")).unwrap_or_default();
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(response)).into_response()
 }
 
-fn nothing() -> BulkAnswer {
-    BulkAnswer {
-        id: None,
-        dry_run: false,
-        matched: 0,
-        matched_is_exact: true,
-        done: 0,
-        skipped: 0,
-        per_second: None,
-        sample: Vec::new(),
-        examples: Vec::new(),
-    }
-}
-
-fn example(job: faena_domain::JobView) -> BulkExample {
+fn example(job: JobView) -> BulkExample {
     BulkExample { id: job.id, kind: job.kind, queue: job.queue, status: job.status, error: job.error }
 }
 
-type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
-
-fn read_ask(api: &Api, body: &[u8], set: SetFilter) -> ApiResult<Ask> {
+fn parse_request(api: &Api, body: &[u8], set_filter: SetFilter) -> ApiResult<BulkRequest> {
     let mut fields = api.parser().fields(body)?;
     let dry_run = fields.take::<bool>("dryRun", "true or false").unwrap_or(false);
     let all = fields.take::<bool>("all", "true or false").unwrap_or(false);
-    let wanted: serde_json::Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();
-    let per_second = match fields.number("perSecond") {
-        Some(n) if !(1..=FASTEST).contains(&n) => {
-            fields.reject("perSecond", format!("must be from 1 to {FASTEST}, is {n}"));
-            None
-        }
-        other => other.and_then(|n| u32::try_from(n).ok()),
-    };
+    let parameters: Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();
+    let per_second = parse_per_second(&mut fields, MAX_PER_SECOND);
     let mut errors = fields.finish();
     let mut filter = Filter::default();
-    for (name, value) in &wanted {
-        let set = match value {
-            Value::String(text) => set(&mut filter, name, text.clone()),
-            _ => Err("must be a string".into()),
-        };
-        if let Err(message) = set {
-            errors.push(FieldError::new(format!("filter.{name}"), message));
+    set_from_body(parameters, &mut errors, |name, value| set_filter(&mut filter, name, value));
+    check(errors)?;
+    Ok(BulkRequest { filter, all, dry_run, per_second })
+}
+
+/// Parses the rate of a bulk action or a replay.
+pub fn parse_per_second(fields: &mut Fields, max: u64) -> Option<u32> {
+    match fields.number("perSecond") {
+        Some(number) if !(1..=max).contains(&number) => {
+            fields.reject("perSecond", format!("must be from 1 to {max}, is {number}"));
+            None
         }
+        other => other.and_then(|number| u32::try_from(number).ok()),
     }
-    if errors.is_empty() { Ok(Ask { filter, all, dry_run, per_second }) } else { Err(ApiError::invalid(errors)) }
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<BulkList>> {
     let mut limit = 20;
-    let mut errors = Vec::new();
-    for (name, value) in form_pairs(query.as_deref().unwrap_or("")) {
-        match (name.as_str(), value.parse()) {
-            ("limit", Ok(number @ 1..=100)) => limit = number,
-            ("limit", _) => errors.push(FieldError::new(name, "must be a number from 1 to 100")),
-            _ => errors.push(FieldError::new(name, "is not a known parameter")),
+    read_query(query.as_deref(), &[], |name, value| {
+        match name {
+            "limit" => limit = parse_number(&value, 100)?,
+            _ => return Err(UNKNOWN_PARAMETER.into()),
         }
-    }
-    if !errors.is_empty() {
-        return Err(ApiError::invalid(errors));
-    }
+        Ok(())
+    })?;
     let found = api.engine.store.bulk_list(limit).await?;
     Ok(Json(BulkList { actions: found.into_iter().map(view).collect() }))
 }
@@ -198,7 +177,8 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
     let bulk = find(&api, &id).await?;
     if !api.engine.store.bulk_stop(bulk.id, &actor(), Timestamp::now()).await? {
-        return Err(ApiError::new(ErrorCode::InvalidTransition, format!("bulk action {} is over", bulk.id)));
+        let message = format!("bulk action {} has already finished", bulk.id);
+        return Err(ApiError::new(ErrorCode::InvalidTransition, message));
     }
     Ok(Json(view(find(&api, &id).await?)))
 }
@@ -206,7 +186,7 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<J
 async fn find(api: &Api, id: &str) -> ApiResult<Bulk> {
     let id: BulkId = id.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))?;
     let bulk = api.engine.store.bulk_get(id).await?;
-    bulk.ok_or_else(|| ApiError::not_found(format!("there is no bulk action {id}")))
+    bulk.ok_or_else(|| ApiError::not_found(format!("no bulk action {id}")))
 }
 
 fn view(bulk: Bulk) -> BulkView {

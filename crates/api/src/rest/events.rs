@@ -1,7 +1,7 @@
-//! `GET /jobs/:id/events`: the job's live changes, as server-sent events.
+//! `GET /jobs/:id/events`: the changes of one job as server-sent events.
 //!
-//! Each event carries the whole job. It is sent when this process hears of a change, and a look once a second finds what
-//! other nodes did. The stream ends with the job.
+//! Each event carries the whole job. It is sent when this process makes a change; a poll once a second finds the changes of
+//! other nodes. The stream ends when the job finishes.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -9,7 +9,7 @@ use axum::{
     extract::State,
     response::sse::{Event as SseEvent, KeepAlive, Sse},
 };
-use faena_domain::{EventKind, JobId, JobView, Timestamp};
+use faena_domain::{Event, EventKind, JobId, JobState, JobView, Timestamp};
 use faena_store::StoreError;
 use futures_util::Stream;
 use tokio::sync::{broadcast, mpsc};
@@ -19,7 +19,7 @@ use crate::{
     request::{Segment, parse_job_id},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub async fn events(
     State(api): State<Api>,
@@ -38,26 +38,35 @@ pub async fn events(
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }
 
-/// Sends the job, and again after each change, until it has finished or nobody listens.
+/// What tells two versions of a job apart.
+#[derive(PartialEq)]
+struct Version {
+    updated_at: Timestamp,
+    log_entries: usize,
+    state: JobState,
+}
+
+/// Sends the job now and after each change, until it has finished or the receiver is dropped.
 pub async fn follow(
     api: Api,
     id: JobId,
     first: JobView,
-    mut changes: broadcast::Receiver<faena_domain::Event>,
+    mut changes: broadcast::Receiver<Event>,
     sender: mpsc::Sender<(EventKind, JobView)>,
 ) {
-    let mut seen: Option<(Timestamp, usize, String)> = None;
+    let mut sent: Option<Version> = None;
     let mut job = Some(first);
     while let Some(view) = job {
-        let mark = (view.updated_at, view.execution_log.len(), view.status.to_string());
-        if seen.as_ref() != Some(&mark) {
-            let kind =
-                if view.status == faena_domain::JobState::Processing && seen.as_ref().is_some_and(|s| s.2 == mark.2) {
-                    EventKind::JobProgress
-                } else {
-                    EventKind::of_state(view.status)
-                };
-            seen = Some(mark);
+        let version =
+            Version { updated_at: view.updated_at, log_entries: view.execution_log.len(), state: view.status };
+        if sent.as_ref() != Some(&version) {
+            let is_same_state = sent.as_ref().is_some_and(|sent| sent.state == version.state);
+            let kind = if view.status == JobState::Processing && is_same_state {
+                EventKind::JobProgress
+            } else {
+                EventKind::of_state(view.status)
+            };
+            sent = Some(version);
             if sender.send((kind, api.shown(view.clone()))).await.is_err() {
                 return;
             }
@@ -68,18 +77,19 @@ pub async fn follow(
         tokio::select! {
             () = api.closing.cancelled() => return,
             () = sender.closed() => return,
-            () = heard(&mut changes, id) => {}
-            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = changed(&mut changes, id) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         job = match api.engine.store.job_get(id).await {
             Ok(found) => found,
-            // The database is away; the next look may find it.
+            // The database is not available; the next poll may succeed.
             Err(_) => Some(view),
         };
     }
 }
 
-async fn heard(changes: &mut broadcast::Receiver<faena_domain::Event>, id: JobId) {
+/// Waits until this process changes the job, or has made so many changes that some were missed.
+async fn changed(changes: &mut broadcast::Receiver<Event>, id: JobId) {
     loop {
         match changes.recv().await {
             Ok(event) if event.job_id != id => {}

@@ -1,4 +1,4 @@
-//! One job: create, show, delete, cancel, retry.
+//! `/jobs`: submits jobs; shows, explains, cancels, retries and deletes one.
 
 use axum::{
     Json,
@@ -17,7 +17,7 @@ use faena_wire::{Changed, Created, CreatedBatch, Success};
 
 use crate::{
     Api, ApiError, ApiResult,
-    frame::{self, Correlation},
+    context::{self, Correlation},
     request::{Segment, parse_job_id, read_body, read_bytes},
 };
 
@@ -29,17 +29,17 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
     Ok((status, location, Json(created)).into_response())
 }
 
-/// Stores the one job of a body. `true`: it was there already.
+/// Submits the job in a body. Returns `true` if a job with its idempotency key existed already.
 pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> ApiResult<(Created, bool)> {
-    let correlation = frame::correlation();
-    // A request that came without a correlation id starts something of its own: its job's id is its correlation id.
+    let correlation = context::correlation();
+    // Without a correlation id of the caller, the job's own id is its correlation id.
     let id = match &correlation {
-        Correlation::Made(id) => JobId(*id),
+        Correlation::Generated(id) => JobId(*id),
         Correlation::Given(_) => JobId::new(),
     };
     let mut errors = Vec::new();
     let mut job = api.parser().parse_single(api.parser().fields(body)?, id, &mut errors);
-    from_headers(headers, &mut job, body, &mut errors);
+    apply_headers(headers, &mut job, body, &mut errors);
     if !errors.is_empty() {
         return Err(ApiError::invalid(errors));
     }
@@ -58,7 +58,7 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> ApiResu
 
 pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> ApiResult<Response> {
     if headers.contains_key("idempotency-key") {
-        let message = "is for single jobs; give each job of a batch an idempotencyKey of its own";
+        let message = "works only for a single job; set idempotencyKey on each job of the batch";
         return Err(ApiError::invalid_field("Idempotency-Key", message));
     }
     let body = read_bytes(body, api.parser().limits.max_batch_bytes).await?;
@@ -66,10 +66,10 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
     Ok((StatusCode::CREATED, Json(CreatedBatch { ids })).into_response())
 }
 
-/// Stores all jobs of a body, or none.
+/// Submits all jobs in a body, or none.
 pub async fn submit_batch(api: &Api, body: &Bytes) -> ApiResult<Vec<JobId>> {
     let mut jobs = api.parser().parse_batch(body)?;
-    let correlation = Correlation::Given(frame::correlation().text());
+    let correlation = Correlation::Given(context::correlation().text());
     for job in &mut jobs {
         if job.options.idempotency_key.is_some() {
             job.fingerprint = Some(batch_fingerprint(job));
@@ -80,18 +80,18 @@ pub async fn submit_batch(api: &Api, body: &Bytes) -> ApiResult<Vec<JobId>> {
     Ok(stored.into_iter().map(|job| job.id).collect())
 }
 
-/// The idempotency key and the trace of the request hold for its job.
-fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &mut Vec<FieldError>) {
+/// Applies the idempotency key and the trace context of the request to its job.
+fn apply_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &mut Vec<FieldError>) {
     if let Some(value) = headers.get("idempotency-key") {
         match value.to_str() {
             Ok(key) if job.options.idempotency_key.as_ref().is_some_and(|known| known != key) => {
                 errors.push(FieldError::new(
                     "idempotencyKey",
-                    "differs from the header Idempotency-Key; give one of them",
+                    "differs from the header Idempotency-Key; set only one of them",
                 ));
             }
             Ok(key) if !key.is_empty() && key.len() <= 255 => job.options.idempotency_key = Some(key.to_owned()),
-            _ => errors.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible characters")),
+            _ => errors.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
         }
     }
     if job.options.idempotency_key.is_some() {
@@ -104,7 +104,7 @@ fn from_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &mu
     }
 }
 
-/// What the body says goes before the header; without both, the job stands for itself.
+/// Sets the correlation id: that of the body, else that of the request, else the job's own id.
 fn correlate(job: &mut NewJob, correlation: &Correlation) -> String {
     if job.correlation_id.is_none()
         && let Correlation::Given(text) = correlation
@@ -126,14 +126,14 @@ pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Success>> {
-    api.engine.store.job_delete(parse_job_id(&id)?, Some(&frame::actor()), Timestamp::now()).await?;
+    api.engine.store.job_delete(parse_job_id(&id)?, Some(&context::actor()), Timestamp::now()).await?;
     Ok(Json(Success { success: true }))
 }
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Response> {
     let id = parse_job_id(&id)?;
-    let answer = api.engine.cancel(id, "cancelled by request", &frame::actor(), Timestamp::now()).await?;
-    Ok(match answer {
+    let cancelled = api.engine.cancel(id, "cancelled by request", &context::actor(), Timestamp::now()).await?;
+    Ok(match cancelled {
         CancelResult::Cancelled => {
             Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })
                 .into_response()
@@ -148,7 +148,7 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<R
 pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Changed>> {
     let id = parse_job_id(&id)?;
     let now = Timestamp::now();
-    api.engine.store.job_retry(id, Some(&frame::actor()), now).await?;
+    api.engine.store.job_retry(id, Some(&context::actor()), now).await?;
     api.engine.bus.changed(id, JobState::Pending, None, now);
     Ok(Json(Changed { id, status: JobState::Pending, retry_count: Some(0), cancel_requested: false }))
 }

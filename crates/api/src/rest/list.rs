@@ -1,6 +1,4 @@
-//! `GET /jobs`: filters, pages, cursors.
-
-use std::collections::HashSet;
+//! `GET /jobs`: filters, pages and cursors.
 
 use axum::{
     Json,
@@ -11,25 +9,28 @@ use faena_domain::{FieldError, JobId, JobState, Priority, Timestamp};
 use faena_store::{Filter, JobPage, Page};
 use faena_wire::JobList;
 
-use crate::{Api, ApiError, ApiResult};
+use crate::{
+    Api, ApiResult,
+    request::{CONTROL_CHARACTERS, UNKNOWN_PARAMETER, parse_number, read_query},
+};
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<JobList>)> {
-    let (ask, found) = find(&api, query.as_deref().unwrap_or("")).await?;
-    let headers = page_headers(&ask, &found);
-    let (page, limit) = (ask.page_number(), ask.limit as u64);
+    let (query, found) = find(&api, query.as_deref()).await?;
+    let headers = page_headers(&query, &found);
+    let (page, limit) = (query.page_number(), query.limit as u64);
     Ok((headers, Json(JobList { jobs: found.jobs, total: found.total, page, limit, next_cursor: found.next })))
 }
 
-/// What the headers of a list tell.
-pub fn page_headers(ask: &Query, found: &JobPage) -> HeaderMap {
-    let limit = ask.limit as u64;
+/// Returns the headers that describe a page of a list.
+pub fn page_headers(query: &Query, found: &JobPage) -> HeaderMap {
+    let limit = query.limit as u64;
     let mut headers = HeaderMap::new();
-    let mut put = |name: &'static str, number: u64| headers.insert(name, HeaderValue::from(number));
-    put("x-total-count", found.total);
-    put("x-limit", limit);
-    put("x-total-pages", found.total.div_ceil(limit));
-    if let Some(page) = ask.page_number() {
-        put("x-page", page);
+    let mut insert = |name: &'static str, number: u64| headers.insert(name, HeaderValue::from(number));
+    insert("x-total-count", found.total);
+    insert("x-limit", limit);
+    insert("x-total-pages", found.total.div_ceil(limit));
+    if let Some(page) = query.page_number() {
+        insert("x-page", page);
     }
     if !found.total_is_exact {
         headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
@@ -37,88 +38,78 @@ pub fn page_headers(ask: &Query, found: &JobPage) -> HeaderMap {
     headers
 }
 
-/// The jobs that a query asks for.
-pub async fn find(api: &Api, query: &str) -> ApiResult<(Query, JobPage)> {
-    let ask = read_query_as(query, set_filter)?;
-    let found = find_as(api, &ask).await?;
-    Ok((ask, found))
+/// Finds the jobs that match a query string.
+pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Query, JobPage)> {
+    let query = parse_query(query, set_filter)?;
+    let found = find_page(api, &query).await?;
+    Ok((query, found))
 }
 
-pub async fn find_as(api: &Api, ask: &Query) -> ApiResult<JobPage> {
-    let page = match (ask.cursor, ask.page) {
-        (Some(id), _) => Page::After { id, limit: ask.limit },
-        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(ask.limit), limit: ask.limit },
+pub async fn find_page(api: &Api, query: &Query) -> ApiResult<JobPage> {
+    let limit = query.limit;
+    let page = match (query.cursor, query.page) {
+        (Some(id), _) => Page::After { id, limit },
+        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(limit), limit },
     };
-    let mut found = api.engine.store.job_list(&ask.filter, page).await?;
+    let mut found = api.engine.store.job_list(&query.filter, page).await?;
     found.jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
     Ok(found)
 }
 
+/// Filter and page of a list of jobs.
 pub struct Query {
     pub filter: Filter,
     page: Option<usize>,
     pub limit: usize,
-    /// `Some(None)`: from the newest on.
+    /// `Some(None)`: from the newest job on.
     cursor: Option<Option<JobId>>,
 }
 
-type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
+/// Sets one parameter of a filter, or returns why it is rejected.
+pub type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
 
-pub fn read_query_as(query: &str, set: SetFilter) -> Result<Query, ApiError> {
-    let mut ask = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
-    let mut errors = Vec::new();
-    let mut seen = HashSet::new();
-    for (name, value) in form_pairs(query) {
-        if !seen.insert(name.clone()) && name != "status" {
-            errors.push(FieldError::new(name, "is given twice"));
-        } else if let Err(message) = ask.set(&name, value, set) {
-            errors.push(FieldError::new(name, message));
-        }
-    }
-    if ask.page.is_some() && ask.cursor.is_some() {
-        errors.push(FieldError::new("page", "does not go with cursor"));
-    }
-    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
+pub fn parse_query(query: Option<&str>, set_filter: SetFilter) -> ApiResult<Query> {
+    let mut parsed = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
+    read_query(query, &["status"], |name, value| parsed.set(name, value, set_filter))?;
+    Ok(parsed)
 }
 
 impl Query {
-    /// `None`: it goes by a cursor.
+    /// Returns the number of the page; `None` if the list continues from a cursor.
     pub fn page_number(&self) -> Option<u64> {
         if self.cursor.is_some() { None } else { Some(self.page.unwrap_or(1) as u64) }
     }
 
-    fn set(&mut self, name: &str, value: String, set: SetFilter) -> Result<(), String> {
-        let number = |value: &str, max: usize| {
-            value
-                .parse::<usize>()
-                .ok()
-                .filter(|n| (1..=max).contains(n))
-                .ok_or(format!("must be a number from 1 to {max}"))
-        };
+    fn set(&mut self, name: &str, value: String, set_filter: SetFilter) -> Result<(), String> {
         match name {
-            "page" => self.page = Some(number(&value, 1_000_000)?),
-            "limit" => self.limit = number(&value, 100)?,
-            "cursor" if value.is_empty() => self.cursor = Some(None),
-            "cursor" => {
-                let id = value.parse().map_err(|_| "must be the nextCursor of another answer, or empty to begin")?;
-                self.cursor = Some(Some(id));
-            }
-            _ => set(&mut self.filter, name, value)?,
+            "page" if self.cursor.is_some() => return Err("cannot be combined with cursor".into()),
+            "cursor" if self.page.is_some() => return Err("cannot be combined with page".into()),
+            "page" => self.page = Some(parse_number(&value, 1_000_000)?),
+            "limit" => self.limit = parse_number(&value, 100)?,
+            "cursor" => self.cursor = Some(parse_cursor(&value)?),
+            _ => set_filter(&mut self.filter, name, value)?,
         }
         Ok(())
     }
 }
 
-/// Also the way bulk actions read their filter.
+/// Parses a cursor; an empty one starts at the first entry.
+pub fn parse_cursor<T: std::str::FromStr>(value: &str) -> Result<Option<T>, String> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    value
+        .parse()
+        .map(Some)
+        .map_err(|_| "must be the nextCursor of the previous page, or empty for the first page".into())
+}
+
+pub fn parse_time(value: &str) -> Result<Timestamp, String> {
+    Timestamp::parse(value).ok_or_else(|| "must be a time like 2026-11-15T20:00:00Z".into())
+}
+
+/// Sets one parameter of a job filter, for lists and bulk actions.
 pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
-    if value.chars().any(char::is_control) {
-        return Err("must not contain control characters".into());
-    }
-    let time = |value: &str| Timestamp::parse(value).ok_or("must be a time like 2026-11-15T20:00:00Z".to_owned());
-    // No name, tag or key has any, and PostgreSQL cannot even be asked for some.
-    if value.contains(char::is_control) {
-        return Err("must not contain control characters".into());
-    }
     match name {
         "status" => {
             for part in value.split(',') {
@@ -137,15 +128,29 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
         "tag" => filter.tag = Some(value),
         "correlationId" => filter.correlation_id = Some(value),
         "scheduleId" => filter.schedule_id = Some(value),
-        "createdAfter" => filter.created_after = Some(time(&value)?),
-        "createdBefore" => filter.created_before = Some(time(&value)?),
+        "createdAfter" => filter.created_after = Some(parse_time(&value)?),
+        "createdBefore" => filter.created_before = Some(parse_time(&value)?),
         "q" if value.trim().is_empty() => return Err("must not be empty".into()),
         "q" => filter.q = Some(value.trim().to_owned()),
-        _ => return Err("is not a known parameter".into()),
+        _ => return Err(UNKNOWN_PARAMETER.into()),
     }
     Ok(())
 }
 
-pub fn form_pairs(query: &str) -> Vec<(String, String)> {
-    url::form_urlencoded::parse(query.as_bytes()).into_owned().collect()
+/// Sets the parameters of a filter in a body, where each must be a string.
+pub fn set_from_body(
+    fields: serde_json::Map<String, serde_json::Value>,
+    errors: &mut Vec<FieldError>,
+    mut set: impl FnMut(&str, String) -> Result<(), String>,
+) {
+    for (name, value) in fields {
+        let result = match value {
+            serde_json::Value::String(text) if text.contains(char::is_control) => Err(CONTROL_CHARACTERS.into()),
+            serde_json::Value::String(text) => set(&name, text),
+            _ => Err("must be a string".into()),
+        };
+        if let Err(message) = result {
+            errors.push(FieldError::new(format!("filter.{name}"), message));
+        }
+    }
 }

@@ -1,10 +1,11 @@
-//! `/api/v1`.
+//! Handlers of `/api/v1`, one module per resource.
 
 pub mod audit;
 pub mod bulk;
+pub mod dead_letters;
 pub mod events;
 pub mod jobs;
-pub mod letters;
+pub mod limits;
 pub mod list;
 pub mod outbox;
 pub mod patch;

@@ -1,4 +1,4 @@
-//! From a body to what people want of a schedule. One reading for new ones and for changes, so that one set of rules holds.
+//! Parses the fields of a schedule, for creating and for changing one, so that the same rules apply.
 
 use faena_domain::{
     FieldError, Priority,
@@ -6,39 +6,39 @@ use faena_domain::{
     schedule::{JobTemplate, Misfire, Overlap, ScheduleSpec, Timing},
 };
 
-/// What a body makes of a schedule.
-pub struct Asked {
+/// Settings of a schedule after a body was applied.
+pub struct ParsedSchedule {
     pub spec: ScheduleSpec,
     pub is_active: Option<bool>,
-    /// What could not be read. Whether the rest makes sense is for the domain to say.
+    /// Fields that could not be read. The domain checks the values of the others.
     pub errors: Vec<FieldError>,
 }
 
-impl Asked {
-    /// Everything that is wrong. A field that could not be read is named once, not again for its default's sake.
+impl ParsedSchedule {
+    /// Returns all errors, including those of the domain. A field that could not be read is reported once.
     pub fn errors_with(&self, checked: Vec<FieldError>) -> Vec<FieldError> {
-        let known = |path: &str| self.errors.iter().any(|fault| fault.path == path);
-        let news = checked.into_iter().filter(|fault| !known(&fault.path));
-        self.errors.iter().cloned().chain(news).collect()
+        let is_known = |path: &str| self.errors.iter().any(|error| error.path == path);
+        let others = checked.into_iter().filter(|error| !is_known(&error.path));
+        self.errors.iter().cloned().chain(others).collect()
     }
 }
 
 const NUMBER: &str = "a whole number, not negative";
 const TIME: &str = "a time like 2026-11-15T20:00:00Z";
 
-/// Reads the fields over `spec`. `null` takes a value away, or back to its default; what is not named stays as it is.
-pub fn read_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, parser: &JobParser) -> Asked {
+/// Applies the fields to `spec`. `null` removes a value or restores its default; an absent field changes nothing.
+pub fn parse_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, parser: &JobParser) -> ParsedSchedule {
     fields.alias("cronExpr", "cronExpression");
     fields.alias("enabled", "isActive");
     let default = ScheduleSpec::default();
-    let errors = fields.errors.len();
+    let errors_before = fields.errors.len();
     fields.update("name", "a string", &mut spec.name, default.name);
-    if spec.name.is_empty() && fields.errors.len() == errors {
+    if spec.name.is_empty() && fields.errors.len() == errors_before {
         fields.reject("name", "is required");
     }
     fields.update("description", "a string", &mut spec.description, None);
-    read_timing(&mut fields, &mut spec.timing);
-    read_template(&mut fields, &mut spec.job, parser);
+    parse_timing(&mut fields, &mut spec.timing);
+    parse_template(&mut fields, &mut spec.job, parser);
     fields.update("misfire", "run_once, skip or catch_up", &mut spec.misfire, Misfire::default());
     fields.update("misfireGraceMs", NUMBER, &mut spec.misfire_grace_ms, default.misfire_grace_ms);
     let mut catch_up = u64::from(spec.catch_up_limit);
@@ -48,16 +48,16 @@ pub fn read_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, parser: &Jo
     fields.update("jitterMs", NUMBER, &mut spec.jitter_ms, default.jitter_ms);
     fields.update("maxRuns", NUMBER, &mut spec.max_runs, None);
     let is_active = fields.take("isActive", "true or false");
-    Asked { spec, is_active, errors: fields.finish() }
+    ParsedSchedule { spec, is_active, errors: fields.finish() }
 }
 
-fn read_timing(fields: &mut Fields<'_>, timing: &mut Timing) {
+fn parse_timing(fields: &mut Fields<'_>, timing: &mut Timing) {
     let default = Timing::default();
-    let errors = fields.errors.len();
+    let errors_before = fields.errors.len();
     fields.update("cronExpression", "a string", &mut timing.cron_expression, None);
     fields.update("intervalMs", NUMBER, &mut timing.interval_ms, None);
-    if fields.errors.len() > errors && timing.cron_expression.is_none() && timing.interval_ms.is_none() {
-        // Stands for what could not be read: nobody shall be told that it is missing.
+    if fields.errors.len() > errors_before && timing.cron_expression.is_none() && timing.interval_ms.is_none() {
+        // Stands in for the value that could not be read, so that it is not reported as missing too.
         timing.interval_ms = Some(60_000);
     }
     fields.update("timezone", "the name of a time zone, like Europe/Madrid", &mut timing.timezone, default.timezone);
@@ -68,9 +68,9 @@ fn read_timing(fields: &mut Fields<'_>, timing: &mut Timing) {
     fields.update("except", "a list of strings", &mut timing.except, Vec::new());
 }
 
-fn read_template(fields: &mut Fields<'_>, job: &mut JobTemplate, parser: &JobParser) {
+fn parse_template(fields: &mut Fields<'_>, job: &mut JobTemplate, parser: &JobParser) {
     let default = JobTemplate::default();
-    read_names(fields, job);
+    parse_names(fields, job);
     if fields.is_present("jobPayload") {
         job.payload = fields.object("jobPayload").unwrap_or(default.payload);
     }
@@ -86,9 +86,10 @@ fn read_template(fields: &mut Fields<'_>, job: &mut JobTemplate, parser: &JobPar
     fields.update("tags", "a list of strings", &mut job.options.tags, Vec::new());
 }
 
-/// Without a type the name of a new job is its type. Later they are two: another name does not make it another job.
-fn read_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
-    let errors = fields.errors.len();
+/// Parses name and type of the jobs. Without a type, the name of a new schedule's jobs is their type; changing the name later
+/// does not change the type.
+fn parse_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
+    let errors_before = fields.errors.len();
     let mut name = job.options.name.take();
     fields.update("jobName", "a string", &mut name, None);
     if fields.is_present("jobType") || job.kind.is_empty() {
@@ -96,7 +97,7 @@ fn read_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
     }
     job.options.name = name.filter(|name| *name != job.kind);
     if job.kind.is_empty() {
-        if fields.errors.len() == errors {
+        if fields.errors.len() == errors_before {
             fields.reject("jobName", "is required (or jobType)");
         }
         job.kind = "?".into();

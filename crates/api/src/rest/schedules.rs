@@ -1,4 +1,4 @@
-//! `/schedules`: what becomes a job by itself, when, and what became of it.
+//! `/schedules`: manages schedules and shows their past and future due times.
 
 use axum::{
     Json,
@@ -17,11 +17,11 @@ use faena_domain::{
 use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
 use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
 
-use super::{list::form_pairs, schedule_fields::read_schedule};
+use super::{list::parse_time, schedule_fields::parse_schedule};
 use crate::{
     Api, ApiError, ApiResult,
-    frame::actor,
-    request::{Segment, read_body},
+    context::actor,
+    request::{Segment, UNKNOWN_PARAMETER, parse_number, read_body, read_query},
 };
 
 pub async fn create(
@@ -37,24 +37,24 @@ pub async fn create(
 
 pub async fn create_from(api: &Api, body: &Bytes) -> ApiResult<Schedule> {
     let now = Timestamp::now();
-    let CompiledSchedule { schedule, .. } = read_new(api, body, now)?;
+    let CompiledSchedule { schedule, .. } = parse_new(api, body, now)?;
     api.engine.store.schedule_create(schedule.clone(), &actor(), now).await?;
     Ok(schedule)
 }
 
-/// The schedule that a body asks for, stored nowhere.
-fn read_new(api: &Api, body: &Bytes, now: Timestamp) -> ApiResult<CompiledSchedule> {
+/// Parses a new schedule without storing it.
+fn parse_new(api: &Api, body: &Bytes, now: Timestamp) -> ApiResult<CompiledSchedule> {
     let fields = api.parser().fields(body)?;
-    let asked = read_schedule(fields, ScheduleSpec::default(), api.parser());
-    match Schedule::new(asked.spec.clone(), &api.parser().limits, now) {
-        Ok(mut timed) if asked.errors.is_empty() => {
-            if asked.is_active == Some(false) {
-                timed.disable();
+    let parsed = parse_schedule(fields, ScheduleSpec::default(), api.parser());
+    match Schedule::new(parsed.spec.clone(), &api.parser().limits, now) {
+        Ok(mut compiled) if parsed.errors.is_empty() => {
+            if parsed.is_active == Some(false) {
+                compiled.disable();
             }
-            Ok(timed)
+            Ok(compiled)
         }
-        Ok(_) => Err(ApiError::invalid(asked.errors)),
-        Err(checked) => Err(ApiError::invalid(asked.errors_with(checked))),
+        Ok(_) => Err(ApiError::invalid(parsed.errors)),
+        Err(checked) => Err(ApiError::invalid(parsed.errors_with(checked))),
     }
 }
 
@@ -65,17 +65,17 @@ pub async fn validate(State(api): State<Api>, body: Body) -> ApiResult<Json<Vali
 
 pub fn validate_from(api: &Api, body: &Bytes) -> ApiResult<ValidSchedule> {
     let now = Timestamp::now();
-    let timed = read_new(api, body, now)?;
+    let compiled = parse_new(api, body, now)?;
     Ok(ValidSchedule {
         valid: true,
-        explanation: timed.timing.explain(),
-        next_runs: schedule::preview(&timed, now, 10),
-        timezone: timed.schedule.spec.timing.timezone,
+        explanation: compiled.timing.explain(),
+        next_runs: schedule::preview(&compiled, now, 10),
+        timezone: compiled.schedule.spec.timing.timezone,
     })
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<ScheduleList>)> {
-    let found = find(&api, query.as_deref().unwrap_or("")).await?;
+    let found = find(&api, query.as_deref()).await?;
     let mut headers = HeaderMap::new();
     for (name, number) in [
         ("x-total-count", found.total),
@@ -88,25 +88,25 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResul
     Ok((headers, Json(found)))
 }
 
-/// The schedules that a query asks for, by name.
-pub async fn find(api: &Api, query: &str) -> ApiResult<ScheduleList> {
+/// Finds the schedules that match a query string, ordered by name.
+pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<ScheduleList> {
     let mut filter = ScheduleFilter::default();
     let (mut page, mut limit) = (1, 20);
-    read_query(query, |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
-            "page" => page = number(&value, 1_000_000)?,
-            "limit" => limit = number(&value, 100)?,
+            "page" => page = parse_number(&value, 1_000_000)?,
+            "limit" => limit = parse_number(&value, 100)?,
             "isActive" | "enabled" => {
-                let wanted = value.parse().map_err(|_| "must be true or false")?;
-                if filter.is_active.is_some_and(|known| known != wanted) {
-                    return Err("differs from its other name; give one of them".into());
+                let is_active = value.parse().map_err(|_| "must be true or false")?;
+                if filter.is_active.is_some_and(|known| known != is_active) {
+                    return Err("isActive and enabled differ; set only one of them".into());
                 }
-                filter.is_active = Some(wanted);
+                filter.is_active = Some(is_active);
             }
             "name" => filter.name = Some(value),
             "q" if value.trim().is_empty() => return Err("must not be empty".into()),
             "q" => filter.q = Some(value.trim().to_owned()),
-            _ => return Err("is not a known parameter".into()),
+            _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
@@ -116,34 +116,14 @@ pub async fn find(api: &Api, query: &str) -> ApiResult<ScheduleList> {
     Ok(ScheduleList { schedules, total, page: page as u64, limit: limit as u64 })
 }
 
-/// InFlight each parameter to `set`, which says what is wrong with it.
-fn read_query(query: &str, mut set: impl FnMut(&str, String) -> Result<(), String>) -> ApiResult<()> {
-    let mut errors = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for (name, value) in form_pairs(query) {
-        let read = match value {
-            _ if !seen.insert(name.clone()) => Err("is given twice".into()),
-            value if value.contains(char::is_control) => Err("must not contain control characters".into()),
-            value => set(&name, value),
-        };
-        errors.extend(read.err().map(|message| FieldError::new(name, message)));
-    }
-    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
-}
-
-fn number(value: &str, max: usize) -> Result<usize, String> {
-    let number = value.parse().ok().filter(|n| (1..=max).contains(n));
-    number.ok_or_else(|| format!("must be a number from 1 to {max}"))
-}
-
-/// How many of its latest jobs a schedule is shown with.
+/// Latest jobs that a schedule is shown with.
 const LATEST_JOBS: usize = 10;
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
     Ok(Json(shown(&api, &id).await?))
 }
 
-/// A schedule whole, with its latest jobs.
+/// Returns a schedule with its latest jobs.
 pub async fn shown(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let schedule = stored(api, id).await?;
     Ok(ScheduleView { jobs: latest_jobs(api, schedule.id).await?, ..schedule.view() })
@@ -165,7 +145,7 @@ fn parse_id(text: &str) -> ApiResult<ScheduleId> {
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::not_found(format!("there is no schedule {id}"))
+    ApiError::not_found(format!("no schedule \"{id}\""))
 }
 
 pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<ScheduleView>> {
@@ -175,18 +155,18 @@ pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> 
 
 pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> ApiResult<ScheduleView> {
     if api.parser().fields(&body)?.is_empty() {
-        return Err(ApiError::invalid_field("body", "names nothing to change"));
+        return Err(ApiError::invalid_field("body", "nothing to change; set at least one field"));
     }
     let parser = api.parser().clone();
-    // What stands there is read under its lock, so that two changes at once do not undo each other.
+    // Applied to the stored schedule under its lock, so that concurrent changes do not undo each other.
     let edit = move |schedule: &Schedule| {
         let fields = parser.fields(&body).map_err(|error| ApiError::from(error).details)?;
-        let asked = read_schedule(fields, schedule.spec.clone(), &parser);
-        if !asked.errors.is_empty() {
-            let checked = asked.spec.check(&parser.limits, schedule.anchor_at).err().unwrap_or_default();
-            return Err(asked.errors_with(checked));
+        let parsed = parse_schedule(fields, schedule.spec.clone(), &parser);
+        if !parsed.errors.is_empty() {
+            let checked = parsed.spec.check(&parser.limits, schedule.anchor_at).err().unwrap_or_default();
+            return Err(parsed.errors_with(checked));
         }
-        Ok(SchedulePatch { spec: Some(asked.spec), is_active: asked.is_active })
+        Ok(SchedulePatch { spec: Some(parsed.spec), is_active: parsed.is_active })
     };
     change(api, id, "schedule.edit", edit).await
 }
@@ -254,25 +234,25 @@ pub async fn preview(
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<RunList>> {
-    Ok(Json(coming(&api, &id, query.as_deref().unwrap_or("")).await?))
+    Ok(Json(next_runs(&api, &id, query.as_deref()).await?))
 }
 
-/// The next runs, as if it were active.
-pub async fn coming(api: &Api, id: &str, query: &str) -> ApiResult<RunList> {
+/// Returns the next due times, as if the schedule were active.
+pub async fn next_runs(api: &Api, id: &str, query: Option<&str>) -> ApiResult<RunList> {
     let mut count = 10;
-    read_query(query, |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
-            "count" => count = number(&value, 1_000)?,
-            _ => return Err("is not a known parameter".into()),
+            "count" => count = parse_number(&value, 1_000)?,
+            _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
     let schedule = stored(api, id).await?;
     let timezone = schedule.spec.timing.timezone.clone();
     let (runs, explanation): (Vec<ScheduledRun>, String) = match schedule.compile() {
-        Ok(timed) => {
-            let after = timed.schedule.cursor_at.max(Timestamp::now());
-            (schedule::preview(&timed, after, count), timed.timing.explain())
+        Ok(compiled) => {
+            let after = compiled.schedule.cursor_at.max(Timestamp::now());
+            (schedule::preview(&compiled, after, count), compiled.timing.explain())
         }
         Err(errors) => (Vec::new(), invalid_timing_reason(&errors)),
     };
@@ -284,17 +264,17 @@ pub async fn ticks(
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<TickList>> {
-    Ok(Json(TickList { ticks: past(&api, &id, query.as_deref().unwrap_or("")).await? }))
+    Ok(Json(TickList { ticks: past_ticks(&api, &id, query.as_deref()).await? }))
 }
 
-/// What became of its due times, the latest first.
-pub async fn past(api: &Api, id: &str, query: &str) -> ApiResult<Vec<TickRow>> {
+/// Returns records of past due times, latest first.
+pub async fn past_ticks(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Vec<TickRow>> {
     let (mut before, mut limit) = (None, 20);
-    read_query(query, |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
-            "before" => before = Some(Timestamp::parse(&value).ok_or("must be a time like 2026-11-15T20:00:00Z")?),
-            "limit" => limit = number(&value, 100)?,
-            _ => return Err("is not a known parameter".into()),
+            "before" => before = Some(parse_time(&value)?),
+            "limit" => limit = parse_number(&value, 100)?,
+            _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;

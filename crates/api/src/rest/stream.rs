@@ -1,4 +1,4 @@
-//! `GET /events`: what happens, on all nodes, as server-sent events. `Last-Event-ID` goes on where another connection ended.
+//! `GET /events`: the events of all nodes as server-sent events. `Last-Event-ID` resumes an earlier stream.
 
 use std::convert::Infallible;
 
@@ -7,16 +7,15 @@ use axum::{
     http::HeaderMap,
     response::sse::{Event as SseEvent, Sse},
 };
-use faena_domain::FieldError;
 use faena_engine::live::{Gap, Told};
 use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
 use serde_json::json;
 
-use super::list::form_pairs;
 use crate::{
-    Api, ApiError, ApiResult,
-    watch::{Ask, Item, Watch},
+    Api, ApiResult,
+    request::{UNKNOWN_PARAMETER, read_query},
+    watch::{EventStream, Item, WatchRequest},
 };
 
 pub async fn events(
@@ -24,51 +23,51 @@ pub async fn events(
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
-    let mut ask = read_query(query.as_deref().unwrap_or(""))?;
-    // A browser that connects again says in the header how far it has come; the address is still that of the first time.
+    let mut request = parse_query(query.as_deref())?;
+    // A browser that reconnects sends its position in the header, with the URL of the first connection.
     if let Some(id) = headers.get("last-event-id") {
-        ask.from = Some(("Last-Event-ID", id.to_str().unwrap_or("?").to_owned()));
+        request.after = Some(("Last-Event-ID", id.to_str().unwrap_or("?").to_owned()));
     }
-    let watch = Watch::begin(&api, ask).await?;
-    let stream = futures_util::stream::unfold(watch, |mut watch| async move {
-        let (item, place) = watch.next().await?;
-        Some((Ok(message(item, place, watch.source())), watch))
+    let events = EventStream::open(&api, request).await?;
+    let stream = futures_util::stream::unfold(events, |mut events| async move {
+        let (item, position) = events.next().await?;
+        Some((Ok(sse_event(item, position, events.source())), events))
     });
     Ok(Sse::new(stream))
 }
 
-fn read_query(query: &str) -> ApiResult<Ask> {
-    let mut ask = Ask::default();
-    let mut errors = Vec::new();
-    for (name, value) in form_pairs(query) {
-        match name.as_str() {
-            "types" => ask.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
-            "queue" => ask.queue = Some(value),
-            "correlationId" => ask.correlation_id = Some(value),
-            "jobId" => ask.job_id = Some(value),
-            "lastEventId" => ask.from = Some(("lastEventId", value)),
-            _ => errors.push(FieldError::new(name, "is not a known parameter")),
+fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
+    let mut request = WatchRequest::default();
+    read_query(query, &["types"], |name, value| {
+        match name {
+            "types" => request.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
+            "queue" => request.queue = Some(value),
+            "correlationId" => request.correlation_id = Some(value),
+            "jobId" => request.job_id = Some(value),
+            "lastEventId" => request.after = Some(("lastEventId", value)),
+            _ => return Err(UNKNOWN_PARAMETER.into()),
         }
-    }
-    if errors.is_empty() { Ok(ask) } else { Err(ApiError::invalid(errors)) }
+        Ok(())
+    })?;
+    Ok(request)
 }
 
-fn message(item: Item, place: EventPosition, source: &str) -> SseEvent {
-    let message = SseEvent::default().id(place.to_string());
+fn sse_event(item: Item, position: EventPosition, source: &str) -> SseEvent {
+    let message = SseEvent::default().id(position.to_string());
     match item {
-        // Without data it is no message to anybody, but it moves the place from which a client goes on.
+        // A client does not show an event without data, but it moves the position from which the client resumes.
         Item::Heartbeat => message.comment("heartbeat"),
-        Item::Told(Told::Event(event)) => message.event(name(&event)).data(event.cloud_event(source).to_json()),
-        Item::Told(Told::Lost(gap)) => message.event("gap").data(lost(gap)),
+        Item::Event(Told::Event(event)) => message.event(event_name(&event)).data(event.cloud_event(source).to_json()),
+        Item::Event(Told::Lost(gap)) => message.event("gap").data(gap_json(gap)),
     }
 }
 
-/// Nothing that would end the line.
-fn name(event: &StoredEvent) -> String {
+/// Returns the type of an event without characters that would end the line.
+fn event_name(event: &StoredEvent) -> String {
     event.kind.replace(char::is_control, " ")
 }
 
-fn lost(gap: Gap) -> String {
-    let message = "what happened in between is not kept any more, or was not kept; look at the jobs themselves";
+fn gap_json(gap: Gap) -> String {
+    let message = "events in this range were deleted or never stored; read the jobs to see their current state";
     json!({ "after": gap.after, "first": gap.first, "message": message }).to_string()
 }

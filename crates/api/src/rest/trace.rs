@@ -1,4 +1,4 @@
-//! `GET /trace/:correlationId`: everything that belongs together, as one timeline.
+//! `GET /trace/:correlationId`: everything with one correlation id, as a timeline.
 
 use axum::{Json, extract::State};
 use faena_domain::{JobId, Trace};
@@ -16,14 +16,14 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     }
 }
 
-/// A job's id is its correlation id unless it was given another.
+/// Points out the right correlation id if the caller has used the id of a job that has another one.
 async fn unknown(api: &Api, id: &str) -> ApiResult<ApiError> {
     let job = match id.parse::<JobId>() {
         Ok(job) => api.engine.store.job_get(job).await?,
         Err(_) => None,
     };
     Ok(ApiError::not_found(match job {
-        Some(job) => format!("the job {id} belongs to the correlation id {}", job.correlation_id),
-        None => format!("nothing has the correlation id {id}, or it is kept no more"),
+        Some(job) => format!("job {id} has the correlation id \"{}\"", job.correlation_id),
+        None => format!("nothing has the correlation id \"{id}\", or it has expired"),
     }))
 }

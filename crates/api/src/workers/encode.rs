@@ -1,52 +1,52 @@
-//! Writes what a worker is told, as JSON. By hand: a payload passes through to the letter without being read again.
+//! Encodes messages to workers as JSON, by hand: a payload is copied to the letter, without parsing it again.
 
 use std::fmt::Write;
 
 use faena_engine::workers::{Ack, Delivery, Refusal};
 
-/// A field whose value is a text.
-fn text(into: &mut String, name: &str, value: &str) {
-    into.push_str(",\"");
-    into.push_str(name);
-    into.push_str("\":");
-    quoted(into, value);
+/// Appends a field with a string value.
+fn string_field(json: &mut String, name: &str, value: &str) {
+    json.push_str(",\"");
+    json.push_str(name);
+    json.push_str("\":");
+    string(json, value);
 }
 
-/// Most texts need no escape and are copied.
-fn quoted(into: &mut String, value: &str) {
+/// Appends a string. Most strings need no escapes and are copied.
+fn string(json: &mut String, value: &str) {
     if value.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
-        into.push('"');
-        into.push_str(value);
-        into.push('"');
+        json.push('"');
+        json.push_str(value);
+        json.push('"');
     } else {
-        into.push_str(&serde_json::to_string(value).expect("a string is JSON"));
+        json.push_str(&serde_json::to_string(value).expect("a string is JSON"));
     }
 }
 
-/// Appends the job, as an object.
+/// Appends a job as an object.
 pub fn job(json: &mut String, delivery: &Delivery) {
     let Delivery { held, lane, deadline, steps } = delivery;
     let job = &held.job;
     json.reserve(job.payload.len() + 320);
     let _ = write!(json, "{{\"id\":\"{}\"", job.id);
-    text(json, "name", job.options.name.as_deref().unwrap_or(&lane.kind));
-    text(json, "type", &lane.kind);
-    text(json, "queue", &lane.queue);
+    string_field(json, "name", job.options.name.as_deref().unwrap_or(&lane.kind));
+    string_field(json, "type", &lane.kind);
+    string_field(json, "queue", &lane.queue);
     json.push_str(",\"payload\":");
     json.push_str(&job.payload);
-    let (retries, most) = (job.retry_count, job.options.retry.max_retries);
-    let _ = write!(json, ",\"run\":{},\"retryCount\":{retries},\"maxRetries\":{most}", job.run);
+    let (retries, max_retries) = (job.retry_count, job.options.retry.max_retries);
+    let _ = write!(json, ",\"run\":{},\"retryCount\":{retries},\"maxRetries\":{max_retries}", job.run);
     match &job.correlation_id {
-        Some(correlation) => text(json, "correlationId", correlation),
+        Some(correlation_id) => string_field(json, "correlationId", correlation_id),
         None => {
             let _ = write!(json, ",\"correlationId\":\"{}\"", job.id);
         }
     }
     if let Some(traceparent) = &job.options.traceparent {
-        text(json, "traceparent", traceparent);
+        string_field(json, "traceparent", traceparent);
     }
     if let Some(schedule) = &job.options.schedule_id {
-        text(json, "scheduleId", schedule);
+        string_field(json, "scheduleId", schedule);
     }
     if let Some(due) = job.options.schedule_due {
         let _ = write!(json, ",\"scheduleDue\":\"{due}\"");
@@ -54,7 +54,7 @@ pub fn job(json: &mut String, delivery: &Delivery) {
     let _ = write!(json, ",\"deadline\":\"{deadline}\",\"steps\":[");
     for (index, step) in steps.iter().enumerate() {
         json.push_str(if index > 0 { ",{\"name\":" } else { "{\"name\":" });
-        quoted(json, &step.name);
+        string(json, &step.name);
         json.push_str(",\"result\":");
         json.push_str(step.result.get());
         json.push('}');

@@ -1,13 +1,13 @@
-//! The plain-HTTP door: a worker can be a shell script with curl.
+//! Plain HTTP for workers: a worker can be a shell script with curl.
 //!
-//! Between two calls nothing can be told to such a worker, so it gets jobs only while it waits in a claim, and hears of
-//! cancellations with its next call. It may call any node; the one it calls looks after it from then on.
+//! The server cannot send anything to such a worker between two calls. So the worker gets jobs only while it waits in a claim,
+//! and learns of cancellations with its next call. It may call any node; that node is responsible for it from then on.
 
 use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    body::{Body, Bytes},
+    body::Body,
     extract::{Path, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -20,114 +20,116 @@ use serde_json::json;
 use super::{encode, records::unknown, report};
 use crate::{
     Api, ApiError, ApiResult,
-    request::{Segment, parse_job_id, read_body},
+    request::{Segment, finish, optional_fields, parse_job_id, read_body},
 };
 
-/// How long a claim waits, when it does not say.
-const WAIT_MS: u64 = 20_000;
-const LONGEST_WAIT_MS: u64 = 60_000;
+const DEFAULT_WAIT_MS: u64 = 20_000;
+const MAX_WAIT_MS: u64 = 60_000;
 
 pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = object_or_nothing(&api, &body)?;
+    let mut fields = optional_fields(&api, &body)?;
     let registration = Registration {
         worker_id: fields.text("workerId"),
         name: fields.text("name"),
         capabilities: fields.list("capabilities", "a list of job types"),
         queues: fields.list("queues", "a list of queues"),
         concurrency: fields.take("concurrency", "a whole number, not negative"),
-        tells_starts: fields.take("tellsStarts", "true or false").unwrap_or(false),
+        tells_starts: fields.take("reportsStarts", "true or false").unwrap_or(false),
         holds: None,
     };
     let _token: Option<String> = fields.text("token");
-    refuse(fields)?;
+    finish(fields)?;
     let connection = api.engine.worker_connect(registration, Transport::Http, Timestamp::now()).await?;
-    let answer = Registered {
+    let registered = Registered {
         worker_id: connection.worker.key.clone(),
         heartbeat_interval_ms: u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX),
         resumed: connection.resumed,
     };
-    Ok((StatusCode::CREATED, Json(answer)).into_response())
+    Ok((StatusCode::CREATED, Json(registered)).into_response())
 }
 
 pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = object_or_nothing(&api, &body)?;
+    let mut fields = optional_fields(&api, &body)?;
     let max = fields.number("max").map(|max| usize::try_from(max).unwrap_or(usize::MAX));
-    let wait_ms = fields.number("waitMs").unwrap_or(WAIT_MS);
+    let wait_ms = fields.number("waitMs").unwrap_or(DEFAULT_WAIT_MS);
     if max == Some(0) {
         fields.reject("max", "must be at least 1");
     }
-    if wait_ms > LONGEST_WAIT_MS {
-        fields.reject("waitMs", format!("must be at most {LONGEST_WAIT_MS}"));
+    if wait_ms > MAX_WAIT_MS {
+        fields.reject("waitMs", format!("must be at most {MAX_WAIT_MS}"));
     }
-    refuse(fields)?;
-    let worker = caller(&api, &key).await?;
-    let mut orders = worker.take_orders();
-    if orders.is_empty() {
-        orders = wait(&api, &worker, max, Duration::from_millis(wait_ms)).await;
+    finish(fields)?;
+    let worker = find_worker(&api, &key).await?;
+    let mut commands = worker.take_orders();
+    if commands.is_empty() {
+        commands = wait_for_commands(&api, &worker, max, Duration::from_millis(wait_ms)).await;
     }
-    Ok(json_text(&told(&worker, orders, true)))
+    let jobs: Vec<String> = commands.into_iter().filter_map(job_json).collect();
+    Ok(json_response(format!("{{\"jobs\":[{}],{}}}", jobs.join(","), notices(&worker))))
 }
 
-async fn wait(api: &Api, worker: &Arc<ConnectedWorker>, max: Option<usize>, grace_periods: Duration) -> Vec<Order> {
+async fn wait_for_commands(
+    api: &Api,
+    worker: &Arc<ConnectedWorker>,
+    max: Option<usize>,
+    timeout: Duration,
+) -> Vec<Order> {
     let free = worker.free();
     let wanted = max.unwrap_or(free).min(worker.concurrency);
     if wanted > free {
-        let lost = worker.unheard(wanted - free);
-        if !lost.is_empty() {
-            api.engine.deliver_again(worker, lost, Timestamp::now()).await;
+        let undelivered = worker.unheard(wanted - free);
+        if !undelivered.is_empty() {
+            api.engine.deliver_again(worker, undelivered, Timestamp::now()).await;
             return worker.take_orders();
         }
     }
     let _waiting = worker.wait_for(wanted.min(free));
     api.engine.worker_waits();
-    // Whoever waits is there, however long: this ends with its request.
-    let is_there = async {
-        let mut beat = tokio::time::interval(api.engine.config.worker_heartbeat);
+    // A waiting worker is alive, however long it waits. This ends with its request.
+    let stay_alive = async {
+        let mut heartbeat = tokio::time::interval(api.engine.config.worker_heartbeat);
         loop {
-            beat.tick().await;
+            heartbeat.tick().await;
             worker.seen(Timestamp::now());
         }
     };
-    let orders = tokio::select! {
-        orders = worker.orders() => orders,
-        () = tokio::time::sleep(grace_periods) => Vec::new(),
+    let commands = tokio::select! {
+        commands = worker.orders() => commands,
+        () = tokio::time::sleep(timeout) => Vec::new(),
         () = worker.closing.cancelled() => Vec::new(),
         () = api.closing.cancelled() => Vec::new(),
-        () = is_there => Vec::new(),
+        () = stay_alive => Vec::new(),
     };
     worker.seen(Timestamp::now());
-    orders
+    commands
 }
 
 pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Response> {
-    let worker = caller(&api, &key).await?;
-    let words = worker.take_words();
-    Ok(json_text(&told(&worker, words, false)))
+    let worker = find_worker(&api, &key).await?;
+    worker.take_words();
+    Ok(json_response(format!("{{{}}}", notices(&worker))))
 }
 
-/// What a worker hears with the answer to a call.
-fn told(worker: &ConnectedWorker, orders: Vec<Order>, with_jobs: bool) -> String {
-    let mut jobs = Vec::new();
-    let cancel: Vec<_> = worker
-        .to_stop()
-        .into_iter()
-        .map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}))
-        .collect();
-    for order in orders {
-        match order {
-            Order::Job(delivery) => {
-                let mut job = String::new();
-                encode::job(&mut job, &delivery);
-                jobs.push(job);
-            }
-            Order::Cancel { .. } | Order::Ack(_) | Order::Drain | Order::Resume => {}
+fn job_json(command: Order) -> Option<String> {
+    match command {
+        Order::Job(delivery) => {
+            let mut job = String::new();
+            encode::job(&mut job, &delivery);
+            Some(job)
         }
+        // The response to every call has the state that these commands announce.
+        Order::Cancel { .. } | Order::Ack(_) | Order::Drain | Order::Resume => None,
     }
-    let cancel = serde_json::Value::from(cancel);
-    let rest = format!("\"cancel\":{cancel},\"drain\":{}}}", worker.is_draining());
-    if with_jobs { format!("{{\"jobs\":[{}],{rest}", jobs.join(",")) } else { format!("{{{rest}") }
+}
+
+/// Returns the fields that every response to a worker has: which jobs to stop, and whether the worker drains.
+fn notices(worker: &ConnectedWorker) -> String {
+    let cancel = worker.to_stop().into_iter();
+    let cancel = cancel.map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}));
+    let cancel = serde_json::Value::from_iter(cancel);
+    format!("\"cancel\":{cancel},\"drain\":{}", worker.is_draining())
 }
 
 pub async fn report(
@@ -138,22 +140,22 @@ pub async fn report(
     let Path((key, job, name)) = path.map_err(|_| ApiError::invalid_field("path", "must be UTF-8"))?;
     let job_id = parse_job_id(&job)?;
     let body = read_body(&api, body).await?;
-    let mut fields = object_or_nothing(&api, &body)?;
+    let mut fields = optional_fields(&api, &body)?;
     let run = fields.take("run", "a whole number");
-    let kind = read_kind(&name, &mut fields)?;
-    refuse(fields)?;
-    let worker = caller(&api, &key).await?;
+    let kind = parse_kind(&name, &mut fields)?;
+    finish(fields)?;
+    let worker = find_worker(&api, &key).await?;
     api.engine.report_handler.take_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
     Ok(Json(json!({"ok": true})))
 }
 
-fn read_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
+fn parse_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
     Ok(match name {
         "started" => ReportKind::Started,
         "release" => ReportKind::Release,
         "progress" => {
-            let wanted = "an object of phase, currentStep, completedSteps, totalSteps, percentage and message";
-            let progress = fields.take::<Progress>("progress", wanted);
+            let expected = "an object with phase, currentStep, completedSteps, totalSteps, percentage and message";
+            let progress = fields.take::<Progress>("progress", expected);
             if !fields.errors.is_empty() {
                 return Err(ApiError::invalid(std::mem::take(&mut fields.errors)));
             }
@@ -172,33 +174,24 @@ fn read_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
         }
         other => {
             return Err(ApiError::not_found(format!(
-                "{other} is not known here; there are started, progress, log, step, complete, fail and release"
+                "no report \"{other}\"; use started, progress, log, step, complete, fail or release"
             )));
         }
     })
 }
 
-/// The worker says goodbye; what it has goes back without costing a try.
+/// Ends a worker's registration. Its jobs return to their queues without using an attempt.
 pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {
-    let worker = caller(&api, &key).await?;
-    api.engine.worker_leave(&worker, "it left", Timestamp::now()).await;
+    let worker = find_worker(&api, &key).await?;
+    api.engine.worker_leave(&worker, "the worker has left", Timestamp::now()).await;
     Ok(Json(Success { success: true }))
 }
 
-async fn caller(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
+async fn find_worker(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
     let worker = api.engine.worker_calling(key, Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
 }
 
-fn object_or_nothing<'a>(api: &Api, body: &'a Bytes) -> ApiResult<Fields<'a>> {
-    Ok(api.parser().fields(if body.is_empty() { b"{}" } else { body })?)
-}
-
-fn refuse(fields: Fields) -> ApiResult<()> {
-    let errors = fields.finish();
-    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
-}
-
-fn json_text(json: &str) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], json.to_owned()).into_response()
+fn json_response(json: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }

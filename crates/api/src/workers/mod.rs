@@ -1,8 +1,10 @@
-//! The doors through which workers come in. Each decodes what a worker says into the same reports, and encodes what it is told.
+//! Transports of workers: WebSocket, gRPC and plain HTTP.
+//!
+//! Each transport decodes a worker's messages into the same reports and encodes the same commands.
 
 mod encode;
-mod flow;
 pub mod http;
+mod message_budget;
 pub mod records;
 pub mod report;
 pub mod session;

@@ -1,63 +1,61 @@
-//! Workers as people see them: list, one whole, drain.
+//! `/workers`: lists, shows and drains workers.
 
 use axum::{
     Json,
-    extract::{Query, State},
+    extract::{RawQuery, State},
 };
 use faena_domain::{Timestamp, WorkerState, WorkerView};
 use faena_wire::{Success, WorkerList};
-use serde::Deserialize;
 
-use crate::{Api, ApiError, ApiResult, frame::actor, request::Segment};
+use crate::{
+    Api, ApiError, ApiResult,
+    context::actor,
+    request::{Segment, UNKNOWN_PARAMETER, parse_number, read_query},
+};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ListQuery {
-    state: Option<String>,
-    limit: Option<String>,
-}
+const MAX_LIMIT: usize = 1_000;
 
-pub async fn list(
-    State(api): State<Api>,
-    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
-) -> ApiResult<Json<WorkerList>> {
-    let Query(query) = query.map_err(|_| ApiError::invalid_field("query", "only state and limit are known here"))?;
-    let mut states = Vec::new();
-    for name in query.state.as_deref().unwrap_or("").split(',').filter(|name| !name.is_empty()) {
-        let known = WorkerState::ALL.into_iter().find(|state| state.as_str().eq_ignore_ascii_case(name));
-        states.push(known.ok_or_else(|| {
-            let names = WorkerState::ALL.map(WorkerState::as_str).join(", ");
-            ApiError::invalid_field("state", format!("must be some of {names}"))
-        })?);
-    }
-    let limit = match query.limit.as_deref().map(str::parse::<usize>) {
-        None => 100,
-        Some(Ok(limit @ 1..=1_000)) => limit,
-        Some(_) => return Err(ApiError::invalid_field("limit", "must be from 1 to 1000")),
-    };
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<WorkerList>> {
+    let (mut states, mut limit) = (Vec::new(), 100);
+    read_query(query.as_deref(), &[], |name, value| {
+        match name {
+            "state" => {
+                for name in value.split(',').filter(|name| !name.is_empty()) {
+                    states.push(parse_state(name)?);
+                }
+            }
+            "limit" => limit = parse_number(&value, MAX_LIMIT)?,
+            _ => return Err(UNKNOWN_PARAMETER.into()),
+        }
+        Ok(())
+    })?;
     let mut workers = api.engine.store.worker_list(states, limit).await?;
     for worker in &mut workers {
-        freshen(&api, worker);
+        refresh(&api, worker);
     }
     let total = workers.len() as u64;
     Ok(Json(WorkerList { workers, total }))
 }
 
+fn parse_state(name: &str) -> Result<WorkerState, String> {
+    let state = WorkerState::ALL.into_iter().find(|state| state.as_str().eq_ignore_ascii_case(name));
+    state.ok_or_else(|| format!("must be one or more of {}", WorkerState::ALL.map(WorkerState::as_str).join(", ")))
+}
+
 pub async fn show(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<WorkerView>> {
     let worker = api.engine.store.worker_get(&key).await?;
     let mut worker = worker.ok_or_else(|| unknown(&key))?;
-    freshen(&api, &mut worker);
+    refresh(&api, &mut worker);
     Ok(Json(worker))
 }
 
-/// What this process knows better than the store does.
-fn freshen(api: &Api, worker: &mut WorkerView) {
-    let Some(here) = worker.registration_id.parse().ok().and_then(|life| api.engine.workers.find(life)) else { return };
-    let now = Timestamp::now();
-    worker.state = here.state();
+/// Replaces what this node knows better than the database: the store is updated in batches.
+fn refresh(api: &Api, worker: &mut WorkerView) {
+    let Some(connected) = worker.registration_id.parse().ok().and_then(|id| api.engine.workers.find(id)) else { return };
+    worker.state = connected.state();
     worker.category = worker.state.category().as_str().into();
-    worker.last_seen_at = here.seen_at();
-    worker.breaker = here.breaker_state(now).as_str().into();
+    worker.last_seen_at = connected.seen_at();
+    worker.breaker = connected.breaker_state(Timestamp::now()).as_str().into();
 }
 
 pub async fn drain(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {
@@ -76,7 +74,5 @@ async fn set_drain(api: &Api, key: &str, drain: bool) -> ApiResult<Json<Success>
 }
 
 pub fn unknown(key: &str) -> ApiError {
-    ApiError::not_found(format!(
-        "there is no living worker {key}; it may have been given up for lost, then it registers again"
-    ))
+    ApiError::not_found(format!("no active worker \"{key}\"; a worker that was declared lost must register again"))
 }

@@ -1,76 +1,78 @@
-//! What a worker says about a job, made sound: the same rules whichever door it comes through.
+//! Validates what workers report about jobs, with the same rules for every transport.
 
 use faena_domain::{ErrorCode, Failure, JobId, Progress, Run, parse::check_json};
 use faena_engine::workers::{Refusal, Report, ReportKind};
 
-/// The longest line of log, and the longest error, that is kept.
-const LONGEST_LINE: usize = 16 << 10;
-const LONGEST_ERROR: usize = 64 << 10;
+/// Longest log line and longest text of a progress that is kept.
+const MAX_LINE_BYTES: usize = 16 << 10;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
-pub type Sound<T> = Result<T, Refusal>;
+type ReportResult<T> = Result<T, Refusal>;
 
 fn invalid(field: &str, message: &str) -> Refusal {
     Refusal::new(ErrorCode::ValidationError, format!("{field}: {message}"))
 }
 
-pub fn about(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> Sound<Report> {
-    let job_id = job_id.ok_or_else(|| invalid("jobId", "must name the job"))?;
+pub fn about(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> ReportResult<Report> {
+    let job_id = job_id.ok_or_else(|| invalid("jobId", "is required"))?;
     Ok(Report { job_id, run, kind })
 }
 
-pub fn complete(result: Option<&str>) -> Sound<ReportKind> {
-    let result = result.filter(|text| *text != "null");
-    if let Some(text) = result {
-        check_json(text).map_err(|what| invalid("result", &what))?;
+pub fn complete(result: Option<&str>) -> ReportResult<ReportKind> {
+    let result = result.filter(|json| *json != "null");
+    if let Some(json) = result {
+        check_json(json).map_err(|message| invalid("result", &message))?;
     }
     Ok(ReportKind::Complete { result: result.map(str::to_owned) })
 }
 
 pub fn fail(error: String, retryable: Option<bool>, retry_after_ms: Option<u64>) -> ReportKind {
-    let message = clean(if error.is_empty() { "failed without saying why".into() } else { error }, LONGEST_ERROR);
+    let error = if error.is_empty() { "the worker gave no reason".into() } else { error };
+    let message = clean(error, MAX_ERROR_BYTES);
     ReportKind::Fail(Failure { retryable: retryable.unwrap_or(true), retry_after_ms, ..Failure::error(message) })
 }
 
-/// An error is a text, or any JSON, which is kept as it was written.
+/// Returns the text of an error: a string's content, or any other JSON as it was written.
 pub fn error_text(raw: Option<&str>) -> String {
     let Some(raw) = raw else { return String::new() };
     serde_json::from_str::<String>(raw).unwrap_or_else(|_| raw.to_owned())
 }
 
-pub fn step(name: Option<String>, result: Option<&str>, total: Option<u32>) -> Sound<ReportKind> {
+pub fn step(name: Option<String>, result: Option<&str>, total: Option<u32>) -> ReportResult<ReportKind> {
     let name = name.unwrap_or_default();
     let length = name.chars().count();
     if length == 0 || length > 100 || name.chars().any(char::is_control) {
-        return Err(invalid("name", "must have 1 to 100 characters, none of them a control character"));
+        return Err(invalid("name", "must have 1 to 100 characters and no control characters"));
     }
     let result = result.unwrap_or("null");
-    check_json(result).map_err(|what| invalid("result", &what))?;
+    check_json(result).map_err(|message| invalid("result", &message))?;
     if total.is_some_and(|total| total == 0 || total > 100_000) {
         return Err(invalid("totalSteps", "must be from 1 to 100000"));
     }
     Ok(ReportKind::Step { name, result: result.to_owned(), total })
 }
 
-pub fn progress(progress: Option<Progress>) -> Sound<ReportKind> {
+pub fn progress(progress: Option<Progress>) -> ReportResult<ReportKind> {
     let mut progress = progress.ok_or_else(|| invalid("progress", "must be an object"))?;
     if progress.percentage.is_some_and(|part| !(0.0..=100.0).contains(&part)) {
         return Err(invalid("progress.percentage", "must be from 0 to 100"));
     }
     for text in [&mut progress.phase, &mut progress.current_step, &mut progress.message] {
-        *text = text.take().map(|text| clean(text, LONGEST_LINE));
+        *text = text.take().map(|text| clean(text, MAX_LINE_BYTES));
     }
     Ok(ReportKind::Progress(progress))
 }
 
-pub fn log(message: Option<String>) -> Sound<ReportKind> {
-    let message = message.filter(|text| !text.is_empty()).ok_or_else(|| invalid("message", "must be a text"))?;
-    Ok(ReportKind::Log(clean(message, LONGEST_LINE)))
+pub fn log(message: Option<String>) -> ReportResult<ReportKind> {
+    let message = message.filter(|text| !text.is_empty());
+    let message = message.ok_or_else(|| invalid("message", "must be a string that is not empty"))?;
+    Ok(ReportKind::Log(clean(message, MAX_LINE_BYTES)))
 }
 
-/// Cut to a bound, and without the one character that no PostgreSQL text can hold.
-fn clean(mut text: String, longest: usize) -> String {
-    if text.len() > longest {
-        let end = (0..=longest).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+/// Cuts a text to `max_bytes` and replaces the one character that PostgreSQL cannot store in a text.
+fn clean(mut text: String, max_bytes: usize) -> String {
+    if text.len() > max_bytes {
+        let end = (0..=max_bytes).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -82,9 +84,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_and_unstorable_texts_are_made_sound() {
-        let ReportKind::Log(text) = log(Some("ä".repeat(LONGEST_LINE))).expect("sound") else { panic!() };
-        assert!(text.len() <= LONGEST_LINE + 3 && text.ends_with('…'));
+    fn long_and_unstorable_texts_are_cleaned() {
+        let ReportKind::Log(text) = log(Some("ä".repeat(MAX_LINE_BYTES))).expect("a valid line") else { panic!() };
+        assert!(text.len() <= MAX_LINE_BYTES + 3 && text.ends_with('…'));
         let ReportKind::Fail(failure) = fail("a\0b".into(), None, None) else { panic!() };
         assert_eq!(failure.message, "a\u{fffd}b");
     }

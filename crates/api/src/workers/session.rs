@@ -1,26 +1,27 @@
-//! A worker on a stream, whichever: what it says is sorted, counted and passed on; what it is told leaves at once.
+//! Serves a worker on a stream, WebSocket or gRPC.
 //!
-//! One task per worker. What has arrived is taken together, what there is to tell leaves together. What is not understood is
-//! answered and changes nothing; who floods or never reads is sent away with a reason.
+//! One task per worker. Messages that have arrived together are handled together, and commands leave together. A message that
+//! is not understood is answered with an error and changes nothing. A worker that floods the server or does not read is
+//! disconnected with a reason.
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{ConnectedWorker, Order, Refusal, Registration, Report, ReportKind};
+use faena_engine::workers::{CloseReason, ConnectedWorker, Order, Refusal, Registration, Report, ReportKind};
 use futures_util::FutureExt;
 
-use super::flow::Flow;
+use super::message_budget::MessageBudget;
 use crate::{Api, ApiError};
 
-/// How long a connection may be open before the worker says who it is.
-pub const INTRODUCTION: Duration = Duration::from_secs(10);
-/// How long a worker may take to read what it was told.
-pub const READING: Duration = Duration::from_secs(20);
-/// Messages that are taken at a time.
-const TOGETHER: usize = 512;
+/// Time within which a worker must register after it has connected.
+pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time within which a worker must read what it is sent.
+pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// Messages that are handled together.
+const MAX_BATCH: usize = 512;
 
-/// What a message says.
-pub enum Said {
+/// Message of a worker.
+pub enum WorkerMessage {
     Register(Registration),
     Report(Report),
     Heartbeat,
@@ -28,164 +29,147 @@ pub enum Said {
     Leave,
 }
 
-/// What comes next from a worker.
-pub enum Next {
-    Said(Said),
-    /// A message that is not understood, or not sound.
-    Refused(Refusal),
-    /// A sign of life, and no more.
-    Alive,
-    Over,
+/// What arrives on a stream.
+pub enum Received {
+    Message(WorkerMessage),
+    /// A message that is not understood or not valid.
+    Rejected(Refusal),
+    /// A sign of life without content, such as a pong.
+    KeepAlive,
+    Closed,
 }
 
-/// Why we end a stream.
-pub enum Ending {
-    /// The connection is not wanted any more.
-    Closed(String),
-    Deaf,
-    Flood,
-    /// The worker has said goodbye.
-    Goodbye,
+/// Stream of one worker. A `send_…` returns whether the worker reads.
+pub trait WorkerStream: Send {
+    /// Waits for the next message. Safe to drop while it waits.
+    fn receive(&mut self) -> impl Future<Output = Received> + Send;
+    fn send_commands(&mut self, commands: Vec<Order>) -> impl Future<Output = bool> + Send;
+    fn send_errors(&mut self, refusals: Vec<Refusal>) -> impl Future<Output = bool> + Send;
+    fn send_heartbeat(&mut self) -> impl Future<Output = bool> + Send;
+    fn close(self, reason: CloseReason) -> impl Future<Output = ()> + Send;
 }
 
-pub const SERVER_STOPS: &str = "the server stops; connect again";
-
-impl Ending {
-    pub fn reason(&self) -> &str {
-        match self {
-            Ending::Closed(reason) => reason,
-            Ending::Deaf => "it does not read what it is told",
-            Ending::Flood => "too many messages",
-            Ending::Goodbye => "goodbye",
-        }
-    }
-}
-
-/// The two kinds of streams. Each `bool`: the worker reads.
-pub trait Line: Send {
-    /// Safe to be dropped while it waits.
-    fn next(&mut self) -> impl Future<Output = Next> + Send;
-    fn tell(&mut self, orders: Vec<Order>) -> impl Future<Output = bool> + Send;
-    fn refuse(&mut self, refusals: Vec<Refusal>) -> impl Future<Output = bool> + Send;
-    fn beat(&mut self) -> impl Future<Output = bool> + Send;
-    fn close(self, ending: Ending) -> impl Future<Output = ()> + Send;
-}
-
-/// Until the stream ends, whoever ends it.
-pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut line: impl Line) {
-    let mut session = Session { flow: Flow::new(worker.concurrency), api, worker, left: false };
-    let ending = session.talk(&mut line).await;
-    let Session { api, worker, left, .. } = session;
-    match ending {
-        Some(ending) => {
-            if let Ending::Deaf | Ending::Flood = ending {
-                tracing::warn!(worker = worker.key, reason = ending.reason(), "a worker is sent away");
-                worker.close(ending.reason());
+/// Serves a registered worker until its stream ends.
+pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl WorkerStream) {
+    let mut session = Session { budget: MessageBudget::new(worker.concurrency), api, worker, has_left: false };
+    let reason = session.run(&mut stream).await;
+    let Session { api, worker, has_left, .. } = session;
+    match reason {
+        Some(reason) => {
+            if let CloseReason::NotReading | CloseReason::TooManyMessages = reason {
+                tracing::warn!(worker = worker.key, reason = reason.as_str(), "worker disconnected by server");
+                worker.close(reason);
             }
-            line.close(ending).await;
+            stream.close(reason).await;
         }
-        None => drop(line),
+        None => drop(stream),
     }
-    api.engine.worker_gone(&worker, left, Timestamp::now()).await;
+    api.engine.worker_gone(&worker, has_left, Timestamp::now()).await;
 }
 
 struct Session {
     api: Api,
     worker: Arc<ConnectedWorker>,
-    flow: Flow,
-    /// It has said goodbye.
-    left: bool,
+    budget: MessageBudget,
+    has_left: bool,
 }
 
-/// What was heard at one go.
+/// Messages that have arrived together.
 #[derive(Default)]
-struct Heard {
+struct Batch {
     reports: Vec<Report>,
     refusals: Vec<Refusal>,
     drains: bool,
 }
 
 impl Session {
-    async fn talk(&mut self, line: &mut impl Line) -> Option<Ending> {
-        let mut beat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
-        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        beat.tick().await;
+    /// Runs until the stream ends. Returns why the server ends it, or `None` if the worker has closed it.
+    async fn run(&mut self, stream: &mut impl WorkerStream) -> Option<CloseReason> {
+        let mut heartbeat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        heartbeat.tick().await;
         loop {
             let worker = self.worker.clone();
-            let reads = tokio::select! {
+            let is_reading = tokio::select! {
                 () = worker.closing.cancelled() => {
-                    return Some(Ending::Closed(worker.close_reason().unwrap_or_else(|| SERVER_STOPS.into())));
+                    return Some(worker.close_reason().unwrap_or(CloseReason::ServerStopping));
                 }
-                () = self.api.closing.cancelled() => return Some(Ending::Closed(SERVER_STOPS.into())),
-                next = line.next() => match self.hear(line, next).await {
-                    ControlFlow::Continue(reads) => reads,
-                    ControlFlow::Break(ending) => return ending,
+                () = self.api.closing.cancelled() => return Some(CloseReason::ServerStopping),
+                received = stream.receive() => match self.handle(stream, received).await {
+                    ControlFlow::Continue(is_reading) => is_reading,
+                    ControlFlow::Break(reason) => return reason,
                 },
-                orders = worker.orders() => line.tell(orders).await,
-                _ = beat.tick() => line.beat().await,
+                commands = worker.orders() => stream.send_commands(commands).await,
+                _ = heartbeat.tick() => stream.send_heartbeat().await,
             };
-            if !reads {
-                return Some(Ending::Deaf);
+            if !is_reading {
+                return Some(CloseReason::NotReading);
             }
         }
     }
 
-    /// Takes what has arrived. `Break`: the stream ends, by us if there is an ending to tell.
-    async fn hear(&mut self, line: &mut impl Line, first: Next) -> ControlFlow<Option<Ending>, bool> {
+    /// Handles everything that has arrived. Returns whether the worker reads, or breaks with the reason why the stream ends.
+    async fn handle(
+        &mut self,
+        stream: &mut impl WorkerStream,
+        first: Received,
+    ) -> ControlFlow<Option<CloseReason>, bool> {
         let now = Timestamp::now();
         self.worker.seen(now);
-        let mut heard = Heard::default();
+        let mut batch = Batch::default();
         let mut next = Some(first);
         let mut ended = None;
-        for _ in 0..TOGETHER {
-            let Some(message) = next else { break };
-            if let ControlFlow::Break(ending) = self.sort(message, &mut heard) {
-                ended = Some(ending);
+        for _ in 0..MAX_BATCH {
+            let Some(received) = next else { break };
+            if let ControlFlow::Break(reason) = self.add(received, &mut batch) {
+                ended = Some(reason);
                 break;
             }
-            next = line.next().now_or_never();
+            next = stream.receive().now_or_never();
         }
-        let refusals = self.pass_on(heard, now).await;
-        let reads = refusals.is_empty() || line.refuse(refusals).await;
-        ended.map_or(ControlFlow::Continue(reads), ControlFlow::Break)
+        let refusals = self.apply(batch, now).await;
+        let is_reading = refusals.is_empty() || stream.send_errors(refusals).await;
+        ended.map_or(ControlFlow::Continue(is_reading), ControlFlow::Break)
     }
 
-    fn sort(&mut self, message: Next, heard: &mut Heard) -> ControlFlow<Option<Ending>> {
-        let drops = match &message {
-            Next::Over => return ControlFlow::Break(None),
-            Next::Said(Said::Leave) => {
-                self.left = true;
-                return ControlFlow::Break(Some(Ending::Goodbye));
+    fn add(&mut self, received: Received, batch: &mut Batch) -> ControlFlow<Option<CloseReason>> {
+        let cost = match &received {
+            Received::Closed => return ControlFlow::Break(None),
+            Received::Message(WorkerMessage::Leave) => {
+                self.has_left = true;
+                return ControlFlow::Break(Some(CloseReason::Left));
             }
-            Next::Said(Said::Report(report)) if self.is_free(report) => 0.0,
-            Next::Said(Said::Register(_)) | Next::Refused(_) => 10.0,
-            Next::Said(_) | Next::Alive => 1.0,
+            Received::Message(WorkerMessage::Report(report)) if self.is_free(report) => 0.0,
+            Received::Message(WorkerMessage::Register(_)) | Received::Rejected(_) => 10.0,
+            Received::Message(_) | Received::KeepAlive => 1.0,
         };
-        if drops > 0.0 && !self.flow.take(drops) {
-            return ControlFlow::Break(Some(Ending::Flood));
+        if cost > 0.0 && !self.budget.take(cost) {
+            return ControlFlow::Break(Some(CloseReason::TooManyMessages));
         }
-        match message {
-            Next::Said(Said::Report(report)) => heard.reports.push(report),
-            Next::Said(Said::Drain) => heard.drains = true,
-            Next::Said(Said::Register(_)) => {
-                let text = "this worker is registered already on this connection";
-                heard.refusals.push(Refusal::new(ErrorCode::Conflict, text));
+        match received {
+            Received::Message(WorkerMessage::Report(report)) => batch.reports.push(report),
+            Received::Message(WorkerMessage::Drain) => batch.drains = true,
+            Received::Message(WorkerMessage::Register(_)) => {
+                let message = "the worker is already registered on this connection";
+                batch.refusals.push(Refusal::new(ErrorCode::Conflict, message));
             }
-            Next::Refused(refusal) => heard.refusals.push(refusal),
-            Next::Said(Said::Heartbeat | Said::Leave) | Next::Alive | Next::Over => {}
+            Received::Rejected(refusal) => batch.refusals.push(refusal),
+            Received::Message(WorkerMessage::Heartbeat | WorkerMessage::Leave)
+            | Received::KeepAlive
+            | Received::Closed => {}
         }
         ControlFlow::Continue(())
     }
 
-    /// The end of a job in hand costs nothing: there are only so many.
+    /// Returns whether a report costs nothing: the end of a job in flight, of which there are only so many.
     fn is_free(&self, report: &Report) -> bool {
-        let end = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
-        end && self.worker.holds(report.job_id)
+        let ends_run = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
+        ends_run && self.worker.holds(report.job_id)
     }
 
-    /// Answers with what is to be refused.
-    async fn pass_on(&self, heard: Heard, now: Timestamp) -> Vec<Refusal> {
-        let Heard { reports, mut refusals, drains } = heard;
+    /// Passes a batch on to the engine. Returns the errors to send back.
+    async fn apply(&self, batch: Batch, now: Timestamp) -> Vec<Refusal> {
+        let Batch { reports, mut refusals, drains } = batch;
         if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, None, now).await {
             refusals.push(Refusal::new(ErrorCode::Unavailable, ApiError::from(error).message));
         }

@@ -1,6 +1,6 @@
-//! `GET /api/v1/workers/connect`: a worker on a WebSocket (SPEC 4.1).
+//! `GET /api/v1/workers/connect`: a worker on a WebSocket, with JSON text frames.
 
-use std::time::Duration;
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use axum::{
     extract::{
@@ -10,104 +10,112 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{Connection, Order, Refusal, Registration, ReportKind, Transport};
+use faena_engine::workers::{CloseReason, Connection, Order, Refusal, Registration, ReportKind, Transport};
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
+use serde_json::value::RawValue;
 
 use super::{
     encode, report,
-    session::{self, Ending, INTRODUCTION, Line, Next, READING, SERVER_STOPS, Said},
+    session::{self, REGISTER_TIMEOUT, Received, SEND_TIMEOUT, WorkerMessage, WorkerStream},
 };
 use crate::{Api, ApiError};
 
-/// How long a connection that we have closed is listened to.
-const FAREWELL: Duration = Duration::from_millis(500);
-/// Larger frames are refused one by one; beyond this the connection ends.
-const HARD_LIMIT: usize = 16 << 20;
+/// Time for which a connection that the server has closed is still read.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Larger frames end the connection; frames between this and the body limit are rejected one by one.
+const MAX_FRAME_BYTES: usize = 16 << 20;
+/// Invalid frames that a worker may send before it registers.
+const MAX_REGISTER_ATTEMPTS: usize = 20;
 
+// Close codes of RFC 6455 and its registry.
 const GOING_AWAY: u16 = 1001;
-const POLICY: u16 = 1008;
-const RESTART: u16 = 1012;
+const POLICY_VIOLATION: u16 = 1008;
+const SERVICE_RESTART: u16 = 1012;
 
 pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Response {
     match upgrade {
         Ok(upgrade) => upgrade
-            .max_message_size(HARD_LIMIT)
-            .max_frame_size(HARD_LIMIT)
+            .max_message_size(MAX_FRAME_BYTES)
+            .max_frame_size(MAX_FRAME_BYTES)
             .read_buffer_size(4 << 10)
             .write_buffer_size(32 << 10)
             .max_write_buffer_size(64 << 20)
             .on_upgrade(move |socket| serve(api, socket)),
-        Err(_) => ApiError::invalid_field("Upgrade", "this is a WebSocket; connect to it as one").into_response(),
+        Err(_) => ApiError::invalid_field("Upgrade", "must be websocket").into_response(),
     }
 }
 
 async fn serve(api: Api, mut socket: WebSocket) {
-    if let Some(connection) = introduce(&api, &mut socket).await {
-        let line = Frames { socket, limit: api.parser().limits.max_body_bytes };
-        session::serve(api, connection.worker, line).await;
+    if let Some(connection) = register(&api, &mut socket).await {
+        let max_bytes = api.parser().limits.max_body_bytes;
+        session::serve(api, connection.worker, WebSocketStream { socket, max_bytes }).await;
     }
 }
 
-/// A reason for closing has room for 123 bytes.
-fn cut(reason: &str) -> String {
-    reason.chars().take(100).filter(char::is_ascii).collect()
-}
-
-/// The first thing a worker says is who it is.
-async fn introduce(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
-    let deadline = tokio::time::Instant::now() + INTRODUCTION;
-    let mut tries = 0;
-    loop {
-        let message = match tokio::time::timeout_at(deadline, socket.next()).await {
-            Ok(Some(Ok(message))) => message,
-            Ok(_) => return None,
+/// Waits for a valid `register` frame. Answers other frames with an error, up to a limit.
+async fn register(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
+    let deadline = tokio::time::Instant::now() + REGISTER_TIMEOUT;
+    for _ in 0..MAX_REGISTER_ATTEMPTS {
+        let message = match tokio::time::timeout_at(deadline, next_message(api, socket)).await {
+            Ok(message) => message?,
             Err(_) => {
-                close(socket, POLICY, "no register frame came").await;
+                close(socket, POLICY_VIOLATION, "no register frame arrived in time").await;
                 return None;
             }
         };
-        let said = match read(&message, api.parser().limits.max_body_bytes) {
-            Some(Ok(Said::Register(registration))) => Ok(registration),
-            Some(Ok(_)) => Err(Refusal::new(ErrorCode::ValidationError, "the first frame must be register")),
-            Some(Err(refusal)) => Err(refusal),
-            None => continue,
-        };
-        let answer = match said {
-            Ok(registration) => {
-                let admitted = api.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await;
-                match admitted {
-                    Ok(connection) => {
-                        if send(socket, [registered(api, &connection)]).await {
-                            return Some(connection);
-                        }
-                        api.engine.worker_gone(&connection.worker, false, Timestamp::now()).await;
-                        return None;
-                    }
-                    Err(error) => {
-                        let error = ApiError::from(error);
-                        Refusal::new(error.code, error.message)
-                    }
-                }
-            }
+        let registration = message.and_then(|message| match message {
+            WorkerMessage::Register(registration) => Ok(registration),
+            _ => Err(invalid("the first frame must be register")),
+        });
+        let refusal = match registration {
+            Ok(registration) => match admit(api, socket, registration).await {
+                Ok(connection) => return connection,
+                Err(refusal) => refusal,
+            },
             Err(refusal) => refusal,
         };
-        tries += 1;
-        if tries > 20 {
-            close(socket, POLICY, "too many frames that are no register frame").await;
-            return None;
-        }
-        if !send(socket, [error_frame(&answer)]).await {
+        if !send(socket, [error_frame(&refusal)]).await {
             return None;
         }
     }
+    close(socket, POLICY_VIOLATION, "too many frames before register").await;
+    None
+}
+
+/// Returns the next message of a worker, or `None` if the connection is closed.
+async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<WorkerMessage, Refusal>> {
+    loop {
+        let message = socket.next().await?.ok()?;
+        if let Some(message) = decode(&message, api.parser().limits.max_body_bytes) {
+            return Some(message);
+        }
+    }
+}
+
+/// Registers the worker. Returns `None` if it has disconnected meanwhile.
+async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) -> Result<Option<Connection>, Refusal> {
+    let connected = api.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await;
+    let connection = connected.map_err(|error| {
+        let error = ApiError::from(error);
+        Refusal::new(error.code, error.message)
+    })?;
+    if send(socket, [registered(api, &connection)]).await {
+        return Ok(Some(connection));
+    }
+    api.engine.worker_gone(&connection.worker, false, Timestamp::now()).await;
+    Ok(None)
 }
 
 fn registered(api: &Api, connection: &Connection) -> String {
     let id = serde_json::to_string(&connection.worker.key).expect("a string is JSON");
-    let beat = api.engine.config.worker_heartbeat.as_millis();
+    let interval_ms = api.engine.config.worker_heartbeat.as_millis();
     let resumed = connection.resumed;
-    format!("{{\"type\":\"registered\",\"workerId\":{id},\"heartbeatIntervalMs\":{beat},\"resumed\":{resumed}}}")
+    format!("{{\"type\":\"registered\",\"workerId\":{id},\"heartbeatIntervalMs\":{interval_ms},\"resumed\":{resumed}}}")
+}
+
+fn invalid(message: impl Into<String>) -> Refusal {
+    Refusal::new(ErrorCode::ValidationError, message)
 }
 
 fn error_frame(refusal: &Refusal) -> String {
@@ -121,61 +129,63 @@ async fn send(socket: &mut WebSocket, frames: impl IntoIterator<Item = String>) 
         }
         socket.flush().await
     };
-    matches!(tokio::time::timeout(READING, sending).await, Ok(Ok(())))
+    matches!(tokio::time::timeout(SEND_TIMEOUT, sending).await, Ok(Ok(())))
 }
 
 async fn close(socket: &mut WebSocket, code: u16, reason: &str) {
-    let frame = CloseFrame { code, reason: Utf8Bytes::from(cut(reason)) };
+    // The protocol limits a reason to 123 bytes.
+    let reason: String = reason.chars().take(100).filter(char::is_ascii).collect();
+    let frame = CloseFrame { code, reason: Utf8Bytes::from(reason) };
     let _ = tokio::time::timeout(Duration::from_secs(2), socket.send(Message::Close(Some(frame)))).await;
 }
 
-struct Frames {
+struct WebSocketStream {
     socket: WebSocket,
-    /// The largest frame that is read.
-    limit: usize,
+    /// Size above which a frame is rejected.
+    max_bytes: usize,
 }
 
-impl Line for Frames {
-    async fn next(&mut self) -> Next {
+impl WorkerStream for WebSocketStream {
+    async fn receive(&mut self) -> Received {
         match self.socket.next().await {
-            None | Some(Err(_)) | Some(Ok(Message::Close(_))) => Next::Over,
-            Some(Ok(message)) => match read(&message, self.limit) {
-                None => Next::Alive,
-                Some(Ok(said)) => Next::Said(said),
-                Some(Err(refusal)) => Next::Refused(refusal),
+            None | Some(Err(_)) | Some(Ok(Message::Close(_))) => Received::Closed,
+            Some(Ok(message)) => match decode(&message, self.max_bytes) {
+                None => Received::KeepAlive,
+                Some(Ok(message)) => Received::Message(message),
+                Some(Err(refusal)) => Received::Rejected(refusal),
             },
         }
     }
 
-    async fn tell(&mut self, orders: Vec<Order>) -> bool {
-        send(&mut self.socket, orders.iter().map(order_frame)).await
+    async fn send_commands(&mut self, commands: Vec<Order>) -> bool {
+        send(&mut self.socket, commands.iter().map(command_frame)).await
     }
 
-    async fn refuse(&mut self, refusals: Vec<Refusal>) -> bool {
+    async fn send_errors(&mut self, refusals: Vec<Refusal>) -> bool {
         send(&mut self.socket, refusals.iter().map(error_frame)).await
     }
 
-    async fn beat(&mut self) -> bool {
-        // A library answers a ping by itself, also for a worker that does not know heartbeats.
+    async fn send_heartbeat(&mut self) -> bool {
+        // A WebSocket library answers a ping by itself, so this also works for a worker that does not know heartbeats.
         let _ = self.socket.feed(Message::Ping(Default::default())).await;
         send(&mut self.socket, ["{\"type\":\"heartbeat\"}".to_owned()]).await
     }
 
-    async fn close(mut self, ending: Ending) {
-        let code = match &ending {
-            Ending::Goodbye => GOING_AWAY,
-            Ending::Closed(reason) if reason == SERVER_STOPS => RESTART,
-            Ending::Closed(_) | Ending::Deaf | Ending::Flood => POLICY,
+    async fn close(mut self, reason: CloseReason) {
+        let code = match reason {
+            CloseReason::Left => GOING_AWAY,
+            CloseReason::ServerStopping => SERVICE_RESTART,
+            _ => POLICY_VIOLATION,
         };
-        close(&mut self.socket, code, ending.reason()).await;
-        // What is still on its way here is taken in: a socket closed over it would be reset, and the reason lost.
+        close(&mut self.socket, code, reason.as_str()).await;
+        // Reads what is still on its way: closing a socket with unread data resets it, and the worker would not see the reason.
         let rest = async { while let Some(Ok(_)) = self.socket.next().await {} };
-        let _ = tokio::time::timeout(FAREWELL, rest).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, rest).await;
     }
 }
 
-fn order_frame(order: &Order) -> String {
-    match order {
+fn command_frame(command: &Order) -> String {
+    match command {
         Order::Job(delivery) => {
             let mut frame = String::from("{\"type\":\"job\",\"job\":");
             encode::job(&mut frame, delivery);
@@ -192,45 +202,29 @@ fn order_frame(order: &Order) -> String {
     }
 }
 
-/// What a message says; `None`: nothing that needs an answer.
-fn read(message: &Message, limit: usize) -> Option<Result<Said, Refusal>> {
+/// Decodes a message; `None` if it needs no answer.
+fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, Refusal>> {
     match message {
-        Message::Text(text) if text.len() > limit => {
-            Some(Err(Refusal::new(ErrorCode::PayloadTooLarge, format!("the frame is larger than {limit} bytes"))))
+        Message::Text(text) if text.len() > max_bytes => {
+            let message = format!("the frame is larger than {max_bytes} bytes");
+            Some(Err(Refusal::new(ErrorCode::PayloadTooLarge, message)))
         }
         Message::Text(text) => Some(parse(text)),
-        Message::Binary(_) => Some(Err(Refusal::new(ErrorCode::ValidationError, "frames are JSON text, not binary"))),
+        Message::Binary(_) => Some(Err(invalid("the frame must be JSON text, not binary"))),
         Message::Ping(_) | Message::Pong(_) | Message::Close(_) => None,
     }
 }
 
-fn parse(text: &str) -> Result<Said, Refusal> {
-    let frame: WorkerFrame = serde_json::from_str(text).map_err(|error| {
-        let said = error.to_string();
-        let what = if said.contains("struct WorkerFrame") {
-            "it must be a JSON object"
-        } else {
-            said.split(", expected one of").next().unwrap_or("not understood")
-        };
-        Refusal::new(ErrorCode::ValidationError, format!("the frame is not understood: {what}"))
-    })?;
+fn parse(text: &str) -> Result<WorkerMessage, Refusal> {
+    let frame: WorkerFrame =
+        serde_json::from_str(text).map_err(|error| invalid(format!("invalid frame: {}", explain(text, &error))))?;
     let (job_id, run) = (frame.job_id, frame.run);
-    let raw = |value: Option<&serde_json::value::RawValue>| value.map(|raw| raw.get().to_owned());
+    let raw = |value: Option<&RawValue>| value.map(|raw| raw.get().to_owned());
     let kind = match &*frame.kind {
-        "heartbeat" => return Ok(Said::Heartbeat),
-        "drain" => return Ok(Said::Drain),
-        "leave" => return Ok(Said::Leave),
-        "register" => {
-            return Ok(Said::Register(Registration {
-                worker_id: frame.worker_id.map(Into::into),
-                name: frame.name.map(Into::into),
-                capabilities: frame.capabilities.unwrap_or_default(),
-                queues: frame.queues.unwrap_or_default(),
-                concurrency: frame.concurrency,
-                tells_starts: frame.tells_starts.unwrap_or(false),
-                holds: frame.holds.map(|holds| holds.into_iter().map(|held| (held.job_id, held.run)).collect()),
-            }));
-        }
+        "heartbeat" => return Ok(WorkerMessage::Heartbeat),
+        "drain" => return Ok(WorkerMessage::Drain),
+        "leave" => return Ok(WorkerMessage::Leave),
+        "register" => return Ok(WorkerMessage::Register(registration(frame))),
         "started" => ReportKind::Started,
         "progress" => report::progress(frame.progress)?,
         "log" => report::log(frame.message.map(Into::into))?,
@@ -241,15 +235,36 @@ fn parse(text: &str) -> Result<Said, Refusal> {
         }
         "release" => ReportKind::Release,
         other => {
-            let known = "register, heartbeat, started, progress, log, step, complete, fail, release, drain and leave";
+            let known = "register, heartbeat, started, progress, log, step, complete, fail, release, drain or leave";
             let other: String = other.chars().take(50).collect();
-            return Err(Refusal::new(
-                ErrorCode::ValidationError,
-                format!("type {other:?} is not known; there are {known}"),
-            ));
+            return Err(invalid(format!("type: must be {known}, is {other:?}")));
         }
     };
-    report::about(job_id, run, kind).map(Said::Report)
+    report::about(job_id, run, kind).map(WorkerMessage::Report)
+}
+
+/// Says what is wrong with a frame that could not be parsed: an unknown field by its name alone, without the list of all others.
+fn explain(text: &str, error: &serde_json::Error) -> String {
+    match serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(text) {
+        Err(error) if error.is_data() => "must be a JSON object".into(),
+        Err(error) => format!("is not valid JSON: {error}"),
+        Ok(fields) => match fields.keys().find(|name| !WorkerFrame::FIELDS.contains(&name.as_ref())) {
+            Some(name) => format!("unknown field \"{name}\""),
+            None => error.to_string(),
+        },
+    }
+}
+
+fn registration(frame: WorkerFrame<'_>) -> Registration {
+    Registration {
+        worker_id: frame.worker_id.map(Into::into),
+        name: frame.name.map(Into::into),
+        capabilities: frame.capabilities.unwrap_or_default(),
+        queues: frame.queues.unwrap_or_default(),
+        concurrency: frame.concurrency,
+        tells_starts: frame.reports_starts.unwrap_or(false),
+        holds: frame.in_flight.map(|runs| runs.into_iter().map(|run| (run.job_id, run.run)).collect()),
+    }
 }
 
 #[cfg(test)]
@@ -264,25 +279,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_and_says_why() {
+    fn an_invalid_frame_is_rejected_with_a_reason() {
         for text in ["", "nonsense", "[]", "7", "{}", "{\"type\":7}", "{\"type\":\"dance\"}", "{\"type\":\"complete\"}"]
         {
             assert_eq!(code(text), Some(ErrorCode::ValidationError), "{text}");
         }
         let unknown = parse(r#"{"type":"complete","jobId":"01a1e1b6-d8d7-7007-820a-3ff640398a18","resul":1}"#);
-        let message = unknown.err().expect("refused").message;
-        assert!(message.contains("resul") && !message.contains("expected one of"), "{message}");
+        let message = unknown.err().expect("rejected").message;
+        assert_eq!(message, "invalid frame: unknown field \"resul\"");
+        assert_eq!(parse("[]").err().expect("rejected").message, "invalid frame: must be a JSON object");
     }
 
     #[test]
-    fn a_client_that_knows_only_the_oldest_words_is_understood() {
-        assert!(matches!(parse(r#"{"type":"register","workerId":"w","capabilities":["a"]}"#), Ok(Said::Register(_))));
-        assert!(matches!(parse(r#"{"type":"heartbeat"}"#), Ok(Said::Heartbeat)));
+    fn a_client_that_knows_only_the_oldest_frames_is_understood() {
+        assert!(matches!(
+            parse(r#"{"type":"register","workerId":"w","capabilities":["a"]}"#),
+            Ok(WorkerMessage::Register(_))
+        ));
+        assert!(matches!(parse(r#"{"type":"heartbeat"}"#), Ok(WorkerMessage::Heartbeat)));
         let id = "01a1e1b6-d8d7-7007-820a-3ff640398a18";
         let done = format!(r#"{{"type":"complete","jobId":"{id}","result":{{"a":1}}}}"#);
-        assert!(matches!(parse(&done), Ok(Said::Report(Report { run: None, .. }))));
+        assert!(matches!(parse(&done), Ok(WorkerMessage::Report(Report { run: None, .. }))));
         let failed = format!(r#"{{"type":"fail","jobId":"{id}","error":"broken"}}"#);
-        let Ok(Said::Report(Report { kind: ReportKind::Fail(failure), .. })) = parse(&failed) else { panic!() };
+        let Ok(WorkerMessage::Report(Report { kind: ReportKind::Fail(failure), .. })) = parse(&failed) else {
+            panic!()
+        };
         assert_eq!((failure.message.as_str(), failure.retryable), ("broken", true));
     }
 
@@ -324,8 +345,8 @@ mod tests {
         "queues",
         "concurrency",
         "token",
-        "tellsStarts",
-        "holds",
+        "reportsStarts",
+        "inFlight",
         "jobId",
         "run",
         "progress",
@@ -340,12 +361,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_whatever_is_more_than_refused(text in ".*") {
+        fn no_text_does_more_than_be_rejected(text in ".*") {
             let _ = code(&text);
         }
 
         #[test]
-        fn no_frame_whatever_is_more_than_refused(
+        fn no_frame_does_more_than_be_rejected(
             kind in prop::sample::select(TYPES),
             fields in prop::collection::btree_map(prop::sample::select(FIELDS), json(), 0..8),
             cut in any::<prop::sample::Index>(),
@@ -357,7 +378,7 @@ mod tests {
             if let Err(refusal) = parse(&text) {
                 prop_assert_eq!(refusal.code, ErrorCode::ValidationError);
             }
-            // And cut off anywhere.
+            // The same frame, cut off anywhere.
             let end = (0..=cut.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
             if end < text.len() {
                 prop_assert!(parse(&text[..end]).is_err());

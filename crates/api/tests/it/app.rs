@@ -1,4 +1,4 @@
-//! The router of one test, over an SQLite file of its own.
+//! Router of one test, with a database of its own.
 
 use std::{
     fmt::Write,
@@ -23,12 +23,12 @@ pub struct App {
     pub router: Router,
     pub engine: Arc<Engine>,
     pub closing: CancellationToken,
-    _place: Place,
+    _database: TestDatabase,
 }
 
-/// Where the test's jobs are kept; gone when it is over.
-enum Place {
-    Folder(#[expect(dead_code, reason = "kept for its end")] tempfile::TempDir),
+/// Database of a test, deleted with it.
+enum TestDatabase {
+    Folder(#[expect(dead_code, reason = "deletes the folder on drop")] tempfile::TempDir),
     Database(String),
 }
 
@@ -43,19 +43,19 @@ impl App {
     pub async fn start_with(config: EngineConfig) -> App {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", folder.path().join("faena.db").display());
-        App::open(&url, Place::Folder(folder), config).await
+        App::open(&url, TestDatabase::Folder(folder), config).await
     }
 
-    /// Over a database of its own on the server that `./test` has started.
+    /// Starts on a new database of the PostgreSQL server that `./test` has started.
     pub async fn start_on_postgres() -> App {
         let name = format!("faena_api_{}", uuid::Uuid::new_v4().simple());
         run_sql(&format!("CREATE DATABASE {name}")).await;
         let server = postgres_server();
         let (base, _) = server.rsplit_once('/').unwrap();
-        App::open(&format!("{base}/{name}"), Place::Database(name), EngineConfig::default()).await
+        App::open(&format!("{base}/{name}"), TestDatabase::Database(name), EngineConfig::default()).await
     }
 
-    async fn open(url: &str, place: Place, config: EngineConfig) -> App {
+    async fn open(url: &str, database: TestDatabase, config: EngineConfig) -> App {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
         let job_limits =
@@ -63,39 +63,39 @@ impl App {
         let engine = Engine::start(store, EngineConfig { job_limits, ..config }).await.unwrap();
         let closing = CancellationToken::new();
         let api = Api::new(Parts { engine: engine.clone(), loopback_only: true, closing: closing.clone() });
-        App { router: faena_api::router(api), engine, closing, _place: place }
+        App { router: faena_api::router(api), engine, closing, _database: database }
     }
 
-    pub async fn send(&self, request: Request<Body>) -> Answer {
-        let answer = self.router.clone().oneshot(request).await.unwrap();
-        let (parts, body) = answer.into_parts();
+    pub async fn send(&self, request: Request<Body>) -> TestResponse {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        Answer { status: parts.status, headers: parts.headers, text: String::from_utf8(body.to_vec()).unwrap() }
+        TestResponse { status: parts.status, headers: parts.headers, text: String::from_utf8(body.to_vec()).unwrap() }
     }
 
-    pub async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> Answer {
+    pub async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> TestResponse {
         self.send(Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> TestResponse {
         self.call("GET", path, "").await
     }
 
-    pub async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
+    pub async fn post(&self, path: &str, body: impl Into<Body>) -> TestResponse {
         self.call("POST", path, body).await
     }
 
-    /// InFlight in a job and answers with its id.
+    /// Submits a job and returns its id.
     pub async fn create(&self, body: &str) -> String {
-        let answer = self.post("/api/v1/jobs", body.to_owned()).await;
-        assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
-        answer.json()["id"].as_str().unwrap().to_owned()
+        let response = self.post("/api/v1/jobs", body.to_owned()).await;
+        assert_eq!(response.status, StatusCode::CREATED, "{}", response.text);
+        response.json()["id"].as_str().unwrap().to_owned()
     }
 
     pub async fn job(&self, id: &str) -> Value {
-        let answer = self.get(&format!("/api/v1/jobs/{id}")).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-        answer.json()
+        let response = self.get(&format!("/api/v1/jobs/{id}")).await;
+        assert_eq!(response.status, StatusCode::OK, "{}", response.text);
+        response.json()
     }
 
     pub async fn job_is(&self, id: &str, state: &str) -> Value {
@@ -115,16 +115,16 @@ impl App {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDatabase {
     fn drop(&mut self) {
-        let Place::Database(name) = self else { return };
+        let TestDatabase::Database(name) = self else { return };
         let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
-        // A test's own runtime cannot be waited for while it unwinds.
+        // The test's own runtime cannot be blocked while it unwinds.
         let dropped = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_sql(&sql));
         });
         if dropped.join().is_err() {
-            eprintln!("a database is left behind");
+            eprintln!("a test database was not deleted");
         }
     }
 }
@@ -141,13 +141,13 @@ async fn run_sql(sql: &str) {
     let _ = connection.await;
 }
 
-pub struct Answer {
+pub struct TestResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub text: String,
 }
 
-impl Answer {
+impl TestResponse {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
@@ -156,13 +156,13 @@ impl Answer {
         self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {:?}", self.headers)).to_str().unwrap()
     }
 
-    /// Status and body, without what is different each time.
+    /// Status and body, without ids and times.
     pub fn shown(&self) -> String {
         format!("{}\n{}", self.status, redacted(&self.json()))
     }
 
-    /// The same in one line per fault: what most tests of refusals want to see.
-    pub fn faults(&self) -> String {
+    /// Status, code and message of an error, then one line per invalid field.
+    pub fn errors(&self) -> String {
         let body = self.json();
         let error = &body["error"];
         let mut text = format!(
@@ -171,8 +171,8 @@ impl Answer {
             error["code"].as_str().unwrap(),
             error["message"].as_str().unwrap()
         );
-        for fault in error["details"].as_array().into_iter().flatten() {
-            write!(text, "\n{}: {}", fault["path"].as_str().unwrap(), fault["message"].as_str().unwrap()).unwrap();
+        for error in error["details"].as_array().into_iter().flatten() {
+            write!(text, "\n{}: {}", error["path"].as_str().unwrap(), error["message"].as_str().unwrap()).unwrap();
         }
         assert_eq!(error["requestId"], self.header("x-request-id"), "{body}");
         redact(&text)
@@ -183,7 +183,7 @@ pub fn redacted(value: &Value) -> String {
     redact(&serde_json::to_string_pretty(value).unwrap())
 }
 
-/// Ids become `<id 1>`, `<id 2>` … in the order in which they appear, times `<time>`.
+/// Replaces ids by `<id 1>`, `<id 2>` … in order of appearance, and times by `<time>`.
 fn redact(text: &str) -> String {
     let mut out = String::new();
     let mut ids: Vec<&str> = Vec::new();

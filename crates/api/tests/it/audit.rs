@@ -1,4 +1,4 @@
-//! `GET /audit`: every act of a caller is written down.
+//! `GET /audit`: every action of a caller is recorded.
 
 use axum::{
     body::Body,
@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
-/// `actor action count`, the oldest first.
+/// Returns `actor action count` of every entry, oldest first.
 async fn actions(app: &App) -> Vec<String> {
-    let answer = app.get("/api/v1/audit").await.json();
-    let entries = answer["entries"].as_array().unwrap().iter().rev();
+    let response = app.get("/api/v1/audit").await.json();
+    let entries = response["entries"].as_array().unwrap().iter().rev();
     entries
         .map(|e| format!("{} {} {}", e["actor"].as_str().unwrap(), e["action"].as_str().unwrap(), e["count"]))
         .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_act_has_an_entry_and_a_refused_one_has_none() {
+async fn every_action_is_recorded_and_a_rejected_one_is_not() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let job = format!("/api/v1/jobs/{id}");
@@ -55,7 +55,7 @@ async fn every_act_has_an_entry_and_a_refused_one_has_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_says_who_what_and_when() {
+async fn an_entry_has_actor_action_and_time() {
     let app = App::start().await;
     app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
     assert_snapshot!(app.get("/api/v1/audit").await.shown(), @r#"
@@ -80,7 +80,7 @@ async fn an_entry_says_who_what_and_when() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_from_elsewhere_is_its_address_whatever_it_says_of_itself() {
+async fn a_remote_caller_is_recorded_by_its_address() {
     let app = App::start().await;
     let peer: std::net::SocketAddr = "10.1.2.3:4567".parse().unwrap();
     let request = Request::post("/api/v1/queues/mail/pause")
@@ -94,20 +94,20 @@ async fn a_caller_from_elsewhere_is_its_address_whatever_it_says_of_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_are_filtered_and_come_in_pages() {
+async fn entries_can_be_filtered_and_paged() {
     let app = App::start().await;
     for name in ["a", "b", "c"] {
         app.post(&format!("/api/v1/queues/{name}/pause"), "").await;
     }
     app.post("/api/v1/queues/a/resume", "").await;
     let find = async |query: &str| {
-        let answer = app.get(&format!("/api/v1/audit?{query}")).await.json();
-        let targets: Vec<Value> = answer["entries"].as_array().unwrap().iter().map(|e| e["target"].clone()).collect();
-        (json!(targets), answer["next"].clone())
+        let response = app.get(&format!("/api/v1/audit?{query}")).await.json();
+        let targets: Vec<Value> = response["entries"].as_array().unwrap().iter().map(|e| e["target"].clone()).collect();
+        (json!(targets), response["next"].clone())
     };
     assert_eq!(find("action=queue.pause").await.0, json!(["c", "b", "a"]));
     assert_eq!(find("target=a").await.0, json!(["a", "a"]));
-    assert_eq!(find("actor=nobody").await.0, json!([]));
+    assert_eq!(find("actor=unknown").await.0, json!([]));
     let (first, next) = find("limit=3").await;
     assert_eq!(first, json!(["a", "c", "b"]));
     assert_eq!(find(&format!("limit=3&before={next}")).await, (json!(["a"]), Value::Null));
@@ -116,12 +116,12 @@ async fn entries_are_filtered_and_come_in_pages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_understood_is_named() {
     let app = App::start().await;
-    let answer = app.get("/api/v1/audit?limit=0&before=x&colour=red&actor=a%00b").await;
-    assert_snapshot!(answer.faults(), @r"
+    let response = app.get("/api/v1/audit?limit=0&before=x&colour=red&actor=a%00b").await;
+    assert_snapshot!(response.errors(), @r"
     400 VALIDATION_ERROR: 4 fields are not valid
     limit: must be a number from 1 to 1000
-    before: must be the next of another answer
-    colour: is not a known parameter
+    before: must be the next of the previous page
+    colour: unknown parameter
     actor: must not contain control characters
     ");
 }

@@ -1,4 +1,4 @@
-//! `POST /jobs/batch`: all or nothing.
+//! `POST /jobs/batch`: submits all jobs or none.
 
 use axum::http::StatusCode;
 use insta::assert_snapshot;
@@ -13,9 +13,9 @@ fn batch(jobs: impl IntoIterator<Item = Value>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_graph_goes_in_at_once_and_runs_in_its_order() {
+async fn a_batch_of_dependent_jobs_runs_in_order() {
     let app = App::start().await;
-    let answer = app
+    let response = app
         .post(
             BATCH,
             batch([
@@ -26,7 +26,7 @@ async fn a_whole_graph_goes_in_at_once_and_runs_in_its_order() {
             ]),
         )
         .await;
-    assert_snapshot!(answer.shown(), @r#"
+    assert_snapshot!(response.shown(), @r#"
     201 Created
     {
       "ids": [
@@ -37,7 +37,7 @@ async fn a_whole_graph_goes_in_at_once_and_runs_in_its_order() {
       ]
     }
     "#);
-    let ids: Vec<String> = serde_json::from_value(answer.json()["ids"].clone()).unwrap();
+    let ids: Vec<String> = serde_json::from_value(response.json()["ids"].clone()).unwrap();
     let roof = app.job_is(&ids[0], "COMPLETED").await;
     assert_eq!(roof["dependsOn"], json!([ids[1], ids[2]]));
     let time = |job: &Value, what: &str| job[what].as_str().unwrap().to_owned();
@@ -47,31 +47,31 @@ async fn a_whole_graph_goes_in_at_once_and_runs_in_its_order() {
         assert!(time(&wall, "completedAt") <= time(&roof, "startedAt"));
     }
     assert_eq!(roof["correlationId"], ground["correlationId"], "one request, one correlation id");
-    assert_eq!(roof["correlationId"], answer.header("x-correlation-id"));
+    assert_eq!(roof["correlationId"], response.header("x-correlation-id"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn circles_and_refs_that_are_unknown_or_given_twice_are_refused() {
+async fn cycles_and_unknown_or_repeated_refs_are_rejected() {
     let app = App::start().await;
-    let mut said = String::new();
+    let mut output = String::new();
     for jobs in [
         json!([{"name": "noop", "ref": "a", "dependsOn": ["b"]}, {"name": "noop", "ref": "b", "dependsOn": ["a"]}]),
         json!([{"name": "noop", "ref": "a", "dependsOn": ["a"]}]),
         json!([{"name": "noop", "ref": "a"}, {"name": "noop", "ref": "a"}]),
-        json!([{"name": "noop"}, {"name": "noop", "dependsOn": ["nobody"]}]),
+        json!([{"name": "noop"}, {"name": "noop", "dependsOn": ["unknown"]}]),
         json!([{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}]),
     ] {
-        said.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.faults()));
+        output.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.errors()));
     }
-    assert_snapshot!(said, @r#"
+    assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: jobs[0].dependsOn: depends on itself, directly or through other jobs
     jobs[0].dependsOn: depends on itself, directly or through other jobs
     400 VALIDATION_ERROR: jobs[0].dependsOn: depends on itself, directly or through other jobs
     jobs[0].dependsOn: depends on itself, directly or through other jobs
     400 VALIDATION_ERROR: jobs[1].ref: "a" is already the ref of another job
     jobs[1].ref: "a" is already the ref of another job
-    400 VALIDATION_ERROR: jobs[1].dependsOn: "nobody" is neither a job id nor a ref in this batch
-    jobs[1].dependsOn: "nobody" is neither a job id nor a ref in this batch
+    400 VALIDATION_ERROR: jobs[1].dependsOn: "unknown" is neither a job id nor a ref in this batch
+    jobs[1].dependsOn: "unknown" is neither a job id nor a ref in this batch
     400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
     dependsOn: there is no job <id 1>
     "#);
@@ -79,11 +79,11 @@ async fn circles_and_refs_that_are_unknown_or_given_twice_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_bad_job_spoils_the_batch_and_every_fault_is_named() {
+async fn one_invalid_job_rejects_the_batch_with_every_error() {
     let app = App::start().await;
     let jobs =
         json!([{"name": "noop"}, {"name": ""}, 7, {"name": "noop", "nmae": 1, "maxRetries": 99}, {"payload": []}]);
-    assert_snapshot!(app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.faults(), @"
+    assert_snapshot!(app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.errors(), @"
     400 VALIDATION_ERROR: 6 fields are not valid
     jobs[1].name: must have 1 to 100 characters, has 0
     jobs[2]: must be a JSON object
@@ -96,12 +96,12 @@ async fn one_bad_job_spoils_the_batch_and_every_fault_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conflict_in_one_job_spoils_the_batch() {
+async fn a_conflict_in_one_job_rejects_the_batch() {
     let app = App::start().await;
     app.create(r#"{"name": "elsewhere.kind", "uniqueKey": "taken"}"#).await;
     let jobs = [json!({"name": "noop"}), json!({"name": "noop", "uniqueKey": "taken"}), json!({"name": "noop"})];
-    let answer = app.post(BATCH, batch(jobs)).await;
-    assert_snapshot!(answer.faults(), @"
+    let response = app.post(BATCH, batch(jobs)).await;
+    assert_snapshot!(response.errors(), @"
     409 CONFLICT: job <id 1> with this uniqueKey has not finished
     id: <id 1>
     ");
@@ -112,7 +112,7 @@ async fn a_conflict_in_one_job_spoils_the_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_is_sent_again_with_its_keys_makes_nothing_new() {
+async fn a_repeated_batch_with_idempotency_keys_creates_nothing() {
     let app = App::start().await;
     let body = batch((0..3).map(|n| json!({"name": "noop", "idempotencyKey": format!("k{n}"), "payload": {"n": n}})));
     let first = app.post(BATCH, body.clone()).await;
@@ -124,7 +124,7 @@ async fn a_batch_that_is_sent_again_with_its_keys_makes_nothing_new() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graph_that_is_sent_again_with_its_keys_makes_nothing_new() {
+async fn a_repeated_batch_of_dependent_jobs_creates_nothing() {
     let app = App::start().await;
     let body = batch([
         json!({"name": "elsewhere.kind", "idempotencyKey": "a", "ref": "a"}),
@@ -138,7 +138,7 @@ async fn a_graph_that_is_sent_again_with_its_keys_makes_nothing_new() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_job_may_depend_on_one_of_its_batch_that_was_there_already() {
+async fn a_new_job_may_depend_on_a_repeated_one_of_its_batch() {
     let app = App::start().await;
     let parent = json!({"name": "sleep", "payload": {"ms": 1}, "idempotencyKey": "a", "ref": "a"});
     let first = app.post(BATCH, batch([parent.clone()])).await;
@@ -146,14 +146,14 @@ async fn a_new_job_may_depend_on_one_of_its_batch_that_was_there_already() {
     assert_eq!(second.status, StatusCode::CREATED, "{}", second.text);
     assert_eq!(second.json()["ids"][0], first.json()["ids"][0]);
     let child = app.job_is(second.json()["ids"][1].as_str().unwrap(), "COMPLETED").await;
-    assert_eq!(child["dependsOn"], json!([first.json()["ids"][0]]), "it waits for the one that is there");
+    assert_eq!(child["dependsOn"], json!([first.json()["ids"][0]]), "it depends on the existing job");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_jobs_are_taken_and_one_more_is_refused() {
+async fn a_batch_of_ten_thousand_jobs_is_accepted_and_a_larger_one_is_rejected() {
     let app = App::start().await;
     let jobs = |count: usize| batch((0..count).map(|_| json!({"name": "elsewhere.kind"})));
-    assert_snapshot!(app.post(BATCH, jobs(10_001)).await.faults(), @"
+    assert_snapshot!(app.post(BATCH, jobs(10_001)).await.errors(), @"
     400 VALIDATION_ERROR: jobs: must have at most 10000 jobs, has 10001
     jobs: must have at most 10000 jobs, has 10001
     ");
@@ -164,9 +164,9 @@ async fn ten_thousand_jobs_are_taken_and_one_more_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_without_jobs_is_refused() {
+async fn a_batch_without_jobs_is_rejected() {
     let app = App::start().await;
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [
         "{}",
         r#"{"jobs": []}"#,
@@ -175,9 +175,9 @@ async fn a_batch_without_jobs_is_refused() {
         r#"{"jobs": [{"name": "noop"}], "more": 1}"#,
         "",
     ] {
-        said.push_str(&format!("{}\n", app.post(BATCH, body).await.faults()));
+        output.push_str(&format!("{}\n", app.post(BATCH, body).await.errors()));
     }
-    assert_snapshot!(said, @"
+    assert_snapshot!(output, @"
     400 VALIDATION_ERROR: jobs: must be a list of jobs
     jobs: must be a list of jobs
     400 VALIDATION_ERROR: jobs: must not be empty
@@ -195,9 +195,9 @@ async fn a_batch_without_jobs_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_is_wrong_throughout_is_answered_with_a_bounded_list() {
+async fn the_number_of_errors_of_a_batch_is_bounded() {
     let app = App::start().await;
-    let answer = app.post(BATCH, batch((0..5_000).map(|_| json!({"name": ""})))).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert_eq!(answer.json()["error"]["details"].as_array().unwrap().len(), 100);
+    let response = app.post(BATCH, batch((0..5_000).map(|_| json!({"name": ""})))).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST);
+    assert_eq!(response.json()["error"]["details"].as_array().unwrap().len(), 100);
 }

@@ -19,10 +19,10 @@ async fn stocked() -> App {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+async fn a_dry_run_shows_the_jobs_and_changes_nothing() {
     let app = stocked().await;
-    let answer = app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "old"}, "dryRun": true}"#).await;
-    assert_snapshot!(answer.shown(), @r#"
+    let response = app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "old"}, "dryRun": true}"#).await;
+    assert_snapshot!(response.shown(), @r#"
     200 OK
     {
       "done": 0,
@@ -65,8 +65,8 @@ async fn jobs_are_cancelled_retried_and_deleted_by_filter() {
     let app = stocked().await;
     let count = async |query: &str| app.get(&format!("/api/v1/jobs?{query}")).await.json()["total"].clone();
     let numbers = async |action: &str, body: &str| {
-        let answer = app.post(&format!("/api/v1/jobs/bulk/{action}"), body.to_owned()).await.json();
-        json!([answer["matched"], answer["done"], answer["skipped"]])
+        let response = app.post(&format!("/api/v1/jobs/bulk/{action}"), body.to_owned()).await.json();
+        json!([response["matched"], response["done"], response["skipped"]])
     };
     assert_eq!(numbers("cancel", r#"{"filter": {"queue": "old"}}"#).await, json!([3, 3, 0]));
     assert_eq!((count("status=CANCELLED").await, count("status=QUEUED").await), (json!(3), json!(2)));
@@ -83,19 +83,19 @@ async fn jobs_are_cancelled_retried_and_deleted_by_filter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_jobs_than_fit_on_a_page_are_all_reached() {
+async fn a_bulk_action_reaches_more_jobs_than_fit_on_a_page() {
     let app = App::start().await;
     let jobs: Vec<_> = (0..250).map(|_| json!({"name": "elsewhere.kind"})).collect();
     app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
     for action in ["cancel", "retry", "cancel", "delete"] {
-        let answer = app.post(&format!("/api/v1/jobs/bulk/{action}"), r#"{"all": true}"#).await.json();
-        assert_eq!((&answer["matched"], &answer["done"]), (&json!(250), &json!(250)), "{action}: {answer}");
+        let response = app.post(&format!("/api/v1/jobs/bulk/{action}"), r#"{"all": true}"#).await.json();
+        assert_eq!((&response["matched"], &response["done"]), (&json!(250), &json!(250)), "{action}: {response}");
     }
     assert_eq!(app.total().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn running_jobs_are_told_to_stop() {
+async fn a_bulk_cancel_stops_running_jobs() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
     app.job_is(&id, "PROCESSING").await;
@@ -104,9 +104,9 @@ async fn running_jobs_are_told_to_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_reach_further_than_was_meant_is_refused() {
+async fn a_filter_that_matches_every_job_must_be_confirmed() {
     let app = stocked().await;
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [
         "{}",
         r#"{"filter": {"createdAfter": "1970-01-01T00:00:00Z", "createdBefore": "2999-01-01T00:00:00Z"}}"#,
@@ -116,15 +116,15 @@ async fn what_would_reach_further_than_was_meant_is_refused() {
         r#"{"filter": {"queue": "old"}, "dryRun": "yes"}"#,
         "",
     ] {
-        said.push_str(&format!("{}\n", app.post("/api/v1/jobs/bulk/delete", body).await.faults()));
+        output.push_str(&format!("{}\n", app.post("/api/v1/jobs/bulk/delete", body).await.errors()));
     }
-    assert_snapshot!(said, @r#"
-    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
-    filter: would match every job; say "all": true if that is meant
-    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
-    filter: would match every job; say "all": true if that is meant
+    assert_snapshot!(output, @r#"
+    400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
+    filter: matches every job; set "all": true to confirm
+    400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
+    filter: matches every job; set "all": true to confirm
     400 VALIDATION_ERROR: 2 fields are not valid
-    filter.colour: is not a known parameter
+    filter.colour: unknown parameter
     filter.status: must be one of PENDING, QUEUED, SCHEDULED, ASSIGNED, PROCESSING, RETRYING, COMPLETED, FAILED, CANCELLED
     400 VALIDATION_ERROR: filter: must be an object
     filter: must be an object

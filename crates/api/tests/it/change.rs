@@ -1,4 +1,4 @@
-//! Patch, delete, cancel, retry: what may be done to a job in which state.
+//! Patch, delete, cancel and retry: which action each state of a job allows.
 
 use axum::http::StatusCode;
 use faena_engine::EngineConfig;
@@ -17,9 +17,9 @@ async fn a_job_that_has_not_started_can_be_changed() {
     let id = app.create(r#"{"name": "elsewhere.kind", "payload": {"n": 1}}"#).await;
     let patch = r#"{"priority": "CRITICAL", "payload": {"n":  2}, "maxRetries": 7, "retryDelay": 500, "timeoutMs": 9,
         "expiresAt": "2032-01-01T00:00:00Z", "scheduledAt": "2031-01-01T00:00:00Z"}"#;
-    let answer = app.call("PATCH", &path(&id), patch).await;
-    assert!(answer.text.contains(r#""payload":{"n":  2}"#), "{}", answer.text);
-    assert_snapshot!(answer.shown(), @r#"
+    let response = app.call("PATCH", &path(&id), patch).await;
+    assert!(response.text.contains(r#""payload":{"n":  2}"#), "{}", response.text);
+    assert_snapshot!(response.shown(), @r#"
     200 OK
     {
       "backoffMultiplier": 2.0,
@@ -78,10 +78,10 @@ async fn a_job_that_has_not_started_can_be_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_changed_is_said() {
+async fn invalid_changes_are_rejected_with_every_error() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [
         "{}",
         r#"{"name": "other", "status": "COMPLETED", "priority": "HIGH"}"#,
@@ -91,11 +91,11 @@ async fn what_cannot_be_changed_is_said() {
         r#"{"priority": null}"#,
         "[]",
     ] {
-        said.push_str(&format!("{}\n", app.call("PATCH", &path(&id), body).await.faults()));
+        output.push_str(&format!("{}\n", app.call("PATCH", &path(&id), body).await.errors()));
     }
-    assert_snapshot!(said, @"
-    400 VALIDATION_ERROR: body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
-    body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
+    assert_snapshot!(output, @"
+    400 VALIDATION_ERROR: body: nothing to change; set priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay or timeoutMs
+    body: nothing to change; set priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay or timeoutMs
     400 VALIDATION_ERROR: 2 fields are not valid
     name: unknown field
     status: unknown field
@@ -111,8 +111,8 @@ async fn what_cannot_be_changed_is_said() {
     timeoutMs: must be from 1 to 2592000000, is 99999999999999
     400 VALIDATION_ERROR: expiresAt: must be later than scheduledAt
     expiresAt: must be later than scheduledAt
-    400 VALIDATION_ERROR: body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
-    body: names nothing to change; priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay and timeoutMs can be
+    400 VALIDATION_ERROR: body: nothing to change; set priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay or timeoutMs
+    body: nothing to change; set priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay or timeoutMs
     400 VALIDATION_ERROR: body: must be a JSON object
     body: must be a JSON object
     ");
@@ -120,13 +120,13 @@ async fn what_cannot_be_changed_is_said() {
         .create(r#"{"name": "noop", "scheduledAt": "2031-01-02T00:00:00Z", "expiresAt": "2031-01-03T00:00:00Z"}"#)
         .await;
     for patch in [r#"{"scheduledAt": "2031-01-03T00:00:00Z"}"#, r#"{"expiresAt": "2031-01-02T00:00:00Z"}"#] {
-        let answer = app.call("PATCH", &path(&planned), patch).await;
-        assert_eq!(answer.json()["error"]["details"][0]["path"], "expiresAt", "{}", answer.text);
+        let response = app.call("PATCH", &path(&planned), patch).await;
+        assert_eq!(response.json()["error"]["details"][0]["path"], "expiresAt", "{}", response.text);
     }
     let done = app.create(r#"{"name": "noop"}"#).await;
     app.job_is(&done, "COMPLETED").await;
     let late = app.call("PATCH", &path(&done), r#"{"priority": "HIGH"}"#).await;
-    assert_snapshot!(late.faults(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be changed");
+    assert_snapshot!(late.errors(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be changed");
     let running = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
     app.job_is(&running, "PROCESSING").await;
     let late = app.call("PATCH", &path(&running), r#"{"priority": "HIGH"}"#).await;
@@ -134,11 +134,11 @@ async fn what_cannot_be_changed_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_deleted_with_all_that_belongs_to_it_unless_it_runs() {
+async fn a_job_is_deleted_with_its_data_unless_it_runs() {
     let app = App::start().await;
     let running = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
     app.job_is(&running, "PROCESSING").await;
-    assert_snapshot!(app.call("DELETE", &path(&running), "").await.faults(), @"409 INVALID_TRANSITION: a job that is PROCESSING cannot be deleted; cancel it first");
+    assert_snapshot!(app.call("DELETE", &path(&running), "").await.errors(), @"409 INVALID_TRANSITION: a job that is PROCESSING cannot be deleted; cancel it first");
     let done = app.create(r#"{"name": "noop"}"#).await;
     app.job_is(&done, "COMPLETED").await;
     let waiting = app.create(r#"{"name": "noop", "scheduledAt": "2031-01-01T00:00:00Z", "tags": ["t"]}"#).await;
@@ -156,7 +156,7 @@ async fn a_job_is_deleted_with_all_that_belongs_to_it_unless_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_parent_is_deleted_does_not_wait_for_ever() {
+async fn a_job_does_not_wait_for_a_deleted_parent() {
     let app = App::start().await;
     let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let child = app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"]}}"#)).await;
@@ -170,12 +170,12 @@ async fn a_job_whose_parent_is_deleted_does_not_wait_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_is_cancelled_at_once() {
+async fn a_waiting_job_is_cancelled_at_once() {
     let app = App::start().await;
     for body in [r#"{"name": "elsewhere.kind"}"#, r#"{"name": "noop", "scheduledAt": "2031-01-01T00:00:00Z"}"#] {
         let id = app.create(body).await;
-        let answer = app.post(&format!("{}/cancel", path(&id)), "").await;
-        assert_eq!((answer.status, answer.json()), (StatusCode::OK, json!({"id": id, "status": "CANCELLED"})));
+        let response = app.post(&format!("{}/cancel", path(&id)), "").await;
+        assert_eq!((response.status, response.json()), (StatusCode::OK, json!({"id": id, "status": "CANCELLED"})));
         let job = app.job(&id).await;
         assert_eq!((&job["status"], &job["errorReason"]), (&json!("CANCELLED"), &json!("cancelled")), "{job:#}");
         assert!(job["completedAt"].is_string());
@@ -183,13 +183,13 @@ async fn what_waits_is_cancelled_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_runs_is_stopped_and_its_slot_is_free() {
+async fn a_running_job_is_stopped_and_frees_its_slot() {
     let app = App::start_with(EngineConfig { concurrency: 1, ..EngineConfig::default() }).await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
     app.job_is(&id, "PROCESSING").await;
     let behind = app.create(r#"{"name": "sleep", "payload": {"ms": 0}}"#).await;
-    let answer = app.post(&format!("{}/cancel", path(&id)), "").await;
-    assert_eq!((answer.status, &answer.json()["status"]), (StatusCode::OK, &json!("CANCELLED")));
+    let response = app.post(&format!("{}/cancel", path(&id)), "").await;
+    assert_eq!((response.status, &response.json()["status"]), (StatusCode::OK, &json!("CANCELLED")));
     let job = app.job(&id).await;
     assert_eq!(
         (&job["status"], &job["errorReason"], &job["retryCount"]),
@@ -199,16 +199,16 @@ async fn what_runs_is_stopped_and_its_slot_is_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_ended_cannot_be_cancelled() {
+async fn a_finished_job_cannot_be_cancelled() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "noop"}"#).await;
     let before = app.job_is(&id, "COMPLETED").await;
-    assert_snapshot!(app.post(&format!("{}/cancel", path(&id)), "").await.faults(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be cancelled");
+    assert_snapshot!(app.post(&format!("{}/cancel", path(&id)), "").await.errors(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be cancelled");
     assert_eq!(app.job(&id).await, before, "nothing has changed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_job_is_tried_again_under_its_own_id_with_a_greater_run() {
+async fn a_retried_job_keeps_its_id_and_gets_a_greater_run_number() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
     let first = app.job_is(&id, "FAILED").await;
@@ -234,22 +234,22 @@ async fn a_failed_job_is_tried_again_under_its_own_id_with_a_greater_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_job_can_be_tried_again_and_a_completed_or_waiting_one_cannot() {
+async fn a_cancelled_job_can_be_retried_and_a_completed_or_waiting_one_cannot() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let waiting = app.post(&format!("{}/retry", path(&id)), "").await;
-    assert_snapshot!(waiting.faults(), @"409 INVALID_TRANSITION: a job that is QUEUED cannot be retried");
+    assert_snapshot!(waiting.errors(), @"409 INVALID_TRANSITION: a job that is QUEUED cannot be retried");
     app.post(&format!("{}/cancel", path(&id)), "").await;
     assert_eq!(app.post(&format!("{}/retry", path(&id)), "").await.status, StatusCode::OK);
     let job = app.job_is(&id, "QUEUED").await;
     assert_eq!((&job["error"], &job["errorReason"]), (&Value::Null, &Value::Null), "{job:#}");
     let done = app.create(r#"{"name": "noop"}"#).await;
     app.job_is(&done, "COMPLETED").await;
-    assert_snapshot!(app.post(&format!("{}/retry", path(&done)), "").await.faults(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be retried");
+    assert_snapshot!(app.post(&format!("{}/retry", path(&done)), "").await.errors(), @"409 INVALID_TRANSITION: a job that is COMPLETED cannot be retried");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_is_tried_again_after_it_was_cancelled_while_it_ran_is_not_cancelled_again() {
+async fn a_retried_job_is_not_cancelled_by_its_earlier_cancel_request() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": 300}}"#).await;
     app.job_is(&id, "PROCESSING").await;
@@ -259,7 +259,7 @@ async fn a_job_that_is_tried_again_after_it_was_cancelled_while_it_ran_is_not_ca
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_in_its_last_state_shows_why_it_is_there() {
+async fn a_finished_job_shows_why_it_finished() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": "long"}}"#).await;
     let job = app.job_is(&id, "FAILED").await;

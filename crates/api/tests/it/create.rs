@@ -7,10 +7,10 @@ use serde_json::json;
 use crate::app::{App, redacted};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_needs_no_more_than_a_name() {
+async fn a_job_needs_only_a_name() {
     let app = App::start().await;
-    let answer = app.post("/api/v1/jobs", r#"{"name": "elsewhere.kind"}"#).await;
-    assert_snapshot!(answer.shown(), @r#"
+    let response = app.post("/api/v1/jobs", r#"{"name": "elsewhere.kind"}"#).await;
+    assert_snapshot!(response.shown(), @r#"
     201 Created
     {
       "correlationId": "<id 1>",
@@ -19,8 +19,8 @@ async fn a_job_needs_no_more_than_a_name() {
       "status": "QUEUED"
     }
     "#);
-    let id = answer.json()["id"].as_str().unwrap().to_owned();
-    assert_eq!(answer.header("location"), format!("/api/v1/jobs/{id}"));
+    let id = response.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(response.header("location"), format!("/api/v1/jobs/{id}"));
     assert_snapshot!(redacted(&app.job(&id).await), @r#"
     {
       "backoffMultiplier": 2.0,
@@ -73,7 +73,7 @@ async fn a_job_needs_no_more_than_a_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_field_that_can_be_given_is_kept() {
+async fn every_field_is_stored() {
     let app = App::start().await;
     let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let id = app
@@ -89,14 +89,14 @@ async fn every_field_that_can_be_given_is_kept() {
             }}"#
         ))
         .await;
-    let answer = app.get(&format!("/api/v1/jobs/{id}")).await;
-    let job = answer.json();
+    let response = app.get(&format!("/api/v1/jobs/{id}")).await;
+    let job = response.json();
     assert_eq!(
         (&job["scheduledAt"], &job["expiresAt"]),
         (&json!("2031-01-01T00:00:00.000Z"), &json!("2031-01-02T00:00:00.000Z"))
     );
-    assert!(answer.text.contains(r#""payload":{"to": "ñ", "n": 12345678901234567890123}"#), "{}", answer.text);
-    assert_snapshot!(answer.shown(), @r#"
+    assert!(response.text.contains(r#""payload":{"to": "ñ", "n": 12345678901234567890123}"#), "{}", response.text);
+    assert_snapshot!(response.shown(), @r#"
     200 OK
     {
       "backoffMultiplier": 1.5,
@@ -162,18 +162,18 @@ async fn every_field_that_can_be_given_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_completed_job_tells_its_whole_story() {
+async fn a_completed_job_shows_its_log() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "noop"}"#).await;
     let job = app.job_is(&id, "COMPLETED").await;
     let events: Vec<_> = job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].clone()).collect();
     assert_eq!(json!(events), json!(["created", "queued", "assigned", "started", "completed"]));
-    assert_eq!(job["correlationId"], id, "without a correlation id of its own it stands for itself");
+    assert_eq!(job["correlationId"], id, "its own id is its correlation id");
     assert_eq!(job["workerId"], app.engine.worker_id().to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_key_and_the_same_body_is_the_same_job_and_another_body_is_refused() {
+async fn an_idempotency_key_returns_the_same_job_and_rejects_another_body() {
     let app = App::start().await;
     let keyed = |body: &'static str| {
         let request = Request::post("/api/v1/jobs").header("idempotency-key", "once");
@@ -185,40 +185,40 @@ async fn the_same_key_and_the_same_body_is_the_same_job_and_another_body_is_refu
     let second = keyed(r#"{"name": "noop"}"#).await;
     assert_eq!((second.status, &second.json()["id"]), (StatusCode::OK, &json!(id)));
     let other = keyed(r#"{"name": "noop", "priority": "HIGH"}"#).await;
-    assert_snapshot!(other.faults(), @"
+    assert_snapshot!(other.errors(), @"
     409 CONFLICT: this idempotency key was used for another request
     id: <id 1>
     ");
-    assert_eq!(other.json()["error"]["details"][0]["message"], id, "it says which job has the key");
-    // The key outlives the job's end.
+    assert_eq!(other.json()["error"]["details"][0]["message"], id, "the id of the job that has the key");
+    // The key stays after the job has finished.
     app.job_is(&id, "COMPLETED").await;
     let third = keyed(r#"{"name": "noop"}"#).await;
     assert_eq!((third.status, &third.json()["id"]), (StatusCode::OK, &json!(id)));
-    assert_eq!(third.json()["status"], "COMPLETED", "and the answer says how it stands");
+    assert_eq!(third.json()["status"], "COMPLETED", "the response has its current state");
     assert_eq!(app.total().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_requests_with_one_key_at_once_make_one_job() {
+async fn concurrent_requests_with_one_idempotency_key_create_one_job() {
     let app = App::start().await;
-    let answers = futures_util::future::join_all((0..50).map(|_| {
+    let responses = futures_util::future::join_all((0..50).map(|_| {
         let request = Request::post("/api/v1/jobs").header("idempotency-key", "at once");
         app.send(request.body(r#"{"name": "noop"}"#.into()).unwrap())
     }))
     .await;
-    let ids: std::collections::HashSet<String> = answers.iter().map(|a| a.json()["id"].to_string()).collect();
+    let ids: std::collections::HashSet<String> = responses.iter().map(|a| a.json()["id"].to_string()).collect();
     assert_eq!(ids.len(), 1);
-    assert_eq!(answers.iter().filter(|answer| answer.status == StatusCode::CREATED).count(), 1);
+    assert_eq!(responses.iter().filter(|response| response.status == StatusCode::CREATED).count(), 1);
     assert_eq!(app.total().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_unique_key_is_free_again_when_its_job_has_ended() {
+async fn a_unique_key_is_free_after_its_job_has_finished() {
     let app = App::start().await;
     let body = r#"{"name": "elsewhere.kind", "uniqueKey": "only one"}"#;
     let id = app.create(body).await;
     let refused = app.post("/api/v1/jobs", body).await;
-    assert_snapshot!(refused.faults(), @"
+    assert_snapshot!(refused.errors(), @"
     409 CONFLICT: job <id 1> with this uniqueKey has not finished
     id: <id 1>
     ");
@@ -226,16 +226,16 @@ async fn a_unique_key_is_free_again_when_its_job_has_ended() {
     app.post(&format!("/api/v1/jobs/{id}/cancel"), "").await;
     let again = app.create(body).await;
     assert_ne!(again, id);
-    // The one that gave the key away cannot have it back while it is taken.
+    // A retried job cannot get its key back while another job has it.
     let back = app.post(&format!("/api/v1/jobs/{id}/retry"), "").await;
-    assert_snapshot!(back.faults(), @"
+    assert_snapshot!(back.errors(), @"
     409 CONFLICT: job <id 1> with this uniqueKey has not finished
     id: <id 1>
     ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_parent_ended_badly_is_cancelled_or_runs_as_it_asked() {
+async fn a_dependent_of_a_failed_job_is_cancelled_or_runs_as_set() {
     let app = App::start().await;
     let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let child = app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"]}}"#)).await;
@@ -249,10 +249,10 @@ async fn a_job_whose_parent_ended_badly_is_cancelled_or_runs_as_it_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_parent_that_does_not_exist_is_refused() {
+async fn an_unknown_parent_is_rejected() {
     let app = App::start().await;
     let body = r#"{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @"
     400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
     dependsOn: there is no job <id 1>
     ");

@@ -1,4 +1,4 @@
-//! `GET /jobs/:id/events`: a job's changes as they happen, until it ends.
+//! `GET /jobs/:id/events`: streams the changes of a job until it finishes.
 
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ async fn follow(app: &App, id: &str) -> Vec<(String, Value)> {
 
 async fn open(app: &App, id: &str) -> Response<Body> {
     let request = Request::get(format!("/api/v1/jobs/{id}/events")).body(Body::empty()).unwrap();
-    let answer = app.router.clone().oneshot(request).await.unwrap();
-    assert_eq!(answer.headers()["content-type"], "text/event-stream");
-    answer
+    let response = app.router.clone().oneshot(request).await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    response
 }
 
-/// Every event until the stream ends: its name and the job it carries.
-async fn read(answer: Response<Body>) -> Vec<(String, Value)> {
+/// Reads every event until the stream ends: its name and its job.
+async fn read(response: Response<Body>) -> Vec<(String, Value)> {
     let mut text = String::new();
-    let mut body = answer.into_body().into_data_stream();
+    let mut body = response.into_body().into_data_stream();
     let whole = async {
         while let Some(part) = body.next().await {
             text.push_str(std::str::from_utf8(&part.unwrap()).unwrap());
@@ -41,7 +41,7 @@ async fn read(answer: Response<Body>) -> Vec<(String, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_followed_through_its_progress_to_its_end() {
+async fn a_stream_shows_the_progress_and_the_end_of_a_job() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600, "steps": 3}}"#).await;
     let events = follow(&app, &id).await;
@@ -57,7 +57,7 @@ async fn a_job_is_followed_through_its_progress_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_job_that_has_ended_the_stream_is_its_end() {
+async fn the_stream_of_a_finished_job_has_one_event() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
     app.job_is(&id, "FAILED").await;
@@ -72,17 +72,17 @@ async fn a_job_that_is_cancelled_or_deleted_ends_its_stream() {
     for (method, action) in [("POST", "/cancel"), ("DELETE", "")] {
         let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
         let path = format!("/api/v1/jobs/{id}{action}");
-        // Opened before: a job that is gone has no stream.
+        // Opened first: a deleted job has no stream.
         let stream = open(&app, &id).await;
-        let (events, answer) = tokio::join!(read(stream), app.call(method, &path, ""));
-        assert!(answer.status.is_success());
+        let (events, response) = tokio::join!(read(stream), app.call(method, &path, ""));
+        assert!(response.status.is_success());
         let first = &events[0].1["status"];
         assert!(first == "QUEUED" || first == "CANCELLED", "{events:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closing_server_ends_its_streams() {
+async fn a_stopping_server_ends_its_streams() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let closing = app.closing.clone();

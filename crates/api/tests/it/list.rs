@@ -36,12 +36,12 @@ fn names(list: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_filter_finds_what_it_names_newest_first() {
+async fn every_filter_finds_matching_jobs_newest_first() {
     find_by_every_filter(App::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_filter_finds_what_it_names_newest_first_on_postgres() {
+async fn every_filter_finds_matching_jobs_newest_first_on_postgres() {
     find_by_every_filter(App::start_on_postgres().await).await;
 }
 
@@ -84,20 +84,20 @@ async fn find_by_every_filter(app: App) {
         (&format!("createdAfter={}&createdBefore={}&queue=slow", created[1], created[4]), "c of 1"),
         ("queue=nowhere", " of 0"),
     ] {
-        let answer = app.get(&format!("/api/v1/jobs?{query}")).await;
-        assert_eq!(answer.status, 200, "{query}: {}", answer.text);
-        assert_eq!(names(&answer.json()), expected, "{query}");
+        let response = app.get(&format!("/api/v1/jobs?{query}")).await;
+        assert_eq!(response.status, 200, "{query}: {}", response.text);
+        assert_eq!(names(&response.json()), expected, "{query}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_has_its_numbers_in_body_and_headers_and_leaves_out_the_logs() {
+async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
     let (app, _) = stocked().await;
-    let answer = app.get("/api/v1/jobs?limit=4&page=2").await;
-    let headers = ["x-total-count", "x-page", "x-limit", "x-total-pages"].map(|name| answer.header(name));
+    let response = app.get("/api/v1/jobs?limit=4&page=2").await;
+    let headers = ["x-total-count", "x-page", "x-limit", "x-total-pages"].map(|name| response.header(name));
     assert_eq!(headers, ["6", "2", "4", "2"]);
-    assert_eq!(names(&answer.json()), "ba of 6");
-    assert_snapshot!(answer.shown(), @r#"
+    assert_eq!(names(&response.json()), "ba of 6");
+    assert_snapshot!(response.shown(), @r#"
     200 OK
     {
       "jobs": [
@@ -186,13 +186,13 @@ async fn a_list_has_its_numbers_in_body_and_headers_and_leaves_out_the_logs() {
       "total": 6
     }
     "#);
-    let answer = app.get("/api/v1/jobs").await;
-    assert_eq!((answer.header("x-page"), answer.header("x-limit")), ("1", "20"));
+    let response = app.get("/api/v1/jobs").await;
+    assert_eq!((response.header("x-page"), response.header("x-limit")), ("1", "20"));
     assert_eq!(names(&app.get("/api/v1/jobs?page=3&limit=4").await.json()), " of 6");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cursor_goes_through_all_even_while_new_ones_come() {
+async fn a_cursor_reaches_every_job_while_new_jobs_arrive() {
     let (app, _) = stocked().await;
     let (mut seen, mut cursor) = (String::new(), String::new());
     loop {
@@ -210,11 +210,11 @@ async fn a_cursor_goes_through_all_even_while_new_ones_come() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bad_parameter_is_named() {
+async fn every_invalid_parameter_is_reported() {
     let app = App::start().await;
     let query =
         "page=0&limit=101&status=ASLEEP&priority=huge&createdAfter=now&createdBefore=&q=%20&cursor=x&colour=red";
-    assert_snapshot!(app.get(&format!("/api/v1/jobs?{query}")).await.faults(), @"
+    assert_snapshot!(app.get(&format!("/api/v1/jobs?{query}")).await.errors(), @"
     400 VALIDATION_ERROR: 9 fields are not valid
     page: must be a number from 1 to 1000000
     limit: must be a number from 1 to 100
@@ -223,15 +223,15 @@ async fn every_bad_parameter_is_named() {
     createdAfter: must be a time like 2026-11-15T20:00:00Z
     createdBefore: must be a time like 2026-11-15T20:00:00Z
     q: must not be empty
-    cursor: must be the nextCursor of another answer, or empty to begin
-    colour: is not a known parameter
+    cursor: must be the nextCursor of the previous page, or empty for the first page
+    colour: unknown parameter
     ");
-    assert_snapshot!(app.get("/api/v1/jobs?limit=-1&page=1e3").await.faults(), @"
+    assert_snapshot!(app.get("/api/v1/jobs?limit=-1&page=1e3").await.errors(), @"
     400 VALIDATION_ERROR: 2 fields are not valid
     limit: must be a number from 1 to 100
     page: must be a number from 1 to 1000000
     ");
-    assert_snapshot!(app.get("/api/v1/jobs?page=1000000&limit=100").await.faults(), @"
+    assert_snapshot!(app.get("/api/v1/jobs?page=1000000&limit=100").await.errors(), @"
     400 VALIDATION_ERROR: page: pages end at job 10000; go on with cursor
     page: pages end at job 10000; go on with cursor
     ");
@@ -241,26 +241,26 @@ async fn every_bad_parameter_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_texts_in_filters_find_nothing_and_break_nothing() {
-    find_strange_texts(App::start().await).await;
+async fn unusual_texts_in_filters_find_nothing() {
+    find_unusual_texts(App::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_texts_in_filters_find_nothing_and_break_nothing_on_postgres() {
-    find_strange_texts(App::start_on_postgres().await).await;
+async fn unusual_texts_in_filters_find_nothing_on_postgres() {
+    find_unusual_texts(App::start_on_postgres().await).await;
 }
 
-async fn find_strange_texts(app: App) {
+async fn find_unusual_texts(app: App) {
     let (app, _) = fill(app).await;
     for name in ["type", "queue", "tag", "correlationId", "scheduleId", "q"] {
         for text in ["%00", "a%00b", "two%0Alines"] {
-            let answer = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
-            assert_eq!(answer.status, 400, "{name}={text}: {}", answer.text);
+            let response = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
+            assert_eq!(response.status, 400, "{name}={text}: {}", response.text);
         }
         for text in ["%FF", "%F0%9F%A6%80", "'", "%25", "_", "%5C"] {
-            let answer = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
-            assert_eq!(answer.status, 200, "{name}={text}: {}", answer.text);
-            assert_eq!(names(&answer.json()), " of 0", "{name}={text}");
+            let response = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
+            assert_eq!(response.status, 200, "{name}={text}: {}", response.text);
+            assert_eq!(names(&response.json()), " of 0", "{name}={text}");
         }
     }
 }

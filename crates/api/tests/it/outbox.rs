@@ -1,4 +1,4 @@
-//! `/outbox`: sinks and their dead letters. The test is the relay: it takes what waits and says what the sink said.
+//! `/outbox`: sinks and their dead letters. The test plays the relay and decides what the sink accepts.
 
 use axum::http::StatusCode;
 use faena_domain::{NodeId, Timestamp};
@@ -19,23 +19,23 @@ async fn start() -> App {
     app
 }
 
-/// Takes what waits; the sink refuses it, or takes it.
+/// Relays waiting events; the sink rejects or accepts them.
 async fn relay(app: &App, refused: Option<&str>) -> usize {
     let (store, now) = (&app.engine.store, Timestamp::now());
     let ask =
         OutboxTakeRequest { sink: "broker".into(), node: NodeId(uuid::Uuid::nil()), lease_ms: 60_000, limit: 100 };
     let taken = store.outbox_take(ask, now).await.unwrap();
-    let said = taken.events.iter().map(|event| OutboxResult {
+    let output = taken.events.iter().map(|event| OutboxResult {
         partition: event.partition,
         position: event.event.position,
         refused: refused.map(str::to_owned),
         again_at: now,
     });
-    store.outbox_settle("broker", taken.partitions.clone(), said.collect(), now).await.unwrap();
+    store.outbox_settle("broker", taken.partitions.clone(), output.collect(), now).await.unwrap();
     taken.events.len()
 }
 
-/// Jobs whose first message nobody would take.
+/// Submits jobs whose first events the sink rejects.
 async fn stocked(count: usize) -> (App, Vec<Value>) {
     let app = start().await;
     for _ in 0..count {
@@ -44,17 +44,17 @@ async fn stocked(count: usize) -> (App, Vec<Value>) {
     for _ in 0..MAX_ATTEMPTS {
         assert_eq!(relay(&app, Some("no such exchange")).await, count);
     }
-    let letters = app.get("/api/v1/outbox/dead").await.json()["data"].as_array().unwrap().clone();
-    assert_eq!(letters.len(), count);
-    (app, letters)
+    let dead_letters = app.get("/api/v1/outbox/dead").await.json()["data"].as_array().unwrap().clone();
+    assert_eq!(dead_letters.len(), count);
+    (app, dead_letters)
 }
 
-fn path(letter: &Value, rest: &str) -> String {
-    format!("/api/v1/outbox/dead/{}{rest}", letter["id"].as_str().unwrap())
+fn path(dead_letter: &Value, rest: &str) -> String {
+    format!("/api/v1/outbox/dead/{}{rest}", dead_letter["id"].as_str().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sinks_tell_how_they_stand_and_so_do_the_figures() {
+async fn sinks_show_their_state_and_so_do_the_metrics() {
     let (app, _) = stocked(2).await;
     app.create(r#"{"name": "elsewhere.kind"}"#).await;
     assert_eq!(relay(&app, None).await, 1);
@@ -83,15 +83,15 @@ async fn sinks_tell_how_they_stand_and_so_do_the_figures() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_are_listed_in_pages_and_shown_whole() {
-    let (app, letters) = stocked(3).await;
+async fn dead_letters_are_listed_in_pages_and_shown_one_by_one() {
+    let (app, dead_letters) = stocked(3).await;
     let first = app.get("/api/v1/outbox/dead?limit=2&sink=broker&type=job.*&resolved=false").await.json();
-    assert_eq!(first["data"], json!(letters[..2]));
+    assert_eq!(first["data"], json!(dead_letters[..2]));
     let next = first["nextCursor"].as_str().unwrap();
     let second = app.get(&format!("/api/v1/outbox/dead?limit=2&cursor={next}")).await.json();
-    assert_eq!((&second["data"], &second["nextCursor"]), (&json!(letters[2..]), &Value::Null));
-    let shown = app.get(&path(&letters[0], "")).await.json();
-    assert_eq!(shown, letters[0]);
+    assert_eq!((&second["data"], &second["nextCursor"]), (&json!(dead_letters[2..]), &Value::Null));
+    let shown = app.get(&path(&dead_letters[0], "")).await.json();
+    assert_eq!(shown, dead_letters[0]);
     assert_eq!(
         (&shown["eventType"], &shown["errorMessage"], &shown["retryCount"]),
         (&json!("job.created"), &json!("no such exchange"), &json!(MAX_ATTEMPTS))
@@ -103,15 +103,15 @@ async fn dead_letters_are_listed_in_pages_and_shown_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_letter_is_replayed_or_resolved_once() {
-    let (app, letters) = stocked(2).await;
-    let replayed = app.post(&path(&letters[0], "/replay"), "").await.json();
+async fn a_dead_letter_is_replayed_or_resolved_once() {
+    let (app, dead_letters) = stocked(2).await;
+    let replayed = app.post(&path(&dead_letters[0], "/replay"), "").await.json();
     assert_eq!((&replayed["resolutionNotes"], replayed["resolvedBy"].is_string()), (&json!("replayed"), true));
     assert_eq!(relay(&app, None).await, 1);
-    let resolved = app.post(&path(&letters[1], "/resolve"), r#"{"notes": "told by phone"}"#).await.json();
-    assert_eq!(resolved["resolutionNotes"], "told by phone");
+    let resolved = app.post(&path(&dead_letters[1], "/resolve"), r#"{"notes": "sent by hand"}"#).await.json();
+    assert_eq!(resolved["resolutionNotes"], "sent by hand");
     for action in ["/replay", "/resolve"] {
-        assert_eq!(app.post(&path(&letters[1], action), "").await.status, StatusCode::CONFLICT);
+        assert_eq!(app.post(&path(&dead_letters[1], action), "").await.status, StatusCode::CONFLICT);
     }
     let actions = app.get("/api/v1/audit").await.json();
     let actions: Vec<&Value> = actions["entries"].as_array().unwrap().iter().map(|entry| &entry["action"]).collect();
@@ -121,7 +121,7 @@ async fn one_letter_is_replayed_or_resolved_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_letters_are_replayed_and_resolved_by_a_filter() {
+async fn dead_letters_are_replayed_and_resolved_by_a_filter() {
     let (app, _) = stocked(3).await;
     let nothing = app.post("/api/v1/outbox/dead/replay", r#"{"filter": {"sink": "other"}}"#).await.json();
     assert_eq!(nothing, json!({ "replayed": 0 }));
@@ -133,50 +133,50 @@ async fn many_letters_are_replayed_and_resolved_by_a_filter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sent_events_are_published_again() {
+async fn sent_events_are_republished() {
     let app = start().await;
     app.create(r#"{"name": "elsewhere.kind"}"#).await;
     assert_eq!((relay(&app, None).await, relay(&app, None).await), (1, 0));
     let body =
         json!({ "sink": "broker", "from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z", "type": "job.*" });
-    let answer = app.post("/api/v1/outbox/republish", body.to_string()).await;
-    assert_eq!(answer.json(), json!({ "republished": 1 }));
+    let response = app.post("/api/v1/outbox/republish", body.to_string()).await;
+    assert_eq!(response.json(), json!({ "republished": 1 }));
     assert_eq!(relay(&app, None).await, 1);
-    let body = json!({ "sink": "nobody", "from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z" });
-    let answer = app.post("/api/v1/outbox/republish", body.to_string()).await;
-    assert_eq!(answer.faults(), "404 NOT_FOUND: there is no sink nobody");
+    let body = json!({ "sink": "unknown", "from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z" });
+    let response = app.post("/api/v1/outbox/republish", body.to_string()).await;
+    assert_eq!(response.errors(), "404 NOT_FOUND: no sink \"unknown\"");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_requests_are_told_every_fault() {
+async fn invalid_requests_are_rejected_with_every_error() {
     let app = start().await;
-    let faults = async |path: &str, body: &str| {
-        let answer = if body.is_empty() {
+    let errors = async |path: &str, body: &str| {
+        let response = if body.is_empty() {
             app.get(&format!("/api/v1/outbox/{path}")).await
         } else {
             app.post(&format!("/api/v1/outbox/{path}"), body.to_owned()).await
         };
-        assert_eq!(answer.status.as_u16() / 100, 4);
-        answer.faults().lines().skip(1).collect::<Vec<_>>().join("\n")
+        assert_eq!(response.status.as_u16() / 100, 4);
+        response.errors().lines().skip(1).collect::<Vec<_>>().join("\n")
     };
-    insta::assert_snapshot!(faults("dead?limit=0&sink=a&movedAfter=x&resolved=maybe&cursor=1&aggregateId=2&other=3", "").await, @r"
+    insta::assert_snapshot!(errors("dead?limit=0&sink=a&movedAfter=x&resolved=maybe&cursor=1&aggregateId=2&other=3", "").await, @r"
     limit: must be a number from 1 to 100
     movedAfter: must be a time like 2026-11-15T20:00:00Z
     resolved: must be true or false
-    cursor: must be the nextCursor of another answer, or empty to begin
+    cursor: must be the nextCursor of the previous page, or empty for the first page
     aggregateId: must be a UUID
-    other: is not a known parameter
+    other: unknown parameter
     ");
-    insta::assert_snapshot!(faults("dead/replay", "{}").await, @r#"filter: would match every dead letter; say "all": true if that is meant"#);
-    insta::assert_snapshot!(faults("dead/replay", r#"{"perSecond": 0, "filter": {"sink": 1, "x": "y"}, "z": 1}"#).await, @r"
+    insta::assert_snapshot!(errors("dead/replay", "{}").await, @r#"filter: matches every dead letter; set "all": true to confirm"#);
+    insta::assert_snapshot!(errors("dead/replay", r#"{"perSecond": 0, "filter": {"sink": 1, "x": "y"}, "z": 1}"#).await, @r"
     perSecond: must be from 1 to 100000, is 0
     z: unknown field
     filter.sink: must be a string
-    filter.x: is not a known parameter
+    filter.x: unknown parameter
     ");
-    insta::assert_snapshot!(faults("republish", r#"{"from": "2026-01-02T00:00:00Z", "to": "2026-01-01T00:00:00Z"}"#).await, @r"
+    insta::assert_snapshot!(errors("republish", r#"{"from": "2026-01-02T00:00:00Z", "to": "2026-01-01T00:00:00Z"}"#).await, @r"
     sink: is required
     to: must be later than from
     ");
-    insta::assert_snapshot!(faults("dead/x", "").await, @"id: must be a UUID");
+    insta::assert_snapshot!(errors("dead/x", "").await, @"id: must be a UUID");
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_shows_what_waits_and_what_holds_for_it() {
+async fn a_queue_shows_its_jobs_and_settings() {
     let app = App::start().await;
     app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
     app.create(r#"{"name": "elsewhere.kind", "queue": "mail"}"#).await;
@@ -61,7 +61,7 @@ async fn a_limit_that_was_set_can_be_reset() {
     let reset = app.post("/api/v1/limits/reset", r#"{"scope": "key", "name": "a"}"#).await;
     assert_eq!((reset.status, reset.json()), (StatusCode::OK, json!({ "limits": [] })));
     let bad = app.post("/api/v1/limits/reset", r#"{"scope": "moon", "concurrency": 1}"#).await;
-    assert_snapshot!(bad.faults(), @r#"
+    assert_snapshot!(bad.errors(), @r#"
     400 VALIDATION_ERROR: 2 fields are not valid
     scope: must be system, queue, type or key
     concurrency: unknown field
@@ -69,7 +69,7 @@ async fn a_limit_that_was_set_can_be_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_queue_that_was_named_is_listed() {
+async fn every_queue_that_a_job_or_setting_names_is_listed() {
     let app = App::start().await;
     assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }));
     app.create(r#"{"name": "elsewhere.kind", "queue": "of a job"}"#).await;
@@ -81,13 +81,13 @@ async fn every_queue_that_was_named_is_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_are_changed_and_taken_away() {
+async fn limits_are_changed_and_removed() {
     let app = App::start().await;
     let patch = async |body: &str| app.call("PATCH", "/api/v1/queues/mail", body.to_owned()).await.json();
     let first = patch(r#"{"concurrency": 2, "rate": {"count": 5, "periodMs": 1000}}"#).await;
     assert_eq!((&first["concurrency"], &first["rate"]["count"]), (&json!(2), &json!(5)));
     let second = patch(r#"{"concurrency": null}"#).await;
-    assert_eq!((&second["concurrency"], &second["rate"]["count"]), (&Value::Null, &json!(5)), "what is absent stays");
+    assert_eq!((&second["concurrency"], &second["rate"]["count"]), (&Value::Null, &json!(5)), "absent fields stay");
     assert_eq!(patch(r#"{"rate": null, "strict": true}"#).await["rate"], Value::Null);
     assert_eq!(patch(r#"{"fairness": "key"}"#).await["strict"], true);
 }
@@ -97,7 +97,7 @@ async fn a_paused_queue_stays_paused_until_it_is_resumed() {
     let app = App::start().await;
     let first = app.post("/api/v1/queues/mail/pause", r#"{"reason": "first"}"#).await.json();
     let second = app.post("/api/v1/queues/mail/pause", r#"{"reason": "second"}"#).await.json();
-    assert_eq!(first["paused"], second["paused"], "who paused it first is who paused it");
+    assert_eq!(first["paused"], second["paused"], "the first pause stays");
     assert_eq!(app.post("/api/v1/queues/mail/resume", "").await.json()["paused"], Value::Null);
     let again = app.post("/api/v1/queues/mail/resume", "").await;
     assert_eq!((again.status, &again.json()["paused"]), (StatusCode::OK, &Value::Null));
@@ -112,8 +112,8 @@ async fn limits_are_set_for_the_system_types_and_keys() {
         r#"{"scope": "key", "name": "tenant-*", "concurrency": 2, "rate": "1000/1h"}"#,
         r#"{"scope": "key", "name": "tenant-*", "rate": null}"#,
     ] {
-        let answer = app.call("PATCH", "/api/v1/limits", body).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        let response = app.call("PATCH", "/api/v1/limits", body).await;
+        assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     }
     assert_snapshot!(app.get("/api/v1/limits").await.shown(), @r#"
     200 OK
@@ -123,7 +123,7 @@ async fn limits_are_set_for_the_system_types_and_keys() {
           "changedAt": "<time>",
           "changedBy": "loopback",
           "concurrency": 10,
-          "held": 0,
+          "inFlight": 0,
           "name": null,
           "origin": "api",
           "rate": null,
@@ -160,9 +160,9 @@ async fn limits_are_set_for_the_system_types_and_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_setting_of_a_queue_is_named() {
+async fn an_invalid_queue_setting_is_reported() {
     let app = App::start().await;
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [
         "{}",
         "",
@@ -176,11 +176,11 @@ async fn a_bad_setting_of_a_queue_is_named() {
         r#"{"rate": "5/32d"}"#,
         r#"{"strict": "yes", "fairness": "all", "speed": 1}"#,
     ] {
-        said.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.faults()));
+        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.errors()));
     }
-    assert_snapshot!(said, @r#"
-    400 VALIDATION_ERROR: body: names nothing to change; concurrency, rate, strict and fairness can be
-    body: names nothing to change; concurrency, rate, strict and fairness can be
+    assert_snapshot!(output, @r#"
+    400 VALIDATION_ERROR: body: nothing to change; set concurrency, rate, strict or fairness
+    body: nothing to change; set concurrency, rate, strict or fairness
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
     body: is not valid JSON: EOF while parsing a value at line 1 column 0
     400 VALIDATION_ERROR: concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
@@ -198,7 +198,7 @@ async fn a_bad_setting_of_a_queue_is_named() {
     rate.periodMs: must be from 1 to 2678400000, is 0
     400 VALIDATION_ERROR: 2 fields are not valid
     rate.period: unknown field
-    rate.periodMs: is missing
+    rate.periodMs: is required
     400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 2764800000
     rate.periodMs: must be from 1 to 2678400000, is 2764800000
     400 VALIDATION_ERROR: 3 fields are not valid
@@ -208,28 +208,28 @@ async fn a_bad_setting_of_a_queue_is_named() {
     "#);
     let long = "x".repeat(101);
     let names = [
-        app.call("PATCH", &format!("/api/v1/queues/{long}"), r#"{"strict": true}"#).await.faults(),
-        app.post("/api/v1/queues/a%00b/pause", "").await.faults(),
-        app.post("/api/v1/queues/mail/pause", r#"{"why": "x", "reason": ""}"#).await.faults(),
-        app.get("/api/v1/queues/nowhere").await.faults(),
+        app.call("PATCH", &format!("/api/v1/queues/{long}"), r#"{"strict": true}"#).await.errors(),
+        app.post("/api/v1/queues/a%00b/pause", "").await.errors(),
+        app.post("/api/v1/queues/mail/pause", r#"{"why": "x", "reason": ""}"#).await.errors(),
+        app.get("/api/v1/queues/nowhere").await.errors(),
     ];
-    assert_snapshot!(names.join("\n"), @r"
+    assert_snapshot!(names.join("\n"), @r#"
     400 VALIDATION_ERROR: name: must have 1 to 100 characters, has 101
     name: must have 1 to 100 characters, has 101
     400 VALIDATION_ERROR: name: must not contain control characters
     name: must not contain control characters
     400 VALIDATION_ERROR: 2 fields are not valid
-    reason: must have 1 to 255 visible characters
+    reason: must have 1 to 255 characters and no control characters
     why: unknown field
-    404 NOT_FOUND: there is no queue nowhere yet; it exists once a job or a setting has named it
-    ");
+    404 NOT_FOUND: no queue "nowhere"; a queue exists as soon as a job or a setting names it
+    "#);
     assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }), "nothing was set");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_limit_is_named() {
+async fn an_invalid_limit_is_reported() {
     let app = App::start().await;
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [
         r#"{"concurrency": 1}"#,
         r#"{"scope": "planet", "concurrency": 1}"#,
@@ -240,23 +240,23 @@ async fn a_bad_limit_is_named() {
         r#"{"scope": "type", "name": "x"}"#,
         r#"{"scope": "type", "name": "x", "concurrency": 0, "speed": 1}"#,
     ] {
-        said.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.faults()));
+        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.errors()));
     }
-    assert_snapshot!(said, @r"
+    assert_snapshot!(output, @r"
     400 VALIDATION_ERROR: scope: must be system, queue, type or key
     scope: must be system, queue, type or key
     400 VALIDATION_ERROR: scope: must be system, queue, type or key
     scope: must be system, queue, type or key
-    400 VALIDATION_ERROR: name: the whole system has none
-    name: the whole system has none
-    400 VALIDATION_ERROR: rate: is for queues, types and keys
-    rate: is for queues, types and keys
-    400 VALIDATION_ERROR: name: is missing
-    name: is missing
-    400 VALIDATION_ERROR: name: must have 1 to 255 visible characters
-    name: must have 1 to 255 visible characters
-    400 VALIDATION_ERROR: body: names nothing to change; concurrency and rate can be
-    body: names nothing to change; concurrency and rate can be
+    400 VALIDATION_ERROR: name: must be absent: the scope system has no name
+    name: must be absent: the scope system has no name
+    400 VALIDATION_ERROR: rate: works only for queues, types and keys
+    rate: works only for queues, types and keys
+    400 VALIDATION_ERROR: name: is required
+    name: is required
+    400 VALIDATION_ERROR: name: must have 1 to 255 characters and no control characters
+    name: must have 1 to 255 characters and no control characters
+    400 VALIDATION_ERROR: body: nothing to change; set concurrency or rate
+    body: nothing to change; set concurrency or rate
     400 VALIDATION_ERROR: 2 fields are not valid
     speed: unknown field
     concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
@@ -265,7 +265,7 @@ async fn a_bad_limit_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_figures_tell_of_queues_and_letters() {
+async fn the_metrics_show_queues_and_dead_letters() {
     let app = App::start().await;
     app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
     app.post("/api/v1/queues/mail/pause", "").await;

@@ -1,42 +1,38 @@
-//! Schedules as people make them, look at them and change them.
+//! `/schedules`: manages schedules.
 
 use axum::http::StatusCode;
-use faena_domain::{
-    JobLimits, Timestamp,
-    schedule::{Schedule, ScheduleSpec},
-};
 use serde_json::{Value, json};
 
-use crate::app::{Answer, App, redacted};
+use crate::app::{App, TestResponse};
 
 pub const PATH: &str = "/api/v1/schedules";
 
-/// A time that has not come yet, next to a change of the clocks in Madrid: on the 25th 02:00 is followed by 03:00.
+/// A future time, close to a change of the clocks in Madrid: on the 25th, 02:00 is followed by 03:00.
 const BEFORE_THE_GAP: &str = "2035-03-23T12:00:00Z";
 
-async fn create(app: &App, body: &Value) -> String {
-    let answer = app.post(PATH, body.to_string()).await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
-    answer.json()["id"].as_str().unwrap().to_owned()
+pub async fn create(app: &App, body: &Value) -> String {
+    let response = app.post(PATH, body.to_string()).await;
+    assert_eq!(response.status, StatusCode::CREATED, "{}", response.text);
+    response.json()["id"].as_str().unwrap().to_owned()
 }
 
-/// One that is not due while the test runs.
-fn quiet() -> Value {
+/// A schedule that is not due while the test runs.
+pub fn quiet() -> Value {
     json!({"name": "nightly", "cronExpression": "30 2 * * *", "timezone": "Europe/Madrid", "startAt": BEFORE_THE_GAP,
         "jobName": "report", "jobPayload": {"day": "{{due.date}}"}})
 }
 
-async fn patch(app: &App, id: &str, body: Value) -> Answer {
+pub async fn patch(app: &App, id: &str, body: Value) -> TestResponse {
     app.call("PATCH", &format!("{PATH}/{id}"), body.to_string()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_is_created_shown_and_listed() {
     let app = App::start().await;
-    let answer = app.post(PATH, quiet().to_string()).await;
-    let id = answer.json()["id"].as_str().unwrap().to_owned();
-    assert_eq!(answer.header("location"), format!("{PATH}/{id}"));
-    insta::assert_snapshot!(answer.shown(), @r#"
+    let response = app.post(PATH, quiet().to_string()).await;
+    let id = response.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(response.header("location"), format!("{PATH}/{id}"));
+    insta::assert_snapshot!(response.shown(), @r#"
     201 Created
     {
       "id": "<id 1>",
@@ -44,7 +40,7 @@ async fn a_schedule_is_created_shown_and_listed() {
       "nextRunAt": "<time>"
     }
     "#);
-    assert_eq!(answer.json()["nextRunAt"], "2035-03-24T01:30:00.000Z");
+    assert_eq!(response.json()["nextRunAt"], "2035-03-24T01:30:00.000Z");
     let shown = app.get(&format!("{PATH}/{id}")).await;
     insta::assert_snapshot!(shown.shown(), @r#"
     200 OK
@@ -100,9 +96,9 @@ async fn a_schedule_is_created_shown_and_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_that_can_be_said_is_kept() {
+async fn every_setting_is_stored() {
     let app = App::start().await;
-    let said = json!({
+    let output = json!({
         "name": "all", "description": "two\nlines", "intervalMs": 90_000, "timezone": "America/New_York",
         "dstGap": "skip", "dstOverlap": "both", "startAt": "2035-01-01T00:00:00.000Z", "endAt": "2035-02-01T00:00:00.000Z",
         "except": ["2035-01-02", "2035-01-05/2035-01-07"], "jobName": "The report", "jobType": "report",
@@ -112,16 +108,16 @@ async fn everything_that_can_be_said_is_kept() {
         "misfire": "catch_up", "misfireGraceMs": 5_000, "catchUpLimit": 7, "overlap": "queue_one", "jitterMs": 250,
         "maxRuns": 9, "isActive": false,
     });
-    let id = create(&app, &said).await;
+    let id = create(&app, &output).await;
     let shown = app.get(&format!("{PATH}/{id}")).await.json();
-    for (name, value) in said.as_object().unwrap() {
+    for (name, value) in output.as_object().unwrap() {
         assert_eq!(&shown[name], value, "{name}");
     }
     assert_eq!(shown["nextRunAt"], Value::Null, "it is not active");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_is_filtered_and_paged() {
+async fn a_list_can_be_filtered_and_paged() {
     let app = App::start().await;
     for (name, active) in [("backup", true), ("report daily", false), ("Report weekly", true)] {
         create(&app, &json!({"name": name, "intervalMs": 3_600_000, "jobName": "noop", "isActive": active})).await;
@@ -140,27 +136,27 @@ async fn a_list_is_filtered_and_paged() {
         names.sort_unstable();
         assert_eq!(names, expected, "{query}: {list:#}");
     }
-    let faults = app.get(&format!("{PATH}?isActive=maybe&limit=101&page=0&q=+&sort=name&limit=1")).await.faults();
-    insta::assert_snapshot!(faults, @r"
+    let errors = app.get(&format!("{PATH}?isActive=maybe&limit=101&page=0&q=+&sort=name&limit=1")).await.errors();
+    insta::assert_snapshot!(errors, @r"
     400 VALIDATION_ERROR: 6 fields are not valid
     isActive: must be true or false
     limit: must be a number from 1 to 100
     page: must be a number from 1 to 1000000
     q: must not be empty
-    sort: is not a known parameter
-    limit: is given twice
+    sort: unknown parameter
+    limit: must be given only once
     ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_is_named_changes_and_null_takes_it_away() {
+async fn only_the_given_fields_change_and_null_removes_a_value() {
     let app = App::start().await;
-    let mut said = quiet();
-    said["description"] = json!("for Ada");
-    said["endAt"] = json!("2036-01-01T00:00:00.000Z");
-    said["maxRetries"] = json!(7);
-    said["webhookUrl"] = json!("https://example.org/hook");
-    let id = create(&app, &said).await;
+    let mut output = quiet();
+    output["description"] = json!("for Ada");
+    output["endAt"] = json!("2036-01-01T00:00:00.000Z");
+    output["maxRetries"] = json!(7);
+    output["webhookUrl"] = json!("https://example.org/hook");
+    let id = create(&app, &output).await;
     let before = app.get(&format!("{PATH}/{id}")).await.json();
 
     let changed = patch(&app, &id, json!({"cronExpr": "0 4 * * *", "jobPriority": "LOW", "tags": ["x"]})).await;
@@ -193,7 +189,7 @@ async fn only_what_is_named_changes_and_null_takes_it_away() {
         ],
         [Value::Null, Value::Null, json!(3), Value::Null, json!("UTC"), json!({}), json!([])]
     );
-    assert_eq!(cleared["nextRunAt"], "2035-03-24T04:00:00.000Z", "the zone is another: {cleared:#}");
+    assert_eq!(cleared["nextRunAt"], "2035-03-24T04:00:00.000Z", "in another time zone: {cleared:#}");
 
     let every = patch(&app, &id, json!({"cronExpression": null, "intervalMs": 60_000})).await.json();
     assert_eq!((&every["cronExpression"], &every["intervalMs"]), (&Value::Null, &json!(60_000)));
@@ -202,22 +198,22 @@ async fn only_what_is_named_changes_and_null_takes_it_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_makes_no_sense_changes_nothing() {
+async fn an_invalid_change_changes_nothing() {
     let app = App::start().await;
     let id = create(&app, &quiet()).await;
     let before = app.get(&format!("{PATH}/{id}")).await.json();
     let both = patch(&app, &id, json!({"intervalMs": 5_000, "queue": 7, "maxRetries": 11})).await;
-    insta::assert_snapshot!(both.faults(), @r"
+    insta::assert_snapshot!(both.errors(), @r"
     400 VALIDATION_ERROR: 3 fields are not valid
     queue: must be a string
     cronExpression: cannot be combined with intervalMs; set one of them (to switch, set the other to null)
     maxRetries: must be from 0 to 10, is 11
     ");
-    insta::assert_snapshot!(patch(&app, &id, json!({})).await.faults(), @r"
-    400 VALIDATION_ERROR: body: names nothing to change
-    body: names nothing to change
+    insta::assert_snapshot!(patch(&app, &id, json!({})).await.errors(), @r"
+    400 VALIDATION_ERROR: body: nothing to change; set at least one field
+    body: nothing to change; set at least one field
     ");
-    insta::assert_snapshot!(patch(&app, &id, json!({"name": null, "cron": "@daily"})).await.faults(), @r"
+    insta::assert_snapshot!(patch(&app, &id, json!({"name": null, "cron": "@daily"})).await.errors(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     name: is required
     cron: unknown field
@@ -226,7 +222,7 @@ async fn a_change_that_makes_no_sense_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_name_is_not_another_job() {
+async fn a_new_job_name_does_not_change_the_type() {
     let app = App::start().await;
     let id = create(&app, &quiet()).await;
     for (body, name, kind) in [
@@ -241,7 +237,7 @@ async fn another_name_is_not_another_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_other_systems_are_taken_and_must_not_disagree() {
+async fn aliases_of_fields_are_accepted_and_must_not_differ() {
     let app = App::start().await;
     let id = create(&app, &json!({"name": "x", "cronExpr": "@daily", "enabled": false, "jobName": "noop"})).await;
     let shown = app.get(&format!("{PATH}/{id}")).await.json();
@@ -249,7 +245,7 @@ async fn names_of_other_systems_are_taken_and_must_not_disagree() {
     let same = json!({"name": "x", "cronExpr": "@daily", "cronExpression": "@daily", "enabled": true, "isActive": true, "jobName": "noop"});
     create(&app, &same).await;
     let other = json!({"name": "x", "cronExpr": "@hourly", "cronExpression": "@daily", "enabled": true, "isActive": false, "jobName": "noop"});
-    insta::assert_snapshot!(app.post(PATH, other.to_string()).await.faults(), @r"
+    insta::assert_snapshot!(app.post(PATH, other.to_string()).await.errors(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     cronExpr: differs from cronExpression; set only one of them
     enabled: differs from isActive; set only one of them
@@ -257,7 +253,7 @@ async fn names_of_other_systems_are_taken_and_must_not_disagree() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
+async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     let app = App::start().await;
     let mut text = String::new();
     let with = |fields: Value| {
@@ -287,11 +283,11 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
         json!({"name": "x", "jobName": "", "intervalMs": 5_000}),
         json!({"name": "x", "jobType": 7, "intervalMs": 5_000}),
     ] {
-        let answer = app.post(PATH, body.to_string()).await;
+        let response = app.post(PATH, body.to_string()).await;
         let validated = app.post(&format!("{PATH}/validate"), body.to_string()).await;
-        assert_eq!(answer.faults(), validated.faults(), "validate says the same");
-        let faults = answer.faults();
-        let (head, details) = faults.split_once('\n').unwrap();
+        assert_eq!(response.errors(), validated.errors(), "validate reports the same errors");
+        let errors = response.errors();
+        let (head, details) = errors.split_once('\n').unwrap();
         assert!(head.starts_with("400 VALIDATION_ERROR: "), "{head}");
         text.push_str(&format!("{body}\n{details}\n\n"));
     }
@@ -366,12 +362,12 @@ async fn what_is_wrong_is_said_of_every_field_and_nothing_is_stored() {
     jobType: must be a string
     "##);
     let over = app.post(PATH, with(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})).to_string()).await;
-    assert!(over.faults().contains("\nendAt: never fires: the first due time, "), "{}", over.text);
+    assert!(over.errors().contains("\nendAt: never fires: the first due time, "), "{}", over.text);
     assert_eq!(app.get(PATH).await.json()["total"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_that_is_not_there_is_not_found() {
+async fn an_unknown_schedule_is_not_found() {
     let app = App::start().await;
     for id in ["0197a1b2-0000-7000-8000-000000000000", "nightly"] {
         for (method, rest) in [
@@ -386,219 +382,24 @@ async fn a_schedule_that_is_not_there_is_not_found() {
             ("GET", "/ticks"),
         ] {
             let body = if method == "PATCH" { r#"{"isActive": true}"# } else { "" };
-            let answer = app.call(method, &format!("{PATH}/{id}{rest}"), body).await;
-            assert_eq!(answer.status, StatusCode::NOT_FOUND, "{method} {id}{rest}: {}", answer.text);
-            assert_eq!(answer.json()["error"]["message"], format!("there is no schedule {id}"));
+            let response = app.call(method, &format!("{PATH}/{id}{rest}"), body).await;
+            assert_eq!(response.status, StatusCode::NOT_FOUND, "{method} {id}{rest}: {}", response.text);
+            assert_eq!(response.json()["error"]["message"], format!("no schedule \"{id}\""));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_is_removed_and_its_jobs_stay() {
+async fn a_schedule_is_deleted_and_its_jobs_stay() {
     let app = App::start().await;
     let id = create(&app, &quiet()).await;
     let job = app.post(&format!("{PATH}/{id}/trigger"), "").await.json()["jobId"].as_str().unwrap().to_owned();
-    let gone = app.call("DELETE", &format!("{PATH}/{id}"), "").await;
-    assert_eq!((gone.status, gone.json()), (StatusCode::OK, json!({"success": true})));
+    let deleted = app.call("DELETE", &format!("{PATH}/{id}"), "").await;
+    assert_eq!((deleted.status, deleted.json()), (StatusCode::OK, json!({"success": true})));
     assert_eq!(app.call("DELETE", &format!("{PATH}/{id}"), "").await.status, StatusCode::NOT_FOUND);
     assert_eq!(app.job(&job).await["scheduleId"], id);
     let audit = app.get(&format!("/api/v1/audit?target={id}")).await.json();
     let actions: Vec<&str> =
         audit["entries"].as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
     assert_eq!(actions, ["schedule.delete", "schedule.trigger", "schedule.create"]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_runs_when_a_person_says_so() {
-    let app = App::start().await;
-    let mut said = quiet();
-    said["jobName"] = json!("noop");
-    said["jobPriority"] = json!("HIGH");
-    said["tags"] = json!(["night"]);
-    said["isActive"] = json!(false);
-    said["jobPayload"] = json!({"at": "{{due}}", "n": "{{run}}"});
-    let id = create(&app, &said).await;
-    let answer = app.post(&format!("{PATH}/{id}/trigger"), "").await;
-    let job = answer.json()["jobId"].as_str().unwrap().to_owned();
-    assert_eq!(
-        (answer.status, answer.header("location")),
-        (StatusCode::CREATED, format!("/api/v1/jobs/{job}").as_str())
-    );
-    let done = app.job_is(&job, "COMPLETED").await;
-    assert_eq!(
-        (&done["priority"], &done["tags"], &done["scheduleId"]),
-        (&json!("HIGH"), &json!(["night"]), &json!(id))
-    );
-    assert_eq!(done["payload"], json!({"at": done["scheduleDue"], "n": 1}));
-    let shown = app.get(&format!("{PATH}/{id}")).await.json();
-    assert_eq!(
-        (&shown["jobs"][0]["id"], &shown["lastJobId"], &shown["runCount"]),
-        (&json!(job), &json!(job), &json!(0))
-    );
-    assert_eq!(shown["isActive"], false, "it stays off");
-    let ticks = app.get(&format!("{PATH}/{id}/ticks")).await;
-    insta::assert_snapshot!(redacted(&ticks.json()), @r#"
-    {
-      "ticks": [
-        {
-          "at": "<time>",
-          "count": 1,
-          "dueAt": "<time>",
-          "jobId": "<id 1>",
-          "outcome": "triggered",
-          "scheduleId": "<id 2>"
-        }
-      ]
-    }
-    "#);
-    let before = ticks.json()["ticks"][0]["dueAt"].as_str().unwrap().to_owned();
-    assert_eq!(app.get(&format!("{PATH}/{id}/ticks?limit=5&before={before}")).await.json(), json!({"ticks": []}));
-    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/ticks?limit=0&before=now&after=1")).await.faults(), @r"
-    400 VALIDATION_ERROR: 3 fields are not valid
-    limit: must be a number from 1 to 100
-    before: must be a time like 2026-11-15T20:00:00Z
-    after: is not a known parameter
-    ");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_due_time_becomes_one_job_and_a_record() {
-    let app = App::start().await;
-    let body = json!({"name": "tick", "intervalMs": 1_000, "maxRuns": 2, "jobName": "noop", "jobPayload": {"due": "{{due}}", "ms": "{{due.ms}}"}});
-    let id = create(&app, &body).await;
-    let began = std::time::Instant::now();
-    let shown = loop {
-        let shown = app.get(&format!("{PATH}/{id}")).await.json();
-        if shown["isActive"] == false {
-            break shown;
-        }
-        assert!(began.elapsed().as_secs() < 60, "{shown:#}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    };
-    assert_eq!((&shown["runCount"], &shown["finished"]), (&json!(2), &json!("maxRuns reached: 2 of 2 runs")));
-    let ticks = app.get(&format!("{PATH}/{id}/ticks")).await.json();
-    let jobs = shown["jobs"].as_array().unwrap();
-    assert_eq!(jobs.len(), 2, "{shown:#}");
-    for (job, tick) in jobs.iter().zip(ticks["ticks"].as_array().unwrap()) {
-        assert_eq!((&tick["jobId"], &tick["outcome"]), (&job["id"], &json!("fired")));
-        assert_eq!((&job["scheduleDue"], &job["payload"]["due"]), (&tick["dueAt"], &tick["dueAt"]));
-        assert!(job["payload"]["ms"].is_u64(), "{job:#}");
-    }
-    let again = app.post(&format!("{PATH}/{id}/enable"), "").await;
-    let faults = again.json()["error"]["details"].clone();
-    assert_eq!(faults[0]["path"], "maxRuns", "{}", again.text);
-    assert!(faults[0]["message"].as_str().unwrap().starts_with("must be greater than 2, "), "{}", again.text);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_is_switched_off_and_on() {
-    let app = App::start().await;
-    let id = create(&app, &quiet()).await;
-    let off = app.post(&format!("{PATH}/{id}/disable"), "").await.json();
-    assert_eq!((&off["isActive"], &off["nextRunAt"]), (&json!(false), &Value::Null));
-    let on = app.post(&format!("{PATH}/{id}/enable"), "").await.json();
-    assert_eq!((&on["isActive"], &on["nextRunAt"]), (&json!(true), &json!("2035-03-24T01:30:00.000Z")));
-    let audit = app.get(&format!("/api/v1/audit?target={id}")).await.json();
-    let actions: Vec<&str> =
-        audit["entries"].as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
-    assert_eq!(actions, ["schedule.enable", "schedule.disable", "schedule.create"]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_next_runs_are_shown_with_a_note_where_daylight_saving_bites() {
-    let app = App::start().await;
-    let id = create(&app, &quiet()).await;
-    let preview = app.get(&format!("{PATH}/{id}/preview?count=3")).await;
-    insta::assert_snapshot!(serde_json::to_string_pretty(&preview.json()).unwrap(), @r##"
-    {
-      "explanation": "At 02:30 (Europe/Madrid)",
-      "runs": [
-        {
-          "at": "2035-03-24T01:30:00.000Z",
-          "local": "2035-03-24T02:30:00+01:00"
-        },
-        {
-          "at": "2035-03-25T01:00:00.000Z",
-          "local": "2035-03-25T03:00:00+02:00",
-          "note": "02:30 does not exist on this day; runs at 03:00"
-        },
-        {
-          "at": "2035-03-26T00:30:00.000Z",
-          "local": "2035-03-26T02:30:00+02:00"
-        }
-      ],
-      "timezone": "Europe/Madrid"
-    }
-    "##);
-    assert_eq!(app.get(&format!("{PATH}/{id}/next-runs?count=3")).await.json(), preview.json());
-    assert_eq!(app.get(&format!("{PATH}/{id}/preview")).await.json()["runs"].as_array().unwrap().len(), 10);
-    patch(&app, &id, json!({"dstGap": "skip"})).await;
-    let skipped = app.get(&format!("{PATH}/{id}/preview?count=2")).await.json();
-    assert_eq!(skipped["runs"][1]["at"], "2035-03-26T00:30:00.000Z", "{skipped:#}");
-    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/preview?count=1001&x=1")).await.faults(), @r"
-    400 VALIDATION_ERROR: 2 fields are not valid
-    count: must be a number from 1 to 1000
-    x: is not a known parameter
-    ");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_is_tried_out_without_storing_it() {
-    let app = App::start().await;
-    let answer = app.post(&format!("{PATH}/validate"), quiet().to_string()).await;
-    let valid = answer.json();
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-    assert_eq!(
-        (&valid["valid"], &valid["explanation"], &valid["timezone"]),
-        (&json!(true), &json!("At 02:30 (Europe/Madrid)"), &json!("Europe/Madrid"))
-    );
-    assert_eq!(valid["nextRuns"].as_array().unwrap().len(), 10);
-    assert_eq!(valid["nextRuns"][0], json!({"at": "2035-03-24T01:30:00.000Z", "local": "2035-03-24T02:30:00+01:00"}));
-    assert_eq!(app.get(PATH).await.json()["total"], 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_whose_zone_is_gone_is_shown_with_the_reason_and_can_be_mended() {
-    let app = App::start().await;
-    let now = Timestamp::now();
-    let mut spec = ScheduleSpec { name: "old".into(), ..ScheduleSpec::default() };
-    spec.job.kind = "noop".into();
-    spec.timing.interval_ms = Some(3_600_000);
-    let mut schedule = Schedule::new(spec, &JobLimits::default(), now).ok().unwrap().schedule;
-    schedule.spec.timing.timezone = "Mars/Olympus".into();
-    let id = schedule.id.to_string();
-    app.engine.store.schedule_create(schedule, "test", now).await.unwrap();
-
-    let why = "its timing is no longer valid: timezone: unknown time zone \"Mars/Olympus\"";
-    let shown = app.get(&format!("{PATH}/{id}")).await.json();
-    assert!(shown["explanation"].as_str().unwrap().starts_with(why), "{shown:#}");
-    assert_eq!(app.get(PATH).await.json()["total"], 1);
-    let preview = app.get(&format!("{PATH}/{id}/preview")).await.json();
-    assert!(preview["explanation"].as_str().unwrap().starts_with(why), "{preview:#}");
-    assert_eq!(preview["runs"], json!([]));
-    assert_eq!(app.post(&format!("{PATH}/{id}/trigger"), "").await.status, StatusCode::BAD_REQUEST);
-
-    let mended = patch(&app, &id, json!({"timezone": "UTC", "isActive": true})).await.json();
-    assert!(mended["nextRunAt"].is_string(), "{mended:#}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn schedules_are_counted() {
-    let app = App::start().await;
-    let id = create(&app, &quiet()).await;
-    create(&app, &json!({"name": "off", "intervalMs": 5_000, "jobName": "noop", "isActive": false})).await;
-    app.post(&format!("{PATH}/{id}/trigger"), "").await;
-    let text = app.get("/metrics").await.text;
-    let mut lines: Vec<&str> =
-        text.lines().filter(|line| line.starts_with("faena_schedule") && !line.starts_with('#')).collect();
-    lines.sort_unstable();
-    insta::assert_snapshot!(lines.join("\n"), @r##"
-    faena_schedule_late_seconds 0.0
-    faena_schedule_ticks_total{outcome="fired"} 0
-    faena_schedule_ticks_total{outcome="missed"} 0
-    faena_schedule_ticks_total{outcome="skipped"} 0
-    faena_schedule_ticks_total{outcome="triggered"} 1
-    faena_schedules{state="active"} 1
-    faena_schedules{state="inactive"} 1
-    "##);
 }

@@ -1,4 +1,4 @@
-//! `GET /events`: what happens, as server-sent events, and how one goes on after a broken connection.
+//! `GET /events`: streams events as server-sent events and resumes after a broken connection.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::app::App;
 
 pub const PATH: &str = "/api/v1/events";
 
-/// One who watches, like a browser would.
+/// A client that reads the stream like a browser.
 struct Watcher {
     body: BodyDataStream,
     text: String,
-    /// The last id it was told.
+    /// The last event id that it received.
     id: Option<String>,
 }
 
@@ -36,12 +36,12 @@ impl Watcher {
         if let Some(id) = last_event_id {
             request = request.header("Last-Event-ID", id);
         }
-        let answer = app.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let response = app.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(
-            (answer.status(), &answer.headers()["content-type"]),
+            (response.status(), &response.headers()["content-type"]),
             (StatusCode::OK, &"text/event-stream".parse().unwrap())
         );
-        let mut watcher = Watcher { body: answer.into_body().into_data_stream(), text: String::new(), id: None };
+        let mut watcher = Watcher { body: response.into_body().into_data_stream(), text: String::new(), id: None };
         let greeting = watcher.block().await.unwrap();
         assert!(greeting.contains("id: ") && !greeting.contains("data:"), "{greeting}");
         watcher
@@ -56,14 +56,14 @@ impl Watcher {
                 }
                 return Some(block);
             }
-            let part = tokio::time::timeout(Duration::from_secs(60), self.body.next()).await.expect("something comes");
+            let part = tokio::time::timeout(Duration::from_secs(60), self.body.next()).await.expect("an event in time");
             self.text.push_str(std::str::from_utf8(&part?.unwrap()).unwrap());
         }
     }
 
     async fn next(&mut self) -> Message {
         loop {
-            let block = self.block().await.expect("the stream goes on");
+            let block = self.block().await.expect("the stream stays open");
             if let Some(data) = field(&block, "data:") {
                 return Message { event: field(&block, "event:").unwrap(), data: serde_json::from_str(&data).unwrap() };
             }
@@ -84,7 +84,7 @@ fn field(block: &str, name: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_event_comes_as_a_cloud_event_under_its_type_and_place() {
+async fn each_event_is_a_cloud_event_with_its_type_and_position() {
     let app = App::start().await;
     let mut watcher = Watcher::begin(&app, "?types=job.*", None).await;
     let id = app.create(r#"{"name": "noop", "correlationId": "order-7"}"#).await;
@@ -104,7 +104,7 @@ async fn each_event_comes_as_a_cloud_event_under_its_type_and_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_connects_again_with_the_last_id_goes_on_right_after_it() {
+async fn a_reconnecting_client_resumes_after_its_last_event() {
     let app = App::start().await;
     let mut watcher = Watcher::begin(&app, "?types=job.completed", None).await;
     let mut seen = Vec::new();
@@ -113,12 +113,12 @@ async fn who_connects_again_with_the_last_id_goes_on_right_after_it() {
         for _ in 0..3 {
             made.push(app.create(r#"{"name": "noop"}"#).await);
         }
-        // Broken off after one of them, whatever had been sent besides.
+        // Disconnects after an event, whatever else was sent.
         seen.push(watcher.next().await.data["subject"].as_str().unwrap().to_owned());
         let id = watcher.id.clone().unwrap();
         drop(watcher);
         made.push(app.create(r#"{"name": "noop"}"#).await);
-        // The header says more than the address: a browser keeps the address of the first time.
+        // The header overrides the URL: a reconnecting browser sends the URL of its first connection.
         watcher = Watcher::begin(&app, "?types=job.completed&lastEventId=0", Some(&id)).await;
     }
     while seen.len() < made.len() {
@@ -130,7 +130,7 @@ async fn who_connects_again_with_the_last_id_goes_on_right_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_that_is_kept_can_be_asked_for() {
+async fn a_client_can_start_at_the_oldest_event() {
     let app = App::start().await;
     let first = Watcher::begin(&app, "", None).await;
     let id = app.create(r#"{"name": "noop"}"#).await;
@@ -141,7 +141,7 @@ async fn everything_that_is_kept_can_be_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_was_away_for_too_long_is_told_what_is_lost() {
+async fn a_client_that_was_away_too_long_receives_a_gap() {
     let app = App::start().await;
     let mut watcher = Watcher::begin(&app, "?types=job.completed", None).await;
     let id = app.create(r#"{"name": "noop"}"#).await;
@@ -158,14 +158,14 @@ async fn who_was_away_for_too_long_is_told_what_is_lost() {
     assert_eq!((gap.event.as_str(), gap.data["after"].to_string()), ("gap", old.clone()));
     let place = late.id.clone().unwrap();
     assert!(gap.data["first"].as_i64().unwrap() == place.parse::<i64>().unwrap() + 1, "{gap:?} {place}");
-    // It is told once, and what comes next comes.
+    // The gap is reported once, then the stream continues.
     let mut later = Watcher::begin(&app, "?types=job.created", Some(&place)).await;
     let fresh = app.create(r#"{"name": "noop"}"#).await;
     assert_eq!(later.next().await.data["subject"], Value::from(fresh));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_hold_together_and_what_is_left_out_moves_the_place() {
+async fn filters_are_combined_and_skipped_events_move_the_position() {
     let app = App::start().await;
     let mut watcher =
         Watcher::begin(&app, "?types=job.created,job.completed&queue=mail&correlationId=a%20b", None).await;
@@ -178,42 +178,42 @@ async fn filters_hold_together_and_what_is_left_out_moves_the_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_for_wrongly_is_refused_with_what_to_do() {
+async fn invalid_requests_are_rejected_with_advice() {
     let app = App::start().await;
     let request = Request::get(PATH).header("Last-Event-ID", "yesterday").body(Body::empty()).unwrap();
-    insta::assert_snapshot!(app.send(request).await.faults(), @r"
-    400 VALIDATION_ERROR: Last-Event-ID: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
-    Last-Event-ID: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
+    insta::assert_snapshot!(app.send(request).await.errors(), @r"
+    400 VALIDATION_ERROR: Last-Event-ID: must be the id of an event of this stream, or 0 for the oldest; omit it to start now
+    Last-Event-ID: must be the id of an event of this stream, or 0 for the oldest; omit it to start now
     ");
-    insta::assert_snapshot!(app.get(&format!("{PATH}?lastEventId=-1&jobId=x&queue=&types=%01")).await.faults(), @r"
+    insta::assert_snapshot!(app.get(&format!("{PATH}?lastEventId=-1&jobId=x&queue=&types=%01")).await.errors(), @r"
     400 VALIDATION_ERROR: 4 fields are not valid
     types: must have 1 to 255 bytes and no control characters
     queue: must have 1 to 255 bytes and no control characters
-    jobId: must be the id of a job
-    lastEventId: must be the id of an event of this stream; leave it out to begin now, or say 0 for all that is kept
+    jobId: must be a UUID
+    lastEventId: must be the id of an event of this stream, or 0 for the oldest; omit it to start now
     ");
-    insta::assert_snapshot!(app.get(&format!("{PATH}?type=job")).await.faults(), @r"
-    400 VALIDATION_ERROR: type: is not a known parameter
-    type: is not a known parameter
+    insta::assert_snapshot!(app.get(&format!("{PATH}?type=job")).await.errors(), @r"
+    400 VALIDATION_ERROR: type: unknown parameter
+    type: unknown parameter
     ");
     assert_eq!(app.engine.live.watching(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_where_too_many_watch_says_so_and_has_room_again_when_one_leaves() {
+async fn the_number_of_subscribers_is_limited() {
     let app = App::start().await;
     let mut watchers = Vec::new();
     for _ in 0..SUBSCRIBERS {
         watchers.push(Watcher::begin(&app, "", None).await);
     }
-    let answer = app.get(PATH).await;
-    assert_eq!((answer.status, answer.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    let response = app.get(PATH).await;
+    assert_eq!((response.status, response.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
     watchers.pop();
     Watcher::begin(&app, "", None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closing_server_ends_what_is_watched() {
+async fn a_stopping_server_ends_its_event_streams() {
     let app = App::start().await;
     let mut watcher = Watcher::begin(&app, "", None).await;
     app.closing.cancel();
@@ -221,7 +221,7 @@ async fn a_closing_server_ends_what_is_watched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_postgres_it_is_the_same() {
+async fn events_are_streamed_on_postgres_too() {
     let app = App::start_on_postgres().await;
     let mut watcher = Watcher::begin(&app, "?types=job.*", None).await;
     let id = app.create(r#"{"name": "noop"}"#).await;

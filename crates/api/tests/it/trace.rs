@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::app::App;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_is_one_timeline_of_what_has_the_id() {
+async fn a_trace_is_one_timeline_of_a_correlation_id() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "noop", "correlationId": "order/7 ñ"}"#).await;
     app.create(r#"{"name": "noop"}"#).await;
@@ -20,7 +20,7 @@ async fn a_trace_is_one_timeline_of_what_has_the_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_that_made_a_job_stands_in_its_trace() {
+async fn a_trace_contains_the_schedule_that_created_a_job() {
     let app = App::start().await;
     let body = r#"{"name": "yearly", "cronExpression": "0 0 1 1 *", "jobName": "noop"}"#;
     let schedule = app.post("/api/v1/schedules", body).await.json()["id"].as_str().unwrap().to_owned();
@@ -36,12 +36,12 @@ async fn a_schedule_that_made_a_job_stands_in_its_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nothing_has_is_not_found_and_a_job_of_another_trace_is_pointed_to() {
+async fn an_unknown_correlation_id_is_not_found_and_that_of_a_job_is_suggested() {
     let app = App::start().await;
-    insta::assert_snapshot!(app.get("/api/v1/trace/nothing").await.faults(), @"404 NOT_FOUND: nothing has the correlation id nothing, or it is kept no more");
+    insta::assert_snapshot!(app.get("/api/v1/trace/nothing").await.errors(), @"404 NOT_FOUND: nothing has the correlation id \"nothing\", or it has expired");
     let id = app.create(r#"{"name": "noop", "correlationId": "order-7"}"#).await;
-    insta::assert_snapshot!(app.get(&format!("/api/v1/trace/{id}")).await.faults(), @"404 NOT_FOUND: the job <id 1> belongs to the correlation id order-7");
-    insta::assert_snapshot!(app.get("/api/v1/trace/%01").await.faults(), @r"
+    insta::assert_snapshot!(app.get(&format!("/api/v1/trace/{id}")).await.errors(), @"404 NOT_FOUND: job <id 1> has the correlation id \"order-7\"");
+    insta::assert_snapshot!(app.get("/api/v1/trace/%01").await.errors(), @r"
     400 VALIDATION_ERROR: correlationId: must have 1 to 255 bytes and no control characters
     correlationId: must have 1 to 255 bytes and no control characters
     ");

@@ -1,4 +1,4 @@
-//! Webhooks as people see them, and the addresses that are refused before anything is sent.
+//! `/webhooks`, and the addresses that are rejected before anything is sent.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, redacted};
 
-/// Nobody listens there.
+/// A port on which no server listens.
 const URL: &str = "http://127.0.0.1:9/hook";
 
 async fn start() -> App {
@@ -17,7 +17,7 @@ async fn start() -> App {
     App::start_with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await
 }
 
-/// A job whose webhook has failed, and that.
+/// Returns a job and its failed webhook.
 async fn failed(app: &App) -> (String, Value) {
     let job = app.create(&json!({"name": "noop", "webhookUrl": URL, "correlationId": "order-7"}).to_string()).await;
     let began = Instant::now();
@@ -26,7 +26,7 @@ async fn failed(app: &App) -> (String, Value) {
         if let Some(webhook) = found["webhooks"].get(0) {
             return (job, webhook.clone());
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain for a failed webhook");
+        assert!(began.elapsed() < Duration::from_secs(60), "no failed webhook in time");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -89,7 +89,7 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_goes_on_where_the_last_one_ended() {
+async fn a_list_continues_from_a_cursor() {
     let app = start().await;
     let (first, _) = failed(&app).await;
     let (second, _) = failed(&app).await;
@@ -101,7 +101,7 @@ async fn a_list_goes_on_where_the_last_one_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_webhook_is_sent_again() {
+async fn a_failed_webhook_is_redelivered() {
     let app = start().await;
     let (job, webhook) = failed(&app).await;
     let again = app.post(&path(&webhook, "/redeliver"), "").await;
@@ -122,7 +122,7 @@ async fn a_failed_webhook_is_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_to_be_sent_anyway_is_not_sent_again() {
+async fn a_waiting_webhook_is_not_redelivered() {
     let webhooks = WebhookConfig { base_delay: Duration::from_secs(600), ..WebhookConfig::default() };
     let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
     let app = App::start_with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
@@ -137,36 +137,36 @@ async fn one_that_is_to_be_sent_anyway_is_not_sent_again() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     let refused = app.post(&path(&webhook, "/redeliver"), "").await;
-    insta::assert_snapshot!(refused.faults(), @"409 CONFLICT: webhook <id 1> is WAITING and will be sent anyway");
+    insta::assert_snapshot!(refused.errors(), @"409 CONFLICT: webhook <id 1> is WAITING and will be sent anyway");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_or_not_understood_is_said() {
+async fn unknown_webhooks_and_invalid_parameters_are_reported() {
     let app = App::start().await;
-    let nobody = "/api/v1/webhooks/0199f000-0000-7000-8000-000000000000";
-    for answer in [app.get(nobody).await, app.post(&format!("{nobody}/redeliver"), "").await] {
+    let unknown = "/api/v1/webhooks/0199f000-0000-7000-8000-000000000000";
+    for response in [app.get(unknown).await, app.post(&format!("{unknown}/redeliver"), "").await] {
         insta::allow_duplicates! {
-            insta::assert_snapshot!(answer.faults(), @"404 NOT_FOUND: there is no webhook <id 1>; those of old jobs go with them");
+            insta::assert_snapshot!(response.errors(), @"404 NOT_FOUND: no webhook <id 1>; a webhook is deleted together with its job");
         }
     }
-    insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.faults(), @"
+    insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.errors(), @"
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
     ");
     let query = "state=lost&jobId=7&limit=101&cursor=x&colour=red&host=%00";
-    insta::assert_snapshot!(app.get(&format!("/api/v1/webhooks?{query}")).await.faults(), @"
+    insta::assert_snapshot!(app.get(&format!("/api/v1/webhooks?{query}")).await.errors(), @"
     400 VALIDATION_ERROR: 6 fields are not valid
     state: must be one of WAITING, SENDING, DELIVERED, FAILED
-    jobId: must be the id of a job
+    jobId: must be a UUID
     limit: must be a number from 1 to 100
-    cursor: must be the nextCursor of another answer, or empty to begin
-    colour: is not a known parameter
+    cursor: must be the nextCursor of the previous page, or empty for the first page
+    colour: unknown parameter
     host: must not contain control characters
     ");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_may_not_be_called_is_refused_with_its_field() {
+async fn a_forbidden_webhook_address_is_rejected_with_its_field() {
     let app = App::start().await;
     let urls = [
         "https://user:geheim@example.org/",
@@ -177,13 +177,13 @@ async fn an_address_that_may_not_be_called_is_refused_with_its_field() {
         "http://0x7f.1/",
         "http://169.254.169.254/latest/meta-data",
     ];
-    let mut told = Vec::new();
+    let mut errors = Vec::new();
     for url in urls {
-        let answer = app.post("/api/v1/jobs", json!({"name": "noop", "webhookUrl": url}).to_string()).await;
-        assert!(!answer.text.contains("geheim"), "{}", answer.text);
-        told.push(answer.faults().lines().next().unwrap().to_owned());
+        let response = app.post("/api/v1/jobs", json!({"name": "noop", "webhookUrl": url}).to_string()).await;
+        assert!(!response.text.contains("geheim"), "{}", response.text);
+        errors.push(response.errors().lines().next().unwrap().to_owned());
     }
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    insta::assert_snapshot!(errors.join("\n"), @r#"
     400 VALIDATION_ERROR: webhookUrl: the URL must not contain a user name or password
     400 VALIDATION_ERROR: webhookUrl: must start with http:// or https://
     400 VALIDATION_ERROR: webhookUrl: is not a URL: empty host
@@ -193,13 +193,13 @@ async fn an_address_that_may_not_be_called_is_refused_with_its_field() {
     400 VALIDATION_ERROR: webhookUrl: "169.254.169.254" is a private or reserved address; allow its network with FAENA_WEBHOOK_ALLOW
     "#);
     let batch = json!({"jobs": [{"name": "noop"}, {"name": "noop", "webhookUrl": "http://127.0.0.1/"}]});
-    let answer = app.post("/api/v1/jobs/batch", batch.to_string()).await;
-    assert_eq!(answer.json()["error"]["details"][0]["path"], "jobs[1].webhookUrl", "{}", answer.text);
+    let response = app.post("/api/v1/jobs/batch", batch.to_string()).await;
+    assert_eq!(response.json()["error"]["details"][0]["path"], "jobs[1].webhookUrl", "{}", response.text);
     assert_eq!(app.total().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_figures_tell_of_webhooks() {
+async fn the_metrics_show_webhooks() {
     let app = start().await;
     failed(&app).await;
     let figures = app.get("/metrics").await.text;

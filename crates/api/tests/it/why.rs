@@ -6,13 +6,13 @@ use insta::assert_snapshot;
 use crate::app::App;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_says_why_it_is_not_running() {
+async fn a_job_explains_why_it_is_not_running() {
     let app = App::start().await;
     app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
     let id = app.create(r#"{"name": "elsewhere.kind", "queue": "mail"}"#).await;
     let mut why = app.get(&format!("/api/v1/jobs/{id}/why")).await;
     let mut shown = why.json();
-    // Which types this server's own worker knows is another test's business.
+    // Another test checks the types of the built-in worker.
     let reasons = shown["reasons"].as_array_mut().unwrap();
     assert!(reasons[1]["message"].as_str().unwrap().starts_with("no living worker can run type elsewhere.kind"));
     reasons[1]["message"] = "…".into();
@@ -45,7 +45,7 @@ async fn a_job_says_why_it_is_not_running() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_job_and_a_wrong_id_have_no_why() {
+async fn an_unknown_job_and_an_invalid_id_have_no_explanation() {
     let app = App::start().await;
     let unknown = app.get("/api/v1/jobs/01900000-0000-7000-8000-000000000000/why").await;
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);

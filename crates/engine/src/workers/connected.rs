@@ -54,6 +54,37 @@ pub enum Order {
     Resume,
 }
 
+/// Why the server ends a worker's connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    ServerStopping,
+    /// Other nodes have declared this one dead and reassigned its jobs.
+    ServerDeclaredDead,
+    WorkerLost,
+    /// The same worker has opened another connection.
+    Reconnected,
+    /// The database has another registration for this worker.
+    RegisteredElsewhere,
+    NotReading,
+    TooManyMessages,
+    Left,
+}
+
+impl CloseReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CloseReason::ServerStopping => "the server is stopping; reconnect",
+            CloseReason::ServerDeclaredDead => "the server was declared dead; reconnect",
+            CloseReason::WorkerLost => "the worker was declared lost",
+            CloseReason::Reconnected => "the worker has reconnected",
+            CloseReason::RegisteredElsewhere => "the worker is connected to another node or was declared lost",
+            CloseReason::NotReading => "the worker does not read its messages",
+            CloseReason::TooManyMessages => "too many messages",
+            CloseReason::Left => "the worker has left",
+        }
+    }
+}
+
 /// A job on its way to a worker.
 pub struct Delivery {
     pub held: Arc<InFlightJob>,
@@ -106,7 +137,7 @@ pub struct ConnectedWorker {
     identity: WorkerIdentity,
     /// Cancelled when the connection shall end; the reason is beside it.
     pub closing: CancellationToken,
-    close_reason: Mutex<Option<String>>,
+    close_reason: Mutex<Option<CloseReason>>,
     pub(crate) standing: Mutex<WorkerStatus>,
     orders: Mutex<VecDeque<Order>>,
     /// Told when there is something in `orders`.
@@ -212,14 +243,14 @@ impl ConnectedWorker {
         standing.seen_at = standing.seen_at.max(now);
     }
 
-    /// Ends its connection, not its life.
-    pub fn close(&self, reason: impl Into<String>) {
-        self.close_reason.lock().get_or_insert_with(|| reason.into());
+    /// Ends the connection, not the registration. The first reason counts.
+    pub fn close(&self, reason: CloseReason) {
+        self.close_reason.lock().get_or_insert(reason);
         self.closing.cancel();
     }
 
-    pub fn close_reason(&self) -> Option<String> {
-        self.close_reason.lock().clone()
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        *self.close_reason.lock()
     }
 
     pub(crate) fn order(&self, orders: impl IntoIterator<Item = Order>) {
@@ -230,7 +261,7 @@ impl ConnectedWorker {
         };
         self.ordered.notify_one();
         if full {
-            self.close("it does not read what it is told");
+            self.close(CloseReason::NotReading);
         }
     }
 

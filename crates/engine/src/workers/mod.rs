@@ -24,7 +24,7 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 
 pub use connected::WorkerIdentity;
-pub use connected::{Ack, ConnectedWorker, Delivery, Order, Transport, Waiting};
+pub use connected::{Ack, CloseReason, ConnectedWorker, Delivery, Order, Transport, Waiting};
 pub use registration::{Connection, Registration};
 pub use report_handler::{Report, ReportHandler, ReportKind};
 
@@ -117,14 +117,14 @@ impl Workers {
     }
 
     /// Ends all connections, not the lives of the workers.
-    pub fn close_all(&self, reason: &str) {
+    pub fn close_all(&self, reason: CloseReason) {
         for worker in self.all() {
             worker.close(reason);
         }
     }
 
     /// This node was taken for dead: its workers have to come in again.
-    pub(crate) fn drop_all(&self, in_flight: &InFlight, reason: &str) {
+    pub(crate) fn drop_all(&self, in_flight: &InFlight, reason: CloseReason) {
         for worker in self.all() {
             worker.close(reason);
             self.drop_worker(&worker, in_flight);

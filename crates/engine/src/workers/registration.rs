@@ -13,7 +13,7 @@ use faena_domain::{
 use faena_store::{ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 
 use super::status_writer;
-use super::{ConnectedWorker, Delivery, Order, ReportKind, Transport, WorkerIdentity};
+use super::{CloseReason, ConnectedWorker, Delivery, Order, ReportKind, Transport, WorkerIdentity};
 use crate::{
     Engine,
     breaker::{Breaker, BreakerRule},
@@ -123,7 +123,7 @@ impl Engine {
     ) -> Result<Connection, StoreError> {
         let before = self.workers.find_by_key(&key);
         if let Some(before) = &before {
-            before.close("the worker has connected again");
+            before.close(CloseReason::Reconnected);
             // What it has reported on the old connection is stored first: it is not in its hands any more.
             let settled = self.report_handler.reporter.settled_for(before.id);
             let _ = tokio::time::timeout(Duration::from_secs(5), settled).await;
@@ -443,7 +443,7 @@ impl Engine {
         status_writer::tell_last(&*self.store, worker, now).await?;
         let lost = matches!(end, WorkerEnd::Lost { .. });
         let freed = self.store.worker_end(worker.id, worker.session, end, now).await?;
-        worker.close(reason);
+        worker.close(if lost { CloseReason::WorkerLost } else { CloseReason::Left });
         self.workers.drop_worker(worker, &self.in_flight);
         self.lanes.nudge.notify_one();
         let Some(freed) = freed else { return Ok(()) };

@@ -6,7 +6,7 @@
 use faena_domain::Timestamp;
 use faena_store::{Store, StoreError, WorkerUpdate};
 
-use super::{ConnectedWorker, Workers};
+use super::{CloseReason, ConnectedWorker, Workers};
 use crate::{Round, in_flight::InFlight};
 
 /// How long changes are gathered before the next are written.
@@ -48,7 +48,7 @@ pub async fn run_once(
         if standing.connected {
             workers.drain(worker.id, standing.drain, now);
         } else {
-            worker.close("the worker is connected elsewhere, or was given up for lost");
+            worker.close(CloseReason::RegisteredElsewhere);
             workers.drop_worker(worker, in_flight);
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use faena_wire::v1::{
-    Complete, Register, WorkerMessage, server_message::Message as Told, worker_message::Message as Says,
+    Complete, ConnectRequest, Register, connect_request::Message as Outgoing, connect_response::Message as Incoming,
     worker_service_client::WorkerServiceClient,
 };
 use futures_util::{SinkExt, StreamExt};
@@ -109,10 +109,10 @@ async fn sdk_worker(url: String, stop: CancellationToken) -> Result<()> {
 
 async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
     let channel = tonic::transport::Endpoint::from_shared(url)?.connect().await?;
-    let (sender, receiver) = mpsc::channel::<WorkerMessage>(2_048);
-    let say = |message| WorkerMessage { message: Some(message) };
+    let (sender, receiver) = mpsc::channel::<ConnectRequest>(2_048);
+    let request = |message| ConnectRequest { message: Some(message) };
     let register = Register { capabilities: vec![KIND.into()], concurrency: Some(CONCURRENCY), ..Register::default() };
-    sender.send(say(Says::Register(register))).await?;
+    sender.send(request(Outgoing::Register(register))).await?;
     let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let message = receiver.recv().await?;
         Some((message, receiver))
@@ -122,9 +122,9 @@ async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
         let message =
             tokio::select! { () = stop.cancelled() => return Ok(()), message = incoming.message() => message? };
         match message.and_then(|message| message.message) {
-            Some(Told::Job(job)) => {
+            Some(Incoming::Job(job)) => {
                 let done = Complete { job_id: job.id, run: Some(job.run), result_json: None };
-                sender.send(say(Says::Complete(done))).await?;
+                sender.send(request(Outgoing::Complete(done))).await?;
             }
             Some(_) => {}
             None => anyhow::bail!("the stream ended"),

@@ -261,7 +261,7 @@ async fn wrong_commands_about_schedules_say_what_to_do() {
         (
             &["schedules", "enable", "0197a1b2-0000-7000-8000-000000000000"],
             1,
-            "there is no schedule 0197a1b2-0000-7000-8000-000000000000 (NOT_FOUND)",
+            "no schedule \"0197a1b2-0000-7000-8000-000000000000\" (NOT_FOUND)",
         ),
         (&["schedules", "create", "--cron", "@daily"], 2, "say also --name NAME, --job TYPE"),
         (&["schedules", "create", "--name", "x", "--job", "noop"], 2, "say also --cron EXPRESSION or --every DURATION"),

@@ -33,7 +33,7 @@ async fn a_report_is_sent_again_until_it_is_acknowledged() {
 
     let mut peer = server.accept_registered(true).await;
     assert_eq!(peer.registration["workerId"], first_id, "the same worker reconnects");
-    assert_eq!(peer.registration["holds"], json!([{"jobId": id, "run": 1}]), "the job is still in flight");
+    assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]), "the job is still in flight");
     peer.expect("complete").await;
     peer.wait_until_read().await;
     peer.disconnect();
@@ -45,7 +45,7 @@ async fn a_report_is_sent_again_until_it_is_acknowledged() {
     peer.disconnect();
 
     let mut peer = server.accept_registered(true).await;
-    assert_eq!(peer.registration["holds"], json!([]));
+    assert_eq!(peer.registration["inFlight"], json!([]));
     peer.wait_until_read().await;
     worker.stop();
     peer.expect("drain").await;
@@ -65,7 +65,7 @@ async fn a_refused_report_is_not_sent_again() {
     peer.send(json!({"type": "ack", "jobId": id, "of": "complete", "ok": false, "error": error})).await;
     peer.wait_until_read().await;
     peer.disconnect();
-    assert_eq!(server.accept().await.registration["holds"], json!([]));
+    assert_eq!(server.accept().await.registration["inFlight"], json!([]));
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn a_job_continues_over_a_lost_connection() {
     peer.wait_until_read().await;
     peer.disconnect();
     let mut peer = server.accept_registered(true).await;
-    assert_eq!(peer.registration["holds"], json!([{"jobId": id, "run": 1}]));
+    assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]));
     gate.notify_one();
     assert_eq!(peer.expect("complete").await["result"], json!({"cancelled": false}));
 }
@@ -97,7 +97,7 @@ async fn a_job_that_finishes_while_disconnected_is_reported_after_the_reconnect(
     peer.disconnect();
     gate.notify_one();
     let mut peer = server.accept().await;
-    assert_eq!(peer.registration["holds"], json!([{"jobId": id, "run": 1}]));
+    assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]));
     peer.send(json!({"type": "registered", "heartbeatIntervalMs": 30_000, "resumed": true})).await;
     peer.expect("complete").await;
 }

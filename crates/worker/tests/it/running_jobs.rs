@@ -30,8 +30,8 @@ async fn a_job_is_run_and_reported_under_its_run_number() {
     let registration = &peer.registration;
     assert_eq!(registration["capabilities"], json!(["greet"]));
     assert_eq!((&registration["name"], &registration["queues"]), (&json!("greeter"), &json!(["mail"])));
-    assert_eq!((&registration["concurrency"], &registration["holds"]), (&json!(2), &json!([])));
-    assert!(registration["tellsStarts"].is_null());
+    assert_eq!((&registration["concurrency"], &registration["inFlight"]), (&json!(2), &json!([])));
+    assert!(registration["reportsStarts"].is_null());
 
     let id = new_id();
     peer.assign_with(id, "greet", json!({"payload": {"name": "Ada"}, "run": 7})).await;

@@ -1,8 +1,8 @@
 //! Invalid messages on a gRPC stream.
 
 use faena_wire::v1::{
-    Complete, Drain, LogReport, ProgressReport, Register, StepReport, WorkerMessage,
-    server_message::Message as FromServer, worker_message::Message as FromWorker,
+    Complete, ConnectRequest, ConnectResponse, Drain, Register, ReportLog, ReportProgress, ReportStep,
+    connect_request::Message as FromWorker, connect_response::Message as FromServer,
     worker_service_client::WorkerServiceClient,
 };
 use serde_json::json;
@@ -18,15 +18,15 @@ use crate::{
 
 /// A gRPC stream that sends any message, valid or not.
 struct RawStream {
-    sender: mpsc::UnboundedSender<WorkerMessage>,
-    received: tonic::Streaming<faena_wire::v1::ServerMessage>,
+    sender: mpsc::UnboundedSender<ConnectRequest>,
+    received: tonic::Streaming<ConnectResponse>,
 }
 
 impl RawStream {
     async fn open(faena: &Faena, first: Option<FromWorker>) -> RawStream {
         let channel = tonic::transport::Channel::from_shared(faena.url.clone()).unwrap().connect().await.unwrap();
         let (sender, to_send) = mpsc::unbounded_channel();
-        sender.send(WorkerMessage { message: first }).unwrap();
+        sender.send(ConnectRequest { message: first }).unwrap();
         let outgoing =
             futures_util::stream::unfold(to_send, |mut to_send| async move { Some((to_send.recv().await?, to_send)) });
         let mut client = WorkerServiceClient::new(channel).max_encoding_message_size(64 << 20);
@@ -53,7 +53,7 @@ impl RawStream {
     }
 
     async fn call(&mut self, message: Option<FromWorker>) -> Result<FromServer, Code> {
-        self.sender.send(WorkerMessage { message }).unwrap();
+        self.sender.send(ConnectRequest { message }).unwrap();
         self.receive().await
     }
 
@@ -98,9 +98,9 @@ async fn each_invalid_message_is_answered_with_its_code_and_the_stream_stays_ope
     assert_eq!(assigned.id, running);
     let (other, other_run) = (fixture.job.id.as_str(), Some(fixture.job.run));
     let step =
-        StepReport { job_id: running.clone(), name: String::new(), result_json: "1".into(), ..StepReport::default() };
-    let progress = ProgressReport { job_id: running.clone(), run: None, progress: None };
-    let log = LogReport { job_id: running.clone(), run: None, message: String::new() };
+        ReportStep { job_id: running.clone(), name: String::new(), result_json: "1".into(), ..ReportStep::default() };
+    let progress = ReportProgress { job_id: running.clone(), run: None, progress: None };
+    let log = ReportLog { job_id: running.clone(), run: None, message: String::new() };
     let cases = [
         (None, "VALIDATION_ERROR"),
         (Some(register("bad", &["bad"])), "CONFLICT"),
@@ -131,7 +131,7 @@ async fn a_stream_with_a_flood_or_an_oversized_message_ends() {
     for (id, message) in [("nothing", None), ("drains", Some(FromWorker::Drain(Drain {})))] {
         let mut stream = RawStream::register(&fixture.faena, id, "bad").await;
         for _ in 0..20_000 {
-            let _ = stream.sender.send(WorkerMessage { message: message.clone() });
+            let _ = stream.sender.send(ConnectRequest { message: message.clone() });
         }
         let end = loop {
             if let Err(code) = stream.receive().await {

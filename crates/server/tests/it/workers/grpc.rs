@@ -1,9 +1,9 @@
 //! Worker frames as gRPC messages of `faena.v1`.
 
 use faena_wire::v1::{
-    Complete, Drain, Fail, Heartbeat, Leave, LogReport, Progress, ProgressReport, Register, Release, ServerMessage,
-    Started, StepReport, WorkerMessage, server_message::Message as FromServer, worker_message::Message as FromWorker,
-    worker_service_client::WorkerServiceClient,
+    Complete, ConnectRequest, ConnectResponse, Drain, Fail, Heartbeat, Leave, Progress, Register, Release, ReportKind,
+    ReportLog, ReportProgress, ReportStep, Started, connect_request::Message as FromWorker,
+    connect_response::Message as FromServer, worker_service_client::WorkerServiceClient,
 };
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -50,7 +50,7 @@ impl Transport for Grpc {
     }
 }
 
-fn message(frame: &Value) -> WorkerMessage {
+fn message(frame: &Value) -> ConnectRequest {
     let text = |name: &str| frame[name].as_str().map(str::to_owned);
     let list = |name: &str| -> Vec<String> {
         frame[name].as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
@@ -81,10 +81,10 @@ fn message(frame: &Value) -> WorkerMessage {
                 percentage: progress["percentage"].as_f64(),
                 message: text("message"),
             };
-            FromWorker::Progress(ProgressReport { job_id, run, progress: Some(progress) })
+            FromWorker::Progress(ReportProgress { job_id, run, progress: Some(progress) })
         }
-        "log" => FromWorker::Log(LogReport { job_id, run, message: text("message").unwrap() }),
-        "step" => FromWorker::Step(StepReport {
+        "log" => FromWorker::Log(ReportLog { job_id, run, message: text("message").unwrap() }),
+        "step" => FromWorker::Step(ReportStep {
             job_id,
             run,
             name: text("name").unwrap(),
@@ -97,21 +97,22 @@ fn message(frame: &Value) -> WorkerMessage {
             run,
             error: text("error").unwrap(),
             retryable: frame["retryable"].as_bool(),
-            retry_after_ms: frame["retryAfterMs"].as_u64(),
+            retry_after: frame["retryAfterMs"].as_i64().map(duration),
         }),
         "release" => FromWorker::Release(Release { job_id, run }),
         "drain" => FromWorker::Drain(Drain {}),
         "leave" => FromWorker::Leave(Leave {}),
         other => panic!("unknown frame type {other}"),
     };
-    WorkerMessage { message: Some(message) }
+    ConnectRequest { message: Some(message) }
 }
 
-fn frame(message: ServerMessage) -> Value {
+fn frame(message: ConnectResponse) -> Value {
     let error = |error: faena_wire::v1::Error| json!({"code": error.code, "message": error.message});
     match message.message.unwrap() {
         FromServer::Registered(registered) => json!({
-            "type": "registered", "workerId": registered.worker_id, "heartbeatIntervalMs": registered.heartbeat_interval_ms,
+            "type": "registered", "workerId": registered.worker_id,
+            "heartbeatIntervalMs": registered.heartbeat_interval.map(milliseconds),
             "resumed": registered.resumed,
         }),
         FromServer::Job(job) => {
@@ -123,12 +124,11 @@ fn frame(message: ServerMessage) -> Value {
                 "payload": json(&job.payload_json), "run": job.run, "retryCount": job.retry_count,
                 "maxRetries": job.max_retries, "correlationId": job.correlation_id, "traceparent": job.traceparent,
                 "scheduleId": job.schedule_id,
-                "scheduleDue": job.schedule_due_ms.map(|ms| faena_domain::Timestamp::from_ms(ms).to_string()),
-                "deadlineMs": job.deadline_ms, "steps": steps,
+                "scheduleDue": job.schedule_due.map(time), "deadline": job.deadline.map(time), "steps": steps,
             }})
         }
         FromServer::Ack(ack) => json!({
-            "type": "ack", "jobId": ack.job_id, "run": ack.run, "of": ack.of, "ok": ack.ok,
+            "type": "ack", "jobId": ack.job_id, "run": ack.run, "of": report_name(ack.of()), "ok": ack.ok,
             "error": ack.error.map(error),
         }),
         FromServer::Cancel(cancel) => {
@@ -139,4 +139,20 @@ fn frame(message: ServerMessage) -> Value {
         FromServer::Heartbeat(_) => json!({"type": "heartbeat"}),
         FromServer::Error(cause) => json!({"type": "error", "error": error(cause)}),
     }
+}
+
+fn duration(ms: i64) -> prost_types::Duration {
+    prost_types::Duration { seconds: ms / 1_000, nanos: i32::try_from(ms % 1_000).unwrap() * 1_000_000 }
+}
+
+fn milliseconds(duration: prost_types::Duration) -> i64 {
+    duration.seconds * 1_000 + i64::from(duration.nanos) / 1_000_000
+}
+
+fn time(at: prost_types::Timestamp) -> String {
+    faena_domain::Timestamp::from_ms(at.seconds * 1_000 + i64::from(at.nanos) / 1_000_000).to_string()
+}
+
+fn report_name(kind: ReportKind) -> String {
+    kind.as_str_name().trim_start_matches("REPORT_KIND_").to_lowercase()
 }

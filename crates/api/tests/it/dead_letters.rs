@@ -4,9 +4,9 @@ use axum::http::StatusCode;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use crate::app::{Answer, App};
+use crate::app::{App, TestResponse};
 
-/// Fails at once: its payload is not valid.
+/// Submits a job that fails at once, because its payload is not valid.
 async fn failed(app: &App, queue: &str, payload: &str) -> String {
     let id = app.create(&format!(r#"{{"name": "http.request", "queue": "{queue}", "payload": {payload}}}"#)).await;
     app.job_is(&id, "FAILED").await;
@@ -24,12 +24,12 @@ async fn stocked() -> (App, [String; 3]) {
     (app, [first, second, third])
 }
 
-fn ids(answer: &Answer) -> Vec<Value> {
-    answer.json()["data"].as_array().unwrap().iter().map(|job| job["id"].clone()).collect()
+fn ids(response: &TestResponse) -> Vec<Value> {
+    response.json()["data"].as_array().unwrap().iter().map(|job| job["id"].clone()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn letters_are_listed_newest_first_and_found_by_filters() {
+async fn dead_letters_are_listed_newest_first_and_can_be_filtered() {
     let (app, [first, second, third]) = stocked().await;
     let find = async |query: &str| ids(&app.get(&format!("/api/v1/dead-letter?{query}")).await);
     assert_eq!(find("").await, [third.as_str(), &second, &first]);
@@ -54,47 +54,47 @@ async fn letters_are_listed_newest_first_and_found_by_filters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_letter_shows_its_payload_and_the_errors_of_all_runs() {
+async fn a_dead_letter_shows_its_payload_and_the_errors_of_all_runs() {
     let (app, [first, ..]) = stocked().await;
-    let letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
-    assert_eq!(letter["payload"], json!({ "url": "http://127.0.0.1/" }));
-    assert_eq!(letter["attempts"].as_array().unwrap().len(), 1);
-    let attempt = &letter["attempts"][0];
+    let dead_letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
+    assert_eq!(dead_letter["payload"], json!({ "url": "http://127.0.0.1/" }));
+    assert_eq!(dead_letter["attempts"].as_array().unwrap().len(), 1);
+    let attempt = &dead_letter["attempts"][0];
     assert_eq!((&attempt["status"], &attempt["errorReason"]), (&json!("FAILED"), &json!("error")));
-    assert_eq!(attempt["error"], letter["error"]);
+    assert_eq!(attempt["error"], dead_letter["error"]);
     assert!(
         attempt["run"].is_i64() && attempt["workerId"].is_string() && attempt["finishedAt"].is_string(),
         "{attempt}"
     );
-    assert!(letter["executionLog"].as_array().unwrap().len() >= 3);
+    assert!(dead_letter["executionLog"].as_array().unwrap().len() >= 3);
     app.post(&format!("/api/v1/dead-letter/{first}/retry"), "").await;
     let again = app.job_is(&first, "FAILED").await;
-    assert!(again.get("attempts").is_none(), "only a letter tells them");
-    let letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
-    assert_eq!(letter["attempts"].as_array().unwrap().len(), 2);
+    assert!(again.get("attempts").is_none(), "only a dead letter shows them");
+    let dead_letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
+    assert_eq!(dead_letter["attempts"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_letter_is_retried_under_its_own_id() {
+async fn a_dead_letter_is_retried_under_its_own_id() {
     let app = App::start().await;
     let id = failed(&app, "a", PRIVATE).await;
-    let answer = app.post(&format!("/api/v1/dead-letter/{id}/retry"), "").await;
-    assert_eq!((answer.status, answer.json()), (StatusCode::OK, json!({ "id": id, "status": "QUEUED" })));
+    let response = app.post(&format!("/api/v1/dead-letter/{id}/retry"), "").await;
+    assert_eq!((response.status, response.json()), (StatusCode::OK, json!({ "id": id, "status": "QUEUED" })));
     let job = app.job_is(&id, "FAILED").await;
-    let said = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
-    assert_eq!(said["details"], "by loopback");
+    let output = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
+    assert_eq!(output["details"], "by loopback");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_letter_is_deleted() {
+async fn a_dead_letter_is_deleted() {
     let (app, [first, ..]) = stocked().await;
-    let answer = app.call("DELETE", &format!("/api/v1/dead-letter/{first}"), "").await;
-    assert_eq!((answer.status, answer.text.as_str()), (StatusCode::NO_CONTENT, ""));
+    let response = app.call("DELETE", &format!("/api/v1/dead-letter/{first}"), "").await;
+    assert_eq!((response.status, response.text.as_str()), (StatusCode::NO_CONTENT, ""));
     assert_eq!(app.get(&format!("/api/v1/jobs/{first}")).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn letters_are_counted() {
+async fn dead_letters_are_counted() {
     let (app, _) = stocked().await;
     assert_snapshot!(app.get("/api/v1/dead-letter/stats").await.shown(), @r#"
     200 OK
@@ -118,7 +118,7 @@ async fn letters_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
+async fn dead_letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
     let (app, [first, second, third]) = stocked().await;
     let dry = app.post("/api/v1/dead-letter/bulk/delete", r#"{"filter": {"error": "private"}, "dryRun": true}"#).await;
     let dry = dry.json();
@@ -137,15 +137,15 @@ async fn letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_throttled_action_is_accepted_shown_and_comes_to_its_end() {
+async fn a_throttled_action_is_accepted_shown_and_finished() {
     let (app, _) = stocked().await;
-    let answer = app.post("/api/v1/dead-letter/bulk/delete", r#"{"all": true, "perSecond": 100}"#).await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
-    let body = answer.json();
+    let response = app.post("/api/v1/dead-letter/bulk/delete", r#"{"all": true, "perSecond": 100}"#).await;
+    assert_eq!(response.status, StatusCode::ACCEPTED, "{}", response.text);
+    let body = response.json();
     let id = body["id"].as_str().unwrap().to_owned();
     assert_eq!((&body["matched"], &body["done"], &body["perSecond"]), (&json!(3), &json!(0), &json!(100)));
     let path = format!("/api/v1/bulk/{id}");
-    assert_eq!(answer.header("location"), path);
+    assert_eq!(response.header("location"), path);
     let over = loop {
         let shown = app.get(&path).await;
         if !shown.json()["finishedAt"].is_null() {
@@ -178,13 +178,13 @@ async fn a_throttled_action_is_accepted_shown_and_comes_to_its_end() {
     assert_eq!(late.status, StatusCode::CONFLICT);
     assert_eq!(late.json()["error"]["code"], "INVALID_TRANSITION");
     let audit = app.get(&format!("/api/v1/audit?target={id}")).await.json();
-    let told: Vec<Value> =
+    let entries: Vec<Value> =
         audit["entries"].as_array().unwrap().iter().map(|e| json!([e["action"], e["count"]])).collect();
-    assert_eq!(told, [json!(["bulk.delete.end", 3]), json!(["bulk.delete", 3])]);
+    assert_eq!(entries, [json!(["bulk.delete.end", 3]), json!(["bulk.delete", 3])]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_throttled_action_is_stopped() {
+async fn a_throttled_action_can_be_cancelled() {
     let app = App::start().await;
     let jobs: Vec<Value> = (0..50).map(|_| json!({ "name": "elsewhere.kind" })).collect();
     app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
@@ -195,11 +195,11 @@ async fn a_throttled_action_is_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_letter_is_not_found() {
+async fn a_job_that_is_not_dead_lettered_is_not_found() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
-    let mut said = String::new();
+    let mut output = String::new();
     for (method, path) in [
         ("GET", format!("/{id}")),
         ("DELETE", format!("/{id}")),
@@ -209,29 +209,29 @@ async fn what_is_no_letter_is_not_found() {
         ("DELETE", "/nonsense".into()),
         ("POST", "/bulk/cancel".into()),
     ] {
-        said.push_str(&format!("{}\n", app.call(method, &format!("/api/v1/dead-letter{path}"), "{}").await.faults()));
+        output.push_str(&format!("{}\n", app.call(method, &format!("/api/v1/dead-letter{path}"), "{}").await.errors()));
     }
-    let bulk = app.get(&format!("/api/v1/bulk/{unknown}")).await.faults();
-    assert_snapshot!(format!("{said}{bulk}\n{}", app.post("/api/v1/bulk/x/cancel", "").await.faults()), @r"
-    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
-    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
-    404 NOT_FOUND: job <id 1> is no dead letter: it is QUEUED, not FAILED
+    let bulk = app.get(&format!("/api/v1/bulk/{unknown}")).await.errors();
+    assert_snapshot!(format!("{output}{bulk}\n{}", app.post("/api/v1/bulk/x/cancel", "").await.errors()), @r#"
+    404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
+    404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
+    404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
     404 NOT_FOUND: there is no job <id 1>
     404 NOT_FOUND: there is no job <id 1>
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
-    404 NOT_FOUND: there is no bulk action cancel for dead letters; retry and delete are
-    404 NOT_FOUND: there is no bulk action <id 1>
+    404 NOT_FOUND: no bulk action "cancel" for dead dead_letters; use retry or delete
+    404 NOT_FOUND: no bulk action <id 1>
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
-    ");
+    "#);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_filters_are_named() {
+async fn invalid_filters_are_reported() {
     let (app, _) = stocked().await;
-    let mut said =
-        format!("{}\n", app.get("/api/v1/dead-letter?status=FAILED&reason=bad&error=&limit=0").await.faults());
+    let mut output =
+        format!("{}\n", app.get("/api/v1/dead-letter?status=FAILED&reason=bad&error=&limit=0").await.errors());
     for body in [
         "{}",
         r#"{"filter": {}}"#,
@@ -241,22 +241,22 @@ async fn bad_filters_are_named() {
         r#"{"filter": {"error": "x"}, "perSecond": 20000}"#,
         r#"{"filter": {"error": "x"}, "perSecond": -1}"#,
     ] {
-        said.push_str(&format!("{}\n", app.post("/api/v1/dead-letter/bulk/delete", body).await.faults()));
+        output.push_str(&format!("{}\n", app.post("/api/v1/dead-letter/bulk/delete", body).await.errors()));
     }
     let every = r#"{"filter": {"status": "PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING"}}"#;
-    said.push_str(&app.post("/api/v1/jobs/bulk/cancel", every).await.faults());
-    assert_snapshot!(said, @r#"
+    output.push_str(&app.post("/api/v1/jobs/bulk/cancel", every).await.errors());
+    assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: 4 fields are not valid
-    status: is not a known parameter
+    status: unknown parameter
     reason: must be one of error, timeout, orphaned, cancelled, expired, no_handler
     error: must not be empty
     limit: must be a number from 1 to 100
-    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
-    filter: would match every job; say "all": true if that is meant
-    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
-    filter: would match every job; say "all": true if that is meant
-    400 VALIDATION_ERROR: filter.status: is not a known parameter
-    filter.status: is not a known parameter
+    400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
+    filter: matches every job; set "all": true to confirm
+    400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
+    filter: matches every job; set "all": true to confirm
+    400 VALIDATION_ERROR: filter.status: unknown parameter
+    filter.status: unknown parameter
     400 VALIDATION_ERROR: 2 fields are not valid
     persecond: unknown field
     filter.error: must be a string
@@ -266,8 +266,8 @@ async fn bad_filters_are_named() {
     perSecond: must be from 1 to 10000, is 20000
     400 VALIDATION_ERROR: perSecond: must be a whole number, not negative
     perSecond: must be a whole number, not negative
-    400 VALIDATION_ERROR: filter: would match every job; say "all": true if that is meant
-    filter: would match every job; say "all": true if that is meant
+    400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
+    filter: matches every job; set "all": true to confirm
     "#);
     assert_eq!(ids(&app.get("/api/v1/dead-letter").await).len(), 3);
 }

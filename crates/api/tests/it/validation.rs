@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a request is named, with its path.
+//! Every error in a request is reported with its path.
 
 use axum::{
     body::Body,
@@ -9,7 +9,7 @@ use insta::assert_snapshot;
 use crate::app::{App, BODY_BYTES};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_field_of_the_wrong_type_is_named() {
+async fn every_field_of_a_wrong_type_is_reported() {
     let app = App::start().await;
     let body = r#"{
         "name": 1, "type": [], "queue": {}, "payload": "text", "priority": "URGENT", "maxRetries": -1, "retryDelay": "1s",
@@ -17,7 +17,7 @@ async fn every_field_of_the_wrong_type_is_named() {
         "scheduledAt": "tomorrow", "expiresAt": 7, "webhookUrl": 1, "correlationId": 1, "idempotencyKey": 1, "uniqueKey": 1,
         "concurrencyKey": 1, "dependsOn": "x", "onParentFailure": "panic", "tags": "x", "ref": 1
     }"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @r#"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @r#"
     400 VALIDATION_ERROR: 24 fields are not valid
     name: must be a string
     type: must be a string
@@ -48,7 +48,7 @@ async fn every_field_of_the_wrong_type_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_field_out_of_its_range_is_named() {
+async fn every_field_out_of_range_is_reported() {
     let app = App::start().await;
     let long = "x".repeat(256);
     let many: Vec<String> = (0..33).map(|n| format!("\"t{n}\"")).collect();
@@ -61,7 +61,7 @@ async fn every_field_out_of_its_range_is_named() {
     }}"#,
         many.join(",")
     );
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @r#"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @r#"
     400 VALIDATION_ERROR: 18 fields are not valid
     name: must have 1 to 255 characters, has 256
     type: must have 1 to 100 characters, has 0
@@ -85,10 +85,10 @@ async fn every_field_out_of_its_range_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_knows_is_refused() {
+async fn unknown_fields_are_rejected() {
     let app = App::start().await;
     let body = r#"{"name": "noop", "prioritty": "HIGH", "id": "x", "status": "COMPLETED"}"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.faults(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @"
     400 VALIDATION_ERROR: 3 fields are not valid
     id: unknown field
     prioritty: unknown field
@@ -97,13 +97,13 @@ async fn what_nobody_knows_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_is_required_and_null_is_as_good_as_nothing() {
+async fn a_name_is_required_and_null_counts_as_absent() {
     let app = App::start().await;
-    assert_snapshot!(app.post("/api/v1/jobs", "{}").await.faults(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", "{}").await.errors(), @"
     400 VALIDATION_ERROR: name: is required (or type)
     name: is required (or type)
     ");
-    assert_snapshot!(app.post("/api/v1/jobs", r#"{"name": null, "payload": null}"#).await.faults(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", r#"{"name": null, "payload": null}"#).await.errors(), @"
     400 VALIDATION_ERROR: name: is required (or type)
     name: is required (or type)
     ");
@@ -111,9 +111,9 @@ async fn a_name_is_required_and_null_is_as_good_as_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_no_json_object_is_refused() {
+async fn a_body_that_is_not_a_json_object_is_rejected() {
     let app = App::start().await;
-    let mut said = String::new();
+    let mut output = String::new();
     let bodies: [&[u8]; 9] = [
         b"",
         b"null",
@@ -126,10 +126,10 @@ async fn a_body_that_is_no_json_object_is_refused() {
         b"{\"name\": \"\xff\"}",
     ];
     for body in bodies {
-        let answer = app.post("/api/v1/jobs", body.to_vec()).await;
-        said.push_str(&format!("{}\n", answer.faults()));
+        let response = app.post("/api/v1/jobs", body.to_vec()).await;
+        output.push_str(&format!("{}\n", response.errors()));
     }
-    assert_snapshot!(said, @"
+    assert_snapshot!(output, @"
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
     body: is not valid JSON: EOF while parsing a value at line 1 column 0
     400 VALIDATION_ERROR: body: must be a JSON object
@@ -152,27 +152,27 @@ async fn a_body_that_is_no_json_object_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_too_large_is_refused_and_one_that_just_fits_is_taken() {
+async fn a_body_over_the_limit_is_rejected_and_one_at_the_limit_is_accepted() {
     let app = App::start().await;
     let body = |size: usize| {
         let frame = r#"{"name": "elsewhere.kind", "payload": {"text": ""}}"#;
         frame.replace("\"\"", &format!("\"{}\"", "x".repeat(size - frame.len())))
     };
     assert_eq!(app.post("/api/v1/jobs", body(BODY_BYTES)).await.status, StatusCode::CREATED);
-    assert_snapshot!(app.post("/api/v1/jobs", body(BODY_BYTES + 1)).await.faults(), @"413 PAYLOAD_TOO_LARGE: the body is larger than 65536 bytes");
+    assert_snapshot!(app.post("/api/v1/jobs", body(BODY_BYTES + 1)).await.errors(), @"413 PAYLOAD_TOO_LARGE: the body is larger than 65536 bytes");
     let patch = app.call("PATCH", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000", body(BODY_BYTES + 1)).await;
     assert_eq!(patch.status, StatusCode::PAYLOAD_TOO_LARGE);
-    // Without a length in front, too.
+    // The same without a Content-Length.
     let chunks = futures_util::stream::iter((0..70).map(|_| Ok::<_, std::io::Error>("x".repeat(1 << 10))));
     let request = Request::post("/api/v1/jobs").body(Body::from_stream(chunks)).unwrap();
     assert_eq!(app.send(request).await.status, StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_allowed() {
+async fn unknown_paths_are_not_found_and_other_methods_are_not_allowed() {
     let app = App::start().await;
     let none = "/api/v1/jobs/018f0000-0000-7000-8000-000000000000";
-    let mut said = String::new();
+    let mut output = String::new();
     for (method, path) in [
         ("GET", "/api/v1/nothing"),
         ("GET", "/api/v1/jobs/"),
@@ -191,9 +191,9 @@ async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_all
         ("PATCH", "/api/v1/jobs/%FF"),
         ("DELETE", "/api/v1/jobs/018f0000-0000-7000-8000-00000000000g"),
     ] {
-        said.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.faults()));
+        output.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.errors()));
     }
-    assert_snapshot!(said, @r#"
+    assert_snapshot!(output, @r#"
     GET /api/v1/nothing: 404 NOT_FOUND: no resource at "/api/v1/nothing"
     GET /api/v1/jobs/: 404 NOT_FOUND: no resource at "/api/v1/jobs/"
     GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
@@ -201,7 +201,7 @@ async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_all
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel: 404 NOT_FOUND: there is no job <id 1>
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/retry: 404 NOT_FOUND: there is no job <id 1>
     GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000/events: 404 NOT_FOUND: there is no job <id 1>
-    POST /api/v1/jobs/bulk/explode: 404 NOT_FOUND: there is no bulk action explode; cancel, retry and delete are
+    POST /api/v1/jobs/bulk/explode: 404 NOT_FOUND: no bulk action "explode"; use cancel, retry or delete
     PUT /api/v1/jobs: 405 METHOD_NOT_ALLOWED: this resource does not accept this method
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 405 METHOD_NOT_ALLOWED: this resource does not accept this method
     GET /api/v1/jobs/batch/x: 404 NOT_FOUND: no resource at "/api/v1/jobs/batch/x"
@@ -220,27 +220,27 @@ async fn what_is_not_there_is_not_found_and_what_cannot_be_done_there_is_not_all
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotency_key_that_is_no_text_is_refused() {
+async fn an_idempotency_key_that_is_not_text_is_rejected() {
     let app = App::start().await;
     for key in [&b""[..], &b"\xff"[..], &[b'x'; 256][..]] {
         let request = Request::post("/api/v1/jobs").header("idempotency-key", key).body(r#"{"name": "noop"}"#.into());
-        let answer = app.send(request.unwrap()).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
-        assert_eq!(answer.json()["error"]["details"][0]["path"], "Idempotency-Key");
+        let response = app.send(request.unwrap()).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{}", response.text);
+        assert_eq!(response.json()["error"]["details"][0]["path"], "Idempotency-Key");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_texts_are_refused_or_kept_and_never_break_anything() {
-    take_strange_texts(App::start().await).await;
+async fn unusual_texts_are_rejected_or_stored_to_the_letter() {
+    submit_unusual_texts(App::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_texts_are_refused_or_kept_and_never_break_anything_on_postgres() {
-    take_strange_texts(App::start_on_postgres().await).await;
+async fn unusual_texts_are_rejected_or_stored_to_the_letter_on_postgres() {
+    submit_unusual_texts(App::start_on_postgres().await).await;
 }
 
-async fn take_strange_texts(app: App) {
+async fn submit_unusual_texts(app: App) {
     let deep = format!("{}{}", "[".repeat(99), "]".repeat(99));
     for (body, status) in [
         (r#"{"name": "\u0000"}"#.to_owned(), 400),
@@ -260,10 +260,10 @@ async fn take_strange_texts(app: App) {
         (r#"{"name": "elsewhere", "scheduledAt": "1969-12-31T23:59:59Z"}"#.to_owned(), 400),
         (r#"{"name": "elsewhere", "name": "again"}"#.to_owned(), 201),
     ] {
-        let answer = app.post("/api/v1/jobs", body.clone()).await;
-        assert_eq!(answer.status.as_u16(), status, "{body}: {}", answer.text);
+        let response = app.post("/api/v1/jobs", body.clone()).await;
+        assert_eq!(response.status.as_u16(), status, "{body}: {}", response.text);
         if status == 201 {
-            let id = answer.json()["id"].as_str().unwrap().to_owned();
+            let id = response.json()["id"].as_str().unwrap().to_owned();
             assert_eq!(app.get(&format!("/api/v1/jobs/{id}")).await.status, StatusCode::OK, "{body}");
         }
     }
@@ -271,25 +271,25 @@ async fn take_strange_texts(app: App) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_other_programs_could_not_read_is_refused() {
+async fn json_that_other_programs_cannot_read_is_rejected() {
     let app = App::start().await;
     let nested = |levels: usize| {
         format!(r#"{{"name": "noop", "payload": {{"a": {}{}}}}}"#, "[".repeat(levels), "]".repeat(levels))
     };
     assert_eq!(app.post("/api/v1/jobs", nested(99)).await.status, StatusCode::CREATED);
-    let answer = app.post("/api/v1/jobs", nested(100)).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert!(answer.text.contains("payload: must not be nested deeper than 100"), "{}", answer.text);
+    let response = app.post("/api/v1/jobs", nested(100)).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST);
+    assert!(response.text.contains("payload: must not be nested deeper than 100"), "{}", response.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_of_another_origin_and_a_foreign_name_are_refused() {
+async fn another_origin_and_another_host_are_rejected() {
     let app = App::start().await;
     for (name, value) in [("origin", "http://evil.example"), ("origin", "null"), ("host", "evil.example")] {
         let request = Request::post("/api/v1/jobs").header(name, value).body(r#"{"name": "noop"}"#.into()).unwrap();
-        let answer = app.send(request).await;
-        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{name}: {value}");
-        assert!(answer.text.contains("FORBIDDEN"), "{}", answer.text);
+        let response = app.send(request).await;
+        assert_eq!(response.status, StatusCode::FORBIDDEN, "{name}: {value}");
+        assert!(response.text.contains("FORBIDDEN"), "{}", response.text);
     }
     let request =
         Request::post("/api/v1/jobs").header("host", "localhost:3000").body(r#"{"name": "noop"}"#.into()).unwrap();
@@ -297,7 +297,7 @@ async fn a_page_of_another_origin_and_a_foreign_name_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotency_key_for_a_whole_batch_is_refused() {
+async fn an_idempotency_key_for_a_whole_batch_is_rejected() {
     let app = App::start().await;
     let request = Request::post("/api/v1/jobs/batch")
         .header("idempotency-key", "k")

@@ -1,4 +1,4 @@
-//! What every answer carries, and the health of the process.
+//! Headers of every response, and the health of the process.
 
 use axum::http::{Request, StatusCode};
 use faena_engine::{EngineConfig, Roles};
@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_that_are_given_come_back_and_others_are_made() {
+async fn ids_of_the_caller_are_returned_and_missing_ones_are_generated() {
     let app = App::start().await;
     for path in ["/health/live", "/api/v1/jobs", "/api/v1/nothing", "/api/v1/jobs/x"] {
         let request = Request::get(path).header("x-request-id", "mine").header("x-correlation-id", "ours");
-        let answer = app.send(request.body("".into()).unwrap()).await;
-        assert_eq!((answer.header("x-request-id"), answer.header("x-correlation-id")), ("mine", "ours"), "{path}");
-        let time = answer.header("x-response-time");
+        let response = app.send(request.body("".into()).unwrap()).await;
+        assert_eq!((response.header("x-request-id"), response.header("x-correlation-id")), ("mine", "ours"), "{path}");
+        let time = response.header("x-response-time");
         assert!(time.strip_suffix("ms").is_some_and(|ms| ms.parse::<f64>().is_ok()), "{time}");
         let made = app.get(path).await;
         for name in ["x-request-id", "x-correlation-id"] {
@@ -26,43 +26,43 @@ async fn ids_that_are_given_come_back_and_others_are_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_that_are_not_fit_to_be_logged_are_replaced() {
+async fn ids_that_cannot_be_logged_are_replaced() {
     let app = App::start().await;
     for bad in [&b""[..], &b"\xff"[..], &[b'x'; 256][..], &b"a\tb"[..]] {
         let request = Request::get("/health/live").header("x-request-id", bad).header("x-correlation-id", bad);
-        let answer = app.send(request.body("".into()).unwrap()).await;
+        let response = app.send(request.body("".into()).unwrap()).await;
         for name in ["x-request-id", "x-correlation-id"] {
-            assert!(answer.header(name).parse::<uuid::Uuid>().is_ok(), "{name}: {:?}", answer.headers);
+            assert!(response.header(name).parse::<uuid::Uuid>().is_ok(), "{name}: {:?}", response.headers);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_correlation_id_of_a_request_becomes_that_of_its_job() {
+async fn a_job_gets_the_correlation_id_of_its_request() {
     let app = App::start().await;
     let create = async |header: Option<&str>, body: &'static str| {
         let mut request = Request::post("/api/v1/jobs");
         if let Some(text) = header {
             request = request.header("x-correlation-id", text);
         }
-        let answer = app.send(request.body(body.into()).unwrap()).await;
-        let job = app.job(answer.json()["id"].as_str().unwrap()).await;
-        assert_eq!(job["correlationId"], answer.json()["correlationId"]);
-        (job["correlationId"].as_str().unwrap().to_owned(), answer)
+        let response = app.send(request.body(body.into()).unwrap()).await;
+        let job = app.job(response.json()["id"].as_str().unwrap()).await;
+        assert_eq!(job["correlationId"], response.json()["correlationId"]);
+        (job["correlationId"].as_str().unwrap().to_owned(), response)
     };
     let (found, _) = create(Some("from the header"), r#"{"name": "elsewhere"}"#).await;
     assert_eq!(found, "from the header");
     let (found, _) =
         create(Some("from the header"), r#"{"name": "elsewhere", "correlationId": "from the body"}"#).await;
     assert_eq!(found, "from the body");
-    let (found, answer) = create(None, r#"{"name": "elsewhere"}"#).await;
-    assert_eq!((found.as_str(), json!(found)), (answer.header("x-correlation-id"), answer.json()["id"].clone()));
+    let (found, response) = create(None, r#"{"name": "elsewhere"}"#).await;
+    assert_eq!((found.as_str(), json!(found)), (response.header("x-correlation-id"), response.json()["id"].clone()));
     let list = app.get("/api/v1/jobs?correlationId=from%20the%20header").await.json();
     assert_eq!(list["total"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_living_process_says_so() {
+async fn a_running_process_is_live() {
     let app = App::start().await;
     assert_snapshot!(app.get("/health/live").await.shown(), @r#"
     200 OK
@@ -75,9 +75,9 @@ async fn a_living_process_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
     let app = App::start().await;
-    let answer = app.get("/health/ready").await;
-    assert_eq!(answer.status, StatusCode::OK);
-    let mut body = answer.json();
+    let response = app.get("/health/ready").await;
+    assert_eq!(response.status, StatusCode::OK);
+    let mut body = response.json();
     assert!(body["checks"]["database"]["latencyMs"].take().is_number());
     for check in body["checks"]["loops"].as_array_mut().unwrap() {
         assert!(check["handled"].take().is_number());
@@ -196,11 +196,11 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
 async fn a_process_without_a_worker_is_degraded_and_one_whose_loops_have_stopped_is_not_ready() {
     let roles = Roles { worker: false, ..Roles::ALL };
     let app = App::start_with(EngineConfig { roles, ..EngineConfig::default() }).await;
-    let answer = app.get("/health/ready").await;
-    assert_eq!((answer.status, &answer.json()["status"]), (StatusCode::OK, &json!("degraded")));
+    let response = app.get("/health/ready").await;
+    assert_eq!((response.status, &response.json()["status"]), (StatusCode::OK, &json!("degraded")));
     app.engine.stop(CancellationToken::new()).await;
-    let answer = app.get("/health/ready").await;
-    assert_eq!((answer.status, &answer.json()["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")));
-    let loops = answer.json()["checks"]["loops"].clone();
+    let response = app.get("/health/ready").await;
+    assert_eq!((response.status, &response.json()["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")));
+    let loops = response.json()["checks"]["loops"].clone();
     assert!(loops.as_array().unwrap().iter().all(|check: &Value| check["status"] == "unhealthy"), "{loops:#}");
 }

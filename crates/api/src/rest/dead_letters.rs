@@ -1,4 +1,4 @@
-//! `/dead-letter`: failed jobs, as people look at them, retry them and put them away.
+//! `/dead-letter`: lists, shows, retries and deletes dead-lettered jobs.
 
 use std::collections::BTreeMap;
 
@@ -11,36 +11,33 @@ use faena_domain::{ErrorReason, JobId, JobState, JobView, Timestamp};
 use faena_store::{Filter, StoreError, Tally};
 use faena_wire::{Changed, DeadLetterList, DeadLetterStats};
 
-use super::list::{Query, find_as, page_headers, read_query_as, set_filter};
+use super::list::{find_page, page_headers, parse_query, set_filter};
 use crate::{
     Api, ApiError, ApiResult,
-    frame::actor,
-    request::{Segment, parse_job_id},
+    context::actor,
+    request::{Segment, UNKNOWN_PARAMETER, parse_job_id},
 };
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<DeadLetterList>)> {
-    let mut ask: Query = read_query_as(query.as_deref().unwrap_or(""), set_letter_filter)?;
-    ask.filter.states = vec![JobState::Failed];
-    let found = find_as(&api, &ask).await?;
-    let headers = page_headers(&ask, &found);
+    let mut query = parse_query(query.as_deref(), set_dead_letter_filter)?;
+    query.filter.states = vec![JobState::Failed];
+    let found = find_page(&api, &query).await?;
+    let headers = page_headers(&query, &found);
     let list = DeadLetterList {
         total: found.total,
-        page: ask.page_number(),
-        limit: ask.limit as u64,
-        total_pages: found.total.div_ceil(ask.limit as u64),
+        page: query.page_number(),
+        limit: query.limit as u64,
+        total_pages: found.total.div_ceil(query.limit as u64),
         next_cursor: found.next,
         data: found.jobs,
     };
     Ok((headers, Json(list)))
 }
 
-/// The filter of a list of jobs, without the state, with what a failed job says.
-pub fn set_letter_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
-    if value.contains(char::is_control) {
-        return Err("must not contain control characters".into());
-    }
+/// Sets one parameter of a filter: those of a list of jobs without the state, and those about errors.
+pub fn set_dead_letter_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
     match name {
-        "status" => return Err("is not a known parameter".into()),
+        "status" => return Err(UNKNOWN_PARAMETER.into()),
         "error" if value.trim().is_empty() => return Err("must not be empty".into()),
         "error" => filter.error = Some(value),
         "reason" => {
@@ -57,7 +54,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     let store = &api.engine.store;
     let mut job = store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     if job.status != JobState::Failed {
-        return Err(no_letter(id, job.status));
+        return Err(not_dead_lettered(id, job.status));
     }
     job.attempts = store.job_attempts(id).await?;
     Ok(Json(api.shown(job)))
@@ -66,7 +63,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<StatusCode> {
     let id = parse_job_id(&id)?;
     let deleted = api.engine.store.dead_letter_delete(id, &actor(), Timestamp::now()).await;
-    deleted.map_err(|error| letter_error(id, error))?;
+    deleted.map_err(|error| dead_letter_error(id, error))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -74,8 +71,8 @@ pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Js
     let id = parse_job_id(&id)?;
     let now = Timestamp::now();
     let store = &api.engine.store;
-    store.dead_letter_retry(id, &actor(), now).await.map_err(|error| letter_error(id, error))?;
-    // It is ready at once, unless it waits for a parent that was retried before it.
+    store.dead_letter_retry(id, &actor(), now).await.map_err(|error| dead_letter_error(id, error))?;
+    // The job is ready at once, unless it depends on a job that was retried before it.
     let mut status = JobState::Queued;
     for parent in store.job_get(id).await?.map(|job| job.depends_on).unwrap_or_default() {
         if store.job_get(parent).await?.is_some_and(|parent| !parent.status.is_terminal()) {
@@ -86,15 +83,15 @@ pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Js
     Ok(Json(Changed { id, status, retry_count: None, cancel_requested: false }))
 }
 
-fn letter_error(id: JobId, error: StoreError) -> ApiError {
+fn dead_letter_error(id: JobId, error: StoreError) -> ApiError {
     match error {
-        StoreError::InvalidTransition { from, .. } => no_letter(id, from),
+        StoreError::InvalidTransition { from, .. } => not_dead_lettered(id, from),
         other => other.into(),
     }
 }
 
-fn no_letter(id: JobId, state: JobState) -> ApiError {
-    ApiError::not_found(format!("job {id} is no dead letter: it is {state}, not FAILED"))
+fn not_dead_lettered(id: JobId, state: JobState) -> ApiError {
+    ApiError::not_found(format!("job {id} is not dead-lettered ({state})"))
 }
 
 pub async fn stats(State(api): State<Api>) -> ApiResult<Json<DeadLetterStats>> {
