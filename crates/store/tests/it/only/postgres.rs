@@ -60,11 +60,11 @@ async fn limited_plans(world: &World) -> Vec<(&'static str, String)> {
     let mut plans = Vec::new();
     let id = NodeId::new().0;
     for (name, sql, arguments) in [
-        ("lines", plan_probe::LINES, "1, 16".to_owned()),
+        ("lines", plan_probe::KEY_QUEUES, "1, 16".to_owned()),
         ("keys", plan_probe::KEYS, "'{1,1}', '{7,8}', 2".to_owned()),
-        ("heads", plan_probe::LINE_HEADS, "'{1,1}', '{7,8}', '{4,4}'".to_owned()),
+        ("heads", plan_probe::KEY_QUEUE_HEADS, "'{1,1}', '{7,8}', '{4,4}'".to_owned()),
         ("take", plan_probe::TAKE, format!("'{{1}}', '{{1}}', '{{{id}}}', '{id}', 0, 0")),
-        ("held", plan_probe::HELD, "'{0,1}', '{x,default}'".to_owned()),
+        ("held", plan_probe::IN_FLIGHT, "'{0,1}', '{x,default}'".to_owned()),
     ] {
         client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
         client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
@@ -131,9 +131,9 @@ async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
         let key = world.ledger.number("SELECT key FROM key_queue WHERE open").await;
         let (lane_text, key_text) = (format!("'{{{lane}}}'"), format!("'{{{key}}}'"));
         let pages = [
-            pages_touched(world, plan_probe::LINES, &format!("{lane}, 20")).await,
+            pages_touched(world, plan_probe::KEY_QUEUES, &format!("{lane}, 20")).await,
             pages_touched(world, plan_probe::KEYS, &format!("{lane_text}, {key_text}, 1")).await,
-            pages_touched(world, plan_probe::LINE_HEADS, &format!("{lane_text}, {key_text}, '{{4}}'")).await,
+            pages_touched(world, plan_probe::KEY_QUEUE_HEADS, &format!("{lane_text}, {key_text}, '{{4}}'")).await,
         ];
         assert!(pages.iter().all(|pages| *pages < 100), "behind 15 000 blocked jobs a claim touches {pages:?} pages");
         assert_eq!(world.claim_lanes(world.node, vec![lane], 10, 50).await.remove(0).id, last);

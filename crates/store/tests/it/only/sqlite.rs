@@ -227,7 +227,7 @@ async fn twenty_thousand_blocked_jobs_in_front_are_not_looked_at() {
         );
         let last = world.submit(world.job("a", 40).of("last")).await;
         assert_eq!(world.ledger.number("SELECT count(*) FROM key_queue WHERE open = 1").await, 1, "and then one");
-        let lines = plan_probe::OPEN_LINES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
+        let lines = plan_probe::OPEN_KEY_QUEUES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
         let plan = world.ledger.rows(&format!("EXPLAIN QUERY PLAN {lines}")).await;
         assert_eq!(plan.len(), 1, "no sort: {plan:?}");
         assert!(plan[0][3].contains("USING INDEX key_queue_open (lane=?)"), "{plan:?}");
