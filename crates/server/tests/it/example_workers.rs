@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use serde_json::json;
@@ -10,24 +10,11 @@ use serde_json::json;
 use crate::{
     faena::{Faena, events, eventually},
     load::assert_completed_once,
+    program::{Program, python},
 };
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").canonicalize().unwrap()
-}
-
-fn python() -> String {
-    std::env::var("FAENA_TEST_PYTHON").unwrap_or_else(|_| "python3".into())
-}
-
-/// A process. Dropping it kills the process.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 async fn assert_completes_fails_and_stops(program: &str, script: &str, transport: &str) {
@@ -141,9 +128,9 @@ async fn the_sdk_pipeline_example_resumes_at_the_step_where_it_crashed() {
     let short_timeouts = [("FAENA_RECONNECT_GRACE", "200ms"), ("FAENA_ORPHAN_DELAY", "50ms")];
     let faena = Faena::start(folder.path(), &short_timeouts).await;
     let id = faena.submit(json!({"name": "pipeline"})).await;
-    let mut doomed =
+    let mut crashing =
         Program(sdk_example("pipeline", &faena).env("CRASH_AT", "E5").env("STEP_MS", "5").spawn().unwrap());
-    eventually("the worker crashes", async || doomed.0.try_wait().unwrap()).await;
+    eventually("the worker crashes", async || crashing.0.try_wait().unwrap()).await;
     let orphan = eventually("its job is orphaned", async || {
         let job = faena.job(&id).await;
         (job["retryCount"] == 1).then_some(job)

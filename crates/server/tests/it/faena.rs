@@ -34,12 +34,12 @@ pub fn http() -> Client {
 
 /// Calls `check` until it returns a value. Panics with `what` after [`TIMEOUT`].
 pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
-    let began = Instant::now();
+    let started_at = Instant::now();
     loop {
         if let Some(found) = check().await {
             return found;
         }
-        assert!(began.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
+        assert!(started_at.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -58,6 +58,15 @@ impl Faena {
         let mut faena = Faena::spawn(folder, environment);
         faena.listening().await;
         faena
+    }
+
+    /// Starts two servers concurrently and waits until both listen.
+    pub async fn start_two(folders: [&Path; 2], environment: &[(&str, &str)]) -> [Faena; 2] {
+        let mut nodes = folders.map(|folder| Faena::spawn(folder, environment));
+        for node in &mut nodes {
+            node.listening().await;
+        }
+        nodes
     }
 
     /// Starts a server without waiting.
@@ -169,7 +178,7 @@ impl Faena {
     /// Waits until every job has ended.
     pub async fn everything_ended(&self) {
         let mut last = String::new();
-        let began = Instant::now();
+        let started_at = Instant::now();
         loop {
             let (status, list) =
                 self.get("/api/v1/jobs?limit=5&status=PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING").await;
@@ -178,7 +187,7 @@ impl Faena {
             }
             last.clear();
             last.push_str(&format!("{list:#}"));
-            assert!(began.elapsed() < TIMEOUT, "some jobs are stuck: {last}\n{}", self.log());
+            assert!(started_at.elapsed() < TIMEOUT, "some jobs are stuck: {last}\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

@@ -19,6 +19,7 @@ mod outage;
 mod pages;
 mod pools;
 mod postgres;
+mod program;
 mod proxy;
 mod reference;
 mod schedules;

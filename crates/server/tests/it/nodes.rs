@@ -27,12 +27,8 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
         ("FAENA_WORKER_SHELL", "true"),
         ("WORKER_CONCURRENCY", "8"),
     ];
-    // Both migrate the empty database concurrently.
-    let mut nodes = folders.map(|folder| Faena::spawn(folder, &environment));
-    for node in &mut nodes {
-        node.listening().await;
-    }
-    nodes
+    // Both migrate the empty database.
+    Faena::start_two(folders, &environment).await
 }
 
 async fn submit_noops(faena: &Faena, count: usize) {
@@ -63,9 +59,9 @@ fn workers(jobs: &[Value]) -> HashSet<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_on_one_postgres_share_fifty_thousand_jobs_and_run_none_twice() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let nodes = two_nodes(&database, [one.path(), two.path()]).await;
+    let nodes = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     join_all((0..10).map(|n| submit_noops(&nodes[n % 2], BATCH))).await;
     nodes[0].everything_ended().await;
     let jobs = all_jobs(&nodes[1]).await;
@@ -86,10 +82,10 @@ async fn two_nodes_on_one_postgres_share_fifty_thousand_jobs_and_run_none_twice(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_completes_all_jobs_without_overlapping_runs() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [mut victim, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
-    let journal = two.path().join("journal");
+    let [mut victim, survivor] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
+    let journal = second_folder.path().join("journal");
     // Each job appends a line at its start and at its end; the append is atomic.
     let script = format!(
         "echo start $FAENA_JOB_ID $FAENA_RUN >>{0}; sleep 0.02; echo end $FAENA_JOB_ID $FAENA_RUN >>{0}",
@@ -128,8 +124,8 @@ fn assert_no_overlap(journal: &str, jobs: usize) {
     let mut open: HashMap<&str, i64> = HashMap::new();
     let mut ended: HashSet<&str> = HashSet::new();
     for line in journal.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [event, id, run] = words[..] else { panic!("malformed line: {line}") };
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [event, id, run] = fields[..] else { panic!("malformed line: {line}") };
         let run: i64 = run.parse().unwrap();
         if event == "start" {
             let before = open.insert(id, run);
@@ -148,13 +144,13 @@ fn assert_no_overlap(journal: &str, jobs: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_runs_on_one_postgres_node_can_be_cancelled_through_another() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let environment = [("DATABASE_URL", database.url.as_str())];
     let mut api_environment = Vec::from(environment);
     api_environment.push(("FAENA_SERVER_ROLES", "api,engine"));
-    let worker_node = Faena::start(one.path(), &environment).await;
-    let api_node = Faena::start(two.path(), &api_environment).await;
+    let worker_node = Faena::start(first_folder.path(), &environment).await;
+    let api_node = Faena::start(second_folder.path(), &api_environment).await;
     let id = api_node.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
     api_node.job_is(&id, "PROCESSING").await;
     let (status, answer) = api_node.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
@@ -170,10 +166,10 @@ async fn a_job_that_runs_on_one_postgres_node_can_be_cancelled_through_another()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_on_postgres_wait_until_a_node_with_the_worker_role_starts() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let roles = |roles: &'static str| [("DATABASE_URL", database.url.as_str()), ("FAENA_SERVER_ROLES", roles)];
-    let api_node = Faena::start(one.path(), &roles("api,engine")).await;
+    let api_node = Faena::start(first_folder.path(), &roles("api,engine")).await;
     let (status, health) = api_node.get("/health/ready").await;
     assert_eq!((status, health["status"].as_str()), (StatusCode::OK, Some("degraded")), "{health}");
     let id = api_node.submit(json!({"name": "noop"})).await;
@@ -181,7 +177,7 @@ async fn jobs_on_postgres_wait_until_a_node_with_the_worker_role_starts() {
     let delayed = api_node.submit(json!({"name": "noop", "scheduledAt": later})).await;
     api_node.job_is(&delayed, "QUEUED").await;
     assert_eq!(api_node.job(&id).await["status"], "QUEUED");
-    let _worker = Faena::spawn(two.path(), &roles("worker"));
+    let _worker = Faena::spawn(second_folder.path(), &roles("worker"));
     api_node.job_is(&id, "COMPLETED").await;
     api_node.job_is(&delayed, "COMPLETED").await;
 }
@@ -193,7 +189,7 @@ fn time_after(delay: Duration) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_then_works_again() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
@@ -201,11 +197,11 @@ async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_
         ("FAENA_ORPHAN_DELAY", "50ms"),
         ("WORKER_CONCURRENCY", "1"),
     ];
-    let suspended = Faena::start(one.path(), &environment).await;
+    let suspended = Faena::start(first_folder.path(), &environment).await;
     let id = suspended.submit(json!({"name": "sleep", "payload": {"ms": 2_000}})).await;
     let first = suspended.job_is(&id, "PROCESSING").await;
     suspended.signal("STOP");
-    let mut other = Faena::start(two.path(), &environment).await;
+    let mut other = Faena::start(second_folder.path(), &environment).await;
     let second = eventually("the other node runs it", async || {
         let job = other.job(&id).await;
         (job["status"] == "PROCESSING" && job["run"] != first["run"]).then_some(job)

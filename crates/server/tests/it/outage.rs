@@ -62,17 +62,17 @@ async fn while_postgres_is_down_requests_get_503_with_retry_after_and_running_jo
     tokio::task::block_in_place(|| database.stop_immediately());
 
     let jobs = format!("{}/api/v1/jobs", faena.url);
-    let one = format!("{jobs}/{waiting}");
+    let job = format!("{jobs}/{waiting}");
     for request in [
         faena.http.post(&jobs).json(&json!({"name": "noop"})),
         faena.http.post(format!("{jobs}/batch")).json(&json!({"jobs": [{"name": "noop"}]})),
         faena.http.get(&jobs),
-        faena.http.get(&one),
-        faena.http.get(format!("{one}/events")),
-        faena.http.patch(&one).json(&json!({"priority": "HIGH"})),
-        faena.http.post(format!("{one}/cancel")),
-        faena.http.post(format!("{one}/retry")),
-        faena.http.delete(&one),
+        faena.http.get(&job),
+        faena.http.get(format!("{job}/events")),
+        faena.http.patch(&job).json(&json!({"priority": "HIGH"})),
+        faena.http.post(format!("{job}/cancel")),
+        faena.http.post(format!("{job}/retry")),
+        faena.http.delete(&job),
         faena.http.post(format!("{jobs}/bulk/cancel")).json(&json!({"all": true})),
     ] {
         let (client, request) = request.build_split();

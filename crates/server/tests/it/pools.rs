@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use crate::{
     faena::{Faena, events, eventually, run},
     load::assert_completed_once,
+    program::python,
 };
 
 /// A worker in plain Python. Its payload decides how it behaves.
@@ -56,8 +57,12 @@ struct PoolServer {
 impl PoolServer {
     /// Starts a server. Appends `settings` to the section of the pool.
     async fn start(settings: &str) -> PoolServer {
-        let python = std::env::var("FAENA_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
-        PoolServer::with_command(&format!("command = [{python:?}, \"worker.py\"]\n{settings}")).await
+        PoolServer::with_command(&format!(
+            "command = [{:?}, \"worker.py\"]
+{settings}",
+            python()
+        ))
+        .await
     }
 
     async fn with_command(section: &str) -> PoolServer {
@@ -141,11 +146,11 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
     let server = PoolServer::start("").await;
     let first = server.submit(json!({})).await;
     let first = server.result(&first).await["pid"].as_u64().unwrap();
-    let doomed = server
+    let crashing = server
         .faena
         .submit(json!({"name": "work", "payload": {"crash": true}, "maxRetries": 1, "retryDelay": 100}))
         .await;
-    let failed = server.faena.job_is(&doomed, "FAILED").await;
+    let failed = server.faena.job_is(&crashing, "FAILED").await;
     assert_eq!((&failed["errorReason"], &failed["retryCount"]), (&json!("orphaned"), &json!(1)), "{failed:#}");
     assert_eq!(events(&failed).iter().filter(|event| **event == "orphaned").count(), 2, "{failed:#}");
     assert!(failed["error"].as_str().unwrap().contains("its process ended"), "{failed:#}");

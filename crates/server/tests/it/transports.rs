@@ -158,13 +158,13 @@ async fn the_retry_delay_that_a_worker_requests_is_respected<W: TestWorker>(data
 
 async fn the_job_of_a_dead_worker_is_completed_by_another_worker<W: TestWorker>(database: DatabaseKind) {
     let server = TestServer::start(database, &SHORT_TIMEOUTS).await;
-    let mut doomed = W::connect(&server.faena, WorkerOptions::new("doomed", &["mail"])).await;
+    let mut crashing = W::connect(&server.faena, WorkerOptions::new("crashing", &["mail"])).await;
     let id = server.submit("mail").await;
-    let first = doomed.next_job().await;
-    doomed.started(&first).await.unwrap();
+    let first = crashing.next_job().await;
+    crashing.started(&first).await.unwrap();
     server.faena.job_is(&id, "PROCESSING").await;
-    let name = doomed.id().to_owned();
-    doomed.crash().await;
+    let name = crashing.id().to_owned();
+    crashing.crash().await;
     let orphan = server.wait_for_job(&id, "it is orphaned", |job| job["retryCount"] == 1).await;
     assert_eq!(orphan["errorReason"], "orphaned", "{orphan:#}");
     assert!(["RETRYING", "QUEUED"].contains(&orphan["status"].as_str().unwrap()), "{orphan:#}");
@@ -369,10 +369,10 @@ async fn progress_is_visible_while_the_job_runs<W: TestWorker>(database: Databas
 async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(database: DatabaseKind) {
     let server = TestServer::start(database, &SHORT_TIMEOUTS).await;
     let id = server.faena.submit(json!({"name": "pipeline"})).await;
-    let mut doomed = W::connect(&server.faena, WorkerOptions::new("doomed", &["pipeline"])).await;
-    let job = doomed.next_job().await;
+    let mut crashing = W::connect(&server.faena, WorkerOptions::new("crashing", &["pipeline"])).await;
+    let job = crashing.next_job().await;
     for n in 1..=4 {
-        let result = doomed.step(&job, &format!("E{n}"), json!({"by": "doomed", "n": n}), Some(9)).await.unwrap();
+        let result = crashing.step(&job, &format!("E{n}"), json!({"by": "crashing", "n": n}), Some(9)).await.unwrap();
         assert_eq!(result["n"], n);
     }
     let seen = server.wait_for_job(&id, "four steps", |job| job["progress"]["completedSteps"] == 4).await;
@@ -381,7 +381,7 @@ async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(data
         (&json!(9), &json!("E4")),
         "{seen:#}"
     );
-    doomed.crash().await;
+    crashing.crash().await;
     let mut other = W::connect(&server.faena, WorkerOptions::new("other", &["pipeline"])).await;
     let job = other.next_job().await;
     assert_eq!((&job.id, job.retry_count), (&id, 1));
@@ -391,7 +391,7 @@ async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(data
         assert_eq!(result["n"], n);
         by.push(result["by"].as_str().unwrap().to_owned());
     }
-    assert_eq!(by[..4], ["doomed"; 4]);
+    assert_eq!(by[..4], ["crashing"; 4]);
     assert_eq!(by[4..], ["other"; 5]);
     other.complete(&job, json!(by)).await.unwrap();
     let done = server.faena.job_is(&id, "COMPLETED").await;

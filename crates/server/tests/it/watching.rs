@@ -76,18 +76,14 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
         ("FAENA_ORPHAN_DELAY", "50ms"),
         ("WORKER_CONCURRENCY", "8"),
     ];
-    let mut nodes = folders.map(|folder| Faena::spawn(folder, &environment));
-    for node in &mut nodes {
-        node.listening().await;
-    }
-    nodes
+    Faena::start_two(folders, &environment).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_of_one_postgres_node_sees_the_events_of_both_and_misses_none_when_it_is_killed() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [mut victim, survivor] = two_nodes(&database, [one.path(), two.path()]).await;
+    let [mut victim, survivor] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let mut watcher = Watcher::connect(&victim, None).await;
     let mut submitted: BTreeSet<String> = BTreeSet::new();
     for _ in 0..5 {

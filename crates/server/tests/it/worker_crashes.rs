@@ -5,7 +5,7 @@ use std::{
     fs,
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     faena::{Faena, command, eventually},
     load::{Random, assert_all_completed_once},
+    program::{Program, python},
     proxy::Proxy,
     workers::{Interruption, StreamWorker, TestWorker, WebSocket, WorkerOptions},
 };
@@ -190,23 +191,10 @@ async fn workers_behind_a_proxy_that_drops_all_data_are_declared_lost_and_reconn
     assert!(!faena.log().contains("panick"));
 }
 
-/// A process. Dropping it kills the process.
-struct Program(Child);
-
-impl Program {
-    fn python(script: &Path, url: &str) -> Program {
-        let python = std::env::var("FAENA_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
-        let mut command = Command::new(python);
-        command.arg(script).env("FAENA_URL", url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Program(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start_python(script: &Path, url: &str) -> Program {
+    let mut command = Command::new(python());
+    command.arg(script).env("FAENA_URL", url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Program(command.spawn().unwrap())
 }
 
 /// Writes a slower copy of the Python worker in examples/.
@@ -231,7 +219,7 @@ async fn every_job_completes_once_although_worker_processes_are_killed() {
     ];
     let faena = Faena::start(folder.path(), &environment).await;
     let script = write_slow_worker(folder.path());
-    let mut workers: Vec<Program> = (0..5).map(|_| Program::python(&script, &faena.url)).collect();
+    let mut workers: Vec<Program> = (0..5).map(|_| start_python(&script, &faena.url)).collect();
     let jobs: Vec<Value> =
         (0..100).map(|n| json!({"name": "greet", "payload": {"name": n.to_string()}, "maxRetries": 10})).collect();
     let (status, answer) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
@@ -244,7 +232,7 @@ async fn every_job_completes_once_although_worker_processes_are_killed() {
         })
         .await;
         let victim = random.below(5) as usize;
-        workers[victim] = Program::python(&script, &faena.url);
+        workers[victim] = start_python(&script, &faena.url);
     }
     let jobs = assert_all_completed_once(&faena, &ids).await;
     for job in &jobs {
@@ -268,7 +256,7 @@ fn time_of(job: &Value, event: &str) -> Option<jiff::Timestamp> {
 async fn crash_with_a_job(faena: &Faena, number: usize, is_silent: bool) -> (String, jiff::Timestamp) {
     let kind = format!("crash.{number}");
     let mut worker =
-        StreamWorker::<WebSocket>::connect(faena, WorkerOptions::new(&format!("doomed-{number}"), &[&kind])).await;
+        StreamWorker::<WebSocket>::connect(faena, WorkerOptions::new(&format!("crashing-{number}"), &[&kind])).await;
     let id = faena.submit(json!({"name": kind, "maxRetries": 3})).await;
     let job = worker.next_job().await;
     assert_eq!(job.id, id);

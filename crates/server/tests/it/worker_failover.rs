@@ -22,11 +22,7 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
         ("FAENA_RECONNECT_GRACE", "3s"),
         ("FAENA_GUARDIAN_INTERVAL", "500ms"),
     ];
-    let mut nodes = folders.map(|folder| Faena::spawn(folder, &environment));
-    for node in &mut nodes {
-        node.listening().await;
-    }
-    nodes
+    Faena::start_two(folders, &environment).await
 }
 
 /// What happens to the first connection.
@@ -39,9 +35,9 @@ enum FirstConnection {
 }
 
 async fn assert_keeps_its_job_on_another_node<W: TestWorker>(first_connection: FirstConnection) {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [mut first, second] = two_nodes(&database, [one.path(), two.path()]).await;
+    let [mut first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let mut worker = W::connect(&first, WorkerOptions::new("roaming", &["walk"])).await;
     let id = first.submit(json!({"name": "walk"})).await;
     let job = worker.next_job().await;
@@ -102,9 +98,9 @@ async fn a_grpc_worker_on_postgres_whose_server_was_killed_keeps_its_jobs_on_ano
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_http_worker_on_postgres_may_call_any_node() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let nodes = two_nodes(&database, [one.path(), two.path()]).await;
+    let nodes = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let mut calls = 0;
     let mut node = || {
         calls += 1;
@@ -144,9 +140,9 @@ async fn an_http_worker_on_postgres_may_call_any_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_on_postgres_is_requested_and_cancelled_through_another_node() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
-    let [first, second] = two_nodes(&database, [one.path(), two.path()]).await;
+    let [first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let mut worker = StreamWorker::<WebSocket>::connect(&first, WorkerOptions::new("drained", &["walk"])).await;
     let (status, _) = second.post("/api/v1/workers/drained/drain", json!({})).await;
     assert_eq!(status, StatusCode::OK);
