@@ -74,7 +74,7 @@ async fn whoever_follows_a_job_learns_from_the_exit_code_how_it_ended() {
     let (code, stdout, stderr) =
         shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
     assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
-    assert!(stdout.contains("FAILED: the payload is not valid: url: 127.0.0.1 is a private"), "{stdout}");
+    assert!(stdout.contains("FAILED: the payload is not valid: url: \"127.0.0.1\" is a private"), "{stdout}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,14 +205,14 @@ fn the_effective_configuration_is_shown_with_its_origins() {
     let (code, text, stderr) = taken_apart(&run(folder.path(), &environment, &["config", "--json"]));
     assert_eq!((code, stderr.as_str()), (0, ""));
     let config: Value = serde_json::from_str(&text).unwrap();
-    for (key, value, origin) in [
+    for (key, value, source) in [
         ("server.port", "4000", "faena.toml, line 2"),
         ("server.host", "127.0.0.1", "default"),
         ("log.level", "debug", "environment LOG_LEVEL"),
         ("node.lease", "1m30s", "environment FAENA_NODE_LEASE"),
         ("database.url", "postgres://user:***@127.0.0.1/faena", "environment DATABASE_URL"),
     ] {
-        assert_eq!(config[key], json!({"value": value, "origin": origin}), "{key}");
+        assert_eq!(config[key], json!({"value": value, "source": source}), "{key}");
     }
     let (code, table, _) = taken_apart(&run(folder.path(), &environment, &["config", "--database-url", "sqlite:x.db"]));
     assert_eq!(code, 0);
@@ -250,7 +250,7 @@ fn completions_are_printed_for_every_shell() {
 #[test]
 fn help_and_version_go_to_stdout_and_are_no_error() {
     let folder = tempfile::tempdir().unwrap();
-    for (arguments, part) in [(["--help"], "Durable jobs"), (["--version"], "faena ")] {
+    for (arguments, part) in [(["--help"], "Durable job server"), (["--version"], "faena ")] {
         let (code, stdout, stderr) = taken_apart(&run(folder.path(), &[], &arguments));
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains(part), "{stdout}");

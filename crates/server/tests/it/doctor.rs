@@ -49,7 +49,7 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     assert!(stdout.starts_with("error    counter-drift  1 counters differ"), "{stdout}");
     assert!(stdout.contains("default/noop done: says 22, counted 20 → run `faena doctor --fix`"), "{stdout}");
     assert!(stdout.contains("1 error") && stdout.contains(": 21 jobs checked in "), "{stdout}");
-    assert!(stdout.trim_end().ends_with(&format!(", beside process {}", faena.process_id())), "{stdout}");
+    assert!(stdout.trim_end().ends_with(&format!(", in use by process {}", faena.process_id())), "{stdout}");
     let (code, stdout, stderr) = doctor(folder.path(), &server, &["--fix"]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("in use by another faena; stop that one"), "{stderr}");

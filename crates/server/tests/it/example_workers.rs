@@ -38,7 +38,7 @@ async fn assert_completes_fails_and_stops(program: &str, script: &str, transport
     })
     .await;
     assert_eq!(
-        (registered["door"].as_str(), &registered["capabilities"]),
+        (registered["transport"].as_str(), &registered["capabilities"]),
         (Some(transport), &json!(["greet"])),
         "{registered:#}"
     );

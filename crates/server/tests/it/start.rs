@@ -112,7 +112,7 @@ async fn assert_no_migrate_requires_a_migrated_schema(environment: &[(&str, &str
     assert!(error.contains("faena migrate"), "{error}");
     let migrated = run(folder.path(), environment, &["migrate"]);
     assert!(migrated.status.success());
-    assert_eq!(String::from_utf8_lossy(&migrated.stdout), "the schema is up to date\n");
+    assert_eq!(String::from_utf8_lossy(&migrated.stdout), "schema is up to date\n");
     assert!(run(folder.path(), environment, &["migrate"]).status.success(), "a second migration fails");
     let mut faena = Faena::spawn_with(command(folder.path()), folder.path(), environment, &["--no-migrate"]);
     faena.listening().await;
@@ -188,10 +188,10 @@ fn unknown_keys_and_invalid_values_are_named_with_their_position() {
     for (content, expected) in [
         (
             "[server]\nprot = 1\n",
-            "faena: faena.toml, line 2: server.prot is not a known key; `faena config` lists them",
+            "faena: faena.toml, line 2: server.prot is not a known key; \"faena config\" lists all keys",
         ),
         ("[node]\nlease = \"soon\"\n", "faena: faena.toml, line 2: node.lease: \"soon\" must be a duration like"),
-        ("port = 1\n", "faena: faena.toml: port must be a section: [port]"),
+        ("port = 1\n", "faena: faena.toml, line 1: port must be a section: [port]"),
         ("[server\n", "faena: faena.toml, line 1:"),
     ] {
         std::fs::write(&file, content).unwrap();
@@ -200,11 +200,14 @@ fn unknown_keys_and_invalid_values_are_named_with_their_position() {
         assert_eq!(configuration_error(&run(folder.path(), &[], &["config"])), error);
     }
     std::fs::remove_file(&file).unwrap();
-    for (name, value) in
-        [("FAENA_NOD_LEASE", "1s"), ("FAENA_NODE_LEASE", "-1s"), ("PORT", "65536"), ("LOG_LEVEL", "loud")]
-    {
+    for (name, value, problem) in [
+        ("FAENA_NOD_LEASE", "1s", " is not a known key"),
+        ("FAENA_NODE_LEASE", "-1s", ": node.lease: "),
+        ("PORT", "65536", ": server.port: "),
+        ("LOG_LEVEL", "loud", ": log.level: "),
+    ] {
         let error = serve_error(folder.path(), &[(name, value)], &[]);
-        assert!(error.starts_with(&format!("faena: environment {name}: ")), "{error}");
+        assert!(error.starts_with(&format!("faena: environment {name}{problem}")), "{error}");
     }
     let error = configuration_error(&run(folder.path(), &[], &["serve", "--config", "missing.toml"]));
     assert!(error.contains("missing.toml"), "{error}");

@@ -48,7 +48,7 @@ async fn a_second_signal_stops_the_server_at_once_and_its_jobs_are_still_handed_
     let long = faena.submit(json!({"name": "sleep", "payload": {"ms": 3_600_000}, "maxRetries": 0})).await;
     faena.job_is(&long, "PROCESSING").await;
     faena.signal("TERM");
-    eventually("the first signal is logged", async || faena.log().contains("stopping").then_some(())).await;
+    eventually("the first signal is logged", async || faena.log().contains("draining").then_some(())).await;
     assert!(faena.has_ended().is_none());
     faena.signal("TERM");
     assert!(faena.ended().await.success(), "{}", faena.log());
