@@ -216,7 +216,8 @@ mod tests {
         let json = json!(frame);
         let mut names: Vec<&str> = json.as_object().expect("an object").keys().map(String::as_str).collect();
         let mut fields = WorkerFrame::FIELDS.to_vec();
-        (names.sort_unstable(), fields.sort_unstable());
+        names.sort_unstable();
+        fields.sort_unstable();
         assert_eq!(names, fields);
     }
 }
