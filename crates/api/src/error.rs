@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{ErrorCode, FieldError, parse::ParseError};
-use faena_engine::workers::Refusal;
+use faena_engine::{EngineError, workers::Refusal};
 use faena_store::StoreError;
 use faena_wire::{ErrorBody, ErrorInfo};
 
@@ -51,6 +51,12 @@ impl ApiError {
         ApiError::new(ErrorCode::NotFound, message)
     }
 
+    /// Logs an error that the caller cannot act on, and returns one that hides its text.
+    fn internal(error: &str) -> ApiError {
+        tracing::error!(error, "request failed");
+        ApiError::new(ErrorCode::InternalError, "internal error; search the server's log for this request id")
+    }
+
     pub fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -79,9 +85,19 @@ impl From<StoreError> for ApiError {
             StoreError::Unavailable(_) | StoreError::Contended(_) => {
                 ApiError::new(ErrorCode::Unavailable, "the database is not available; try again")
             }
-            StoreError::Setup(_) | StoreError::Broken(_) => {
-                tracing::error!(error = message, "request failed");
-                ApiError::new(ErrorCode::InternalError, "internal error; search the server's log for this request id")
+            StoreError::Setup(_) | StoreError::Broken(_) => ApiError::internal(&message),
+        }
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> ApiError {
+        match error {
+            EngineError::Store(error) => error.into(),
+            EngineError::InvalidRegistration(errors) => ApiError::invalid(errors),
+            error @ EngineError::BulkNotFound(_) => ApiError::not_found(error.to_string()),
+            error @ (EngineError::InvalidSource { .. } | EngineError::UnknownLoop(_) | EngineError::Panicked(_)) => {
+                ApiError::internal(&error.to_string())
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::{Json, extract::State, http::StatusCode};
 use faena_domain::Timestamp;
-use faena_engine::{Beat, Engine};
+use faena_engine::{Engine, LoopStatus};
 use faena_wire::{Checks, DatabaseCheck, Health, LoopCheck, Ready, WorkersCheck};
 use serde_json::{Value, json};
 
@@ -21,8 +21,8 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let database = check_database(engine).await;
     let workers = check_workers(engine);
     let now = Timestamp::now();
-    let loops = engine.beats.all().into_iter();
-    let loops: Vec<LoopCheck> = loops.map(|(name, beat)| check_loop(name.as_ref().into(), beat, now)).collect();
+    let loops = engine.loops.health.all().into_iter();
+    let loops: Vec<LoopCheck> = loops.map(|(name, status)| check_loop(name.as_ref().into(), status, now)).collect();
     let all: Vec<Health> =
         [database.status, workers.status].into_iter().chain(loops.iter().map(|check| check.status)).collect();
     let status = if all.contains(&Health::Unhealthy) {
@@ -60,13 +60,19 @@ fn check_workers(engine: &Engine) -> WorkersCheck {
     }
 }
 
-fn check_loop(name: String, beat: Beat, now: Timestamp) -> LoopCheck {
-    let status = if beat.is_late(now) {
+fn check_loop(name: String, loop_status: LoopStatus, now: Timestamp) -> LoopCheck {
+    let status = if loop_status.is_late(now) {
         Health::Unhealthy
-    } else if beat.failures > 0 {
+    } else if loop_status.failures > 0 {
         Health::Degraded
     } else {
         Health::Healthy
     };
-    LoopCheck { name, status, last_beat_at: beat.last_at, handled: beat.handled, error: beat.last_error }
+    LoopCheck {
+        name,
+        status,
+        last_beat_at: loop_status.last_at,
+        handled: loop_status.handled,
+        error: loop_status.last_error,
+    }
 }

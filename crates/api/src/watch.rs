@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
-use faena_engine::live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told};
+use faena_engine::event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription};
 use faena_store::EventPosition;
 
 use crate::{Api, ApiError, ApiResult};
@@ -27,7 +27,7 @@ pub struct WatchRequest {
 }
 
 pub enum Item {
-    Event(Told),
+    Event(StreamItem),
     /// No event has happened that matches.
     Heartbeat,
 }
@@ -43,7 +43,7 @@ impl EventStream {
     /// Subscribes to events. Fails if the request is not valid or this node has too many subscribers.
     pub async fn open(api: &Api, request: WatchRequest) -> ApiResult<EventStream> {
         let (filter, after) = parse(request).map_err(ApiError::invalid)?;
-        let subscription = api.engine.live.subscribe(after, filter, Timestamp::now()).await?;
+        let subscription = api.engine.events.reader.subscribe(after, filter, Timestamp::now()).await?;
         Ok(EventStream { api: api.clone(), subscription, has_begun: false })
     }
 
@@ -57,7 +57,7 @@ impl EventStream {
     /// The first item is a heartbeat: from its position on, no event is missed.
     pub async fn next(&mut self) -> Option<(Item, EventPosition)> {
         if !std::mem::replace(&mut self.has_begun, true) {
-            return Some((Item::Heartbeat, self.subscription.place()));
+            return Some((Item::Heartbeat, self.subscription.position()));
         }
         let heartbeat = tokio::time::sleep(HEARTBEAT);
         tokio::pin!(heartbeat);
@@ -65,10 +65,10 @@ impl EventStream {
             let next = tokio::select! {
                 () = self.api.closing.cancelled() => return None,
                 next = self.subscription.next() => next,
-                () = &mut heartbeat => return Some((Item::Heartbeat, self.subscription.place())),
+                () = &mut heartbeat => return Some((Item::Heartbeat, self.subscription.position())),
             };
             match next {
-                Ok(event) => return Some((Item::Event(event), self.subscription.place())),
+                Ok(event) => return Some((Item::Event(event), self.subscription.position())),
                 // The database is not available. No event is lost: they are read once it is back.
                 Err(_) => tokio::select! {
                     () = self.api.closing.cancelled() => return None,
@@ -79,12 +79,13 @@ impl EventStream {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> ApiError {
+impl From<SubscribeError> for ApiError {
+    fn from(refused: SubscribeError) -> ApiError {
         match refused {
-            Refused::Store(error) => error.into(),
-            Refused::Full => {
-                let message = format!("this node already has {SUBSCRIBERS} subscribers; use another node or try later");
+            SubscribeError::Store(error) => error.into(),
+            SubscribeError::TooManySubscribers => {
+                let message =
+                    format!("this node already has {MAX_SUBSCRIBERS} subscribers; use another node or try later");
                 ApiError::new(ErrorCode::Unavailable, message)
             }
         }

@@ -1,26 +1,26 @@
-//! Carries out actions on many jobs, a few jobs per round, no faster than was asked for.
+//! Runs actions on many jobs, a few jobs per round, no faster than requested.
 //!
-//! How far an action has come is stored with each step, in its transaction, and a step counts only if nobody else has made
-//! it. So it is safe on every node at once, goes on after a crash, and acts on no job twice.
+//! Each step stores its progress in its own transaction and counts only if no other node has made the same step. So the
+//! loop is safe on every node at once, continues after a crash, and acts on no job twice.
 
 use std::time::Duration;
 
 use faena_domain::{BulkId, Timestamp};
 use faena_store::{Bulk, BulkStep, NewBulk, Store, StoreError};
 
-use crate::{Engine, Round, config::ms};
+use crate::{Engine, EngineError, Round, config::ms};
 
 /// Jobs per step: they share a transaction.
-const MOST: usize = 50;
-/// One that shall be done at once is driven by whoever asked for it; should that one die, a loop goes on after this time.
+const MAX_STEP: usize = 50;
+/// An action without a rate is run by the caller that requested it. If that caller dies, a loop continues after this time.
 const LEASE: Duration = Duration::from_secs(5);
-/// Steps of such a one per round.
+/// Steps per round of an action without a rate.
 const STEPS: usize = 100;
 
 pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreError> {
     let Some(bulk) = store.bulk_due().await? else { return Ok(Round::default()) };
     if let Some(next_at) = bulk.due_at.filter(|at| *at > now) {
-        return Ok(Round { next_at: Some(next_at), ..Round::default() });
+        return Ok(Round::idle_until(Some(next_at)));
     }
     let (id, before) = (bulk.id, bulk.done + bulk.skipped);
     let steps = if bulk.per_second.is_some() { 1 } else { STEPS };
@@ -30,9 +30,9 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
         let Some(bulk) = next.filter(|bulk| bulk.finished_at.is_none()) else { break };
         match step(store, bulk, now).await {
             Ok(()) => {}
-            // It would fail again and hold up all that are due after it.
-            Err(error @ (StoreError::Broken(_) | StoreError::Invalid(_))) => {
-                tracing::error!(bulk = %id, %error, "a bulk action is given up");
+            // It would fail again and delay all actions that are due after it.
+            Err(error @ (StoreError::Broken { .. } | StoreError::Invalid(_))) => {
+                tracing::error!(bulk = %id, %error, "bulk action abandoned");
                 store.bulk_stop(id, &format!("faena: {error}"), now).await?;
             }
             Err(error) => return Err(error),
@@ -44,10 +44,10 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     Ok(Round { handled: usize::try_from(handled).unwrap_or(usize::MAX), more: true, next_at: None })
 }
 
-/// ActionCounts on the next few jobs. Should somebody else have done so, nothing happens.
+/// Acts on the next few jobs. If another node has done so already, nothing happens.
 async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
-    let size = per_second.map_or(MOST, |n| (n / 10).clamp(1, MOST));
+    let size = per_second.map_or(MAX_STEP, |n| (n / 10).clamp(1, MAX_STEP));
     let found = store.job_find(&bulk.filter, bulk.last, bulk.upto, size).await?;
     let due_at = match found.next {
         Some(next) if next < bulk.upto => Some(match per_second {
@@ -62,20 +62,20 @@ async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), Store
 }
 
 impl Engine {
-    /// Keeps an action that the loop of any node carries out at its rate.
-    pub async fn bulk_begin(&self, bulk: NewBulk, now: Timestamp) -> Result<(), StoreError> {
+    /// Stores an action that the loop of any node runs at its rate.
+    pub async fn bulk_begin(&self, bulk: NewBulk, now: Timestamp) -> Result<(), EngineError> {
         self.store.bulk_begin(bulk, now, now).await?;
-        self.bulk.notify_one();
+        self.wakeups.bulk_started();
         Ok(())
     }
 
-    /// Carries out an action at once and answers with how it stands in the end, or after `patience`; then a loop goes on.
-    pub async fn bulk_run(&self, bulk: NewBulk, grace_periods: Duration, now: Timestamp) -> Result<Bulk, StoreError> {
+    /// Runs an action and returns its state when it has finished, or after `timeout`; then a loop continues it.
+    pub async fn bulk_run(&self, bulk: NewBulk, timeout: Duration, now: Timestamp) -> Result<Bulk, EngineError> {
         let id = bulk.id;
         self.store.bulk_begin(bulk, now.plus_ms(ms(LEASE)), now).await?;
-        let until = now.plus_ms(ms(grace_periods));
+        let until = now.plus_ms(ms(timeout));
         loop {
-            let bulk = self.bulk_of(id).await?;
+            let bulk = self.load_bulk(id).await?;
             if bulk.finished_at.is_some() || Timestamp::now() > until {
                 return Ok(bulk);
             }
@@ -83,8 +83,7 @@ impl Engine {
         }
     }
 
-    async fn bulk_of(&self, id: BulkId) -> Result<Bulk, StoreError> {
-        let bulk = self.store.bulk_get(id).await?;
-        bulk.ok_or_else(|| StoreError::Broken("a bulk action has disappeared".into()))
+    async fn load_bulk(&self, id: BulkId) -> Result<Bulk, EngineError> {
+        self.store.bulk_get(id).await?.ok_or(EngineError::BulkNotFound(id))
     }
 }

@@ -1,4 +1,4 @@
-//! What the engine can be told.
+//! Configuration of the engine.
 
 use std::time::Duration;
 
@@ -11,53 +11,56 @@ use crate::{InboxConfig, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub roles: Roles,
-    /// For people: where this process runs.
+    /// Name of this node for people, such as its host name.
     pub node_name: String,
-    /// Jobs that the built-in worker runs at once.
+    /// Slots of the built-in worker.
     pub concurrency: usize,
-    /// How long a node's jobs stay its own without a sign of life.
+    /// How long a node keeps its jobs without renewing its lease.
     pub node_lease: Duration,
-    /// How long an orphaned job waits before its next try.
+    /// Delay before an orphaned job is retried.
     pub orphan_delay: Duration,
-    /// How long running jobs may go on after the order to stop.
+    /// How long running jobs may continue after the server is asked to stop.
     pub drain_grace: Duration,
-    /// A job's time, when it names none.
+    /// Timeout of a job that sets none.
     pub processing_timeout: Duration,
-    /// How often a worker gives a sign of life, and how long it may be silent before it is given up for lost.
+    /// How often a worker sends a heartbeat.
     pub worker_heartbeat: Duration,
+    /// How long a worker may be silent before it is declared lost.
     pub worker_silence: Duration,
-    /// How long a worker whose connection broke has to come back.
+    /// How long a disconnected worker has to reconnect.
     pub reconnect_grace: Duration,
-    /// How long a worker may take to start a job it was handed, and a process to connect that was started for one.
+    /// How long a worker may take to start a job it received.
     pub assigned_timeout: Duration,
+    /// How long a process that was started for a job may take to connect.
     pub scheduled_timeout: Duration,
-    /// How long a job waits for a worker that can run its type before it fails; zero: for ever.
+    /// How long a job waits for a worker that can run its type before it fails. Zero: for ever.
     pub no_handler_timeout: Duration,
-    /// How often whatever has no nearer due time is looked at.
+    /// Longest time between two rounds of the guardian.
     pub guardian_interval: Duration,
+    pub retention: Retention,
+    /// Settings of queues and limits. Settings made at run time take precedence.
+    pub rules: Configured,
     /// Limits on the jobs that callers, sources and inboxes submit.
     pub job_limits: JobLimits,
-    pub retention: Retention,
-    /// What the configuration says about queues and limits, wherever nothing else was said at run time.
-    pub rules: Configured,
-    /// Worker processes to start and look after.
+    /// Pools of worker processes to run.
     pub pools: Vec<PoolConfig>,
-    /// The command under which they are started: it kills the group of what it starts when this process is gone.
+    /// Command that starts the processes of pools. It kills their process group when this process ends.
     pub guard: Vec<String>,
-    /// Where they find this server.
+    /// URL under which the processes of pools reach this server.
     pub own_url: String,
-    /// Networks that jobs may call although they are private.
+    /// Private networks that jobs and webhooks may call.
     pub allowed_networks: Vec<IpNet>,
     pub webhooks: WebhookConfig,
-    /// Where events go.
     pub outbox: OutboxConfig,
-    /// Outboxes of applications and queues of brokers from which jobs come.
+    /// Outboxes of applications to relay.
     pub sources: Vec<SourceConfig>,
+    /// Queues of brokers whose messages become jobs.
     pub inboxes: Vec<InboxConfig>,
+    /// Whether `shell.run` jobs are allowed.
     pub shell_allowed: bool,
-    /// The largest answer that `http.request` keeps.
+    /// Largest response body that `http.request` keeps.
     pub http_answer_bytes: usize,
-    /// The most that `shell.run` keeps of each of its outputs.
+    /// Largest part of each output that `shell.run` keeps.
     pub shell_output_bytes: usize,
 }
 
@@ -71,7 +74,7 @@ impl EngineConfig {
     }
 }
 
-/// What this process does.
+/// The roles of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Roles {
     pub api: bool,
@@ -118,6 +121,7 @@ impl Default for EngineConfig {
     }
 }
 
+/// Converts a duration to milliseconds, the unit of the store.
 pub fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

@@ -1,22 +1,21 @@
-//! Runs a loop: waiting, nudges, failures, panics, the beat and stopping, once for all loops.
+//! Runs loops: waiting, wake-ups, failures, panics, health and stopping, in one place for all of them.
 
 use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use faena_domain::Timestamp;
-use faena_store::StoreError;
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::beats::Beats;
+use crate::{EngineError, LoopHealth};
 
-/// What one round did.
+/// Result of one round of a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Round {
     pub handled: usize,
-    /// There is more to do at once.
+    /// There is more work; the next round starts immediately.
     pub more: bool,
-    /// When there is something to do next, if that is known.
+    /// When the next work is due, if that is known.
     pub next_at: Option<Timestamp>,
 }
 
@@ -24,69 +23,67 @@ impl Round {
     pub fn done(handled: usize) -> Round {
         Round { handled, ..Round::default() }
     }
+
+    /// A round that had nothing to do and waits until `at`, or for its period.
+    pub fn idle_until(at: Option<Timestamp>) -> Round {
+        Round { next_at: at, ..Round::default() }
+    }
+
+    /// Adds another part of the same round.
+    pub(crate) fn and(self, other: Round) -> Round {
+        Round {
+            handled: self.handled + other.handled,
+            more: self.more || other.more,
+            next_at: self.next_at.into_iter().chain(other.next_at).min(),
+        }
+    }
 }
 
-/// What all loops share.
+/// Tasks, stop token and health of a group of loops that stop together.
 #[derive(Clone)]
 pub struct Driver {
     pub tasks: TaskTracker,
     pub stop: CancellationToken,
-    pub beats: Beats,
+    pub health: LoopHealth,
 }
 
-const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// Starts the loop `name`: a round at once, then on every nudge, when its next time has come, and at least once per
-    /// `period`.
-    pub fn start<F, Fut>(&self, name: impl Into<Arc<str>>, period: Duration, nudge: Arc<Notify>, mut run_once: F)
+    pub fn new(health: LoopHealth) -> Driver {
+        Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), health }
+    }
+
+    /// Starts the loop `name`.
+    ///
+    /// The first round runs immediately, the next ones on a wake-up, at the time the last round named, and at least once
+    /// per `period`. A round that fails or panics is repeated with a growing delay.
+    pub fn start<F, Fut>(&self, name: impl Into<Arc<str>>, period: Duration, wakeup: Arc<Notify>, mut run_once: F)
     where
         F: FnMut(Timestamp) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Round, StoreError>> + Send,
+        Fut: Future<Output = Result<Round, EngineError>> + Send,
     {
-        let Driver { stop, beats, .. } = self.clone();
+        let Driver { stop, health, .. } = self.clone();
         let name: Arc<str> = name.into();
-        beats.announce(&name, period, Timestamp::now());
+        health.register(&name, period, Timestamp::now());
         self.tasks.spawn(async move {
             let mut failures: u32 = 0;
             while !stop.is_cancelled() {
                 let now = Timestamp::now();
-                beats.update(&name, |beat| beat.busy_since = Some(now));
+                health.update(&name, |status| status.busy_since = Some(now));
                 let result = AssertUnwindSafe(run_once(now)).catch_unwind().await;
-                let result = result.unwrap_or_else(|panic| Err(StoreError::Broken(panic_text(panic.as_ref()))));
+                let result = result.unwrap_or_else(|panic| Err(EngineError::Panicked(panic_text(panic.as_ref()))));
                 let wait = match result {
                     Ok(round) => {
-                        if failures > 0 {
-                            tracing::info!(name = &*name, failures, "the loop works again");
-                        }
+                        record_success(&health, &name, round, failures);
                         failures = 0;
-                        beats.update(&name, |beat| {
-                            beat.last_at = Some(Timestamp::now());
-                            beat.rounds += 1;
-                            beat.handled += round.handled as u64;
-                            beat.failures = 0;
-                            beat.last_error = None;
-                            beat.busy_since = None;
-                        });
-                        if round.more { Duration::ZERO } else { until(round.next_at, period) }
+                        if round.more { Duration::ZERO } else { time_until(round.next_at, period) }
                     }
                     Err(error) => {
                         failures += 1;
-                        // Once per change of fortune, not once per try.
-                        if failures == 1 {
-                            match &error {
-                                StoreError::Unavailable(text) => {
-                                    tracing::warn!(name = &*name, error = text, "the loop has to wait")
-                                }
-                                other => tracing::error!(name = &*name, error = %other, "a round failed"),
-                            }
-                        }
-                        beats.update(&name, |beat| {
-                            beat.failures = u64::from(failures);
-                            beat.last_error = Some(error.to_string());
-                            beat.busy_since = None;
-                        });
-                        (Duration::from_millis(50) * 2u32.saturating_pow(failures.min(10))).min(LONGEST_BACKOFF)
+                        record_failure(&health, &name, &error, failures);
+                        FIRST_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10))).min(MAX_BACKOFF)
                     }
                 };
                 if wait.is_zero() {
@@ -95,27 +92,56 @@ impl Driver {
                 }
                 tokio::select! {
                     () = stop.cancelled() => break,
-                    // After a failure a nudge does not shorten the wait: the database needs the rest.
-                    () = nudge.notified(), if failures == 0 => {}
+                    // After a failure a wake-up does not shorten the wait, so that the database can recover.
+                    () = wakeup.notified(), if failures == 0 => {}
                     () = tokio::time::sleep(wait) => {}
                 }
             }
-            beats.update(&name, |beat| beat.stopped = true);
+            health.update(&name, |status| status.stopped = true);
         });
     }
 }
 
-fn until(next_at: Option<Timestamp>, period: Duration) -> Duration {
+fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) {
+    if failures > 0 {
+        tracing::info!(name, failures, "loop recovered");
+    }
+    health.update(name, |status| {
+        status.last_at = Some(Timestamp::now());
+        status.rounds += 1;
+        status.handled += round.handled as u64;
+        status.failures = 0;
+        status.last_error = None;
+        status.busy_since = None;
+    });
+}
+
+/// Logs the first of several failures in a row, and counts all of them.
+fn record_failure(health: &LoopHealth, name: &str, error: &EngineError, failures: u32) {
+    if failures == 1 && error.is_temporary() {
+        tracing::warn!(name, %error, "loop waits for the database");
+    } else if failures == 1 {
+        tracing::error!(name, %error, "loop failed");
+    }
+    health.update(name, |status| {
+        status.failures = u64::from(failures);
+        status.last_error = Some(error.to_string());
+        status.busy_since = None;
+    });
+}
+
+fn time_until(next_at: Option<Timestamp>, period: Duration) -> Duration {
     match next_at {
         Some(at) => {
             let ms = at.ms_since(Timestamp::now()).max(0);
-            // A due time is never met early by a rounded-down timer.
+            // One more millisecond: a timer that rounds down must not fire before the due time.
             Duration::from_millis(u64::try_from(ms).unwrap_or(0) + 1).min(period)
         }
         None => period,
     }
 }
 
+/// Returns the message of a panic, with "panic: " in front.
 pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&str>()

@@ -1,19 +1,19 @@
-//! Watches everything that could hang (SPEC 5), by due time: whatever is not finished has a living owner or a deadline, and here is
-//! who acts when both are gone.
+//! Watches everything that could hang, by due time. Everything unfinished has a live owner or a deadline; this table says
+//! who acts when both have expired.
 //!
-//! | what | whose time is up | who looks |
+//! | what | checked in | by |
 //! |---|---|---|
-//! | jobs in a worker's hands: not started, running too long, not stopping | `workers/watch.rs` | the node it is connected to |
-//! | workers that fell silent, or did not come back | `workers/watch.rs`, `adrift` | that node; after its death, any |
-//! | jobs in this process's line that no slot takes | `line` | this node |
+//! | jobs of connected workers: not started, running too long, not stopping | `workers/watch.rs` | the node the worker is connected to |
+//! | workers that are silent or did not reconnect | `workers/watch.rs`, `lost_workers` | that node; after its death, any node |
+//! | jobs that wait too long for a slot of this process | `slot_queue` | this node |
 //! | processes that are being started for a job | `pool.rs` | this node |
-//! | jobs past their expiry | `expired` | any node |
-//! | servers that died, with what they held | `servers` | any node |
-//! | webhooks and bulk actions whose node does not tell how it went | their own loops: they are due again | any node |
+//! | jobs past their expiry | `expired_jobs` | any node |
+//! | dead nodes and their jobs | `dead_nodes` | any node |
+//! | webhooks and bulk actions of a dead node | their own loops: they become due again | any node |
 //!
-//! Each act is guarded in its transaction by what was read before (the block, the worker's session, the row's due time), so one that
-//! comes too late does nothing, and all nodes may act at once. A check that fails, or has more to do than one batch, does not
-//! keep the others from theirs.
+//! Each action is guarded in its transaction by what was read before (the claim, the worker's session, the row's due time),
+//! so a late action does nothing and all nodes may act at once. A check that fails, or has more than one batch to do, does
+//! not delay the others.
 
 use std::{
     sync::atomic::{AtomicI64, AtomicU64, Ordering},
@@ -21,45 +21,55 @@ use std::{
 };
 
 use faena_domain::{LogEvent, LogLine, Timestamp};
-use faena_store::{RunOutcome, StoreError};
+use faena_store::RunOutcome;
 
 use crate::{
-    Engine, Round,
+    Engine, EngineError, Round,
     config::ms,
     nodes,
     workers::{CloseReason, watch},
 };
 
-/// Whose acts are counted, for the metrics.
+/// Actor of the guardian in logs.
+pub const ACTOR: &str = "system:guardian";
+
+/// Rows per check and round.
+const BATCH: usize = 100;
+/// How long ended workers are kept.
+const KEEP_WORKERS: Duration = Duration::from_secs(24 * 3_600);
+/// How long a job may wait here for a slot. After that another node may run it.
+const MAX_SLOT_WAIT_MS: i64 = 10_000;
+
+/// A check of the guardian, as the metrics label it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
     Jobs,
     Workers,
-    Line,
+    SlotQueue,
     Expired,
-    Servers,
+    Nodes,
 }
 
 impl Check {
-    pub const ALL: [Check; 5] = [Check::Jobs, Check::Workers, Check::Line, Check::Expired, Check::Servers];
+    pub const ALL: [Check; 5] = [Check::Jobs, Check::Workers, Check::SlotQueue, Check::Expired, Check::Nodes];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Check::Jobs => "jobs",
             Check::Workers => "workers",
-            Check::Line => "line",
+            Check::SlotQueue => "slot_queue",
             Check::Expired => "expired",
-            Check::Servers => "servers",
+            Check::Nodes => "nodes",
         }
     }
 }
 
-/// How often the guardian of this node had to act.
+/// How often the guardian of this node had to act, by check.
 #[derive(Default)]
 pub struct ActionCounts([AtomicU64; 5]);
 
 impl ActionCounts {
-    pub(crate) fn count(&self, check: Check, actions: usize) {
+    pub(crate) fn add(&self, check: Check, actions: usize) {
         self.0[check as usize].fetch_add(actions as u64, Ordering::Relaxed);
     }
 
@@ -68,145 +78,126 @@ impl ActionCounts {
     }
 }
 
-/// When the database is looked at next. What happens in this process wakes the guardian far more often than there is
+/// When the checks that read the database are due. Changes in this process wake the guardian far more often than there is
 /// anything to find there.
 #[derive(Default)]
 pub struct DueChecks {
-    expiry_at: AtomicI64,
+    expired_at: AtomicI64,
     orphans_at: AtomicI64,
 }
 
 impl DueChecks {
-    /// Something was put off; it may expire before all that is known.
-    pub fn look_for_expired(&self) {
-        self.expiry_at.store(0, Ordering::Release);
+    /// Makes the check for expired jobs due now: a job was stored that may expire before all known ones.
+    pub fn check_expired(&self) {
+        self.expired_at.store(0, Ordering::Release);
     }
 
-    /// A server or worker may have died.
-    pub fn look_for_orphans(&self) {
+    /// Makes the check for orphans due now: a node or worker may have died.
+    pub fn check_orphans(&self) {
         self.orphans_at.store(0, Ordering::Release);
     }
 }
 
-/// Takes a check's turn if its time has come, and sets the next: when there is something to do, and at least once per period.
-async fn on_time(
-    turn: &AtomicI64,
+/// Runs a check if it is due, and sets when it is due next: at the time it names, and at least once per period.
+async fn run_if_due(
+    due: &AtomicI64,
     period: Duration,
     now: Timestamp,
-    check: impl Future<Output = Result<Round, StoreError>>,
-) -> Result<Round, StoreError> {
-    let due_at = Timestamp::from_ms(turn.load(Ordering::Acquire));
+    check: impl Future<Output = Result<Round, EngineError>>,
+) -> Result<Round, EngineError> {
+    let due_at = Timestamp::from_ms(due.load(Ordering::Acquire));
     if due_at > now {
-        return Ok(Round { next_at: Some(due_at), ..Round::default() });
+        return Ok(Round::idle_until(Some(due_at)));
     }
     let latest = now.plus_ms(ms(period));
-    // Before the check: who asks for another look meanwhile is heard.
-    turn.store(latest.as_ms(), Ordering::Release);
+    // Before the check, so that a request that arrives meanwhile is not overwritten.
+    due.store(latest.as_ms(), Ordering::Release);
     let round = match check.await {
         Ok(round) => round,
         Err(error) => {
-            turn.store(0, Ordering::Release);
+            due.store(0, Ordering::Release);
             return Err(error);
         }
     };
     let next_at = if round.more { now } else { round.next_at.map_or(latest, |at| at.min(latest)) };
-    turn.fetch_min(next_at.as_ms(), Ordering::AcqRel);
+    due.fetch_min(next_at.as_ms(), Ordering::AcqRel);
     Ok(Round { next_at: Some(next_at), ..round })
 }
 
-/// As whom it acts.
-pub const ACTOR: &str = "system:guardian";
-
-/// Rows that one round handles of each kind.
-const BATCH: usize = 100;
-/// How long workers that have ended are remembered.
-const FORGET_WORKERS: Duration = Duration::from_secs(24 * 3_600);
-/// How long a job may wait here for a slot that is taken by others: another node may have one.
-const LINE_MS: i64 = 10_000;
-
 impl Engine {
-    /// One look at everything that could hang, at a time of the caller's choice.
-    pub async fn guard(&self, now: Timestamp) -> Result<Round, StoreError> {
-        let mut all = Round::default();
-        let mut failed = None;
-        let mut take = |round: Result<Round, StoreError>| match round {
-            Ok(round) => {
-                all.handled += round.handled;
-                all.more |= round.more;
-                all.next_at = all.next_at.into_iter().chain(round.next_at).min();
-            }
-            Err(error) => failed = Some(error),
+    /// Runs all checks that are due at `now`.
+    pub async fn run_guardian(&self, now: Timestamp) -> Result<Round, EngineError> {
+        let mut total = Round::default();
+        let mut failure = None;
+        let mut add = |round: Result<Round, EngineError>| match round {
+            Ok(round) => total = total.and(round),
+            Err(error) => failure = Some(error),
         };
-        take(self.look_after(now).await);
-        take(Ok(line(self, now)));
+        add(self.watch_workers(now).await);
+        add(Ok(slot_queue(self, now)));
         if self.config.roles.engine {
-            let period = self.config.guardian_interval;
-            take(on_time(&self.due_checks.expiry_at, period, now, expired(self, now)).await);
-            take(on_time(&self.due_checks.orphans_at, period, now, orphans(self, now)).await);
+            let (period, due) = (self.config.guardian_interval, &self.guardian.due_checks);
+            add(run_if_due(&due.expired_at, period, now, expired_jobs(self, now)).await);
+            add(run_if_due(&due.orphans_at, period, now, orphans(self, now)).await);
         }
-        failed.map_or(Ok(all), Err)
+        failure.map_or(Ok(total), Err)
     }
 
-    /// One look at what the workers have in hand that are connected here.
-    pub async fn look_after(&self, now: Timestamp) -> Result<Round, StoreError> {
+    /// Checks the workers connected to this node and their jobs.
+    pub async fn watch_workers(&self, now: Timestamp) -> Result<Round, EngineError> {
         watch::run_once(self, now).await
     }
 }
 
-/// Jobs that were claimed while jobs were short, and stand behind long ones now, go back to where others can take them.
-fn line(engine: &Engine, now: Timestamp) -> Round {
-    let (late, next_at) = engine.in_flight.late_in_line(now.plus_ms(-LINE_MS));
+/// Releases jobs that were claimed while jobs were short and now wait behind long ones.
+fn slot_queue(engine: &Engine, now: Timestamp) -> Round {
+    let (late, next_at) = engine.dispatch.in_flight.take_late(now.plus_ms(-MAX_SLOT_WAIT_MS));
     if !late.is_empty() {
-        // Or they would be claimed again at once.
-        engine.dispatcher.claim_no_more_ahead();
+        // Otherwise this node would claim them again immediately.
+        engine.dispatch.dispatcher.stop_claiming_ahead();
     }
-    for held in &late {
+    for job in &late {
         let line = LogLine::new(now, LogEvent::HandedBack, "no slot became free here in time");
-        let end = held.end(RunOutcome::HandedBack, vec![line], now);
-        engine.hand_in(held, end);
+        let end = job.end(RunOutcome::HandedBack, vec![line], now);
+        engine.finish_job(job, end);
     }
-    engine.actions.count(Check::Line, late.len());
-    Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(LINE_MS)) }
+    engine.guardian.actions.add(Check::SlotQueue, late.len());
+    Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(MAX_SLOT_WAIT_MS)) }
 }
 
-async fn expired(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+async fn expired_jobs(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let due = engine.store.job_expire(BATCH, now).await?;
-    engine.actions.count(Check::Expired, due.expired);
+    engine.guardian.actions.add(Check::Expired, due.expired);
     Ok(Round { handled: due.expired, more: due.more, next_at: due.next_at })
 }
 
-/// What dead servers and workers that nobody looks after have left behind.
-async fn orphans(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let servers = servers(engine, now).await;
-    let adrift = adrift(engine, now).await?;
-    let servers = servers?;
-    Ok(Round {
-        handled: servers.handled + adrift.handled,
-        more: servers.more || adrift.more,
-        next_at: servers.next_at.into_iter().chain(adrift.next_at).min(),
-    })
+/// Recovers the jobs of dead nodes and of workers that no live node is responsible for.
+async fn orphans(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let nodes = dead_nodes(engine, now).await;
+    let workers = lost_workers(engine, now).await?;
+    Ok(nodes?.and(workers))
 }
 
-async fn servers(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let lease_ms = ms(engine.config.node_lease);
+async fn dead_nodes(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let (config, history) = (&engine.config, &engine.node.lease_history);
     let round =
-        nodes::run_once(&*engine.store, &engine.lease_history, lease_ms, engine.config.grace_periods(), now).await?;
-    engine.actions.count(Check::Servers, round.handled);
+        nodes::recover_dead(&*engine.store, history, ms(config.node_lease), config.grace_periods(), now).await?;
+    engine.guardian.actions.add(Check::Nodes, round.handled);
     Ok(round)
 }
 
-/// Gives up the workers that no living node looks after, when their time is up.
-async fn adrift(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let forget_before = now.plus_ms(-ms(FORGET_WORKERS));
-    let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), forget_before, now).await?;
+/// Declares workers lost that no live node is responsible for and whose deadline has passed.
+async fn lost_workers(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let keep_since = now.plus_ms(-ms(KEEP_WORKERS));
+    let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), keep_since, now).await?;
     for lost in &swept.lost {
         let jobs = lost.freed.orphaned + lost.freed.returned;
-        tracing::warn!(actor = ACTOR, worker = lost.key, jobs, "a worker did not come back; its jobs go on elsewhere");
+        tracing::warn!(actor = ACTOR, worker = lost.key, reason = "did not reconnect", jobs, "worker lost");
         if let Some(worker) = engine.workers.find(lost.id) {
             worker.close(CloseReason::WorkerLost);
-            engine.workers.drop_worker(&worker, &engine.in_flight);
+            engine.workers.drop_worker(&worker, &engine.dispatch.in_flight);
         }
     }
-    engine.actions.count(Check::Workers, swept.lost.len());
+    engine.guardian.actions.add(Check::Workers, swept.lost.len());
     Ok(Round { handled: swept.lost.len(), more: swept.more, next_at: swept.next_at })
 }

@@ -1,23 +1,23 @@
-//! Says by name which job types nobody can run, and fails their jobs when they have waited for too long.
+//! Warns about job types that no worker can run, and fails their jobs after `no_handler_timeout`.
 //!
-//! A type is served if a living worker on any node has the capability. Safe on every node at once: a job that somebody takes
-//! meanwhile is not there to be failed any more.
+//! A type is served if a live worker on any node has the capability. Safe on every node at once: a job that a worker claims
+//! meanwhile is no longer there to be failed.
 
 use std::collections::BTreeMap;
 
 use faena_domain::Timestamp;
-use faena_store::{LaneId, StoreError, Tally};
+use faena_store::{LaneId, Tally};
 use parking_lot::Mutex;
 
-use crate::{Engine, Round, config::ms};
+use crate::{Engine, EngineError, Round, config::ms};
 
-/// What was said before, by type and queue: once per change, not once per round.
+/// Types and queues that were unserved in the last round: each is logged once, not once per round.
 #[derive(Default)]
-pub struct Said(Mutex<BTreeMap<(String, String), i64>>);
+pub struct UnhandledTypes(Mutex<BTreeMap<(String, String), i64>>);
 
 const BATCH: usize = 500;
 
-pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let counts = engine.store.counts().await?;
     let waiting: BTreeMap<LaneId, i64> = counts
         .by_lane
@@ -26,7 +26,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         .map(|((lane, _), count)| (lane, count))
         .collect();
     if waiting.is_empty() {
-        engine.said.0.lock().clear();
+        engine.dispatch.unhandled.0.lock().clear();
         return Ok(Round::default());
     }
     let capabilities = engine.store.worker_capabilities().await?;
@@ -36,11 +36,11 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
         .filter(|lane| waiting.contains_key(&lane.id))
         .filter(|lane| !capabilities.iter().any(|capabilities| capabilities.covers(&lane.queue, &lane.kind)))
         .collect();
-    let mut by_name: BTreeMap<(String, String), i64> = BTreeMap::new();
+    let mut jobs_by_type: BTreeMap<(String, String), i64> = BTreeMap::new();
     for lane in &unserved {
-        *by_name.entry((lane.kind.clone(), lane.queue.clone())).or_default() += waiting[&lane.id];
+        *jobs_by_type.entry((lane.kind.clone(), lane.queue.clone())).or_default() += waiting[&lane.id];
     }
-    engine.said.say(by_name);
+    engine.dispatch.unhandled.replace(jobs_by_type);
     if unserved.is_empty() || engine.config.no_handler_timeout.is_zero() {
         return Ok(Round::default());
     }
@@ -48,22 +48,17 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreErr
     let ids = unserved.iter().map(|lane| lane.id).collect();
     let failed = engine.store.job_fail_unhandled(ids, before, BATCH, now).await?;
     if failed > 0 {
-        tracing::warn!(jobs = failed, "jobs have failed because no worker can run them");
+        tracing::warn!(jobs = failed, "unhandled jobs failed");
     }
     Ok(Round { handled: failed, more: failed >= BATCH, next_at: None })
 }
 
-impl Said {
-    fn say(&self, by_name: BTreeMap<(String, String), i64>) {
-        let mut said = self.0.lock();
-        for ((kind, queue), jobs) in by_name.iter().filter(|(name, _)| !said.contains_key(*name)) {
-            tracing::warn!(
-                job_type = kind,
-                queue,
-                jobs,
-                "no worker that is connected can run this type; its jobs wait until one is"
-            );
+impl UnhandledTypes {
+    fn replace(&self, jobs_by_type: BTreeMap<(String, String), i64>) {
+        let mut known = self.0.lock();
+        for ((kind, queue), jobs) in jobs_by_type.iter().filter(|(name, _)| !known.contains_key(*name)) {
+            tracing::warn!(job_type = kind, queue, jobs, "no worker can run this job type");
         }
-        *said = by_name;
+        *known = jobs_by_type;
     }
 }

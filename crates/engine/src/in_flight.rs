@@ -1,6 +1,7 @@
-//! The jobs that this process has in its hands: handed out to it and not yet ended.
+//! The jobs in flight in this process: claimed and not yet ended.
 //!
-//! A run is ended once: whoever takes it out of here reports it. The database's block is the fence for everybody else.
+//! A run is ended once: only the caller that removes it from here reports its end. Everything outside this process is
+//! fenced by the claim in the database.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,30 +16,31 @@ use faena_store::{ClaimedJob, RunEnd, RunOutcome};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::workers::{ConnectedWorker, Order};
+use crate::workers::{ConnectedWorker, WorkerCommand};
 
+/// Value of `assigned_at` while the process for the job is being started.
 const WAITS_FOR_PROCESS: i64 = -1;
 
-/// One job in hand.
+/// One job in flight.
 pub struct InFlightJob {
-    pub job: ClaimedJob,
+    pub claimed: ClaimedJob,
     pub kind: Arc<str>,
     pub claimed_at: Timestamp,
-    /// In whose hands.
     pub worker: WorkerId,
-    /// The connection to that worker; none for the one inside this process.
+    /// The worker that runs it, if it is connected from outside. `None` for the built-in worker.
     connection: Mutex<Option<Arc<ConnectedWorker>>>,
-    /// Told to stop.
+    /// Cancelled when the job has to stop.
     pub cancel: CancellationToken,
-    cancel_asked: Mutex<Option<(String, Timestamp)>>,
-    /// Milliseconds; 0 while it waits for a slot.
+    /// Reason and time of the request to stop.
+    stop_request: Mutex<Option<(String, Timestamp)>>,
+    /// In milliseconds; 0 until it starts.
     started_at: AtomicI64,
-    /// Its start is written down, or about to be.
+    /// Its start is stored, or about to be.
     recorded: AtomicBool,
-    /// Its worker has said something about it.
-    heard_of: AtomicBool,
-    /// Milliseconds; when it was given to the process that was started for it. 0: to one that was there; `WAITS_FOR_PROCESS`: it
-    /// waits for it.
+    /// Its worker has reported something about it.
+    acknowledged: AtomicBool,
+    /// When the process that was started for it received it, in milliseconds. 0 if it went to a worker that was already
+    /// running, `WAITS_FOR_PROCESS` while the process is being started.
     assigned_at: AtomicI64,
 }
 
@@ -50,52 +52,62 @@ pub struct InFlight {
 #[derive(Default)]
 struct Inner {
     jobs: HashMap<JobId, Arc<InFlightJob>>,
-    /// Waiting for a slot, first come first served.
-    line: VecDeque<Arc<InFlightJob>>,
-    /// How many jobs of each hand-out are still here.
+    /// Jobs that wait for a slot of the built-in worker, first in, first out.
+    slot_queue: VecDeque<Arc<InFlightJob>>,
+    /// Jobs of each claim that have not ended.
     open: HashMap<Run, usize>,
 }
 
 impl Inner {
-    fn hold(&mut self, held: InFlightJob) -> Arc<InFlightJob> {
-        let held = Arc::new(held);
-        *self.open.entry(held.job.run).or_default() += 1;
-        self.jobs.insert(held.job.id, held.clone());
-        held
+    fn add(&mut self, job: InFlightJob) -> Arc<InFlightJob> {
+        let job = Arc::new(job);
+        *self.open.entry(job.run()).or_default() += 1;
+        self.jobs.insert(job.id(), job.clone());
+        job
     }
 
-    /// Whether that was the last job of its hand-out.
-    fn count_down(&mut self, run: Run) -> bool {
-        let Some(open) = self.open.get_mut(&run) else { return false };
+    /// Removes a job. Returns whether it was the last of its claim, or `None` if this run is not here.
+    fn remove(&mut self, job: &InFlightJob) -> Option<bool> {
+        self.jobs.get(&job.id()).filter(|known| known.run() == job.run())?;
+        self.jobs.remove(&job.id());
+        let Some(open) = self.open.get_mut(&job.run()) else { return Some(false) };
         *open -= 1;
-        let last = *open == 0;
-        if last {
-            self.open.remove(&run);
+        let is_last = *open == 0;
+        if is_last {
+            self.open.remove(&job.run());
         }
-        last
+        Some(is_last)
     }
 }
 
 impl InFlightJob {
-    fn new(job: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> InFlightJob {
+    fn new(claimed: ClaimedJob, kind: Arc<str>, worker: WorkerId, claimed_at: Timestamp) -> InFlightJob {
         InFlightJob {
-            // It may have become ready after the round began that claimed it.
-            claimed_at: claimed_at.max(job.ready_at),
-            job,
+            // It may have become ready after the start of the round that claimed it.
+            claimed_at: claimed_at.max(claimed.ready_at),
+            claimed,
             kind,
             worker,
             connection: Mutex::new(None),
             cancel: CancellationToken::new(),
-            cancel_asked: Mutex::new(None),
+            stop_request: Mutex::new(None),
             started_at: AtomicI64::new(0),
             recorded: AtomicBool::new(false),
-            heard_of: AtomicBool::new(false),
+            acknowledged: AtomicBool::new(false),
             assigned_at: AtomicI64::new(0),
         }
     }
 
+    pub fn id(&self) -> JobId {
+        self.claimed.id
+    }
+
+    pub fn run(&self) -> Run {
+        self.claimed.run
+    }
+
     pub fn correlation_id(&self) -> String {
-        self.job.correlation_id.clone().unwrap_or_else(|| self.job.id.to_string())
+        self.claimed.correlation_id.clone().unwrap_or_else(|| self.id().to_string())
     }
 
     pub fn start(&self, now: Timestamp) {
@@ -109,31 +121,32 @@ impl InFlightJob {
         }
     }
 
-    pub fn ask_to_stop(&self, reason: &str, now: Timestamp) {
+    /// Asks the job to stop. The first reason counts.
+    pub fn request_stop(&self, reason: &str, now: Timestamp) {
         {
-            let mut asked = self.cancel_asked.lock();
-            if asked.is_some() {
+            let mut request = self.stop_request.lock();
+            if request.is_some() {
                 return;
             }
-            *asked = Some((reason.to_owned(), now));
+            *request = Some((reason.to_owned(), now));
         }
         self.cancel.cancel();
-        self.tell_to_stop(reason);
+        self.send_stop(reason);
     }
 
-    /// Tells a worker elsewhere; the one inside this process looks at the token.
-    pub fn tell_to_stop(&self, reason: &str) {
+    /// Sends the request to stop to a connected worker. The built-in worker watches the token instead.
+    pub fn send_stop(&self, reason: &str) {
         if let Some(connection) = self.connection() {
-            connection.order([Order::Cancel { job_id: self.job.id, run: self.job.run, reason: reason.to_owned() }]);
+            connection.send([WorkerCommand::Cancel { job_id: self.id(), run: self.run(), reason: reason.to_owned() }]);
         }
     }
 
     pub fn cancel_reason(&self) -> Option<String> {
-        self.cancel_asked.lock().as_ref().map(|(reason, _)| reason.clone())
+        self.stop_request.lock().as_ref().map(|(reason, _)| reason.clone())
     }
 
-    pub fn cancel_asked_at(&self) -> Option<Timestamp> {
-        self.cancel_asked.lock().as_ref().map(|(_, at)| *at)
+    pub fn stop_requested_at(&self) -> Option<Timestamp> {
+        self.stop_request.lock().as_ref().map(|(_, at)| *at)
     }
 
     pub fn connection(&self) -> Option<Arc<ConnectedWorker>> {
@@ -148,35 +161,61 @@ impl InFlightJob {
         *self.connection.lock() = Some(connection);
     }
 
-    /// A process is started for it.
+    /// Marks that a process is being started for it.
     pub fn schedule(&self) {
         self.assigned_at.store(WAITS_FOR_PROCESS, Ordering::Release);
     }
 
-    /// A process was started for it, and has come for it now.
+    /// Marks that the process started for it has connected and receives it now.
     pub fn assign(&self, now: Timestamp) {
         self.assigned_at.store(now.as_ms().max(1), Ordering::Release);
     }
 
-    pub fn hear(&self) {
-        self.heard_of.store(true, Ordering::Release);
+    /// Marks that its worker has reported something about it.
+    pub fn acknowledge(&self) {
+        self.acknowledged.store(true, Ordering::Release);
     }
 
-    pub fn was_heard_of(&self) -> bool {
-        self.heard_of.load(Ordering::Acquire)
+    pub fn is_acknowledged(&self) -> bool {
+        self.acknowledged.load(Ordering::Acquire)
     }
 
-    /// From here on an end of this run has to look for what was written about it.
+    /// Marks that rows about this run may exist, so that its end has to look for them. Returns whether this is new.
     pub fn mark_recorded(&self) -> bool {
         !self.recorded.swap(true, Ordering::AcqRel)
     }
 
-    /// The report of this run's end, with its log.
+    /// Returns the report of this run's end, with its log.
     pub fn end(&self, outcome: RunOutcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
-        let job = &self.job;
+        let claimed = &self.claimed;
+        let options = &claimed.options;
+        let on_record = self.recorded.load(Ordering::Acquire)
+            || self.cancel.is_cancelled()
+            || options.unique_key.is_some()
+            || options.concurrency_key.is_some()
+            || options.webhook_url.is_some()
+            || options.expires_at.is_some();
+        RunEnd {
+            id: claimed.id,
+            run: claimed.run,
+            lane: claimed.lane,
+            retry_count: claimed.retry_count,
+            ready_at: claimed.ready_at,
+            worker: self.worker,
+            started_at: self.started_at(),
+            at,
+            log: self.log(lines),
+            outcome,
+            on_record,
+            closes_claim: false,
+        }
+    }
+
+    /// Returns the log of this run from becoming ready to its start, followed by `lines`.
+    fn log(&self, lines: Vec<LogLine>) -> String {
         let mut log = String::with_capacity(128);
-        LogLine::new(job.ready_at, LogEvent::Queued, "").append_to(&mut log);
-        if let Some((since, by)) = &job.limited {
+        LogLine::new(self.claimed.ready_at, LogEvent::Queued, "").append_to(&mut log);
+        if let Some((since, by)) = &self.claimed.limited {
             LogLine::new(*since, LogEvent::Limited, by.as_str()).append_to(&mut log);
         }
         match self.assigned_at.load(Ordering::Acquire) {
@@ -187,48 +226,27 @@ impl InFlightJob {
                 LogLine::new(Timestamp::from_ms(ms), LogEvent::Assigned, "").append_to(&mut log);
             }
         }
-        let started_at = self.started_at();
-        if let Some(started_at) = started_at {
+        if let Some(started_at) = self.started_at() {
             LogLine::new(started_at, LogEvent::Started, "").append_to(&mut log);
         }
         for line in lines {
             line.append_to(&mut log);
         }
-        let options = &job.options;
-        let on_record = self.recorded.load(Ordering::Acquire)
-            || self.cancel.is_cancelled()
-            || options.unique_key.is_some()
-            || options.concurrency_key.is_some()
-            || options.webhook_url.is_some()
-            || options.expires_at.is_some();
-        RunEnd {
-            id: job.id,
-            run: job.run,
-            lane: job.lane,
-            retry_count: job.retry_count,
-            ready_at: job.ready_at,
-            worker: self.worker,
-            started_at,
-            at,
-            log,
-            outcome,
-            on_record,
-            closes_claim: false,
-        }
+        log
     }
 }
 
 impl InFlight {
-    /// Jobs for the worker inside this process: they stand in line for a slot.
+    /// Adds jobs for the built-in worker and queues them for a slot.
     pub fn add(&self, jobs: impl IntoIterator<Item = (ClaimedJob, Arc<str>)>, worker: WorkerId, claimed_at: Timestamp) {
         let mut inner = self.inner.lock();
         for (job, kind) in jobs {
-            let held = inner.hold(InFlightJob::new(job, kind, worker, claimed_at));
-            inner.line.push_back(held);
+            let job = inner.add(InFlightJob::new(job, kind, worker, claimed_at));
+            inner.slot_queue.push_back(job);
         }
     }
 
-    /// Jobs that a worker elsewhere has, or is about to be handed.
+    /// Adds jobs that a connected worker has, or is about to receive.
     pub fn add_for(
         &self,
         connection: &Arc<ConnectedWorker>,
@@ -236,51 +254,55 @@ impl InFlight {
     ) -> Vec<Arc<InFlightJob>> {
         let mut inner = self.inner.lock();
         jobs.into_iter()
-            .map(|(job, kind, claimed_at)| {
-                // A worker that comes back has its jobs here already.
-                let known = inner.jobs.get(&job.id).filter(|known| known.job.run == job.run).cloned();
-                let held = known.unwrap_or_else(|| inner.hold(InFlightJob::new(job, kind, connection.id, claimed_at)));
-                held.connect(connection.clone());
-                held
+            .map(|(claimed, kind, claimed_at)| {
+                // The jobs of a worker that reconnects are here already.
+                let known = inner.jobs.get(&claimed.id).filter(|known| known.run() == claimed.run).cloned();
+                let job =
+                    known.unwrap_or_else(|| inner.add(InFlightJob::new(claimed, kind, connection.id, claimed_at)));
+                job.connect(connection.clone());
+                job
             })
             .collect()
     }
 
-    /// Not this process's business any more, and nothing is told about it.
-    pub fn forget(&self, held: &InFlightJob) {
+    /// Removes a job without reporting an end: another node is responsible for it.
+    pub fn forget(&self, job: &InFlightJob) {
+        self.inner.lock().remove(job);
+    }
+
+    /// Takes the next job for a slot.
+    pub fn next_queued(&self) -> Option<Arc<InFlightJob>> {
+        self.inner.lock().slot_queue.pop_front()
+    }
+
+    /// Takes the jobs that have waited for a slot since `before`. Also returns since when the next one waits.
+    pub fn take_late(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let mut inner = self.inner.lock();
-        if inner.jobs.get(&held.job.id).is_some_and(|known| known.job.run == held.job.run) {
-            inner.jobs.remove(&held.job.id);
-            inner.count_down(held.job.run);
-        }
+        let late = inner.slot_queue.iter().take_while(|job| job.claimed_at <= before).count();
+        let late = inner.slot_queue.drain(..late).collect();
+        (late, inner.slot_queue.front().map(|job| job.claimed_at))
     }
 
-    pub fn next_in_line(&self) -> Option<Arc<InFlightJob>> {
-        self.inner.lock().line.pop_front()
+    /// Takes all jobs that wait for a slot.
+    pub fn take_queued(&self) -> Vec<Arc<InFlightJob>> {
+        self.inner.lock().slot_queue.drain(..).collect()
     }
 
-    /// Takes out of the line what has stood there since `before`, and says since when the next has.
-    pub fn late_in_line(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
-        let mut inner = self.inner.lock();
-        let late = inner.line.iter().take_while(|held| held.claimed_at <= before).count();
-        let late = inner.line.drain(..late).collect();
-        (late, inner.line.front().map(|held| held.claimed_at))
-    }
-
-    pub fn waiting(&self) -> usize {
-        self.inner.lock().line.len()
+    /// Returns how many jobs wait for a slot.
+    pub fn queued(&self) -> usize {
+        self.inner.lock().slot_queue.len()
     }
 
     pub fn count(&self) -> usize {
         self.inner.lock().jobs.len()
     }
 
-    /// Whether the worker inside this process has anything to do.
-    pub fn is_idle_here(&self) -> bool {
-        self.inner.lock().jobs.values().all(|held| held.is_remote())
+    /// Returns whether the built-in worker has no jobs.
+    pub fn is_built_in_idle(&self) -> bool {
+        self.inner.lock().jobs.values().all(|job| job.is_remote())
     }
 
-    /// The hand-outs of which jobs are here.
+    /// Returns the run numbers of all claims with jobs here.
     pub fn runs(&self) -> Vec<Run> {
         self.inner.lock().open.keys().copied().collect()
     }
@@ -289,34 +311,32 @@ impl InFlight {
         self.inner.lock().jobs.get(&id).cloned()
     }
 
-    /// Lets a job go and hands its end on, marked if it is the last of its hand-out. `send` runs under the lock, so that ends
-    /// are told in the order in which they were counted: the one that closes the block is the last. `false`: it is not here
-    /// any more, and its end is nobody's business.
-    pub fn finish(&self, held: &InFlightJob, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
+    /// Removes a job and passes its end to `send`, marked if it is the last of its claim.
+    ///
+    /// `send` runs under the lock, so ends are sent in the order in which they are counted and the end that closes the
+    /// claim is the last. Returns `false` if the run is not here any more; then its end must not be reported.
+    pub fn finish(&self, job: &InFlightJob, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
         let mut inner = self.inner.lock();
-        match inner.jobs.get(&held.job.id) {
-            Some(known) if known.job.run == held.job.run => {}
-            _ => return false,
-        }
-        inner.jobs.remove(&held.job.id);
-        end.closes_claim = inner.count_down(held.job.run);
+        let Some(is_last) = inner.remove(job) else { return false };
+        end.closes_claim = is_last;
         send(end);
         true
     }
 
-    /// Everything that has begun before `before` and is not on record yet; marks it.
-    pub fn to_record(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
+    /// Returns all jobs that started before `before` and are not recorded, and marks them as recorded. Also returns the
+    /// start of the next one.
+    pub fn take_unrecorded(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let inner = self.inner.lock();
         let mut due = Vec::new();
         let mut next: Option<Timestamp> = None;
-        for held in inner.jobs.values() {
-            if held.recorded.load(Ordering::Acquire) {
+        for job in inner.jobs.values() {
+            if job.recorded.load(Ordering::Acquire) {
                 continue;
             }
-            match held.started_at() {
+            match job.started_at() {
                 Some(at) if at <= before => {
-                    held.mark_recorded();
-                    due.push(held.clone());
+                    job.mark_recorded();
+                    due.push(job.clone());
                 }
                 Some(at) => next = Some(next.map_or(at, |known: Timestamp| known.min(at))),
                 None => {}
@@ -325,20 +345,15 @@ impl InFlight {
         (due, next)
     }
 
-    /// Whoever waits for a slot.
-    pub fn empty_line(&self) -> Vec<Arc<InFlightJob>> {
-        self.inner.lock().line.drain(..).collect()
-    }
-
     pub fn all(&self) -> Vec<Arc<InFlightJob>> {
         self.inner.lock().jobs.values().cloned().collect()
     }
 
-    /// This process was taken for dead: nothing of this is its own any more.
+    /// Removes everything: this node was declared dead and its jobs belong to others.
     pub fn drop_all(&self) -> Vec<Arc<InFlightJob>> {
         let mut inner = self.inner.lock();
-        inner.line.clear();
+        inner.slot_queue.clear();
         inner.open.clear();
-        inner.jobs.drain().map(|(_, held)| held).collect()
+        inner.jobs.drain().map(|(_, job)| job).collect()
     }
 }

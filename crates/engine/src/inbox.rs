@@ -1,8 +1,9 @@
-//! Makes jobs of the messages of a broker.
+//! Turns messages of a broker into jobs.
 //!
-//! A message is acknowledged after the commit that holds its job, so one that was on its way when something broke comes again; it is known again by its id and
-//! makes no second job. What can never become a job is rejected, to the dead letters of its queue. While the database of jobs is away messages are kept in hand
-//! and not given back: a broker counts how often it hands out a message, and some give up on it.
+//! A message is acknowledged after the commit of its job. A message that was in progress when something failed is delivered
+//! again, recognised by its id, and creates no second job. A message that can never become a job is rejected, to the dead
+//! letters of its queue. While the job database is down, messages are kept here and not returned: a broker counts deliveries,
+//! and some discard a message after too many.
 
 use std::{
     sync::{
@@ -28,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, Round,
-    arrivals::{Arrival, Trouble, arrive},
+    input::{Outage, Submission, submit_once},
 };
 
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ pub struct InboxConfig {
     pub priority: Option<Priority>,
 }
 
-/// Where messages come from. Shows no password.
+/// Where messages come from. Its debug output contains no password.
 #[derive(Clone, Debug)]
 pub enum InboxBroker {
     RabbitMq(RabbitMqConsumerOptions),
@@ -56,25 +57,28 @@ impl InboxBroker {
     }
 }
 
-/// How long a round waits for a message. Longer than connecting takes.
+/// How long a round waits for a message. Longer than it takes to connect.
 const WAIT: Duration = Duration::from_secs(15);
-const LONGEST_REST: Duration = Duration::from_secs(60);
-/// The database of jobs is looked at more often: messages are in hand.
-const LONGEST_REST_STORE: Duration = Duration::from_secs(5);
+/// Longest delay while the broker is down.
+const MAX_BROKER_BACKOFF: Duration = Duration::from_secs(60);
+/// Longest delay while the job database is down. Shorter, because messages wait here.
+const MAX_STORE_BACKOFF: Duration = Duration::from_secs(5);
 const BATCH: usize = 100;
-const SUBMITS_AT_ONCE: usize = 8;
-/// A longer message id is known by its hash.
-const LONGEST_ID: usize = 255;
+const CONCURRENT_SUBMITS: usize = 8;
+/// Longest message id that is stored. Of a longer id the hash is stored.
+const MAX_ID: usize = 255;
 
 pub struct Inbox {
     pub name: String,
-    pub nudge: Arc<Notify>,
-    /// Through this node: jobs that were stored, messages that had come before, messages that were rejected.
+    pub wakeup: Arc<Notify>,
+    /// Jobs that this node stored.
     pub jobs: AtomicU64,
-    pub known: AtomicU64,
+    /// Messages of this node that had been processed before.
+    pub duplicates: AtomicU64,
+    /// Messages that this node rejected.
     pub rejected: AtomicU64,
-    /// Messages that wait for the database of jobs.
-    pub in_hand: AtomicU64,
+    /// Messages that wait for the job database.
+    pub waiting: AtomicU64,
     config: InboxConfig,
     parser: JobParser,
     stop: CancellationToken,
@@ -83,12 +87,12 @@ pub struct Inbox {
 
 struct State {
     consumer: Box<dyn Consumer>,
-    /// Messages that the database of jobs could not take yet.
-    in_hand: Vec<Delivery>,
-    trouble: Trouble,
+    /// Messages that the job database has not accepted yet.
+    waiting: Vec<Delivery>,
+    outage: Outage,
 }
 
-/// What a message says that becomes a job: the body of `POST /api/v1/jobs`.
+/// Body of `POST /api/v1/jobs` for the job of a message.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Body<'a> {
@@ -106,77 +110,73 @@ impl Inbox {
     pub fn new(config: &InboxConfig, parser: JobParser, stop: CancellationToken) -> Inbox {
         Inbox {
             name: format!("inbox:{}", config.name),
-            nudge: Arc::new(Notify::new()),
+            wakeup: Arc::new(Notify::new()),
             jobs: AtomicU64::new(0),
-            known: AtomicU64::new(0),
+            duplicates: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
-            in_hand: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
             parser,
             stop,
-            state: Mutex::new(State {
-                consumer: config.broker.open(),
-                in_hand: Vec::new(),
-                trouble: Trouble::default(),
-            }),
+            state: Mutex::new(State { consumer: config.broker.open(), waiting: Vec::new(), outage: Outage::default() }),
             config: config.clone(),
         }
     }
 
     pub async fn run_once(&self, store: &dyn Store, bus: &Bus, now: Timestamp) -> Result<Round, StoreError> {
         let mut state = self.state.lock().await;
-        if let Some(until) = state.trouble.rests_until(now) {
-            return Ok(Round { next_at: Some(until), ..Round::default() });
+        if let Some(at) = state.outage.retry_at(now) {
+            return Ok(Round::idle_until(Some(at)));
         }
         let mut down = None;
-        if state.in_hand.is_empty() {
-            match self.gather(&mut state).await {
-                Ok(messages) => state.in_hand = messages,
+        if state.waiting.is_empty() {
+            match self.receive(&mut state).await {
+                Ok(messages) => state.waiting = messages,
                 Err(reason) => down = Some(reason),
             }
         }
         // The wait may have been long.
         let now = now.max(Timestamp::now());
-        let messages = std::mem::take(&mut state.in_hand);
+        let messages = std::mem::take(&mut state.waiting);
         let count = messages.len();
-        let dealt: Vec<Outcome> = stream::iter(messages)
-            .map(|message| self.deal_with(store, bus, message, now))
-            .buffer_unordered(SUBMITS_AT_ONCE)
+        let outcomes: Vec<Outcome> = stream::iter(messages)
+            .map(|message| self.process(store, bus, message, now))
+            .buffer_unordered(CONCURRENT_SUBMITS)
             .collect()
             .await;
         let mut store_error = None;
-        for outcome in dealt {
+        for outcome in outcomes {
             match outcome {
                 Outcome::Done => {}
-                Outcome::Unanswered(reason) => down = Some(reason),
-                Outcome::Later(message, error) => {
-                    state.in_hand.push(*message);
+                Outcome::NotAcknowledged(reason) => down = Some(reason),
+                Outcome::Deferred(message, error) => {
+                    state.waiting.push(*message);
                     store_error = Some(error);
                 }
             }
         }
-        let handled = count - state.in_hand.len();
-        self.in_hand.store(state.in_hand.len() as u64, Ordering::Relaxed);
+        let handled = count - state.waiting.len();
+        self.waiting.store(state.waiting.len() as u64, Ordering::Relaxed);
+        let outage = &mut state.outage;
         let next_at = if let Some(error) = store_error {
-            let reason = error.to_string();
-            Some(state.trouble.came(&self.name, "the database of jobs", &reason, LONGEST_REST_STORE, now))
+            Some(outage.record_failure(&self.name, "job database", &error.to_string(), MAX_STORE_BACKOFF, now))
         } else if let Some(reason) = down {
-            Some(state.trouble.came(&self.name, "the broker of an inbox", &reason, LONGEST_REST, now))
+            Some(outage.record_failure(&self.name, "broker", &reason, MAX_BROKER_BACKOFF, now))
         } else {
-            state.trouble.is_over(&self.name);
+            outage.clear(&self.name);
             None
         };
         Ok(Round { handled, more: next_at.is_none(), next_at })
     }
 
-    /// Ends the connection; what is in hand comes again.
+    /// Closes the connection. The broker delivers the waiting messages again.
     pub async fn close(&self) {
         let mut state = self.state.lock().await;
-        state.in_hand.clear();
+        state.waiting.clear();
         state.consumer.close().await;
     }
 
-    /// Waits for a message, and takes those along that are there already.
-    async fn gather(&self, state: &mut State) -> Result<Vec<Delivery>, String> {
+    /// Waits for a message and also returns those that have arrived already.
+    async fn receive(&self, state: &mut State) -> Result<Vec<Delivery>, String> {
         let first = tokio::select! {
             () = self.stop.cancelled() => return Ok(Vec::new()),
             first = tokio::time::timeout(WAIT, state.consumer.next()) => first,
@@ -189,25 +189,25 @@ impl Inbox {
         while messages.len() < BATCH {
             match state.consumer.next().now_or_never() {
                 Some(Ok(message)) => messages.push(message),
-                // Those that came are dealt with; the next round meets the error again, or a new connection.
+                // The messages so far are processed; the next round gets the error again, or a new connection.
                 Some(Err(_)) | None => break,
             }
         }
         Ok(messages)
     }
 
-    async fn deal_with(&self, store: &dyn Store, bus: &Bus, message: Delivery, now: Timestamp) -> Outcome {
+    async fn process(&self, store: &dyn Store, bus: &Bus, message: Delivery, now: Timestamp) -> Outcome {
         let job = match self.read(&message) {
             Ok(job) => job,
             Err(reason) => return self.reject(message, &reason).await,
         };
-        match arrive(store, bus, &self.name, &known_as(&message), job, now).await {
-            Arrival::Stored => self.jobs.fetch_add(1, Ordering::Relaxed),
-            Arrival::Known => self.known.fetch_add(1, Ordering::Relaxed),
-            Arrival::Refused(reason) => return self.reject(message, &reason).await,
-            Arrival::Later(error) => return Outcome::Later(Box::new(message), error),
+        match submit_once(store, bus, &self.name, &message_id(&message), job, now).await {
+            Submission::Stored => self.jobs.fetch_add(1, Ordering::Relaxed),
+            Submission::Duplicate => self.duplicates.fetch_add(1, Ordering::Relaxed),
+            Submission::Rejected(reason) => return self.reject(message, &reason).await,
+            Submission::Deferred(error) => return Outcome::Deferred(Box::new(message), error),
         };
-        message.ack().await.map_or_else(|error| Outcome::Unanswered(format!("{error:#}")), |()| Outcome::Done)
+        message.ack().await.map_or_else(|error| Outcome::NotAcknowledged(format!("{error:#}")), |()| Outcome::Done)
     }
 
     async fn reject(&self, message: Delivery, reason: &str) -> Outcome {
@@ -215,10 +215,10 @@ impl Inbox {
         match message.reject(reason).await {
             Ok(()) => {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(name = self.name, id, subject, reason, "a message cannot become a job and was rejected");
+                tracing::warn!(name = self.name, id, subject, reason, "inbox message rejected");
                 Outcome::Done
             }
-            Err(error) => Outcome::Unanswered(format!("{error:#}")),
+            Err(error) => Outcome::NotAcknowledged(format!("{error:#}")),
         }
     }
 
@@ -245,15 +245,16 @@ impl Inbox {
 
 enum Outcome {
     Done,
-    /// The broker could not be told; the message comes again.
-    Unanswered(String),
-    Later(Box<Delivery>, StoreError),
+    /// The broker could not be reached; it delivers the message again.
+    NotAcknowledged(String),
+    /// The job database did not accept it yet.
+    Deferred(Box<Delivery>, StoreError),
 }
 
-/// Its id, or what it says if its sender gave it none.
-fn known_as(message: &Delivery) -> String {
+/// Returns the id under which a message is stored: its own, or a hash of its body if it has none.
+fn message_id(message: &Delivery) -> String {
     match &message.id {
-        Some(id) if id.len() <= LONGEST_ID => id.clone(),
+        Some(id) if id.len() <= MAX_ID => id.clone(),
         Some(id) => hash(id.as_bytes()),
         None => hash(&message.body),
     }

@@ -1,47 +1,50 @@
-//! Moves jobs forward: loops, dispatch, the built-in worker, the workers that connect.
+//! Moves jobs forward: loops, dispatch, the built-in worker, connected workers, pools, webhooks and event delivery.
 //!
-//! `Engine::start` is the list of everything that runs. Each loop does one bounded batch per round, on a period and on a nudge,
-//! and is safe to run on every node at once.
+//! `engine/loops.rs` lists everything that runs. Each loop does one bounded batch per round, runs on a period and when it
+//! is woken, and is safe to run on every node at once.
 
-mod config;
-mod arrivals;
-mod inbox;
-mod beats;
-pub mod bulk;
-mod driver;
-mod bus;
-pub mod live;
+pub mod address;
 pub mod breaker;
-mod in_flight;
-mod verdict;
-pub mod workers;
+mod builtin;
+pub mod bulk;
+mod bus;
+mod config;
 mod dispatcher;
-mod reporter;
-mod signature;
-mod webhooks;
-pub mod outbox;
-mod recorder;
-mod promoter;
-mod retention;
-pub mod schedules;
-mod nodes;
+mod driver;
+mod engine;
+mod error;
+pub mod event_reader;
 pub mod guardian;
 mod handlers;
-mod pool;
+mod in_flight;
+mod inbox;
+mod input;
+mod loop_health;
+mod nodes;
+pub mod outbox;
 mod poller;
+mod pool;
+mod promoter;
+mod recorder;
+mod reporter;
+mod retention;
+pub mod schedules;
+mod signature;
 pub mod throughput;
-pub mod address;
-mod builtin;
-mod why;
 pub mod trace;
-mod engine;
+mod verdict;
+mod wakeups;
+mod webhooks;
+mod why;
+pub mod workers;
 
-pub use beats::{Beat, Beats};
 pub use bus::Bus;
 pub use config::{EngineConfig, Roles};
 pub use driver::{Driver, Round};
 pub use engine::{CancelResult, Engine};
+pub use error::EngineError;
 pub use inbox::{Inbox, InboxBroker, InboxConfig};
+pub use loop_health::{LoopHealth, LoopStatus};
 pub use outbox::{DatabaseUrl, OutboxConfig, SinkConfig, Source, SourceConfig, Target};
 pub use pool::PoolConfig;
 pub use signature::{Secret, sign};

@@ -1,30 +1,52 @@
-//! Gives back the jobs of server processes that died.
+//! This process as a node: joining, renewing its lease, and recovering the jobs of nodes that died.
 //!
-//! Each process renews its lease; when that has run out, any other process takes its jobs: those known to have started cost a
-//! try, the others do not. A process that was itself cut off (asleep, or without database) first lives through one whole
-//! lease of its own before it judges others.
+//! Each node renews its lease. When a lease has expired, any other node recovers the dead node's jobs: those known to have
+//! started use an attempt, the others do not. A node that was itself cut off (suspended, or without database) keeps its own
+//! lease for one whole period before it declares others dead.
 //!
-//! Safe on every node at once: the block of a hand-out is deleted first, and only one can delete it.
+//! Safe on every node at once: recovery deletes the claim first, and only one node can delete it.
 
-use faena_domain::Timestamp;
-use faena_store::{GracePeriods, Store, StoreError};
-use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
 
-use crate::{Round, guardian::ACTOR};
+use faena_domain::{NodeId, Timestamp};
+use faena_store::{GracePeriods, NodeInfo, Store, StoreError};
+use parking_lot::{Mutex, RwLock};
 
-/// Since when this process has been in touch with the database without a break.
+use crate::{Engine, EngineConfig, EngineError, Round, config::ms, guardian::ACTOR, workers::CloseReason};
+
+/// A claim unknown to this process after this time was never received: no call to the database takes this long.
+const LOST_CLAIM: Duration = Duration::from_secs(45);
+
+/// Id of this process as a node. It changes when the node loses its lease. Clones share it.
+#[derive(Clone)]
+pub struct CurrentNode(Arc<RwLock<NodeId>>);
+
+impl CurrentNode {
+    pub fn new(id: NodeId) -> CurrentNode {
+        CurrentNode(Arc::new(RwLock::new(id)))
+    }
+
+    pub fn id(&self) -> NodeId {
+        *self.0.read()
+    }
+
+    fn replace(&self, id: NodeId) {
+        *self.0.write() = id;
+    }
+}
+
+/// Since when this node has renewed its lease without a break, and when it last did.
 #[derive(Default)]
 pub struct LeaseHistory(Mutex<Option<(Timestamp, Timestamp)>>);
 
 impl LeaseHistory {
-    /// Told at every renewal.
-    pub fn renewed(&self, now: Timestamp, lease_ms: i64) {
-        let mut lease_history = self.0.lock();
-        let since = match *lease_history {
+    fn record_renewal(&self, now: Timestamp, lease_ms: i64) {
+        let mut history = self.0.lock();
+        let since = match *history {
             Some((since, last)) if now.ms_since(last) <= lease_ms => since,
             _ => now,
         };
-        *lease_history = Some((since, now));
+        *history = Some((since, now));
     }
 
     fn can_reap(&self, now: Timestamp, lease_ms: i64) -> bool {
@@ -32,14 +54,20 @@ impl LeaseHistory {
     }
 }
 
-pub async fn run_once(
+pub async fn join(store: &dyn Store, id: NodeId, config: &EngineConfig, now: Timestamp) -> Result<(), StoreError> {
+    let info = NodeInfo { id, name: config.node_name.clone() };
+    store.node_join(info, ms(config.node_lease), now).await
+}
+
+/// Recovers the jobs of nodes whose lease has expired.
+pub async fn recover_dead(
     store: &dyn Store,
     lease_history: &LeaseHistory,
     lease_ms: i64,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
-    // SQLite: whoever held something before this process is dead for certain.
+    // SQLite: a process that owned something before this one is certainly dead.
     if store.engine() != "sqlite" && !lease_history.can_reap(now, lease_ms) {
         return Ok(Round::default());
     }
@@ -51,8 +79,43 @@ pub async fn run_once(
             nodes = freed.nodes,
             orphaned = freed.orphaned,
             returned = freed.returned,
-            "a server died; its jobs go on elsewhere"
+            "dead node recovered"
         );
     }
     Ok(Round { handled, more: handled > 0, next_at: None })
+}
+
+/// Renews this node's lease. If another node has declared it dead, drops everything and joins again as a new node.
+pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let lease_ms = ms(engine.config.node_lease);
+    if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
+        engine.node.lease_history.record_renewal(now, lease_ms);
+        return Ok(Round::done(1));
+    }
+    let lost = engine.dispatch.in_flight.drop_all();
+    tracing::error!(jobs = lost.len(), "node was declared dead; joining again as a new node");
+    engine.workers.drop_all(&engine.dispatch.in_flight, CloseReason::ServerDeclaredDead);
+    for job in lost {
+        job.request_stop("this node lost its lease", now);
+    }
+    let id = NodeId::new();
+    join(&*engine.store, id, &engine.config, now).await?;
+    engine.node.current.replace(id);
+    if engine.config.roles.worker {
+        engine.local.record.register(engine, now).await?;
+    }
+    Ok(Round::done(1))
+}
+
+/// Releases claims of this node that it never received, because the answer of the database was lost.
+pub async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    // In this order: a job that ends meanwhile moves from the jobs in flight to the reporter.
+    let mut known = engine.dispatch.in_flight.runs();
+    known.extend(engine.reports.reporter.runs());
+    let before = now.plus_ms(-ms(LOST_CLAIM));
+    let released = engine.store.node_reconcile(engine.node_id(), known, before, now).await?;
+    if released > 0 {
+        tracing::warn!(jobs = released, "lost claim released");
+    }
+    Ok(Round::done(released))
 }

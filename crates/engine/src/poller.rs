@@ -1,29 +1,26 @@
-//! Looks once a second for what no signal has told: the fallback that makes every signal dispensable.
+//! Looks for changes that no signal announced. It makes every signal dispensable.
 
 use faena_domain::Timestamp;
-use faena_store::StoreError;
 
-use crate::{Engine, Round};
+use crate::{Engine, EngineError, Round};
 
-/// How old the last look at the throughput may be. Whoever asks for it looks again.
+/// Age at which the throughput is sampled again. Callers that ask for it take samples too.
 const SAMPLE_MS: i64 = 20_000;
 
-pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let poll = engine.store.poll(engine.node_id(), now).await?;
     for lane in &poll.ready_lanes {
-        engine.lanes.add(*lane);
+        engine.dispatch.lanes.add(*lane);
     }
     for (id, reason) in &poll.cancels {
-        engine.ask_to_stop(*id, reason, now);
+        engine.request_stop(*id, reason, now);
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {
-        engine.promote.notify_one();
-        engine.due_checks.look_for_expired();
-        engine.workers.watch.notify_one();
+        engine.check_due_times();
     }
     if poll.orphans {
-        engine.due_checks.look_for_orphans();
-        engine.workers.watch.notify_one();
+        engine.guardian.due_checks.check_orphans();
+        engine.wakeups.deadline_changed();
     }
     if engine.throughput.is_older(now, SAMPLE_MS) {
         engine.throughput.add(&engine.store.counts().await?, now);

@@ -1,10 +1,10 @@
-//! Worker processes that Faena starts and looks after on its own machine.
+//! Pools of worker processes that Faena starts and watches on its own machine.
 //!
-//! A pool has between `min` and `max` processes, more of them while jobs wait. Each is a worker like any other: it connects by one
-//! of the doors, under the name it was given. An ephemeral pool starts one process per job; the job is `SCHEDULED` until the
-//! process has connected. Who crashes at the start is started again later and later.
+//! A pool has between `min` and `max` processes, more of them while jobs wait. Each is a worker like any other: it connects
+//! under the id it was given. An ephemeral pool starts one process per job; the job is `SCHEDULED` until the process has
+//! connected. A process that crashes at its start is started again with a growing delay.
 //!
-//! Each process is started under a guard that kills its whole group when this process is gone, however it went.
+//! Each process runs under a guard that kills its whole process group when this server ends, however it ends.
 
 mod process;
 
@@ -15,11 +15,11 @@ use std::{
 };
 
 use faena_domain::{Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
-use faena_store::{Counts, Lane, StoreError, Tally, WorkerEnd};
+use faena_store::{Counts, Lane, Tally, WorkerEnd};
 use parking_lot::Mutex;
 
 use crate::{
-    Engine, Round,
+    Engine, EngineError, Round,
     breaker::{Breaker, BreakerRule},
     config::ms,
     workers::{ConnectedWorker, Transport, WorkerIdentity},
@@ -32,13 +32,13 @@ pub struct PoolConfig {
     pub command: Vec<String>,
     pub capabilities: Vec<String>,
     pub queues: Vec<String>,
-    /// Jobs that one process runs at once.
+    /// Slots of one process.
     pub concurrency: u32,
     pub min: usize,
     pub max: usize,
-    /// One process per job.
+    /// Whether each process runs one job only.
     pub ephemeral: bool,
-    /// How long a process that is not needed stays.
+    /// How long a process without jobs is kept.
     pub idle: Duration,
     pub env: BTreeMap<String, String>,
     pub cwd: Option<String>,
@@ -51,36 +51,40 @@ pub struct Pools(Vec<Pool>);
 struct Pool {
     config: PoolConfig,
     members: Mutex<HashMap<WorkerId, Member>>,
-    trouble: Mutex<Trouble>,
+    start_failures: Mutex<StartFailures>,
 }
 
-/// One process, or the place for one.
+/// One process, or a place for one that is not started yet.
 struct Member {
     worker: Arc<ConnectedWorker>,
     process: Option<Process>,
     started_at: Timestamp,
-    /// Since when it has had nothing to do.
+    /// Since when it has had no job.
     idle_since: Option<Timestamp>,
     stopping_since: Option<Timestamp>,
 }
 
+/// Processes in a row that ended at their start.
 #[derive(Default)]
-struct Trouble {
-    failures: u32,
-    not_before: Option<Timestamp>,
+struct StartFailures {
+    count: u32,
+    retry_at: Option<Timestamp>,
 }
 
-/// How often pools are looked at while they have processes or jobs wait.
-pub const LOOK: Duration = Duration::from_secs(1);
+/// Time between two rounds.
+const PERIOD: Duration = Duration::from_secs(1);
 const SUCCESS: &str = "exit status: 0";
-const LONGEST_BACKOFF_MS: i64 = 60_000;
-/// A process that has lived for this long did not crash at its start.
-const SETTLED_MS: i64 = 10_000;
+const MAX_BACKOFF_MS: i64 = 60_000;
+/// A process that has run for this long did not crash at its start.
+const STARTED_MS: i64 = 10_000;
 
 impl Pools {
     pub fn new(configs: &[PoolConfig]) -> Pools {
-        let pool =
-            |config: &PoolConfig| Pool { config: config.clone(), members: Mutex::default(), trouble: Mutex::default() };
+        let pool = |config: &PoolConfig| Pool {
+            config: config.clone(),
+            members: Mutex::default(),
+            start_failures: Mutex::default(),
+        };
         Pools(configs.iter().map(pool).collect())
     }
 
@@ -88,7 +92,7 @@ impl Pools {
         self.0.is_empty()
     }
 
-    pub async fn run_once(&self, engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+    pub async fn run_once(&self, engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
         if self.0.is_empty() {
             return Ok(Round::default());
         }
@@ -96,20 +100,20 @@ impl Pools {
         let lanes = engine.store.lanes().await?;
         let mut handled = 0;
         for pool in &self.0 {
-            handled += pool.bury(engine, now).await?;
-            handled += pool.follow(engine, now);
+            handled += pool.remove_ended(engine, now).await?;
+            handled += pool.update_members(engine, now);
             handled += pool.grow(engine, &counts, &lanes, now).await?;
             handled += pool.shrink(engine, now);
         }
-        Ok(Round { handled, more: false, next_at: Some(now.plus_ms(ms(LOOK))) })
+        Ok(Round { handled, more: false, next_at: Some(now.plus_ms(ms(PERIOD))) })
     }
 
-    /// Asks all processes to stop, and waits until they have.
+    /// Asks all processes to stop and waits until they have.
     pub async fn stop(&self) {
         for pool in &self.0 {
             for member in pool.members.lock().values_mut() {
                 if let Some(process) = &mut member.process {
-                    process.ask_to_stop();
+                    process.request_stop();
                 }
             }
         }
@@ -118,7 +122,7 @@ impl Pools {
         }
     }
 
-    /// Kills what is left, each with all its group.
+    /// Kills the remaining processes with their process groups.
     pub fn kill(&self) {
         for pool in &self.0 {
             pool.members.lock().clear();
@@ -132,58 +136,58 @@ impl Pools {
 }
 
 impl Pool {
-    /// Sees to processes that have ended.
-    async fn bury(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
+    /// Ends the workers of processes that have ended.
+    async fn remove_ended(&self, engine: &Engine, now: Timestamp) -> Result<usize, EngineError> {
         let ended: Vec<(WorkerId, String, bool, bool)> = self
             .members
             .lock()
             .iter()
             .filter_map(|(id, member)| {
                 let status = member.process.as_ref()?.ended()?;
-                let early = now.ms_since(member.started_at) < SETTLED_MS;
-                Some((*id, status, early, member.stopping_since.is_some()))
+                let is_early = now.ms_since(member.started_at) < STARTED_MS;
+                Some((*id, status, is_early, member.stopping_since.is_some()))
             })
             .collect();
-        for (id, status, early, asked) in &ended {
+        for (id, status, is_early, was_asked) in &ended {
             let worker = engine.workers.find(*id);
-            let connected = worker.as_ref().is_some_and(|worker| worker.state().is_operational());
-            let (reason, delay_ms) = (format!("its process ended: {status}"), ms(engine.config.orphan_delay));
-            // One that ends well with empty hands has not been lost.
-            let in_peace = (status == SUCCESS || *asked) && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
-            let end = if in_peace {
-                WorkerEnd::Left { reason: reason.clone() }
-            } else {
-                WorkerEnd::Lost { reason: reason.clone(), delay_ms }
-            };
+            let was_connected = worker.as_ref().is_some_and(|worker| worker.state().is_operational());
+            let reason = format!("its process ended: {status}");
+            // A process that ends successfully and without jobs is not lost.
+            let has_left =
+                (status == SUCCESS || *was_asked) && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
+            let end = if has_left { WorkerEnd::Left { reason: reason.clone() } } else { engine.lost(&reason) };
             match worker {
-                Some(worker) => engine.worker_ends(&worker, end, &reason, now).await?,
-                // It has left, or never connected; then it is still in the store.
+                Some(worker) => engine.end_worker(&worker, end, &reason, now).await?,
+                // It has deregistered, or never connected; then the store still has it.
                 None => drop(engine.store.worker_end(*id, 1, end, now).await?),
             }
-            self.count_failure(*early && !asked && status != SUCCESS && !connected, now, status);
+            self.record_start(*is_early && !was_asked && status != SUCCESS && !was_connected, now, status);
             self.members.lock().remove(id);
         }
         Ok(ended.len())
     }
 
-    fn count_failure(&self, failed: bool, now: Timestamp, status: &str) {
-        let mut trouble = self.trouble.lock();
-        if !failed {
-            *trouble = Trouble::default();
+    /// Counts a process that ended at its start and delays the next one, or resets the count.
+    fn record_start(&self, has_failed: bool, now: Timestamp, status: &str) {
+        let mut failures = self.start_failures.lock();
+        if !has_failed {
+            *failures = StartFailures::default();
             return;
         }
-        trouble.failures += 1;
-        let delay_ms = (500_i64 << trouble.failures.min(10)).min(LONGEST_BACKOFF_MS);
-        trouble.not_before = Some(now.plus_ms(delay_ms));
+        failures.count += 1;
+        let delay_ms = (500_i64 << failures.count.min(10)).min(MAX_BACKOFF_MS);
+        failures.retry_at = Some(now.plus_ms(delay_ms));
         tracing::error!(
             pool = self.config.name,
-            failures = trouble.failures,
-            "a process ended at its start ({status}); the next one is started in {delay_ms} ms"
+            status,
+            failures = failures.count,
+            retry_in_ms = delay_ms,
+            "pool process ended at its start"
         );
     }
 
-    /// Keeps up with what became of each member: connected again under the same life, ready to be started, too late, idle.
-    fn follow(&self, engine: &Engine, now: Timestamp) -> usize {
+    /// Updates each member: its connection, whether it can be started, whether it is late, spent or idle.
+    fn update_members(&self, engine: &Engine, now: Timestamp) -> usize {
         let mut handled = 0;
         let mut gone = Vec::new();
         for (id, member) in self.members.lock().iter_mut() {
@@ -193,13 +197,13 @@ impl Pool {
                     gone.push(*id);
                     continue;
                 }
-                // It has left: its process ends by itself, or is made to.
+                // It has deregistered: its process ends by itself, or is killed.
                 None => {
                     member.stopping_since.get_or_insert(now);
                 }
             }
-            let (held, _) = member.worker.load();
-            if member.process.is_none() && held > 0 && self.may_start(now) {
+            let (jobs, _) = member.worker.load();
+            if member.process.is_none() && jobs > 0 && self.can_start(now) {
                 self.launch(engine, member, now);
                 handled += 1;
             }
@@ -208,18 +212,18 @@ impl Pool {
                 && member.process.is_some()
                 && now.ms_since(member.started_at) >= ms(engine.config.scheduled_timeout)
             {
-                tracing::error!(pool = self.config.name, "a process did not connect in time; it is ended");
+                tracing::error!(pool = self.config.name, "pool process did not connect in time, killing it");
                 member.process.as_mut().into_iter().for_each(Process::kill);
             }
-            if member.worker.has_done_its_job() && member.stopping_since.is_none() {
+            if member.worker.is_spent() && member.stopping_since.is_none() {
                 member.stopping_since = Some(now);
                 engine.workers.drain(*id, true, now);
-                member.process.as_mut().into_iter().for_each(Process::ask_to_stop);
+                member.process.as_mut().into_iter().for_each(Process::request_stop);
             }
             if member.stopping_since.is_some_and(|since| now.ms_since(since) >= ms(engine.config.drain_grace)) {
                 member.process.as_mut().into_iter().for_each(Process::kill);
             }
-            member.idle_since = if held > 0 { None } else { member.idle_since.or(Some(now)) };
+            member.idle_since = if jobs > 0 { None } else { member.idle_since.or(Some(now)) };
         }
         let mut members = self.members.lock();
         for id in gone {
@@ -228,19 +232,19 @@ impl Pool {
         handled
     }
 
-    fn may_start(&self, now: Timestamp) -> bool {
-        self.trouble.lock().not_before.is_none_or(|at| at <= now)
+    fn can_start(&self, now: Timestamp) -> bool {
+        self.start_failures.lock().retry_at.is_none_or(|at| at <= now)
     }
 
     fn launch(&self, engine: &Engine, member: &mut Member, now: Timestamp) {
         member.started_at = now;
-        member.worker.becomes(WorkerState::Connecting, now);
-        engine.workers.news.notify_one();
-        match Process::start(&self.config, &member.worker, &engine.config, engine.workers.pools.clone()) {
+        member.worker.transition(WorkerState::Connecting, now);
+        engine.wakeups.worker_changed();
+        match Process::start(&self.config, &member.worker, &engine.config, engine.wakeups.pools.clone()) {
             Ok(process) => member.process = Some(process),
             Err(error) => {
-                tracing::error!(pool = self.config.name, "cannot start {:?}: {error}", self.config.command);
-                member.process = Some(Process::stillborn(error.to_string()));
+                tracing::error!(pool = self.config.name, command = ?self.config.command, %error, "pool process not started");
+                member.process = Some(Process::not_started(error.to_string()));
             }
         }
     }
@@ -251,13 +255,13 @@ impl Pool {
         counts: &Counts,
         lanes: &[Lane],
         now: Timestamp,
-    ) -> Result<usize, StoreError> {
-        if !self.may_start(now) {
+    ) -> Result<usize, EngineError> {
+        if !self.can_start(now) {
             return Ok(0);
         }
         let capabilities = self.capabilities();
         let rules = engine.store.rules();
-        // What a pause or a limit holds back needs no process.
+        // Jobs that a pause or a limit holds back need no process.
         let waiting: i64 = lanes
             .iter()
             .filter(|lane| capabilities.covers(&lane.queue, &lane.kind) && rules.pause(&lane.queue).is_none())
@@ -269,17 +273,17 @@ impl Pool {
             })
             .sum();
         let waiting = usize::try_from(waiting).unwrap_or(0);
-        let (size, places, held) = {
+        let (size, places, in_flight) = {
             let members = self.members.lock();
             let places = members.values().filter(|member| member.process.is_none()).count();
             (members.len(), places, members.values().map(|member| member.worker.load().0).sum::<usize>())
         };
         let missing = if self.config.ephemeral {
-            // One place is kept open; whoever gets a job is started.
+            // One place is kept open; its process is started when it gets a job.
             let wanted = waiting.clamp(1, 16);
             wanted.saturating_sub(places).min(self.config.max.saturating_sub(size))
         } else {
-            let wanted = (held + waiting).div_ceil(self.config.concurrency as usize);
+            let wanted = (in_flight + waiting).div_ceil(self.config.concurrency as usize);
             wanted.clamp(self.config.min, self.config.max).saturating_sub(size)
         };
         for _ in 0..missing {
@@ -288,8 +292,8 @@ impl Pool {
         Ok(missing)
     }
 
-    /// Makes room for a process. An ephemeral one is started when it has a job, the others at once.
-    async fn add(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
+    /// Adds a member. The process of an ephemeral pool is started when it has a job, others immediately.
+    async fn add(&self, engine: &Engine, now: Timestamp) -> Result<(), EngineError> {
         let id = WorkerId::new();
         let config = &self.config;
         let mut identity = WorkerIdentity {
@@ -300,7 +304,7 @@ impl Pool {
             transport: Transport::None,
             capabilities: self.capabilities(),
             concurrency: config.concurrency as usize,
-            tells_starts: false,
+            reports_starts: false,
             pool: Some(config.name.clone()),
             ephemeral: config.ephemeral,
         };
@@ -311,16 +315,16 @@ impl Pool {
         let worker = Arc::new(ConnectedWorker::new(identity, WorkerState::Creating, breaker, now));
         let mut member =
             Member { worker: worker.clone(), process: None, started_at: now, idle_since: None, stopping_since: None };
-        engine.workers.put(worker);
+        engine.workers.add(worker);
         if !config.ephemeral {
             self.launch(engine, &mut member, now);
         }
         self.members.lock().insert(admitted.id, member);
-        engine.lanes.reconsider();
+        engine.dispatch.lanes.reconsider();
         Ok(())
     }
 
-    /// Lets processes go that have had nothing to do for a while.
+    /// Stops processes that have had no job for a while.
     fn shrink(&self, engine: &Engine, now: Timestamp) -> usize {
         if self.config.ephemeral {
             return 0;
@@ -329,18 +333,18 @@ impl Pool {
         let alive = members.values().filter(|member| member.stopping_since.is_none()).count();
         let spare = alive.saturating_sub(self.config.min);
         let idle_ms = ms(self.config.idle);
-        let mut finish = 0;
+        let mut stopped = 0;
         for (id, member) in members.iter_mut() {
             let idle = member.idle_since.is_some_and(|since| now.ms_since(since) >= idle_ms);
-            if finish < spare && idle && member.stopping_since.is_none() && member.worker.state() == WorkerState::Ready
+            if stopped < spare && idle && member.stopping_since.is_none() && member.worker.state() == WorkerState::Ready
             {
                 member.stopping_since = Some(now);
                 engine.workers.drain(*id, true, now);
-                member.process.as_mut().into_iter().for_each(Process::ask_to_stop);
-                finish += 1;
+                member.process.as_mut().into_iter().for_each(Process::request_stop);
+                stopped += 1;
             }
         }
-        finish
+        stopped
     }
 
     fn capabilities(&self) -> WorkerCapabilities {

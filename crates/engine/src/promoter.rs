@@ -1,7 +1,7 @@
-//! Moves what is due: delayed and retrying jobs become ready, those that wait for parents look again.
+//! Makes due jobs ready: delayed and retrying jobs, and jobs whose parents have completed.
 //!
-//! Sleeps until the next due time; whoever puts something off nudges it. Safe on every node at once: the store skips what
-//! another node has in its hands.
+//! Sleeps until the next due time and is woken when a due time changes. Safe on every node at once: the store skips rows
+//! that another node is processing.
 
 use faena_domain::Timestamp;
 use faena_store::{Store, StoreError};

@@ -1,11 +1,11 @@
-//! Writes down that jobs have started, once they have run for a moment, and what they tell.
+//! Records that jobs have started, once they have run for a moment.
 //!
-//! Most jobs are over before their start is worth a write: their start stands in the log of their end. What runs longer is
-//! put on record here, so that every restart sees it. Safe at any time: a note of a run that is over changes nothing.
+//! Most jobs end before their start is worth a write: the log of their end contains it. Longer runs are recorded here, so
+//! that every node knows of them after a crash. Safe at any time: a note of a run that is over changes nothing.
 
 use std::time::Duration;
 
-use faena_domain::{NodeId, Timestamp};
+use faena_domain::{JobState, NodeId, Timestamp};
 use faena_store::{NoteKind, RunNote, Store, StoreError};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     in_flight::{InFlight, InFlightJob},
 };
 
-/// How long a job may run without its start being on record.
+/// How long a job may run before its start is recorded.
 pub const RECORD_AFTER: Duration = Duration::from_millis(100);
 
 pub async fn run_once(
@@ -24,30 +24,30 @@ pub async fn run_once(
     node: NodeId,
     now: Timestamp,
 ) -> Result<Round, StoreError> {
-    let (due, next) = in_flight.to_record(now.plus_ms(-ms(RECORD_AFTER)));
-    let notes: Vec<RunNote> = due.iter().filter_map(|held| note(held, node, NoteKind::Started, now)).collect();
+    let (due, next) = in_flight.take_unrecorded(now.plus_ms(-ms(RECORD_AFTER)));
+    let notes: Vec<RunNote> = due.iter().filter_map(|job| note(job, node, NoteKind::Started, now)).collect();
     let handled = notes.len();
     if handled > 0 {
         store.job_note(notes, now).await?;
-        for held in &due {
-            bus.changed(held.job.id, faena_domain::JobState::Processing, Some(held.job.run), now);
+        for job in &due {
+            bus.changed(job.id(), JobState::Processing, Some(job.run()), now);
         }
     }
     Ok(Round { handled, more: false, next_at: next.map(|at| at.plus_ms(ms(RECORD_AFTER))) })
 }
 
-/// A note about a job that has started.
-pub fn note(held: &InFlightJob, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
-    let job = &held.job;
+/// Returns a note about a job. Returns `None` if the job has not started.
+pub fn note(job: &InFlightJob, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
+    let claimed = &job.claimed;
     Some(RunNote {
-        id: job.id,
-        run: job.run,
-        lane: job.lane,
+        id: claimed.id,
+        run: claimed.run,
+        lane: claimed.lane,
         node,
-        worker: held.worker,
-        retry_count: job.retry_count,
-        ready_at: job.ready_at,
-        started_at: held.started_at()?,
+        worker: job.worker,
+        retry_count: claimed.retry_count,
+        ready_at: claimed.ready_at,
+        started_at: job.started_at()?,
         at,
         kind,
     })

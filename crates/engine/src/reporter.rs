@@ -1,7 +1,7 @@
-//! Tells the store how runs ended, many at a time, in order.
+//! Stores how runs ended, many at a time, in order.
 //!
-//! One batch is under way at a time; what ends meanwhile goes into the next. While the database is away, ends wait here (the
-//! slots wait too once there are too many) and are told until they are heard: repeating an end is harmless.
+//! One batch is in progress at a time; ends that arrive meanwhile go into the next. While the database is away, ends wait
+//! here and are repeated until they are stored, which is harmless. If too many wait, the slots take no more jobs.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -12,60 +12,55 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::{
     Bus, Round,
-    workers::{Ack, ConnectedWorker, Order, Refusal},
+    wakeups::Wakeups,
+    workers::{Ack, ConnectedWorker, Refusal, WorkerCommand},
 };
 
-/// Ends that may wait; beyond that, slots wait before they take another job.
-const QUEUE: usize = 10_000;
+/// Ends that may wait. Beyond that, slots wait before they take another job.
+const MAX_WAITING: usize = 10_000;
 const BATCH: usize = 2_000;
 
-/// Who wants to know that an end is stored.
+/// Where to confirm that an end is stored.
 pub enum Receipt {
-    /// A worker on a stream, about its report `of`.
+    /// A connected worker, about its report of this name.
     Worker(Arc<ConnectedWorker>, &'static str),
-    /// A call that waits: `true` if it counts.
+    /// A call that waits. Receives `true` if the end was accepted.
     Call(oneshot::Sender<bool>),
 }
 
-struct Untold {
+struct PendingEnd {
     end: RunEnd,
     receipts: Vec<Receipt>,
 }
 
 pub struct Reporter {
-    queue: Mutex<VecDeque<Untold>>,
-    pub nudge: Arc<Notify>,
-    room: Notify,
-    settled: Notify,
+    queue: Mutex<VecDeque<PendingEnd>>,
+    wakeups: Wakeups,
+    /// Notified after each batch.
+    batch_stored: Notify,
     bus: Bus,
 }
 
 impl Reporter {
-    pub fn new(bus: Bus) -> Reporter {
-        Reporter {
-            queue: Mutex::default(),
-            nudge: Arc::new(Notify::new()),
-            room: Notify::new(),
-            settled: Notify::new(),
-            bus,
-        }
+    pub(crate) fn new(bus: Bus, wakeups: Wakeups) -> Reporter {
+        Reporter { queue: Mutex::default(), wakeups, batch_stored: Notify::new(), bus }
     }
 
     pub fn push(&self, end: RunEnd, receipt: Option<Receipt>) {
         let mut queue = self.queue.lock();
-        queue.push_back(Untold { end, receipts: receipt.into_iter().collect() });
+        queue.push_back(PendingEnd { end, receipts: receipt.into_iter().collect() });
         if queue.len() == 1 {
-            self.nudge.notify_one();
+            self.wakeups.run_ended();
         }
     }
 
-    /// Somebody tells the same end again before it is stored: both hear of it. Gives the receipt back if there is no such end.
+    /// Adds a receipt to an end that is repeated before it is stored. Returns the receipt if no such end waits.
     pub fn join(&self, id: JobId, run: Option<Run>, worker: WorkerId, receipt: Receipt) -> Option<Receipt> {
         let mut queue = self.queue.lock();
         let same = |end: &RunEnd| end.id == id && end.worker == worker && run.is_none_or(|run| run == end.run);
-        match queue.iter_mut().rev().find(|untold| same(&untold.end)) {
-            Some(untold) => {
-                untold.receipts.push(receipt);
+        match queue.iter_mut().rev().find(|pending| same(&pending.end)) {
+            Some(pending) => {
+                pending.receipts.push(receipt);
                 None
             }
             None => Some(receipt),
@@ -73,82 +68,77 @@ impl Reporter {
     }
 
     /// Waits until every end that this worker has reported is stored.
-    pub async fn settled_for(&self, worker: WorkerId) {
-        while self.queue.lock().iter().any(|untold| untold.end.worker == worker) {
-            let room = self.room.notified();
-            tokio::select! { () = room => {}, () = tokio::time::sleep(Duration::from_millis(20)) => {} }
+    pub async fn flushed_for(&self, worker: WorkerId) {
+        self.wait_while(|queue| queue.iter().any(|pending| pending.end.worker == worker)).await;
+    }
+
+    /// Waits while too many ends are waiting.
+    pub async fn wait_for_capacity(&self) {
+        self.wait_while(|queue| queue.len() > MAX_WAITING).await;
+    }
+
+    /// Waits until every end is stored.
+    pub async fn flushed(&self) {
+        self.wait_while(|queue| !queue.is_empty()).await;
+    }
+
+    async fn wait_while(&self, condition: impl Fn(&VecDeque<PendingEnd>) -> bool) {
+        while condition(&self.queue.lock()) {
+            let stored = self.batch_stored.notified();
+            tokio::select! { () = stored => {}, () = tokio::time::sleep(Duration::from_millis(20)) => {} }
         }
     }
 
-    /// The hand-outs of which ends are untold.
+    /// Returns the run numbers of ends that are not stored yet.
     pub fn runs(&self) -> Vec<Run> {
-        self.queue.lock().iter().map(|untold| untold.end.run).collect()
-    }
-
-    /// Waits while too many ends are untold.
-    pub async fn room(&self) {
-        while self.queue.lock().len() > QUEUE {
-            let room = self.room.notified();
-            tokio::select! { () = room => {}, () = tokio::time::sleep(Duration::from_millis(100)) => {} }
-        }
-    }
-
-    /// Waits until everything is told.
-    pub async fn settled(&self) {
-        while !self.queue.lock().is_empty() {
-            let settled = self.settled.notified();
-            tokio::select! { () = settled => {}, () = tokio::time::sleep(Duration::from_millis(20)) => {} }
-        }
+        self.queue.lock().iter().map(|pending| pending.end.run).collect()
     }
 
     pub async fn run_once(&self, store: &dyn Store, now: Timestamp) -> Result<Round, StoreError> {
-        let batch: Vec<RunEnd> = self.queue.lock().iter().take(BATCH).map(|untold| untold.end.clone()).collect();
+        let batch: Vec<RunEnd> = self.queue.lock().iter().take(BATCH).map(|pending| pending.end.clone()).collect();
         if batch.is_empty() {
             return Ok(Round::default());
         }
-        let answers = store.job_end(batch, now).await?;
-        let (told, more) = {
+        let accepted = store.job_end(batch, now).await?;
+        let (stored, more) = {
             let mut queue = self.queue.lock();
-            let told: Vec<Untold> = queue.drain(..answers.len()).collect();
-            (told, !queue.is_empty())
+            let stored: Vec<PendingEnd> = queue.drain(..accepted.len()).collect();
+            (stored, !queue.is_empty())
         };
-        self.room.notify_waiters();
-        if !more {
-            self.settled.notify_waiters();
-        }
-        let handled = told.len();
-        self.acknowledge(told, &answers);
+        self.batch_stored.notify_waiters();
+        let handled = stored.len();
+        self.acknowledge(stored, &accepted);
         Ok(Round { handled, more, next_at: None })
     }
 
-    fn acknowledge(&self, told: Vec<Untold>, answers: &[bool]) {
-        // Acknowledgements of one worker mostly follow each other, and leave together.
-        let mut acks: Vec<Order> = Vec::new();
+    fn acknowledge(&self, stored: Vec<PendingEnd>, accepted: &[bool]) {
+        // Acknowledgements of one worker mostly follow each other, and are sent together.
+        let mut acks: Vec<WorkerCommand> = Vec::new();
         let mut to: Option<Arc<ConnectedWorker>> = None;
-        for (Untold { end, receipts }, counts) in told.into_iter().zip(answers) {
-            if *counts {
+        for (PendingEnd { end, receipts }, accepted) in stored.into_iter().zip(accepted) {
+            if *accepted {
                 self.bus.changed(end.id, end.outcome.state(), Some(end.run), end.at);
             } else {
-                tracing::warn!(job = %end.id, run = end.run, "a run ended after its job was given to somebody else; nothing was changed");
+                tracing::warn!(job = %end.id, run = end.run, "late report rejected");
             }
             for receipt in receipts {
                 match receipt {
                     Receipt::Call(call) => {
-                        let _ = call.send(*counts);
+                        let _ = call.send(*accepted);
                     }
-                    Receipt::Worker(worker, of) => {
+                    Receipt::Worker(worker, report) => {
                         if let Some(known) = to.as_ref().filter(|known| !Arc::ptr_eq(known, &worker)) {
-                            known.order(acks.drain(..));
+                            known.send(acks.drain(..));
                         }
-                        let refusal = (!counts).then(|| Refusal::stale(end.run));
-                        acks.push(Order::Ack(Ack { job_id: end.id, run: Some(end.run), of, refusal }));
+                        let refusal = (!accepted).then(|| Refusal::stale(end.run));
+                        acks.push(WorkerCommand::Ack(Ack { job_id: end.id, run: Some(end.run), report, refusal }));
                         to = Some(worker);
                     }
                 }
             }
         }
         if let Some(worker) = to {
-            worker.order(acks);
+            worker.send(acks);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Removes finished jobs and events that are older than they are kept, in small batches, and keeps the coming days' partitions ready.
+//! Deletes finished jobs and events that are older than their retention, in small batches, and creates the partitions of
+//! the coming days.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use faena_store::{Retention, Store, StoreError};
 use crate::{Round, config::ms};
 
 const BATCH: usize = 500;
-/// Events are small, and many.
+/// Events are smaller than jobs, and there are more of them.
 const EVENT_BATCH: usize = 5_000;
 
 pub async fn run_once(

@@ -1,35 +1,30 @@
-//! KeyLocks due times into jobs.
+//! Turns due times of schedules into jobs.
 //!
-//! There is no leader. Every node sleeps until the next due time and then asks the store, which gives each schedule that is due to one
-//! of them, under its row's lock; the job, the record of the due time and the schedule's next time are one transaction. So a node
-//! that dies in the middle has either done all of it or nothing, and a node that believes something old changes nothing.
+//! There is no leader. Every node sleeps until the next due time and then asks the store, which gives each due schedule to
+//! one of them under the lock of its row. The job, the tick and the schedule's next due time are one transaction: a node
+//! that dies in between has done all of it or nothing, and a node with an outdated view changes nothing.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use faena_domain::{
     Timestamp,
     schedule::{TickOutcome, TickRow},
 };
 use faena_store::{Store, StoreError};
-use tokio::sync::Notify;
 
 use crate::Round;
 
-/// How many schedules one transaction deals with.
+/// Schedules per transaction.
 const BATCH: usize = 1_000;
 
-/// How soon a node looks again after what another one is just dealing with.
-const WITH_OTHERS_MS: i64 = 100;
+/// How soon a node looks again at a schedule that another node is processing.
+const RECHECK_MS: i64 = 100;
 
-/// What became of due times here, for the metrics.
+/// Counts of ticks on this node, for the metrics.
 #[derive(Default)]
 pub struct Schedules {
-    pub nudge: Arc<Notify>,
     counts: [AtomicU64; TickOutcome::ALL.len()],
-    /// By how much the latest job that was made of a due time was late.
+    /// Lateness of the last job that was created at a due time.
     late_ms: AtomicU64,
 }
 
@@ -42,8 +37,8 @@ impl Schedules {
         self.late_ms.load(Ordering::Relaxed)
     }
 
-    /// A person has made a job of a schedule.
-    pub fn triggered(&self) {
+    /// Counts a job that was created by hand.
+    pub(crate) fn record_trigger(&self) {
         self.counts[TickOutcome::Triggered as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -62,11 +57,11 @@ pub async fn run_once(store: &dyn Store, schedules: &Schedules, now: Timestamp) 
     let missed: u64 =
         fired.ticks.iter().filter(|tick| tick.outcome == TickOutcome::Missed).map(|tick| tick.count.unwrap_or(1)).sum();
     if missed > 0 {
-        tracing::warn!(missed, "due times of schedules were missed; GET /api/v1/schedules/:id/ticks says why");
+        tracing::warn!(missed, "schedule due times missed");
     }
-    // What is due and was not given to us is with another node, which may yet fail.
+    // A due schedule that this node did not get is with another node, which may still fail.
     let is_due = fired.next_at.is_some_and(|at| at <= now);
-    let with_others = fired.schedules == 0 && is_due;
-    let next_at = if with_others { Some(now.plus_ms(WITH_OTHERS_MS)) } else { fired.next_at };
+    let is_elsewhere = fired.schedules == 0 && is_due;
+    let next_at = if is_elsewhere { Some(now.plus_ms(RECHECK_MS)) } else { fired.next_at };
     Ok(Round { handled: fired.schedules, more: fired.schedules > 0 && is_due, next_at })
 }

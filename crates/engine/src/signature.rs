@@ -1,7 +1,7 @@
-//! Signs webhooks as [Standard Webhooks](https://www.standardwebhooks.com) says, so that their receivers can tell them from forgeries.
+//! Signs webhooks according to [Standard Webhooks](https://www.standardwebhooks.com), so that receivers can verify them.
 //!
-//! There may be several secrets, the newest first: each signs, so a receiver that knows one of them is content, and a secret is
-//! changed by putting a new one in front and taking the old one away when every receiver knows the new one.
+//! There may be several secrets, the newest first. Each of them signs, so a receiver needs only one. To rotate a secret, add
+//! a new one in front and remove the old one when every receiver has the new one.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// `whsec_` and 24 to 64 bytes in base64. It never shows itself.
+/// A signing secret: `whsec_` and 24 to 64 bytes in base64. Its debug output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Box<[u8]>);
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The header `webhook-signature`: one signature per secret.
+/// Returns the value of the header `webhook-signature`: one signature per secret.
 pub fn sign(secrets: &[Secret], id: &str, timestamp: i64, body: &str) -> String {
     let signature = |secret: &Secret| {
         let mut mac = Hmac::<Sha256>::new_from_slice(&secret.0).expect("HMAC takes keys of every length");
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_specification_is_signed_as_it_says() {
+    fn the_example_of_the_specification_has_the_expected_signature() {
         let secret: Secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse().expect("a secret");
         let body = r#"{"test": 2432232314}"#;
         let signed = sign(&[secret], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_refused_without_repeating_it() {
+    fn an_invalid_secret_is_refused_without_being_repeated() {
         for text in ["", "whsec_", "whsec_geheim", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"] {
             let error = text.parse::<Secret>().expect_err("refused");
             assert!(!error.contains("geheim"), "{error}");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_never_shows_itself() {
+    fn a_secret_is_hidden_in_debug_output() {
         let secret: Secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse().expect("a secret");
         assert_eq!(format!("{:?}", vec![secret]), "[whsec_***]");
     }

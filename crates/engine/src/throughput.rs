@@ -1,7 +1,7 @@
-//! How many runs end per minute, per lane, from two looks at counters that only grow.
+//! Measures how many runs end per minute and lane, from samples of counters that only grow.
 //!
-//! The counters are those of the whole system, so every node measures the same, whoever runs the jobs. The last minute or so
-//! is kept; before two looks have been taken nothing is known.
+//! The counters are those of the whole system, so every node measures the same. Samples of about the last minute are kept;
+//! with fewer than two samples the throughput is unknown.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,9 +9,9 @@ use faena_domain::Timestamp;
 use faena_store::{Counts, LaneId, Tally};
 use parking_lot::Mutex;
 
-/// Looks are not closer than this.
-const EVERY_MS: i64 = 5_000;
-/// What is measured, and a little more, so that looks that are half a minute apart cover it.
+/// Shortest time between two samples.
+const SAMPLE_MS: i64 = 5_000;
+/// How long samples are kept: a minute and a little more, so that samples half a minute apart cover a minute.
 const KEEP_MS: i64 = 65_000;
 
 #[derive(Default)]
@@ -23,17 +23,17 @@ struct Sample {
 }
 
 impl Throughput {
-    /// Whether it is time for another look.
+    /// Returns whether another sample is due.
     pub fn is_due(&self, now: Timestamp) -> bool {
-        self.is_older(now, EVERY_MS)
+        self.is_older(now, SAMPLE_MS)
     }
 
-    /// Whether the last look is as old as that.
+    /// Returns whether the last sample is at least this old.
     pub fn is_older(&self, now: Timestamp, age_ms: i64) -> bool {
         self.0.lock().back().is_none_or(|last| now.ms_since(last.at) >= age_ms)
     }
 
-    /// Takes a look in, unless the last one is too near.
+    /// Adds a sample, unless the last one is too recent.
     pub fn add(&self, counts: &Counts, now: Timestamp) {
         if !self.is_due(now) {
             return;
@@ -45,7 +45,7 @@ impl Throughput {
         samples.push_back(Sample { at: now, ran });
     }
 
-    /// Runs of these lanes that end per minute. `None`: not known yet.
+    /// Returns how many runs of these lanes end per minute, or `None` if that is unknown.
     pub fn per_minute(&self, lanes: &[LaneId], now: Timestamp) -> Option<f64> {
         let samples = self.0.lock();
         let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_the_second_look() {
+    fn the_throughput_is_unknown_before_the_second_sample() {
         let throughput = Throughput::default();
         assert_eq!(throughput.per_minute(&[1], at(0)), None);
         throughput.add(&counts(&[(1, 100)]), at(0));
@@ -85,18 +85,18 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_growth_of_the_lanes_asked_for() {
+    fn the_throughput_is_the_growth_of_the_requested_lanes() {
         let throughput = Throughput::default();
         throughput.add(&counts(&[(1, 100), (2, 7)]), at(0));
         throughput.add(&counts(&[(1, 110), (2, 8), (3, 5)]), at(30));
         assert_eq!(throughput.per_minute(&[1], at(30)), Some(20.0));
         assert_eq!(throughput.per_minute(&[1, 2], at(30)), Some(22.0));
-        assert_eq!(throughput.per_minute(&[3], at(30)), Some(10.0), "a lane that is new began with nothing");
+        assert_eq!(throughput.per_minute(&[3], at(30)), Some(10.0), "a new lane started at zero");
         assert_eq!(throughput.per_minute(&[4], at(30)), Some(0.0));
     }
 
     #[test]
-    fn what_is_older_than_a_minute_does_not_count() {
+    fn samples_older_than_a_minute_do_not_count() {
         let throughput = Throughput::default();
         throughput.add(&counts(&[(1, 0)]), at(0));
         throughput.add(&counts(&[(1, 600)]), at(10));
@@ -104,11 +104,11 @@ mod tests {
             throughput.add(&counts(&[(1, 600)]), at(step * 10));
         }
         assert_eq!(throughput.per_minute(&[1], at(120)), Some(0.0));
-        assert_eq!(throughput.per_minute(&[1], at(300)), None, "nobody has looked for long");
+        assert_eq!(throughput.per_minute(&[1], at(300)), None, "there is no recent sample");
     }
 
     #[test]
-    fn looks_are_not_too_near_to_each_other() {
+    fn samples_that_are_too_close_are_ignored() {
         let throughput = Throughput::default();
         throughput.add(&counts(&[(1, 0)]), at(0));
         assert!(!throughput.is_due(at(4)));

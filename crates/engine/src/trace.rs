@@ -1,6 +1,6 @@
-//! Puts everything with one correlation id into one timeline.
+//! Collects everything with one correlation id into one timeline.
 //!
-//! It only reads, a few jobs at a time, and never more than there may be: what is left out is said.
+//! It only reads, a few jobs at a time, and at most a fixed number of each kind: the result says what was left out.
 
 use std::collections::HashMap;
 
@@ -10,48 +10,49 @@ use faena_domain::{
 use faena_store::{AuditFilter, EventQuery, Filter, Page, Store, StoreError, StoredEvent, WebhookFilter};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-const JOBS: usize = 1_000;
+const MAX_JOBS: usize = 1_000;
 const PAGE: usize = 100;
-const EVENTS: usize = 10_000;
-/// Of one job.
-const WEBHOOKS: usize = 20;
-const ACTS: usize = 100;
-/// How many jobs are looked at together.
-const TOGETHER: usize = 4;
-/// How far back a schedule's due times are looked through for the one that made a job.
-const TICKS: usize = 20;
+const MAX_EVENTS: usize = 10_000;
+/// Most webhooks of one job.
+const MAX_WEBHOOKS: usize = 20;
+/// Most audit entries of one job.
+const MAX_AUDIT: usize = 100;
+/// Jobs that are read concurrently.
+const CONCURRENCY: usize = 4;
+/// Most ticks of a schedule that are searched for the one that created a job.
+const MAX_TICKS: usize = 20;
 
-/// `None`: nothing has this id.
+/// Returns the timeline of a correlation id, or `None` if nothing has this id.
 pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Trace>, StoreError> {
     let (ids, more_jobs) = jobs(store, correlation_id).await?;
-    let mut events = store.event_list(EventQuery::Correlation(correlation_id.into()), EVENTS + 1).await?;
+    let mut events = store.event_list(EventQuery::Correlation(correlation_id.into()), MAX_EVENTS + 1).await?;
     if ids.is_empty() && events.is_empty() {
         return Ok(None);
     }
     let mut omitted = Vec::new();
     if more_jobs {
-        omitted.push(format!("only the latest {JOBS} jobs are shown"));
+        omitted.push(format!("only the latest {MAX_JOBS} jobs are shown"));
     }
-    if events.len() > EVENTS {
-        events.truncate(EVENTS);
-        omitted.push(format!("only the first {EVENTS} events are shown"));
+    if events.len() > MAX_EVENTS {
+        events.truncate(MAX_EVENTS);
+        omitted.push(format!("only the first {MAX_EVENTS} events are shown"));
     }
-    let found: Vec<Option<Story>> =
-        stream::iter(ids).map(|id| story(store, id)).buffered(TOGETHER).try_collect().await?;
+    let found: Vec<Option<JobTrace>> =
+        stream::iter(ids).map(|id| trace_job(store, id)).buffered(CONCURRENCY).try_collect().await?;
     let mut jobs = Vec::new();
     let mut timeline = Vec::new();
-    for story in found.into_iter().flatten() {
-        jobs.push(story.job);
-        timeline.extend(story.entries);
+    for traced in found.into_iter().flatten() {
+        jobs.push(traced.job);
+        timeline.extend(traced.entries);
     }
     timeline.extend(events.iter().map(event));
-    // Stable: what happened in the same millisecond stays in the order in which it was written down.
+    // A stable sort: entries of the same millisecond stay in the order in which they were stored.
     timeline.sort_by_key(|entry| entry.at);
-    name_dependents(&mut jobs);
+    add_dependents(&mut jobs);
     Ok(Some(Trace { correlation_id: correlation_id.into(), jobs, timeline, omitted }))
 }
 
-/// The ids of the latest jobs, the first one first. `true`: there are more.
+/// Returns the ids of the latest jobs, the oldest first, and whether there are more.
 async fn jobs(store: &dyn Store, correlation_id: &str) -> Result<(Vec<JobId>, bool), StoreError> {
     let filter = Filter { correlation_id: Some(correlation_id.into()), ..Filter::default() };
     let mut ids = Vec::new();
@@ -60,20 +61,20 @@ async fn jobs(store: &dyn Store, correlation_id: &str) -> Result<(Vec<JobId>, bo
         let page = store.job_list(&filter, Page::After { id: after, limit: PAGE }).await?;
         ids.extend(page.jobs.iter().map(|job| job.id));
         after = page.next;
-        if after.is_none() || ids.len() >= JOBS {
+        if after.is_none() || ids.len() >= MAX_JOBS {
             ids.reverse();
             return Ok((ids, after.is_some()));
         }
     }
 }
 
-struct Story {
+struct JobTrace {
     job: TraceJob,
     entries: Vec<TraceEntry>,
 }
 
-/// `None`: it was deleted meanwhile.
-async fn story(store: &dyn Store, id: JobId) -> Result<Option<Story>, StoreError> {
+/// Returns the trace of one job, or `None` if it was deleted meanwhile.
+async fn trace_job(store: &dyn Store, id: JobId) -> Result<Option<JobTrace>, StoreError> {
     let Some(job) = store.job_get(id).await? else { return Ok(None) };
     let mut runs = store.job_attempts(id).await?;
     if let Some(last) = last_run(&job).filter(|last| runs.iter().all(|known| known.run != last.run)) {
@@ -84,11 +85,11 @@ async fn story(store: &dyn Store, id: JobId) -> Result<Option<Story>, StoreError
     entries.extend(log(&job, &runs, &webhooks));
     entries.extend(webhooks);
     let filter = AuditFilter { target: Some(id.to_string()), ..AuditFilter::default() };
-    for act in store.audit_list(filter, ACTS).await?.into_iter().rev() {
-        let details =
-            if act.details.as_object().is_some_and(|d| d.is_empty()) { String::new() } else { act.details.to_string() };
-        let entry = TraceEntry::new(act.at, TraceKind::Audit, act.action);
-        entries.push(TraceEntry { job_id: Some(id), actor: Some(act.actor), details, ..entry });
+    for action in store.audit_list(filter, MAX_AUDIT).await?.into_iter().rev() {
+        let is_empty = action.details.as_object().is_some_and(|details| details.is_empty());
+        let details = if is_empty { String::new() } else { action.details.to_string() };
+        let entry = TraceEntry::new(action.at, TraceKind::Audit, action.action);
+        entries.push(TraceEntry { job_id: Some(id), actor: Some(action.actor), details, ..entry });
     }
     let job = TraceJob {
         id,
@@ -103,10 +104,10 @@ async fn story(store: &dyn Store, id: JobId) -> Result<Option<Story>, StoreError
         dependents: Vec::new(),
         runs,
     };
-    Ok(Some(Story { job, entries }))
+    Ok(Some(JobTrace { job, entries }))
 }
 
-/// A run that succeeded is no attempt that is kept; the job itself tells of it.
+/// Returns the last run from the job itself: a successful run is not stored as an attempt.
 fn last_run(job: &JobView) -> Option<Attempt> {
     let finished_at = job.completed_at.filter(|_| job.status.is_terminal())?;
     job.run.map(|run| Attempt {
@@ -121,16 +122,16 @@ fn last_run(job: &JobView) -> Option<Attempt> {
 }
 
 fn log(job: &JobView, runs: &[Attempt], webhooks: &[TraceEntry]) -> Vec<TraceEntry> {
-    // Attempts to deliver tell more than the lines about them.
-    let told =
+    // The attempts of a webhook contain more than the log lines about them.
+    let is_webhook_line =
         |event: LogEvent| matches!(event, LogEvent::WebhookSent | LogEvent::WebhookFailed) && !webhooks.is_empty();
-    let lines = job.execution_log.iter().filter(|line| !told(line.event));
+    let lines = job.execution_log.iter().filter(|line| !is_webhook_line(line.event));
     lines
         .map(|line| {
             let run = runs.iter().find(|run| run.run.is_some() && run.run == line.run);
-            let holder = run.and_then(|run| run.worker_id.clone());
+            let worker = run.and_then(|run| run.worker_id.clone());
             let worker_id =
-                holder.or_else(|| job.worker_id.clone().filter(|_| line.run.is_some() && line.run == job.run));
+                worker.or_else(|| job.worker_id.clone().filter(|_| line.run.is_some() && line.run == job.run));
             TraceEntry {
                 job_id: Some(job.id),
                 run: line.run,
@@ -142,15 +143,15 @@ fn log(job: &JobView, runs: &[Attempt], webhooks: &[TraceEntry]) -> Vec<TraceEnt
         .collect()
 }
 
-/// The schedule that made this job, and for when.
+/// Returns the due time of the schedule that created this job.
 async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, StoreError> {
     let Some(schedule) = job.schedule_id.as_deref().and_then(|id| id.parse::<ScheduleId>().ok()) else {
         return Ok(Vec::new());
     };
     let before = job.schedule_due.map(|due| due.plus_ms(1));
-    let ticks = store.schedule_ticks(schedule, before, TICKS).await?;
-    let made = ticks.into_iter().filter(|tick| tick.job_id == Some(job.id));
-    Ok(made
+    let ticks = store.schedule_ticks(schedule, before, MAX_TICKS).await?;
+    let created = ticks.into_iter().filter(|tick| tick.job_id == Some(job.id));
+    Ok(created
         .map(|tick| TraceEntry {
             job_id: Some(job.id),
             details: format!("schedule {schedule}, due {}", tick.due_at),
@@ -162,12 +163,12 @@ async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, S
 async fn webhooks(store: &dyn Store, id: JobId) -> Result<Vec<TraceEntry>, StoreError> {
     let filter = WebhookFilter { job: Some(id), ..WebhookFilter::default() };
     let mut entries = Vec::new();
-    for webhook in store.webhook_list(filter, None, WEBHOOKS).await?.into_iter().rev() {
-        let Some(whole) = store.webhook_get(webhook.id).await? else { continue };
-        let state = format!("{} to {}", whole.state.as_str().to_lowercase(), whole.url);
-        let created = TraceEntry::new(whole.created_at, TraceKind::Webhook, "created");
+    for webhook in store.webhook_list(filter, None, MAX_WEBHOOKS).await?.into_iter().rev() {
+        let Some(webhook) = store.webhook_get(webhook.id).await? else { continue };
+        let state = format!("{} to {}", webhook.state.as_str().to_lowercase(), webhook.url);
+        let created = TraceEntry::new(webhook.created_at, TraceKind::Webhook, "created");
         entries.push(TraceEntry { job_id: Some(id), details: state, ..created });
-        entries.extend(whole.history.iter().map(|attempt| delivery(id, attempt)));
+        entries.extend(webhook.history.iter().map(|attempt| delivery(id, attempt)));
     }
     Ok(entries)
 }
@@ -193,7 +194,7 @@ fn event(event: &StoredEvent) -> TraceEntry {
     }
 }
 
-/// What a job's event says: `QUEUED to ASSIGNED`.
+/// Returns the change of state that a job's event describes: `QUEUED to ASSIGNED`.
 fn status(data: &str) -> String {
     let data: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
     match (data["previousStatus"].as_str(), data["status"].as_str()) {
@@ -203,7 +204,7 @@ fn status(data: &str) -> String {
     }
 }
 
-fn name_dependents(jobs: &mut [TraceJob]) {
+fn add_dependents(jobs: &mut [TraceJob]) {
     let mut dependents: HashMap<JobId, Vec<JobId>> = HashMap::new();
     for job in jobs.iter() {
         for parent in &job.depends_on {

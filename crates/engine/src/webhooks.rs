@@ -1,11 +1,11 @@
-//! Tells whoever wanted to know how a job ended.
+//! Sends webhooks: notifies a URL when a job has ended.
 //!
-//! A round writes down what the senders have told since the last one, then takes as many webhooks as there is room for and
-//! hands each to a sender of its own, beside the loop: one that does not answer keeps nobody waiting. Each host has a bounded
-//! number of senders and a breaker; while that is open its webhooks stay where they are and cost no attempt.
+//! A round stores the results since the last one, then takes as many due webhooks as there is capacity for and sends each in
+//! a task of its own, so that a receiver that does not answer delays no other. Each host has a bounded number of concurrent
+//! attempts and a breaker; while the breaker is open the host's webhooks wait and use no attempt.
 //!
-//! Safe on every node at once: an attempt is handed out once and fenced by its number. A sender that dies is replaced when its
-//! lease is over. So everything arrives at least once, and its id tells repetitions from news.
+//! Safe on every node at once: each attempt is taken by one node and fenced by its number. If that node dies, another sends
+//! the webhook again when the lease has expired. So every webhook arrives at least once, and its id identifies repetitions.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,6 @@ use reqwest::{
     header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
     redirect,
 };
-use tokio::sync::Notify;
 
 use crate::{
     Round,
@@ -36,21 +35,23 @@ use crate::{
     config::ms,
     driver::panic_text,
     signature::{Secret, sign},
+    wakeups::Wakeups,
 };
 
 #[derive(Clone, Debug)]
 pub struct WebhookConfig {
     pub attempts: u32,
-    /// The delay before the second attempt; each further one doubles it, up to five minutes.
+    /// Delay before the second attempt. It doubles with each attempt, up to five minutes.
     pub base_delay: Duration,
-    /// For all of one attempt.
+    /// Timeout of one attempt.
     pub timeout: Duration,
-    /// Attempts at once by this process, and of these to one host.
+    /// Concurrent attempts of this node.
     pub concurrency: usize,
+    /// Concurrent attempts of this node to one host.
     pub per_host: usize,
-    /// How long a host that keeps failing is left alone.
+    /// How long the breaker of a failing host stays open.
     pub breaker: Duration,
-    /// The newest first. None: nothing is signed.
+    /// Signing secrets, the newest first. Without one, nothing is signed.
     pub secrets: Vec<Secret>,
 }
 
@@ -68,79 +69,85 @@ impl Default for WebhookConfig {
     }
 }
 
-const LONGEST_DELAY: Duration = Duration::from_secs(5 * 60);
-/// What a sender has beyond the timeout to have its result written down, before another one sends it again.
+const MAX_DELAY: Duration = Duration::from_secs(5 * 60);
+/// Time beyond the timeout to store a result, before another node sends the webhook again.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
-/// What is kept of an answer, and how long is waited for it once its status is known.
+/// Largest part of a response body that is kept.
 const ANSWER_BYTES: usize = 1_024;
-const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
-/// When failing hosts that had to give way to others get another chance.
-const TURN_MS: i64 = 1_000;
-/// After this time without a failure nothing is remembered of a host.
-const REMEMBERED_MS: i64 = 3_600_000;
+/// How long to read the response body after its status.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// When failing hosts that got no capacity are considered again.
+const RECHECK_MS: i64 = 1_000;
+/// After this time without a failure a host is forgotten.
+const FORGET_MS: i64 = 3_600_000;
 
 pub struct Webhooks {
     config: WebhookConfig,
-    /// Which addresses may be told.
+    /// Which addresses may be called.
     pub rule: AddressRule,
     client: Client,
-    pub nudge: Arc<Notify>,
-    office: Mutex<SenderState>,
-    /// Attempts that were delivered, were not, or of which nobody wanted to hear any more.
+    wakeups: Wakeups,
+    state: Mutex<SenderState>,
     pub delivered: AtomicU64,
     pub failed: AtomicU64,
+    /// Results that came after another node had taken the webhook.
     pub late: AtomicU64,
 }
 
-/// What the senders are at.
+/// Attempts in progress and results that are not stored yet.
 #[derive(Default)]
 struct SenderState {
     hosts: HashMap<String, Host>,
-    under_way: usize,
-    /// Not written down yet.
+    in_progress: usize,
+    /// Not stored yet.
     results: Vec<WebhookResult>,
 }
 
 struct Host {
     breaker: Breaker,
-    under_way: usize,
+    in_progress: usize,
     failed_at: Option<Timestamp>,
 }
 
-/// How one call went.
+/// Result of one attempt.
 struct Outcome {
     status: Option<u16>,
     error: Option<String>,
     answer: Option<String>,
     retry_after: Option<Duration>,
-    /// It will not go better another time.
-    hopeless: bool,
+    /// A retry cannot succeed.
+    is_permanent: bool,
 }
 
 impl Outcome {
     fn failed(error: String) -> Outcome {
-        Outcome { status: None, hopeless: false, error: Some(error), answer: None, retry_after: None }
+        Outcome { status: None, is_permanent: false, error: Some(error), answer: None, retry_after: None }
     }
 
     fn refused(error: String) -> Outcome {
-        Outcome { hopeless: true, ..Outcome::failed(error) }
+        Outcome { is_permanent: true, ..Outcome::failed(error) }
     }
 
-    /// Whether the host does its work. That it does not like this request says nothing about others, which may be somebody
-    /// else's; and what was refused here never reached it.
-    fn host_works(&self) -> bool {
-        self.hopeless || self.status.is_some_and(|status| status < 500 && status != 429)
+    /// Returns whether the host is healthy. A client error says nothing about other requests to the host, and an address
+    /// that was refused here was never called.
+    fn is_host_healthy(&self) -> bool {
+        self.is_permanent || self.status.is_some_and(|status| status < 500 && status != 429)
     }
 }
 
 impl Webhooks {
+    /// Creates a sender outside an engine: its caller runs every round.
     pub fn new(config: WebhookConfig, rule: AddressRule) -> Webhooks {
+        Webhooks::with_wakeups(config, rule, Wakeups::default())
+    }
+
+    pub(crate) fn with_wakeups(config: WebhookConfig, rule: AddressRule, wakeups: Wakeups) -> Webhooks {
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
             .dns_resolver(GuardedResolver(rule.clone()))
             .connect_timeout(config.timeout)
-            // A connection is used once, so none gets round the look at its address.
+            // No connection is reused, so the address is checked for every request.
             .pool_max_idle_per_host(0)
             .http1_only()
             .user_agent(concat!("faena/", env!("CARGO_PKG_VERSION")))
@@ -151,8 +158,8 @@ impl Webhooks {
             config,
             rule,
             client,
-            nudge: Arc::new(Notify::new()),
-            office: Mutex::default(),
+            wakeups,
+            state: Mutex::default(),
             delivered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             late: AtomicU64::new(0),
@@ -165,119 +172,119 @@ impl Webhooks {
         node: NodeId,
         now: Timestamp,
     ) -> Result<Round, StoreError> {
-        let settled = self.settle(store, now).await?;
-        let (ask, look_at) = self.ask(node, now);
-        if ask.limit == 0 {
-            // Whoever finishes nudges.
-            return Ok(Round { handled: settled, ..Round::default() });
+        let stored = self.store_results(store, now).await?;
+        let (request, recheck_at) = self.take_request(node, now);
+        if request.limit == 0 {
+            // The end of an attempt wakes the loop.
+            return Ok(Round::done(stored));
         }
-        let taken = store.webhook_take(ask, now).await?;
-        let handled = settled + taken.deliveries.len();
+        let taken = store.webhook_take(request, now).await?;
+        let handled = stored + taken.deliveries.len();
         for delivery in taken.deliveries {
             self.start(delivery, now);
         }
-        Ok(Round { handled, more: false, next_at: taken.next_at.into_iter().chain(look_at).min() })
+        Ok(Round { handled, more: false, next_at: taken.next_at.into_iter().chain(recheck_at).min() })
     }
 
-    /// Writes down what the senders have told, and nothing else: for a server that stops.
-    pub async fn settle(&self, store: &dyn Store, now: Timestamp) -> Result<usize, StoreError> {
-        let results = self.office.lock().results.clone();
+    /// Stores the results of ended attempts and starts no new ones.
+    pub async fn store_results(&self, store: &dyn Store, now: Timestamp) -> Result<usize, StoreError> {
+        let results = self.state.lock().results.clone();
         if results.is_empty() {
             return Ok(0);
         }
-        let kept = store.webhook_settle(results.clone(), now).await?;
-        let late = kept.iter().filter(|kept| !**kept).count();
+        let accepted = store.webhook_settle(results.clone(), now).await?;
+        let late = accepted.iter().filter(|accepted| !**accepted).count();
         self.late.fetch_add(late as u64, Ordering::Relaxed);
-        // Only now: what is not written down yet takes up room, so that there is never too much of it.
-        self.office.lock().results.drain(..results.len());
+        // Removed only now: results that are not stored count as capacity in use, which bounds their number.
+        self.state.lock().results.drain(..results.len());
         Ok(results.len())
     }
 
-    /// Waits until nothing is under way and everything is written down.
-    pub async fn settled(&self) {
-        let busy = || {
-            let office = self.office.lock();
-            office.under_way > 0 || !office.results.is_empty()
+    /// Waits until no attempt is in progress and every result is stored.
+    pub async fn flushed(&self) {
+        let is_busy = || {
+            let state = self.state.lock();
+            state.in_progress > 0 || !state.results.is_empty()
         };
-        while busy() {
+        while is_busy() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Why what goes to this address is not sent now, if it is not.
+    /// Returns why webhooks to this URL are not sent now, if they are not.
     pub fn held_back(&self, url: &str, now: Timestamp) -> Option<String> {
         let host = host_of(url);
-        let until = self.office.lock().hosts.get(&host)?.breaker.opens_at(now)?;
-        Some(format!("{host} keeps failing; its breaker is open until {until}"))
+        let until = self.state.lock().hosts.get(&host)?.breaker.retry_at(now)?;
+        Some(format!("{host} keeps failing; its circuit is open until {until}"))
     }
 
-    /// The breakers that are not closed.
+    /// Returns the breakers that are not closed, by host.
     pub fn breakers(&self, now: Timestamp) -> Vec<(String, BreakerState)> {
-        let office = self.office.lock();
-        let states = office.hosts.iter().map(|(host, known)| (host.clone(), known.breaker.state(now)));
+        let state = self.state.lock();
+        let states = state.hosts.iter().map(|(host, known)| (host.clone(), known.breaker.state(now)));
         states.filter(|(_, state)| *state != BreakerState::Closed).collect()
     }
 
-    /// What there is room for, and when there is room again for a host that has none now.
-    fn ask(&self, node: NodeId, now: Timestamp) -> (WebhookTakeRequest, Option<Timestamp>) {
-        let mut office = self.office.lock();
-        office.hosts.retain(|_, host| {
-            let failing = host.failed_at.is_some_and(|at| now.ms_since(at) < REMEMBERED_MS);
-            host.under_way > 0 || failing
+    /// Returns what to take now, and when a host without capacity has some again.
+    fn take_request(&self, node: NodeId, now: Timestamp) -> (WebhookTakeRequest, Option<Timestamp>) {
+        let mut state = self.state.lock();
+        state.hosts.retain(|_, host| {
+            let failing = host.failed_at.is_some_and(|at| now.ms_since(at) < FORGET_MS);
+            host.in_progress > 0 || failing
         });
         let per_host = self.config.per_host;
         let mut rooms = Vec::new();
-        let mut look_at = None;
-        // However many hosts fail, half of the senders is for those that do not. The failing ones share the rest; if they are
-        // more than it, each gets its turn by chance.
-        let failing = || office.hosts.values().filter(|host| host.failed_at.is_some());
-        let under_way = failing().map(|host| host.under_way).sum();
-        let mut spare = self.config.concurrency.div_ceil(2).saturating_sub(under_way);
+        let mut recheck_at = None;
+        // However many hosts fail, half of the capacity is for hosts that do not. The failing hosts share the other half; if
+        // there are more of them than capacity, they are picked at random.
+        let failing = || state.hosts.values().filter(|host| host.failed_at.is_some());
+        let in_progress = failing().map(|host| host.in_progress).sum();
+        let mut spare = self.config.concurrency.div_ceil(2).saturating_sub(in_progress);
         let share = spare.checked_div(failing().count()).unwrap_or(0).max(1);
-        let mut hosts: Vec<(&String, &Host)> = office.hosts.iter().collect();
+        let mut hosts: Vec<(&String, &Host)> = state.hosts.iter().collect();
         hosts.shuffle(&mut rand::rng());
         for (name, host) in hosts {
-            let mut room = host.breaker.room(per_host.saturating_sub(host.under_way), now);
+            let mut capacity = host.breaker.capacity(per_host.saturating_sub(host.in_progress), now);
             if host.failed_at.is_some() {
-                if room > 0 && spare == 0 {
-                    look_at = look_at.into_iter().chain([now.plus_ms(TURN_MS)]).min();
+                if capacity > 0 && spare == 0 {
+                    recheck_at = recheck_at.into_iter().chain([now.plus_ms(RECHECK_MS)]).min();
                 }
-                room = room.min(spare).min(share);
-                spare -= room;
+                capacity = capacity.min(spare).min(share);
+                spare -= capacity;
             }
-            if room < per_host {
-                rooms.push((name.clone(), room));
+            if capacity < per_host {
+                rooms.push((name.clone(), capacity));
             }
-            look_at = look_at.into_iter().chain(host.breaker.opens_at(now)).min();
+            recheck_at = recheck_at.into_iter().chain(host.breaker.retry_at(now)).min();
         }
-        let limit = self.config.concurrency.saturating_sub(office.under_way + office.results.len());
+        let limit = self.config.concurrency.saturating_sub(state.in_progress + state.results.len());
         let lease_ms = ms(self.config.timeout.saturating_add(LEASE_MARGIN));
-        (WebhookTakeRequest { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, look_at)
+        (WebhookTakeRequest { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, recheck_at)
     }
 
     fn start(self: &Arc<Webhooks>, delivery: Delivery, now: Timestamp) {
         {
-            let mut office = self.office.lock();
-            office.under_way += 1;
-            let rule = BreakerRule { rest_ms: ms(self.config.breaker), ..BreakerRule::default() };
-            let host = office.hosts.entry(delivery.host.clone()).or_insert_with(|| Host {
+            let mut state = self.state.lock();
+            state.in_progress += 1;
+            let rule = BreakerRule { open_ms: ms(self.config.breaker), ..BreakerRule::default() };
+            let host = state.hosts.entry(delivery.host.clone()).or_insert_with(|| Host {
                 breaker: Breaker::new(rule),
-                under_way: 0,
+                in_progress: 0,
                 failed_at: None,
             });
-            host.under_way += 1;
-            host.breaker.sent(1, now);
+            host.in_progress += 1;
+            host.breaker.record_sent(1, now);
         }
         let webhooks = self.clone();
         tokio::spawn(async move {
-            let began = Instant::now();
+            let started = Instant::now();
             let call = tokio::time::timeout(webhooks.config.timeout, webhooks.call(&delivery, now));
             let outcome = match AssertUnwindSafe(call).catch_unwind().await {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(_)) => Outcome::failed(format!("no answer within {:?}", webhooks.config.timeout)),
                 Err(panic) => Outcome::failed(panic_text(panic.as_ref())),
             };
-            webhooks.finish(&delivery, outcome, now, began.elapsed());
+            webhooks.finish(&delivery, outcome, now, started.elapsed());
         });
     }
 
@@ -300,13 +307,13 @@ impl Webhooks {
         let error = if status.is_success() {
             None
         } else if status.is_redirection() {
-            Some(format!("HTTP {status}; redirections are not followed"))
+            Some(format!("HTTP {status}; redirects are not followed"))
         } else {
             Some(format!("HTTP {status}"))
         };
-        let text = first_of(&mut answer).await;
+        let text = read_start(&mut answer).await;
         let text = (!text.is_empty()).then_some(text);
-        Outcome { status: Some(status.as_u16()), error, answer: text, retry_after, hopeless: false }
+        Outcome { status: Some(status.as_u16()), error, answer: text, retry_after, is_permanent: false }
     }
 
     fn headers(&self, delivery: &Delivery, now: Timestamp) -> HeaderMap {
@@ -324,7 +331,7 @@ impl Webhooks {
             ("x-correlation-id", &delivery.correlation_id),
             ("traceparent", delivery.traceparent.as_deref().unwrap_or_default()),
         ] {
-            // What cannot stand in a header is left out; the body has all that counts.
+            // Values that are not valid in a header are left out; the body contains everything that matters.
             if let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
                 && !value.is_empty()
             {
@@ -334,30 +341,31 @@ impl Webhooks {
         headers
     }
 
-    fn finish(&self, delivery: &Delivery, outcome: Outcome, began_at: Timestamp, took: Duration) {
-        let at = began_at.plus_ms(ms(took));
+    fn finish(&self, delivery: &Delivery, outcome: Outcome, started_at: Timestamp, took: Duration) {
+        let at = started_at.plus_ms(ms(took));
         let next = self.next(delivery, &outcome, at);
         let counter = if next == WebhookNext::Delivered { &self.delivered } else { &self.failed };
         counter.fetch_add(1, Ordering::Relaxed);
-        let mut office = self.office.lock();
-        office.under_way -= 1;
-        if let Some(host) = office.hosts.get_mut(&delivery.host) {
-            host.under_way -= 1;
+        let mut state = self.state.lock();
+        state.in_progress -= 1;
+        if let Some(host) = state.hosts.get_mut(&delivery.host) {
+            host.in_progress -= 1;
             let was = host.breaker.state(at);
-            if outcome.host_works() {
-                host.breaker.succeeded();
+            if outcome.is_host_healthy() {
+                host.breaker.record_success();
                 if host.breaker.state(at) == BreakerState::Closed {
                     host.failed_at = None;
                 }
             } else {
-                host.breaker.failed(at);
+                host.breaker.record_failure(at);
                 host.failed_at = Some(at);
             }
             if was == BreakerState::Closed && host.breaker.state(at) == BreakerState::Open {
-                tracing::warn!(host = delivery.host, "a webhook receiver keeps failing and is left alone for a while");
+                let (failures, retry_in) = (BreakerRule::default().failures, self.config.breaker);
+                tracing::warn!(host = delivery.host, failures, ?retry_in, "webhook circuit opened");
             }
         }
-        office.results.push(WebhookResult {
+        state.results.push(WebhookResult {
             id: delivery.id,
             number: delivery.number,
             attempt: delivery.attempt,
@@ -369,26 +377,26 @@ impl Webhooks {
             answer: outcome.answer,
             next,
         });
-        drop(office);
-        self.nudge.notify_one();
+        drop(state);
+        self.wakeups.webhooks_changed();
     }
 
     fn next(&self, delivery: &Delivery, outcome: &Outcome, at: Timestamp) -> WebhookNext {
         if outcome.error.is_none() {
             return WebhookNext::Delivered;
         }
-        if outcome.hopeless || delivery.attempt >= self.config.attempts {
+        if outcome.is_permanent || delivery.attempt >= self.config.attempts {
             return WebhookNext::Failed;
         }
         let own = delay(self.config.base_delay, delivery.attempt);
-        let delay = outcome.retry_after.map_or(own, |wanted| wanted.max(own).min(LONGEST_DELAY));
+        let delay = outcome.retry_after.map_or(own, |wanted| wanted.max(own).min(MAX_DELAY));
         WebhookNext::Again { due_at: at.plus_ms(ms(delay)) }
     }
 }
 
-/// How long to wait after this attempt.
+/// Returns the delay after this attempt.
 fn delay(base: Duration, attempt: u32) -> Duration {
-    base.saturating_mul(2u32.saturating_pow(attempt.saturating_sub(1))).min(LONGEST_DELAY)
+    base.saturating_mul(2u32.saturating_pow(attempt.saturating_sub(1))).min(MAX_DELAY)
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
@@ -396,8 +404,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The beginning of an answer, as far as it comes soon. What it says does not count, so neither does how it breaks off.
-async fn first_of(answer: &mut reqwest::Response) -> String {
+/// Reads the beginning of a response body. It is informational, so errors and timeouts while reading do not matter.
+async fn read_start(answer: &mut reqwest::Response) -> String {
     let mut bytes = Vec::new();
     let read = async {
         while bytes.len() < ANSWER_BYTES
@@ -406,7 +414,7 @@ async fn first_of(answer: &mut reqwest::Response) -> String {
             bytes.extend_from_slice(&part[..part.len().min(ANSWER_BYTES - bytes.len())]);
         }
     };
-    let _ = tokio::time::timeout(ANSWER_PATIENCE, read).await;
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, read).await;
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -419,6 +427,6 @@ mod tests {
         let base = Duration::from_secs(1);
         let seconds: Vec<u64> = [1, 2, 3, 9, 10, 50].map(|attempt| delay(base, attempt).as_secs()).into();
         assert_eq!(seconds, [1, 2, 4, 256, 300, 300]);
-        assert_eq!(delay(Duration::MAX, 50), LONGEST_DELAY);
+        assert_eq!(delay(Duration::MAX, 50), MAX_DELAY);
     }
 }

@@ -1,32 +1,34 @@
-//! Why a job is where it is: what it waits for, who has it, how it ended. Answered from what is stored, so any node can; only the
-//! times of breakers are known to the node alone that a worker is connected to.
+//! Explains the state of a job: what it waits for, which worker has it, how it ended.
 //!
-//! Every reason that holds a job is named, not the first one found: whoever removes one should know what comes next.
+//! The answer comes from the store, so any node can give it; only the times of breakers are known to the node alone that the
+//! worker is connected to. All reasons are listed, not only the first: a person who removes one should know what comes next.
 
 use faena_domain::{
     ErrorReason, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, Why, WorkerCapabilities, WorkerState,
     WorkerView,
 };
-use faena_store::{Filter, JobPosition, LaneId, Page, StoreError, StoredLimit, Tally};
+use faena_store::{ClaimOwner, Filter, JobPosition, LaneId, Page, StoredLimit, Tally};
 use serde_json::json;
 
-use crate::{Engine, config::ms};
+use crate::{Engine, EngineError, config::ms};
 
-/// Jobs that are named as holders of a limit.
-const NAMED: usize = 10;
-/// Workers that are looked at.
-const WORKERS: usize = 10_000;
+/// Most jobs or workers that are listed by id.
+const MAX_LISTED: usize = 10;
+/// Most workers that are considered.
+const MAX_WORKERS: usize = 10_000;
 
 impl Engine {
-    /// `None`: there is no such job.
-    pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Why>, StoreError> {
+    /// Explains why a job is in its state. Returns `None` if there is no such job.
+    pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Why>, EngineError> {
         let Some(job) = self.store.job_get(id).await? else { return Ok(None) };
-        let Some(standing) = self.store.job_position(id).await? else { return Ok(None) };
+        let Some(position) = self.store.job_position(id).await? else { return Ok(None) };
         let reasons = match job.status {
-            JobState::Pending => pending(&job, &standing, now),
+            JobState::Pending => pending(&job, &position, now),
             JobState::Retrying => vec![retrying(&job)],
-            JobState::Queued => queued(self, &job, &standing, now).await?,
-            JobState::Scheduled | JobState::Assigned | JobState::Processing => held(self, &job, &standing, now).await?,
+            JobState::Queued => queued(self, &job, &position, now).await?,
+            JobState::Scheduled | JobState::Assigned | JobState::Processing => {
+                in_flight(self, &job, &position, now).await?
+            }
             JobState::Completed => vec![completed(&job)],
             JobState::Failed => vec![failed(&job)],
             JobState::Cancelled => vec![cancelled(&job)],
@@ -35,27 +37,28 @@ impl Engine {
     }
 }
 
-fn pending(job: &JobView, standing: &JobPosition, now: Timestamp) -> Vec<Reason> {
+fn pending(job: &JobView, position: &JobPosition, now: Timestamp) -> Vec<Reason> {
     let mut reasons = Vec::new();
-    if !standing.parents.is_empty() {
-        let named: Vec<String> = standing
+    if !position.parents.is_empty() {
+        let listed: Vec<String> = position
             .parents
             .iter()
-            .take(NAMED)
+            .take(MAX_LISTED)
             .map(|(id, state)| format!("{id} ({})", state.map_or("deleted", JobState::as_str)))
             .collect();
-        let more = standing.parents.len().saturating_sub(NAMED);
+        let more = position.parents.len().saturating_sub(MAX_LISTED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let jobs: Vec<_> = standing.parents.iter().map(|(id, state)| json!({"id": id, "status": state})).collect();
-        let message =
-            format!("it depends on {} that have not completed: {}{more}", jobs_text(jobs.len()), named.join(", "));
+        let jobs: Vec<_> = position.parents.iter().map(|(id, state)| json!({"id": id, "status": state})).collect();
+        let count =
+            if jobs.len() == 1 { "1 job that has".to_owned() } else { format!("{} jobs that have", jobs.len()) };
+        let message = format!("it depends on {count} not completed: {}{more}", listed.join(", "));
         reasons.push(Reason::new("depends_on", message, json!({"jobs": jobs})));
     }
     if let Some(until) = job.scheduled_at.filter(|at| *at > now) {
-        reasons.push(Reason::new("waits_until", format!("it waits until {until}"), json!({"until": until})));
+        reasons.push(Reason::new("waits_until", format!("it is scheduled for {until}"), json!({"until": until})));
     }
     if reasons.is_empty() {
-        let message = "its time has come; it becomes ready with the next round of the promoter";
+        let message = "it is due and becomes ready in the next round of the promoter";
         reasons.push(Reason::new("due", message, json!({})));
     }
     reasons
@@ -64,11 +67,11 @@ fn pending(job: &JobView, standing: &JobPosition, now: Timestamp) -> Vec<Reason>
 fn retrying(job: &JobView) -> Reason {
     let until = job.next_retry_at;
     let when = until.map_or_else(|| "soon".to_owned(), |at| at.to_string());
-    let error = job.error.as_deref().unwrap_or("no error was told");
-    let tries = job.max_retries + 1;
-    let message = format!("try {} of {tries} begins at {when}; the last one failed: {error}", job.retry_count + 1);
+    let error = job.error.as_deref().unwrap_or("no error was reported");
+    let (attempt, attempts) = (job.retry_count + 1, job.max_retries + 1);
+    let message = format!("attempt {attempt} of {attempts} starts at {when}; the last attempt failed: {error}");
     let facts = json!({
-        "until": until, "try": job.retry_count + 1, "tries": tries, "error": job.error, "errorReason": job.error_reason,
+        "until": until, "attempt": attempt, "attempts": attempts, "error": job.error, "errorReason": job.error_reason,
     });
     Reason::new("waits_until", message, facts)
 }
@@ -76,14 +79,14 @@ fn retrying(job: &JobView) -> Reason {
 async fn queued(
     engine: &Engine,
     job: &JobView,
-    standing: &JobPosition,
+    position: &JobPosition,
     now: Timestamp,
-) -> Result<Vec<Reason>, StoreError> {
+) -> Result<Vec<Reason>, EngineError> {
     let rules = engine.store.rules_load().await?;
     let mut reasons = Vec::new();
     if let Some(pause) = rules.pause(&job.queue) {
         let because = pause.reason.as_ref().map(|text| format!(" ({text})")).unwrap_or_default();
-        let message = format!("queue {} is paused by {} since {}{because}", job.queue, pause.by, pause.at);
+        let message = format!("queue \"{}\" was paused by {} at {}{because}", job.queue, pause.by, pause.at);
         let facts = json!({"queue": job.queue, "by": pause.by, "since": pause.at, "reason": pause.reason});
         reasons.push(Reason::new("queue_paused", message, facts));
     }
@@ -91,26 +94,26 @@ async fn queued(
     if let Some(key) = &job.concurrency_key
         && let Some(limit) = rules.key_limit(key)
     {
-        reasons.extend(key_limit(key, limit, standing, now));
+        reasons.extend(key_limit(key, limit, position, now));
     }
     reasons.extend(workers(engine, job, now).await?);
-    if standing.ahead > 0 {
-        // While nobody works, what ran in the last minute says nothing about its turn.
-        let moves = !reasons.iter().any(|reason| STANDSTILL.contains(&reason.code.as_str()));
+    if position.ahead > 0 {
+        // While no job of its kind runs, the throughput of the last minute says nothing about its start.
+        let is_moving = !reasons.iter().any(|reason| BLOCKING.contains(&reason.code.as_str()));
         reasons.push(
-            ahead(engine, job, standing, now).await?.filter(|_| moves).unwrap_or_else(|| only_ahead(job, standing)),
+            ahead(engine, job, position, now).await?.filter(|_| is_moving).unwrap_or_else(|| only_ahead(job, position)),
         );
     }
     if reasons.is_empty() {
         let since = job.queued_at.unwrap_or(job.created_at);
-        let message = format!("nothing holds it: it has been ready since {since} and is next in line for a free slot");
+        let message = format!("nothing blocks it: it has been ready since {since} and is next for a free slot");
         reasons.push(Reason::new("next", message, json!({"since": since})));
     }
     Ok(reasons)
 }
 
-/// Limits of the whole system, of its queue and of its type that have no room now.
-async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Reason>, StoreError> {
+/// Returns the limits of the whole system, of its queue and of its type that are reached now.
+async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Reason>, EngineError> {
     let own = [Scope::System, Scope::Queue(job.queue.clone()), Scope::Type(job.kind.clone())];
     let stored: Vec<StoredLimit> =
         engine.store.limits().await?.into_iter().filter(|stored| own.contains(&stored.scope)).collect();
@@ -129,15 +132,15 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
             },
             None => false,
         };
-        let held: i64 = counts
+        let running: i64 = counts
             .by_lane
             .iter()
             .filter(|((lane, tally), _)| *tally == Tally::InFlight && inside(*lane))
             .map(|(_, n)| n)
             .sum();
-        if let Some(most) = limit.concurrency.filter(|most| held >= i64::from(*most)) {
-            let holders = holders(engine, &scope).await?;
-            reasons.push(limit_reached(&scope, most, u64::try_from(held).unwrap_or(0), &holders));
+        if let Some(most) = limit.concurrency.filter(|most| running >= i64::from(*most)) {
+            let holders = running_jobs(engine, &scope).await?;
+            reasons.push(limit_reached(&scope, most, u64::try_from(running).unwrap_or(0), &holders));
         }
         if let Some(rate) = limit.rate {
             let bucket = rate.refilled(bucket, now);
@@ -149,7 +152,7 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
     Ok(reasons)
 }
 
-async fn holders(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, StoreError> {
+async fn running_jobs(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, EngineError> {
     let states = JobState::ALL.into_iter().filter(|state| state.is_in_flight()).collect();
     let mut filter = Filter { states, ..Filter::default() };
     match scope {
@@ -157,18 +160,18 @@ async fn holders(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, StoreErro
         Scope::Type(name) => filter.kind = Some(name.clone()),
         Scope::System | Scope::Key(_) => {}
     }
-    let page = engine.store.job_list(&filter, Page::After { id: None, limit: NAMED }).await?;
+    let page = engine.store.job_list(&filter, Page::After { id: None, limit: MAX_LISTED }).await?;
     Ok(page.jobs.into_iter().map(|job| job.id).collect())
 }
 
-fn key_limit(key: &str, limit: Limit, standing: &JobPosition, now: Timestamp) -> Vec<Reason> {
+fn key_limit(key: &str, limit: Limit, position: &JobPosition, now: Timestamp) -> Vec<Reason> {
     let scope = Scope::Key(key.to_owned());
     let mut reasons = Vec::new();
-    if let Some(most) = limit.concurrency.filter(|most| standing.key_held >= u64::from(*most)) {
-        reasons.push(limit_reached(&scope, most, standing.key_held, &standing.key_holders));
+    if let Some(most) = limit.concurrency.filter(|most| position.key_held >= u64::from(*most)) {
+        reasons.push(limit_reached(&scope, most, position.key_held, &position.key_holders));
     }
     if let Some(rate) = limit.rate {
-        let bucket = rate.refilled(standing.key_bucket, now);
+        let bucket = rate.refilled(position.key_bucket, now);
         if bucket.available() == 0 {
             reasons.push(rate_reached(&scope, &rate.to_string(), rate.next_at(bucket)));
         }
@@ -176,60 +179,65 @@ fn key_limit(key: &str, limit: Limit, standing: &JobPosition, now: Timestamp) ->
     reasons
 }
 
-fn limit_reached(scope: &Scope, most: u32, held: u64, holders: &[JobId]) -> Reason {
-    let named = holders.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
-    let more = if held > holders.len() as u64 { ", …" } else { "" };
-    let are = if held == 1 { "is" } else { "are" };
-    let message = format!("{scope} may run {most} at once, and {held} {are} running: {named}{more}");
-    let facts = json!({"scope": scope.kind(), "name": scope.parts().1, "limit": most, "held": held, "heldBy": holders});
+fn limit_reached(scope: &Scope, most: u32, running: u64, holders: &[JobId]) -> Reason {
+    let listed = holders.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
+    let more = if running > holders.len() as u64 { ", …" } else { "" };
+    let are = if running == 1 { "is" } else { "are" };
+    let message = format!("{scope} may run {most} concurrently, and {running} {are} running: {listed}{more}");
+    let (word, name) = (scope.kind(), scope.parts().1);
+    let facts = json!({"scope": word, "name": name, "limit": most, "held": running, "heldBy": holders});
     Reason::new("limit_reached", message, facts)
 }
 
 fn rate_reached(scope: &Scope, rate: &str, next_at: Timestamp) -> Reason {
-    let message = format!("{scope} may have {rate}, and these are used up; the next starts at {next_at}");
+    let message = format!("{scope} is limited to {rate}, and these are used up; the next job starts at {next_at}");
     Reason::new("rate_reached", message, json!({"scope": scope.kind(), "name": scope.parts().1, "nextAt": next_at}))
 }
 
-/// What is the matter with the workers that could run it, if none of them can now.
-async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Reason>, StoreError> {
+/// Returns why none of the workers that can run the job can start it now.
+async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Reason>, EngineError> {
     let living: Vec<WorkerView> =
-        engine.store.worker_list(Vec::new(), WORKERS).await?.into_iter().filter(|w| w.ended_at.is_none()).collect();
+        engine.store.worker_list(Vec::new(), MAX_WORKERS).await?.into_iter().filter(|w| w.ended_at.is_none()).collect();
     let able: Vec<&WorkerView> = living.iter().filter(|worker| can_run(worker, job)).collect();
     if able.is_empty() {
         let mut known: Vec<&str> = living.iter().flat_map(|w| w.capabilities.iter().map(String::as_str)).collect();
         known.sort_unstable();
         known.dedup();
-        let known =
-            if known.is_empty() { "none is connected".into() } else { format!("they can run {}", known.join(", ")) };
-        let message = format!("no living worker can run type {} from queue {} ({known})", job.kind, job.queue);
+        let known = if known.is_empty() {
+            "no worker is connected".into()
+        } else {
+            format!("workers can run {}", known.join(", "))
+        };
+        let message = format!("no worker can run type \"{}\" from queue \"{}\" ({known})", job.kind, job.queue);
         return Ok(vec![Reason::new("no_worker", message, json!({"type": job.kind, "queue": job.queue}))]);
     }
     let mut reasons = Vec::new();
-    let ids = |list: &[&WorkerView]| list.iter().take(NAMED).map(|w| w.id.clone()).collect::<Vec<_>>();
-    let away: Vec<&WorkerView> =
+    let ids = |list: &[&WorkerView]| list.iter().take(MAX_LISTED).map(|w| w.id.clone()).collect::<Vec<_>>();
+    let disconnected: Vec<&WorkerView> =
         able.iter().copied().filter(|w| w.deadline.is_some() && w.transport != "http").collect();
     let open: Vec<&WorkerView> = able.iter().copied().filter(|w| w.breaker == "open").collect();
     let draining: Vec<&WorkerView> = able.iter().copied().filter(|w| w.state == WorkerState::Draining).collect();
-    let fit = able.len() - away.len() - open.len() - draining.len();
-    if fit == 0 || open.len() == able.len() {
+    let usable = able.len() - disconnected.len() - open.len() - draining.len();
+    if usable == 0 || open.len() == able.len() {
         if !open.is_empty() {
-            let until = open.iter().filter_map(|w| breaker_opens_at(engine, w, now)).min();
+            let until = open.iter().filter_map(|w| breaker_retry_at(engine, w, now)).min();
             let when = until.map(|at| format!(" until {at}")).unwrap_or_default();
-            let message = format!("the breaker of {} is open{when}: too many hand-outs failed", ids(&open).join(", "));
+            let message =
+                format!("the circuit of worker {} is open{when}: too many deliveries failed", ids(&open).join(", "));
             reasons.push(Reason::new("breaker_open", message, json!({"workers": ids(&open), "until": until})));
         }
         if !draining.is_empty() {
-            let message = format!("{} drains and takes no more jobs", ids(&draining).join(", "));
+            let message = format!("worker {} is draining and accepts no more jobs", ids(&draining).join(", "));
             reasons.push(Reason::new("worker_draining", message, json!({"workers": ids(&draining)})));
         }
-        if !away.is_empty() {
-            let until = away.iter().filter_map(|w| w.deadline).min();
-            let message = format!("{} has lost its connection and may come back", ids(&away).join(", "));
-            reasons.push(Reason::new("worker_away", message, json!({"workers": ids(&away), "until": until})));
+        if !disconnected.is_empty() {
+            let until = disconnected.iter().filter_map(|w| w.deadline).min();
+            let message = format!("worker {} is disconnected and may reconnect", ids(&disconnected).join(", "));
+            reasons.push(Reason::new("worker_away", message, json!({"workers": ids(&disconnected), "until": until})));
         }
     } else if able.iter().all(|worker| is_full(engine, worker)) {
         let message = match able.len() {
-            1 => "the one worker that can run it is busy".to_owned(),
+            1 => "the only worker that can run it is busy".to_owned(),
             count => format!("all {count} workers that can run it are busy"),
         };
         reasons.push(Reason::new("workers_busy", message, json!({"workers": able.len()})));
@@ -242,47 +250,47 @@ fn can_run(worker: &WorkerView, job: &JobView) -> bool {
     capabilities.covers(&job.queue, &job.kind)
 }
 
-/// A worker that is connected here is known by its load; of the others only whether they are busy.
+/// Returns whether a worker has no free slot. For a worker of another node only its state is known.
 fn is_full(engine: &Engine, view: &WorkerView) -> bool {
     match engine.workers.find_by_key(&view.id) {
         Some(worker) => {
-            let (held, stopping) = worker.load();
-            held + stopping >= usize::try_from(view.concurrency).unwrap_or(usize::MAX)
+            let (jobs, stopping) = worker.load();
+            jobs + stopping >= usize::try_from(view.concurrency).unwrap_or(usize::MAX)
         }
         None if view.registration_id == engine.worker_id().to_string() => engine.load().1 == 0,
         None => view.state == WorkerState::Busy && view.concurrency == 1,
     }
 }
 
-fn breaker_opens_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Option<Timestamp> {
-    engine.workers.find_by_key(&view.id)?.breaker_opens_at(now)
+fn breaker_retry_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Option<Timestamp> {
+    engine.workers.find_by_key(&view.id)?.breaker_retry_at(now)
 }
 
-/// Reasons for which nothing of its kind runs at all.
-const STANDSTILL: [&str; 5] = ["queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
+/// Reasons that stop all jobs of its kind.
+const BLOCKING: [&str; 5] = ["queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
 
-fn only_ahead(job: &JobView, standing: &JobPosition) -> Reason {
-    let jobs = standing.ahead;
+fn only_ahead(job: &JobView, position: &JobPosition) -> Reason {
+    let jobs = position.ahead;
     let exact = jobs < JobPosition::MOST_AHEAD;
-    Reason::new("jobs_ahead", ahead_text(job, standing), json!({"jobs": jobs, "exact": exact}))
+    Reason::new("jobs_ahead", ahead_text(job, position), json!({"jobs": jobs, "exact": exact}))
 }
 
-fn ahead_text(job: &JobView, standing: &JobPosition) -> String {
-    match standing.ahead {
-        1 => format!("1 job of queue {} goes before it", job.queue),
-        jobs if jobs < JobPosition::MOST_AHEAD => format!("{jobs} jobs of queue {} go before it", job.queue),
-        jobs => format!("{jobs} or more jobs of queue {} go before it", job.queue),
+fn ahead_text(job: &JobView, position: &JobPosition) -> String {
+    match position.ahead {
+        1 => format!("1 job of queue \"{}\" is ahead of it", job.queue),
+        jobs if jobs < JobPosition::MOST_AHEAD => format!("{jobs} jobs of queue \"{}\" are ahead of it", job.queue),
+        jobs => format!("{jobs} or more jobs of queue \"{}\" are ahead of it", job.queue),
     }
 }
 
-/// `None`: it has not been measured yet how fast jobs go.
+/// Estimates when the job starts. Returns `None` if the throughput has not been measured yet.
 async fn ahead(
     engine: &Engine,
     job: &JobView,
-    standing: &JobPosition,
+    position: &JobPosition,
     now: Timestamp,
-) -> Result<Option<Reason>, StoreError> {
-    let jobs = standing.ahead;
+) -> Result<Option<Reason>, EngineError> {
+    let jobs = position.ahead;
     let exact = jobs < JobPosition::MOST_AHEAD;
     let lanes = engine.store.lanes().await?;
     let lanes: Vec<LaneId> = lanes.iter().filter(|lane| lane.queue == job.queue).map(|lane| lane.id).collect();
@@ -292,37 +300,37 @@ async fn ahead(
     let Some(per_minute) = engine.throughput.per_minute(&lanes, now) else { return Ok(None) };
     let estimate_ms = (per_minute > 0.0).then(|| (jobs as f64 * 60_000.0 / per_minute).ceil() as i64);
     let at = estimate_ms.map(|wait_ms| now.plus_ms(wait_ms));
-    let guess = match at {
-        Some(at) => format!("; at {per_minute:.0} a minute, as in the last minute, its turn comes at about {at}"),
+    let estimate = match at {
+        Some(at) => format!("; at {per_minute:.0} per minute, as in the last minute, it starts at about {at}"),
         None => "; none has run in the last minute, so there is no estimate".to_owned(),
     };
-    let message = format!("{}{guess}", ahead_text(job, standing));
+    let message = format!("{}{estimate}", ahead_text(job, position));
     let facts = json!({"jobs": jobs, "exact": exact, "perMinute": per_minute, "estimatedStartAt": at});
     Ok(Some(Reason::new("jobs_ahead", message, facts)))
 }
 
-/// It is in somebody's hands: in whose, since when, until when, and whether that one is still there.
-async fn held(
+/// Returns which worker has the job, since when, until when, and whether the worker is still alive.
+async fn in_flight(
     engine: &Engine,
     job: &JobView,
-    standing: &JobPosition,
+    position: &JobPosition,
     now: Timestamp,
-) -> Result<Vec<Reason>, StoreError> {
+) -> Result<Vec<Reason>, EngineError> {
     let mut reasons = Vec::new();
-    let worker = job.worker_id.as_deref().unwrap_or("its worker");
+    let worker = job.worker_id.as_ref().map_or_else(|| "its worker".to_owned(), |id| format!("worker {id}"));
     let config = &engine.config;
-    let claimed_at = standing.owner.as_ref().map_or(job.updated_at, |owner| owner.claimed_at);
-    if let Some((since, cause)) = &standing.cancel {
-        let message = format!("it was asked to stop at {since} ({cause}), and {worker} has not said that it did");
+    let claimed_at = position.owner.as_ref().map_or(job.updated_at, |owner| owner.claimed_at);
+    if let Some((since, cause)) = &position.cancel {
+        let message = format!("it was asked to stop at {since} ({cause}), and {worker} has not stopped it yet");
         reasons.push(Reason::new("cancel_requested", message, json!({"since": since, "reason": cause})));
     }
-    if let Some(lost) = lost(engine, job, standing, now).await? {
+    if let Some(lost) = lost(engine, job, position, now).await? {
         reasons.push(lost);
     }
     let since = job.started_at.unwrap_or(claimed_at);
     let (code, what, limit_ms) = match job.status {
         JobState::Scheduled => ("scheduled", "a process is being started for it", ms(config.scheduled_timeout)),
-        JobState::Assigned => ("assigned", "it was handed out and has not started yet", ms(config.assigned_timeout)),
+        JobState::Assigned => ("assigned", "it was assigned and has not started yet", ms(config.assigned_timeout)),
         _ => {
             let own = job.timeout_ms.and_then(|limit| i64::try_from(limit).ok());
             ("running", "it is running", own.unwrap_or(ms(config.processing_timeout)))
@@ -331,7 +339,7 @@ async fn held(
     let deadline = since.plus_ms(limit_ms);
     let progress = job.progress.as_ref().map(|progress| format!(", {}", progress_text(progress))).unwrap_or_default();
     let by = job.worker_id.as_ref().map(|id| format!(" (worker {id})")).unwrap_or_default();
-    let message = format!("{what}{by} since {since}{progress}; it is taken away at {deadline}");
+    let message = format!("{what}{by} since {since}{progress}; it times out at {deadline}");
     let facts = json!({
         "workerId": job.worker_id, "since": since, "deadline": deadline, "run": job.run, "progress": job.progress,
     });
@@ -353,13 +361,13 @@ fn progress_text(progress: &faena_domain::Progress) -> String {
     parts.join(", ")
 }
 
-/// Whether its owner has gone, and when the job is given to another.
+/// Returns whether the owner of its claim may be dead, and when the job is recovered.
 async fn lost(
     engine: &Engine,
     job: &JobView,
-    standing: &JobPosition,
+    position: &JobPosition,
     now: Timestamp,
-) -> Result<Option<Reason>, StoreError> {
+) -> Result<Option<Reason>, EngineError> {
     if let Some(key) = &job.worker_id
         && let Some(worker) = engine.store.worker_get(key).await?
         && worker.ended_at.is_none()
@@ -367,25 +375,22 @@ async fn lost(
         && let Some(deadline) = worker.deadline
     {
         let message =
-            format!("worker {key} is not connected; if it does not come back, its jobs are freed at {deadline}");
+            format!("worker {key} is disconnected; if it does not reconnect, its jobs are recovered at {deadline}");
         return Ok(Some(Reason::new("worker_lost", message, json!({"workerId": key, "recoveryAt": deadline}))));
     }
-    let Some(owner) = &standing.owner else { return Ok(None) };
+    let Some(owner) = &position.owner else { return Ok(None) };
     Ok(match owner.lease_until {
-        // It is renewed every third of the lease.
+        // A node renews its lease every third of its duration.
         Some(until) if until > now.plus_ms(ms(engine.config.node_lease) / 3) => None,
         Some(until) if until > now => {
-            let server = owner.server.as_deref().unwrap_or("that has it");
             let message =
-                format!("the server {server} has missed a sign of life; without one its jobs are freed at {until}");
+                format!("{} missed a heartbeat; without one its jobs are recovered at {until}", server_text(owner));
             Some(Reason::new("server_lost", message, json!({"server": owner.server, "recoveryAt": until})))
         }
         until => {
-            let server = owner.server.as_deref().unwrap_or("that had it");
             let recovery_at = until.unwrap_or(now).max(now);
-            let message = format!(
-                "the server {server} gives no sign of life; its jobs are freed with the next round of the guardian"
-            );
+            let message =
+                format!("{} is dead; its jobs are recovered in the next round of the guardian", server_text(owner));
             Some(Reason::new("server_lost", message, json!({"server": owner.server, "recoveryAt": recovery_at})))
         }
     })
@@ -396,35 +401,34 @@ fn completed(job: &JobView) -> Reason {
     let when = job.completed_at.unwrap_or(job.updated_at);
     let took = took_ms.map(|ms| format!(" after {ms} ms")).unwrap_or_default();
     let facts = json!({"completedAt": job.completed_at, "tookMs": took_ms, "retries": job.retry_count});
-    Reason::new("completed", format!("it completed at {when}{took}, with try {}", job.retry_count + 1), facts)
+    Reason::new("completed", format!("it completed at {when}{took}, in attempt {}", job.retry_count + 1), facts)
 }
 
 fn failed(job: &JobView) -> Reason {
-    let error = job.error.as_deref().unwrap_or("no error was told");
+    let error = job.error.as_deref().unwrap_or("no error was reported");
     let reason = job.error_reason.unwrap_or(ErrorReason::Error);
-    let tries = job.retry_count + 1;
-    let allowed = job.max_retries + 1;
+    let (attempt, attempts) = (job.retry_count + 1, job.max_retries + 1);
     let why = match reason {
-        ErrorReason::Expired => "nobody took it before its expiry".to_owned(),
+        ErrorReason::Expired => "no worker started it before its expiry".to_owned(),
         ErrorReason::NoHandler => "no worker could run it".to_owned(),
-        _ if allowed == 1 => format!("its only try failed with {}", reason.as_str()),
-        _ if tries >= allowed => format!("all {allowed} tries failed, the last one with {}", reason.as_str()),
-        _ => format!("try {tries} of {allowed} failed with {} and was not to be repeated", reason.as_str()),
+        _ if attempts == 1 => format!("its only attempt failed with {}", reason.as_str()),
+        _ if attempt >= attempts => format!("all {attempts} attempts failed, the last one with {}", reason.as_str()),
+        _ => format!("attempt {attempt} of {attempts} failed with {} and is not retried", reason.as_str()),
     };
     let facts = json!({
-        "error": job.error, "errorReason": reason, "tries": tries, "allowed": allowed, "failedAt": job.completed_at,
+        "error": job.error, "errorReason": reason, "attempt": attempt, "attempts": attempts, "failedAt": job.completed_at,
         "workerId": job.worker_id,
     });
     Reason::new("failed", format!("{why}: {error}"), facts)
 }
 
 fn cancelled(job: &JobView) -> Reason {
-    let cause = job.error.as_deref().unwrap_or("no reason was told");
+    let cause = job.error.as_deref().unwrap_or("no reason was given");
     let when = job.completed_at.unwrap_or(job.updated_at);
     let facts = json!({"cause": job.error, "cancelledAt": job.completed_at});
     Reason::new("cancelled", format!("it was cancelled at {when}: {cause}"), facts)
 }
 
-fn jobs_text(count: usize) -> String {
-    if count == 1 { "1 job".into() } else { format!("{count} jobs") }
+fn server_text(owner: &ClaimOwner) -> String {
+    owner.server.as_ref().map_or_else(|| "its server".to_owned(), |server| format!("server {server}"))
 }

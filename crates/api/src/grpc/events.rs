@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use faena_engine::live::Told;
+use faena_engine::event_reader::StreamItem;
 use faena_store::{EventPosition, StoredEvent};
 use faena_wire::v1::{
     Event, EventGap, PositionReached, SubscribeRequest, SubscribeResponse, event_service_server::EventService,
@@ -44,8 +44,8 @@ impl EventService for Events {
 fn response(item: Item, position: EventPosition, source: &str) -> SubscribeResponse {
     let message = match item {
         Item::Heartbeat => Message::Reached(PositionReached { position }),
-        Item::Event(Told::Event(stored)) => Message::Event(event(&stored, source)),
-        Item::Event(Told::Lost(gap)) => Message::Gap(EventGap { after: gap.after, first: gap.first }),
+        Item::Event(StreamItem::Event(stored)) => Message::Event(event(&stored, source)),
+        Item::Event(StreamItem::Gap(gap)) => Message::Gap(EventGap { after: gap.after, first: gap.first }),
     };
     SubscribeResponse { message: Some(message) }
 }

@@ -88,9 +88,8 @@ impl JobService for Jobs {
     async fn retry_job(&self, request: Request<RetryJobRequest>) -> GrpcResult<RetryJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
         let now = Timestamp::now();
-        self.0.engine.store.job_retry(id, Some(&actor()), now).await.map_err(ApiError::from)?;
-        self.0.engine.bus.changed(id, JobState::Pending, None, now);
-        Ok(Response::new(RetryJobResponse { state: convert::job_state(JobState::Pending) }))
+        let state = self.0.engine.retry(id, &actor(), now).await.map_err(ApiError::from)?;
+        Ok(Response::new(RetryJobResponse { state: convert::job_state(state) }))
     }
 
     async fn delete_job(&self, request: Request<DeleteJobRequest>) -> GrpcResult<DeleteJobResponse> {

@@ -3,7 +3,9 @@
 use std::{pin::Pin, time::Duration};
 
 use faena_domain::{ErrorCode, Progress, Timestamp};
-use faena_engine::workers::{CloseReason, Connection, Delivery, Order, Refusal, Registration, ReportKind, Transport};
+use faena_engine::workers::{
+    CloseReason, Connection, Delivery, Refusal, Registration, ReportKind, Transport, WorkerCommand,
+};
 use faena_wire::v1::{
     Ack, CancelRun, ConnectRequest, ConnectResponse, Drain, Error, Heartbeat, JobDelivery, Register, Registered,
     ReportProgress, Resume, Step, connect_request::Message as Incoming, connect_response::Message as Outgoing,
@@ -68,7 +70,7 @@ async fn register(api: &Api, incoming: &mut Streaming<ConnectRequest>, sender: &
         return Err(Status::invalid_argument("the first message must be register"));
     };
     let registration = registration(message).map_err(|refusal| Status::from(ApiError::from(refusal)))?;
-    let connected = api.engine.worker_connect(registration, Transport::Grpc, Timestamp::now()).await;
+    let connected = api.engine.register_worker(registration, Transport::Grpc, Timestamp::now()).await;
     let connection = connected.map_err(|error| Status::from(ApiError::from(error)))?;
     let heartbeat_ms = u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX);
     let registered = Registered {
@@ -94,8 +96,8 @@ fn registration(message: Register) -> Result<Registration, Refusal> {
         capabilities: message.capabilities,
         queues: message.queues,
         concurrency: message.concurrency,
-        tells_starts: message.reports_starts,
-        holds: in_flight.flatten(),
+        reports_starts: message.reports_starts,
+        in_flight: in_flight.flatten(),
     })
 }
 
@@ -124,7 +126,7 @@ impl WorkerStream for GrpcStream {
         }
     }
 
-    async fn send_commands(&mut self, commands: Vec<Order>) -> bool {
+    async fn send_commands(&mut self, commands: Vec<WorkerCommand>) -> bool {
         for command in commands {
             if !send(&self.sender, encode(command)).await {
                 return false;
@@ -220,21 +222,21 @@ fn check_json_text<'a>(field: &str, text: Option<&'a str>) -> Result<Option<&'a 
     }
 }
 
-fn encode(command: Order) -> Outgoing {
+fn encode(command: WorkerCommand) -> Outgoing {
     match command {
-        Order::Job(delivery) => Outgoing::Job(job(delivery)),
-        Order::Ack(ack) => Outgoing::Ack(Ack {
+        WorkerCommand::Job(delivery) => Outgoing::Job(job(delivery)),
+        WorkerCommand::Ack(ack) => Outgoing::Ack(Ack {
             job_id: ack.job_id.to_string(),
             run: ack.run,
-            of: convert::report_kind(ack.of),
+            of: convert::report_kind(ack.report),
             ok: ack.refusal.is_none(),
             error: ack.refusal.map(error),
         }),
-        Order::Cancel { job_id, run, reason } => {
+        WorkerCommand::Cancel { job_id, run, reason } => {
             Outgoing::Cancel(CancelRun { job_id: job_id.to_string(), run, reason })
         }
-        Order::Drain => Outgoing::Drain(Drain {}),
-        Order::Resume => Outgoing::Resume(Resume {}),
+        WorkerCommand::Drain => Outgoing::Drain(Drain {}),
+        WorkerCommand::Resume => Outgoing::Resume(Resume {}),
     }
 }
 
@@ -243,7 +245,7 @@ fn error(refusal: Refusal) -> Error {
 }
 
 fn job(delivery: Delivery) -> JobDelivery {
-    let job = &delivery.held.job;
+    let job = &delivery.job.claimed;
     let steps = delivery.steps.into_iter();
     JobDelivery {
         id: job.id.to_string(),
@@ -254,7 +256,7 @@ fn job(delivery: Delivery) -> JobDelivery {
         run: job.run,
         retry_count: job.retry_count,
         max_retries: job.options.retry.max_retries,
-        correlation_id: delivery.held.correlation_id(),
+        correlation_id: delivery.job.correlation_id(),
         traceparent: job.options.traceparent.clone(),
         schedule_id: job.options.schedule_id.clone(),
         schedule_due: job.options.schedule_due.map(convert::timestamp),

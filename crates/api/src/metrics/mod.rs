@@ -110,9 +110,10 @@ fn workers(api: &Api, scrape: &mut Scrape) {
     scrape.gauge(&table::WORKER_JOBS_IN_FLIGHT, in_flight);
     let failures = workers.dispatch_failures.load(Ordering::Relaxed);
     scrape.counter(&table::DISPATCH_FAILURES, [([], failures)]);
-    let actions = Check::ALL.into_iter().map(|check| ([check.as_str().to_owned()], api.engine.actions.of(check)));
+    let actions =
+        Check::ALL.into_iter().map(|check| ([check.as_str().to_owned()], api.engine.guardian.actions.of(check)));
     scrape.counter(&table::GUARDIAN_ACTIONS, actions);
-    let stale = api.engine.report_handler.stale_reports.load(Ordering::Relaxed);
+    let stale = api.engine.reports.handler.stale_reports.load(Ordering::Relaxed);
     scrape.counter(&table::STALE_REPORTS, [([], stale)]);
 }
 
@@ -148,7 +149,7 @@ async fn queues(api: &Api, counts: &Counts, scrape: &mut Scrape) -> ApiResult<()
 }
 
 async fn webhooks(api: &Api, scrape: &mut Scrape) -> ApiResult<()> {
-    let webhooks = &api.engine.webhooks;
+    let webhooks = &api.engine.events.webhooks;
     let states = api.engine.store.webhook_counts().await?.into_iter();
     scrape.gauge(&table::WEBHOOKS_IN_STATE, states.map(|(state, count)| ([state.as_str().to_owned()], signed(count))));
     let breakers = webhooks.breakers(Timestamp::now()).into_iter();
@@ -195,13 +196,13 @@ fn sources_and_inboxes(api: &Api, scrape: &mut Scrape) {
         let name = name.split_once(':').map_or(name, |(_, name)| name);
         ([name.to_owned(), outcome.to_owned()], counter.load(Ordering::Relaxed))
     };
-    let rows = api.engine.sources.iter().flat_map(|source| {
-        [("sent", &source.sent), ("refused", &source.refused), ("job", &source.jobs)]
+    let rows = api.engine.inputs.sources.iter().flat_map(|source| {
+        [("sent", &source.sent), ("refused", &source.rejected), ("job", &source.jobs)]
             .map(|(outcome, counter)| sample(&source.name, outcome, counter))
     });
     scrape.counter(&table::SOURCE_ROWS, rows);
-    let messages = api.engine.inboxes.iter().flat_map(|inbox| {
-        [("job", &inbox.jobs), ("known", &inbox.known), ("rejected", &inbox.rejected)]
+    let messages = api.engine.inputs.inboxes.iter().flat_map(|inbox| {
+        [("job", &inbox.jobs), ("known", &inbox.duplicates), ("rejected", &inbox.rejected)]
             .map(|(outcome, counter)| sample(&inbox.name, outcome, counter))
     });
     scrape.counter(&table::INBOX_MESSAGES, messages);

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use faena_domain::{ErrorReason, JobId, JobState, JobView, Timestamp};
+use faena_engine::EngineError;
 use faena_store::{Filter, StoreError, Tally};
 use faena_wire::{Changed, DeadLetterList, DeadLetterStats};
 
@@ -70,22 +71,14 @@ pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<S
 pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Changed>> {
     let id = parse_job_id(&id)?;
     let now = Timestamp::now();
-    let store = &api.engine.store;
-    store.dead_letter_retry(id, &actor(), now).await.map_err(|error| dead_letter_error(id, error))?;
-    // The job is ready at once, unless it depends on a job that was retried before it.
-    let mut status = JobState::Queued;
-    for parent in store.job_get(id).await?.map(|job| job.depends_on).unwrap_or_default() {
-        if store.job_get(parent).await?.is_some_and(|parent| !parent.status.is_terminal()) {
-            status = JobState::Pending;
-        }
-    }
-    api.engine.bus.changed(id, status, None, now);
+    let retried = api.engine.retry_dead_letter(id, &actor(), now).await;
+    let status = retried.map_err(|error| dead_letter_error(id, error))?;
     Ok(Json(Changed { id, status, retry_count: None, cancel_requested: false }))
 }
 
-fn dead_letter_error(id: JobId, error: StoreError) -> ApiError {
-    match error {
-        StoreError::InvalidTransition { from, .. } => not_dead_lettered(id, from),
+fn dead_letter_error(id: JobId, error: impl Into<EngineError>) -> ApiError {
+    match error.into() {
+        EngineError::Store(StoreError::InvalidTransition { from, .. }) => not_dead_lettered(id, from),
         other => other.into(),
     }
 }

@@ -46,7 +46,6 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> ApiResu
     let mut correlation_id = correlate(&mut job, &correlation);
     let stored = api.engine.submit(vec![job], Timestamp::now()).await?;
     let stored = stored.into_iter().next().ok_or(StoreError::Broken("a job was not stored".into()))?;
-    api.engine.bus.changed(stored.id, stored.status, None, stored.created_at);
     if stored.existed
         && let Some(first) = api.engine.store.job_get(stored.id).await?
     {
@@ -148,7 +147,6 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<R
 pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Changed>> {
     let id = parse_job_id(&id)?;
     let now = Timestamp::now();
-    api.engine.store.job_retry(id, Some(&context::actor()), now).await?;
-    api.engine.bus.changed(id, JobState::Pending, None, now);
-    Ok(Json(Changed { id, status: JobState::Pending, retry_count: Some(0), cancel_requested: false }))
+    let status = api.engine.retry(id, &context::actor(), now).await?;
+    Ok(Json(Changed { id, status, retry_count: Some(0), cancel_requested: false }))
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use bytes::Bytes;
 use faena_domain::{
-    FieldError, JobId, JobState, JobView, ScheduleId, Timestamp,
+    FieldError, JobId, JobView, ScheduleId, Timestamp,
     schedule::{
         self, CompiledSchedule, Schedule, SchedulePatch, ScheduleSpec, ScheduleView, ScheduledRun, TickRow,
         invalid_timing_reason,
@@ -223,10 +223,7 @@ pub async fn trigger(
 
 pub async fn run_now(api: &Api, id: &str) -> ApiResult<JobId> {
     let now = Timestamp::now();
-    let job = api.engine.store.schedule_trigger(parse_id(id)?, &actor(), now).await?.ok_or_else(|| unknown(id))?;
-    api.engine.schedules.triggered();
-    api.engine.bus.changed(job, JobState::Queued, None, now);
-    Ok(job)
+    api.engine.trigger_schedule(parse_id(id)?, &actor(), now).await?.ok_or_else(|| unknown(id))
 }
 
 pub async fn preview(

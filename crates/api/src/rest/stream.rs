@@ -7,7 +7,7 @@ use axum::{
     http::HeaderMap,
     response::sse::{Event as SseEvent, Sse},
 };
-use faena_engine::live::{Gap, Told};
+use faena_engine::event_reader::{Gap, StreamItem};
 use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
 use serde_json::json;
@@ -57,8 +57,10 @@ fn sse_event(item: Item, position: EventPosition, source: &str) -> SseEvent {
     match item {
         // A client does not show an event without data, but it moves the position from which the client resumes.
         Item::Heartbeat => message.comment("heartbeat"),
-        Item::Event(Told::Event(event)) => message.event(event_name(&event)).data(event.cloud_event(source).to_json()),
-        Item::Event(Told::Lost(gap)) => message.event("gap").data(gap_json(gap)),
+        Item::Event(StreamItem::Event(event)) => {
+            message.event(event_name(&event)).data(event.cloud_event(source).to_json())
+        }
+        Item::Event(StreamItem::Gap(gap)) => message.event("gap").data(gap_json(gap)),
     }
 }
 

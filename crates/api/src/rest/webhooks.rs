@@ -42,7 +42,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     let webhook = api.engine.store.webhook_get(parse_id(&id)?).await?;
     let mut webhook = webhook.ok_or_else(|| unknown(&id))?;
     if webhook.state == WebhookState::Waiting {
-        webhook.held_back = api.engine.webhooks.held_back(&webhook.url, Timestamp::now());
+        webhook.held_back = api.engine.events.webhooks.held_back(&webhook.url, Timestamp::now());
     }
     Ok(Json(webhook))
 }

@@ -25,8 +25,8 @@ fn string(json: &mut String, value: &str) {
 
 /// Appends a job as an object.
 pub fn job(json: &mut String, delivery: &Delivery) {
-    let Delivery { held, lane, deadline, steps } = delivery;
-    let job = &held.job;
+    let Delivery { job, lane, deadline, steps } = delivery;
+    let job = &job.claimed;
     json.reserve(job.payload.len() + 320);
     let _ = write!(json, "{{\"id\":\"{}\"", job.id);
     string_field(json, "name", job.options.name.as_deref().unwrap_or(&lane.kind));
@@ -69,7 +69,7 @@ pub fn ack(ack: &Ack) -> String {
         let _ = write!(json, ",\"run\":{run}");
     }
     json.push_str(",\"of\":\"");
-    json.push_str(ack.of);
+    json.push_str(ack.report);
     json.push_str(if ack.refusal.is_none() { "\",\"ok\":true" } else { "\",\"ok\":false" });
     if let Some(refusal) = &ack.refusal {
         json.push_str(",\"error\":");

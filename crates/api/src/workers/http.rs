@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{Progress, Timestamp, parse::Fields};
-use faena_engine::workers::{ConnectedWorker, Order, Registration, Report, ReportKind, Transport};
+use faena_engine::workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand};
 use faena_wire::{Registered, Success};
 use serde_json::json;
 
@@ -35,12 +35,12 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         capabilities: fields.list("capabilities", "a list of job types"),
         queues: fields.list("queues", "a list of queues"),
         concurrency: fields.take("concurrency", "a whole number, not negative"),
-        tells_starts: fields.take("reportsStarts", "true or false").unwrap_or(false),
-        holds: None,
+        reports_starts: fields.take("reportsStarts", "true or false").unwrap_or(false),
+        in_flight: None,
     };
     let _token: Option<String> = fields.text("token");
     finish(fields)?;
-    let connection = api.engine.worker_connect(registration, Transport::Http, Timestamp::now()).await?;
+    let connection = api.engine.register_worker(registration, Transport::Http, Timestamp::now()).await?;
     let registered = Registered {
         worker_id: connection.worker.key.clone(),
         heartbeat_interval_ms: u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX),
@@ -62,7 +62,7 @@ pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) ->
     }
     finish(fields)?;
     let worker = find_worker(&api, &key).await?;
-    let mut commands = worker.take_orders();
+    let mut commands = worker.drain_commands();
     if commands.is_empty() {
         commands = wait_for_commands(&api, &worker, max, Duration::from_millis(wait_ms)).await;
     }
@@ -75,18 +75,17 @@ async fn wait_for_commands(
     worker: &Arc<ConnectedWorker>,
     max: Option<usize>,
     timeout: Duration,
-) -> Vec<Order> {
+) -> Vec<WorkerCommand> {
     let free = worker.free();
     let wanted = max.unwrap_or(free).min(worker.concurrency);
     if wanted > free {
-        let undelivered = worker.unheard(wanted - free);
+        let undelivered = worker.unacknowledged(wanted - free);
         if !undelivered.is_empty() {
-            api.engine.deliver_again(worker, undelivered, Timestamp::now()).await;
-            return worker.take_orders();
+            api.engine.redeliver(worker, undelivered, Timestamp::now()).await;
+            return worker.drain_commands();
         }
     }
-    let _waiting = worker.wait_for(wanted.min(free));
-    api.engine.worker_waits();
+    let _waiting = api.engine.wait_for_jobs(worker, wanted.min(free));
     // A waiting worker is alive, however long it waits. This ends with its request.
     let stay_alive = async {
         let mut heartbeat = tokio::time::interval(api.engine.config.worker_heartbeat);
@@ -96,7 +95,7 @@ async fn wait_for_commands(
         }
     };
     let commands = tokio::select! {
-        commands = worker.orders() => commands,
+        commands = worker.next_commands() => commands,
         () = tokio::time::sleep(timeout) => Vec::new(),
         () = worker.closing.cancelled() => Vec::new(),
         () = api.closing.cancelled() => Vec::new(),
@@ -108,25 +107,25 @@ async fn wait_for_commands(
 
 pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Response> {
     let worker = find_worker(&api, &key).await?;
-    worker.take_words();
+    worker.drain_control_commands();
     Ok(json_response(format!("{{{}}}", notices(&worker))))
 }
 
-fn job_json(command: Order) -> Option<String> {
+fn job_json(command: WorkerCommand) -> Option<String> {
     match command {
-        Order::Job(delivery) => {
+        WorkerCommand::Job(delivery) => {
             let mut job = String::new();
             encode::job(&mut job, &delivery);
             Some(job)
         }
         // The response to every call has the state that these commands announce.
-        Order::Cancel { .. } | Order::Ack(_) | Order::Drain | Order::Resume => None,
+        WorkerCommand::Cancel { .. } | WorkerCommand::Ack(_) | WorkerCommand::Drain | WorkerCommand::Resume => None,
     }
 }
 
 /// Returns the fields that every response to a worker has: which jobs to stop, and whether the worker drains.
 fn notices(worker: &ConnectedWorker) -> String {
-    let cancel = worker.to_stop().into_iter();
+    let cancel = worker.jobs_to_stop().into_iter();
     let cancel = cancel.map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}));
     let cancel = serde_json::Value::from_iter(cancel);
     format!("\"cancel\":{cancel},\"drain\":{}", worker.is_draining())
@@ -145,7 +144,7 @@ pub async fn report(
     let kind = parse_kind(&name, &mut fields)?;
     finish(fields)?;
     let worker = find_worker(&api, &key).await?;
-    api.engine.report_handler.take_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
+    api.engine.reports.handler.handle_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
     Ok(Json(json!({"ok": true})))
 }
 
@@ -183,12 +182,12 @@ fn parse_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
 /// Ends a worker's registration. Its jobs return to their queues without using an attempt.
 pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {
     let worker = find_worker(&api, &key).await?;
-    api.engine.worker_leave(&worker, "the worker has left", Timestamp::now()).await;
+    api.engine.deregister_worker(&worker, "the worker has left", Timestamp::now()).await;
     Ok(Json(Success { success: true }))
 }
 
 async fn find_worker(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
-    let worker = api.engine.worker_calling(key, Timestamp::now()).await?;
+    let worker = api.engine.find_polling_worker(key, Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
 }
 

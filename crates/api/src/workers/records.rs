@@ -51,7 +51,9 @@ pub async fn show(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Js
 
 /// Replaces what this node knows better than the database: the store is updated in batches.
 fn refresh(api: &Api, worker: &mut WorkerView) {
-    let Some(connected) = worker.registration_id.parse().ok().and_then(|id| api.engine.workers.find(id)) else { return };
+    let Some(connected) = worker.registration_id.parse().ok().and_then(|id| api.engine.workers.find(id)) else {
+        return;
+    };
     worker.state = connected.state();
     worker.category = worker.state.category().as_str().into();
     worker.last_seen_at = connected.seen_at();
@@ -67,7 +69,7 @@ pub async fn resume(State(api): State<Api>, Segment(key): Segment) -> ApiResult<
 }
 
 async fn set_drain(api: &Api, key: &str, drain: bool) -> ApiResult<Json<Success>> {
-    if !api.engine.worker_drain(key, drain, Some(&actor()), Timestamp::now()).await? {
+    if !api.engine.set_worker_drain(key, drain, Some(&actor()), Timestamp::now()).await? {
         return Err(unknown(key));
     }
     Ok(Json(Success { success: true }))

@@ -7,7 +7,7 @@
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{CloseReason, ConnectedWorker, Order, Refusal, Registration, Report, ReportKind};
+use faena_engine::workers::{CloseReason, ConnectedWorker, Refusal, Registration, Report, ReportKind, WorkerCommand};
 use futures_util::FutureExt;
 
 use super::message_budget::MessageBudget;
@@ -43,7 +43,7 @@ pub enum Received {
 pub trait WorkerStream: Send {
     /// Waits for the next message. Safe to drop while it waits.
     fn receive(&mut self) -> impl Future<Output = Received> + Send;
-    fn send_commands(&mut self, commands: Vec<Order>) -> impl Future<Output = bool> + Send;
+    fn send_commands(&mut self, commands: Vec<WorkerCommand>) -> impl Future<Output = bool> + Send;
     fn send_errors(&mut self, refusals: Vec<Refusal>) -> impl Future<Output = bool> + Send;
     fn send_heartbeat(&mut self) -> impl Future<Output = bool> + Send;
     fn close(self, reason: CloseReason) -> impl Future<Output = ()> + Send;
@@ -64,7 +64,7 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
         }
         None => drop(stream),
     }
-    api.engine.worker_gone(&worker, has_left, Timestamp::now()).await;
+    api.engine.disconnect_worker(&worker, has_left, Timestamp::now()).await;
 }
 
 struct Session {
@@ -99,7 +99,7 @@ impl Session {
                     ControlFlow::Continue(is_reading) => is_reading,
                     ControlFlow::Break(reason) => return reason,
                 },
-                commands = worker.orders() => stream.send_commands(commands).await,
+                commands = worker.next_commands() => stream.send_commands(commands).await,
                 _ = heartbeat.tick() => stream.send_heartbeat().await,
             };
             if !is_reading {
@@ -164,17 +164,17 @@ impl Session {
     /// Returns whether a report costs nothing: the end of a job in flight, of which there are only so many.
     fn is_free(&self, report: &Report) -> bool {
         let ends_run = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
-        ends_run && self.worker.holds(report.job_id)
+        ends_run && self.worker.has_job(report.job_id)
     }
 
     /// Passes a batch on to the engine. Returns the errors to send back.
     async fn apply(&self, batch: Batch, now: Timestamp) -> Vec<Refusal> {
         let Batch { reports, mut refusals, drains } = batch;
-        if drains && let Err(error) = self.api.engine.worker_drain(&self.worker.key, true, None, now).await {
+        if drains && let Err(error) = self.api.engine.set_worker_drain(&self.worker.key, true, None, now).await {
             refusals.push(Refusal::new(ErrorCode::Unavailable, ApiError::from(error).message));
         }
         if !reports.is_empty() {
-            self.api.engine.report_handler.take(&self.worker, reports, now).await;
+            self.api.engine.reports.handler.handle(&self.worker, reports, now).await;
         }
         refusals
     }

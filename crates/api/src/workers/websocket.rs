@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{CloseReason, Connection, Order, Refusal, Registration, ReportKind, Transport};
+use faena_engine::workers::{CloseReason, Connection, Refusal, Registration, ReportKind, Transport, WorkerCommand};
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::value::RawValue;
@@ -95,7 +95,7 @@ async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<Worker
 
 /// Registers the worker. Returns `None` if it has disconnected meanwhile.
 async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) -> Result<Option<Connection>, Refusal> {
-    let connected = api.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await;
+    let connected = api.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await;
     let connection = connected.map_err(|error| {
         let error = ApiError::from(error);
         Refusal::new(error.code, error.message)
@@ -103,7 +103,7 @@ async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) ->
     if send(socket, [registered(api, &connection)]).await {
         return Ok(Some(connection));
     }
-    api.engine.worker_gone(&connection.worker, false, Timestamp::now()).await;
+    api.engine.disconnect_worker(&connection.worker, false, Timestamp::now()).await;
     Ok(None)
 }
 
@@ -157,7 +157,7 @@ impl WorkerStream for WebSocketStream {
         }
     }
 
-    async fn send_commands(&mut self, commands: Vec<Order>) -> bool {
+    async fn send_commands(&mut self, commands: Vec<WorkerCommand>) -> bool {
         send(&mut self.socket, commands.iter().map(command_frame)).await
     }
 
@@ -184,21 +184,21 @@ impl WorkerStream for WebSocketStream {
     }
 }
 
-fn command_frame(command: &Order) -> String {
+fn command_frame(command: &WorkerCommand) -> String {
     match command {
-        Order::Job(delivery) => {
+        WorkerCommand::Job(delivery) => {
             let mut frame = String::from("{\"type\":\"job\",\"job\":");
             encode::job(&mut frame, delivery);
             frame.push('}');
             frame
         }
-        Order::Ack(ack) => encode::ack(ack),
-        Order::Cancel { job_id, run, reason } => {
+        WorkerCommand::Ack(ack) => encode::ack(ack),
+        WorkerCommand::Cancel { job_id, run, reason } => {
             let reason = serde_json::to_string(reason).expect("a string is JSON");
             format!("{{\"type\":\"cancel\",\"jobId\":\"{job_id}\",\"run\":{run},\"reason\":{reason}}}")
         }
-        Order::Drain => "{\"type\":\"drain\"}".into(),
-        Order::Resume => "{\"type\":\"resume\"}".into(),
+        WorkerCommand::Drain => "{\"type\":\"drain\"}".into(),
+        WorkerCommand::Resume => "{\"type\":\"resume\"}".into(),
     }
 }
 
@@ -262,8 +262,8 @@ fn registration(frame: WorkerFrame<'_>) -> Registration {
         capabilities: frame.capabilities.unwrap_or_default(),
         queues: frame.queues.unwrap_or_default(),
         concurrency: frame.concurrency,
-        tells_starts: frame.reports_starts.unwrap_or(false),
-        holds: frame.in_flight.map(|runs| runs.into_iter().map(|run| (run.job_id, run.run)).collect()),
+        reports_starts: frame.reports_starts.unwrap_or(false),
+        in_flight: frame.in_flight.map(|runs| runs.into_iter().map(|run| (run.job_id, run.run)).collect()),
     }
 }
 

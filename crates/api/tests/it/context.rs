@@ -106,6 +106,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
+            "name": "event-reader",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
             "name": "guardian",
             "status": "healthy"
           },
@@ -118,19 +124,7 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
           {
             "handled": null,
             "lastBeatAt": "<time>",
-            "name": "keeper",
-            "status": "healthy"
-          },
-          {
-            "handled": null,
-            "lastBeatAt": "<time>",
             "name": "lease",
-            "status": "healthy"
-          },
-          {
-            "handled": null,
-            "lastBeatAt": "<time>",
-            "name": "live",
             "status": "healthy"
           },
           {
@@ -179,6 +173,12 @@ async fn a_ready_process_shows_its_database_its_worker_and_every_loop() {
             "handled": null,
             "lastBeatAt": "<time>",
             "name": "webhooks",
+            "status": "healthy"
+          },
+          {
+            "handled": null,
+            "lastBeatAt": "<time>",
+            "name": "worker-status",
             "status": "healthy"
           }
         ],

@@ -7,7 +7,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use faena_domain::Timestamp;
-use faena_engine::live::SUBSCRIBERS;
+use faena_engine::event_reader::MAX_SUBSCRIBERS;
 use futures_util::StreamExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -196,14 +196,14 @@ async fn invalid_requests_are_rejected_with_advice() {
     400 VALIDATION_ERROR: type: unknown parameter
     type: unknown parameter
     ");
-    assert_eq!(app.engine.live.watching(), 0);
+    assert_eq!(app.engine.events.reader.subscribers(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_subscribers_is_limited() {
     let app = App::start().await;
     let mut watchers = Vec::new();
-    for _ in 0..SUBSCRIBERS {
+    for _ in 0..MAX_SUBSCRIBERS {
         watchers.push(Watcher::begin(&app, "", None).await);
     }
     let response = app.get(PATH).await;

@@ -14,7 +14,7 @@ async fn a_job_explains_why_it_is_not_running() {
     let mut shown = why.json();
     // Another test checks the types of the built-in worker.
     let reasons = shown["reasons"].as_array_mut().unwrap();
-    assert!(reasons[1]["message"].as_str().unwrap().starts_with("no living worker can run type elsewhere.kind"));
+    assert!(reasons[1]["message"].as_str().unwrap().starts_with("no worker can run type \"elsewhere.kind\""));
     reasons[1]["message"] = "…".into();
     shown["summary"] = "…".into();
     why.text = shown.to_string();
@@ -26,7 +26,7 @@ async fn a_job_explains_why_it_is_not_running() {
         {
           "by": "loopback",
           "code": "queue_paused",
-          "message": "queue mail is paused by loopback since <time> (the relay is down)",
+          "message": "queue \"mail\" was paused by loopback at <time> (the relay is down)",
           "queue": "mail",
           "reason": "the relay is down",
           "since": "<time>"

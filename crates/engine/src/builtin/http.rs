@@ -1,4 +1,4 @@
-//! `http.request`: one call to an address that the rule permits.
+//! The job type `http.request`: one call to a permitted address.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,7 +29,7 @@ struct Request {
     url: String,
     #[serde(default)]
     headers: BTreeMap<String, String>,
-    /// A string is sent as it is, anything else as JSON.
+    /// A string is sent unchanged, anything else as JSON.
     #[serde(default)]
     body: Option<Box<RawValue>>,
     #[serde(default)]
@@ -75,7 +75,7 @@ impl HttpCaller {
         let url: url::Url = request.url.parse().map_err(|e| invalid(format!("url: {e}")))?;
         self.rule.check_url(&url).map_err(|e| invalid(format!("url: {e}")))?;
         let method = request.method.as_deref().unwrap_or("GET").to_uppercase();
-        let method: Method = method.parse().map_err(|_| invalid(format!("method: {method} is none")))?;
+        let method: Method = method.parse().map_err(|_| invalid(format!("method: \"{method}\" is not a method")))?;
         let mut call = self.client.request(method, url).headers(headers(&request, context)?);
         if let Some(ms) = request.timeout_ms {
             call = call.timeout(Duration::from_millis(ms));
@@ -87,16 +87,16 @@ impl HttpCaller {
             };
         }
         let answer = call.send().await.map_err(failure)?;
-        self.judge(answer, request.expect_status).await
+        self.evaluate(answer, request.expect_status).await
     }
 
-    async fn judge(
+    async fn evaluate(
         &self,
         mut answer: reqwest::Response,
         expected: Option<Expected>,
     ) -> Result<Option<String>, Failure> {
         let status = answer.status();
-        let wanted = match &expected {
+        let is_expected = match &expected {
             None => status.is_success(),
             Some(Expected::One(code)) => status.as_u16() == *code,
             Some(Expected::Any(codes)) => codes.contains(&status.as_u16()),
@@ -122,12 +122,12 @@ impl HttpCaller {
                 break;
             }
         }
-        if !wanted {
+        if !is_expected {
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
-            // A refusal of the request itself will be refused again; being too early or too often will pass.
-            let hopeless = status.is_client_error() && !matches!(status.as_u16(), 408 | 425 | 429);
+            // A client error occurs again on a retry, unless the request was too early, too slow or too frequent.
+            let is_permanent = status.is_client_error() && !matches!(status.as_u16(), 408 | 425 | 429);
             let message = format!("HTTP {status}: {text}");
-            return Err(Failure { retryable: !hopeless, retry_after_ms, ..Failure::error(message) });
+            return Err(Failure { retryable: !is_permanent, retry_after_ms, ..Failure::error(message) });
         }
         let body = match serde_json::from_slice::<Value>(&body) {
             Ok(json) if !truncated => json,
@@ -148,26 +148,26 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
     let body_is_json = request.body.as_ref().is_some_and(|body| !body.get().starts_with('"'));
     let json = body_is_json.then(|| ("content-type", "application/json".to_owned()));
     let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.clone()));
-    // What identifies the run goes last: a payload must not be able to pretend.
+    // The headers that identify the run come last, so that a payload cannot replace them.
     for (name, value) in json.into_iter().chain(given).chain(own) {
         let name: HeaderName = name
             .parse()
-            .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is no name")))?;
+            .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is not a header name")))?;
         let value = HeaderValue::from_str(&value).map_err(|_| {
-            Failure::fatal(format!("the payload is not valid: headers: the value of {name} is not allowed"))
+            Failure::fatal(format!("the payload is not valid: headers: the value of \"{name}\" is not allowed"))
         })?;
         headers.insert(name, value);
     }
     Ok(headers)
 }
 
-/// A refused address will be refused again.
+/// Returns the failure of a call. A refused address is a fatal failure.
 fn failure(error: reqwest::Error) -> Failure {
-    let (late, forbidden) = (error.is_timeout(), is_forbidden(&error));
+    let (is_timeout, is_forbidden) = (error.is_timeout(), is_forbidden(&error));
     let text = describe(error);
-    if forbidden {
+    if is_forbidden {
         return Failure::fatal(text);
     }
     let failure = Failure::error(text);
-    if late { failure.with_reason(ErrorReason::Timeout) } else { failure }
+    if is_timeout { failure.with_reason(ErrorReason::Timeout) } else { failure }
 }

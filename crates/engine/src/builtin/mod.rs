@@ -1,4 +1,4 @@
-//! The worker inside the server: slots that take jobs from the line and run the built-in types.
+//! The built-in worker: slots inside the server that run the built-in job types.
 
 mod http;
 mod record;
@@ -7,104 +7,128 @@ mod shell;
 
 use std::{
     collections::HashSet,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, NodeId, Progress, Timestamp};
+use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, Progress, Timestamp};
 use faena_store::{NoteKind, RunOutcome, Store, StoreError};
 use futures_util::FutureExt;
-use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, EngineConfig,
-    dispatcher::ReadyLanes,
     driver::panic_text,
     in_flight::{InFlight, InFlightJob},
+    nodes::CurrentNode,
     recorder,
     reporter::Reporter,
     verdict::judge,
+    wakeups::Wakeups,
 };
 
 pub use http::HttpCaller;
-pub use record::BuiltIn;
+pub use record::BuiltInRecord;
 pub use shell::INHERITED;
 
-/// The types that need nothing but this process.
+/// Returns the job types that the built-in worker runs.
 pub fn kinds() -> HashSet<&'static str> {
     HashSet::from(["noop", "sleep", "http.request", "shell.run"])
 }
 
-pub struct Worker {
-    pub node: Arc<RwLock<NodeId>>,
+/// State that the slots share with the dispatcher.
+pub struct SlotState {
+    /// Slots that wait for a job.
+    pub idle: AtomicUsize,
+    /// Notified when jobs are queued for the slots.
+    jobs_queued: Notify,
+    /// Number of queued jobs at which a slot wakes the dispatcher, so that the queue does not run empty.
+    pub low_water: AtomicUsize,
+}
+
+impl Default for SlotState {
+    fn default() -> Self {
+        SlotState { idle: AtomicUsize::new(0), jobs_queued: Notify::new(), low_water: AtomicUsize::new(usize::MAX) }
+    }
+}
+
+impl SlotState {
+    /// Wakes slots for `count` new jobs.
+    pub fn wake(&self, count: usize) {
+        match count {
+            0 => {}
+            1 => self.jobs_queued.notify_one(),
+            _ => self.jobs_queued.notify_waiters(),
+        }
+    }
+}
+
+pub struct BuiltInWorker {
+    pub node: CurrentNode,
     pub store: Arc<dyn Store>,
     pub config: EngineConfig,
     pub in_flight: Arc<InFlight>,
     pub reporter: Arc<Reporter>,
-    pub lanes: Arc<ReadyLanes>,
-    pub line: Arc<Notify>,
-    pub idle: Arc<AtomicUsize>,
-    /// The length of the line at which the dispatcher wants to know.
-    pub low_water: Arc<AtomicUsize>,
-    pub record: Arc<Notify>,
+    pub slots: Arc<SlotState>,
+    pub(crate) wakeups: Wakeups,
     pub bus: Bus,
     pub http: HttpCaller,
-    /// No new jobs.
+    /// Cancelled when the slots must take no more jobs.
     pub drain: CancellationToken,
 }
 
-/// What a handler sees of its job.
+/// A handler's view of its job.
 pub struct Context<'a> {
-    worker: &'a Worker,
-    held: &'a InFlightJob,
+    worker: &'a BuiltInWorker,
+    job: &'a InFlightJob,
 }
 
 impl Context<'_> {
     pub fn payload(&self) -> &str {
-        &self.held.job.payload
+        &self.job.claimed.payload
     }
 
     pub fn kind(&self) -> &str {
-        &self.held.kind
+        &self.job.kind
     }
 
     pub fn id(&self) -> JobId {
-        self.held.job.id
+        self.job.id()
     }
 
     pub fn run(&self) -> i64 {
-        self.held.job.run
+        self.job.run()
     }
 
     pub fn correlation_id(&self) -> String {
-        self.held.job.correlation_id.clone().unwrap_or_else(|| self.id().to_string())
+        self.job.correlation_id()
     }
 
-    /// Stores how far the job is. A progress that cannot be stored is not worth the job's failure.
+    /// Stores the job's progress. A failure to store it does not fail the job.
     pub async fn progress(&self, progress: Progress) {
         let now = Timestamp::now();
-        self.held.mark_recorded();
-        let node = *self.worker.node.read();
-        let note = recorder::note(self.held, node, NoteKind::Progress(progress.clone()), now);
+        self.job.mark_recorded();
+        let note = recorder::note(self.job, self.worker.node.id(), NoteKind::Progress(progress.clone()), now);
         if let Some(note) = note {
             if let Err(error) = self.worker.store.job_note(vec![note], now).await {
-                tracing::debug!(job = %self.id(), %error, "a progress could not be stored");
+                tracing::debug!(job = %self.id(), %error, "progress not stored");
             }
             self.worker.bus.progress(self.id(), self.run(), progress, now);
         }
     }
 }
 
-impl Worker {
-    /// One slot: takes a job, runs it, reports it, takes the next.
-    pub async fn slot(self: Arc<Self>) {
-        while let Some(held) = self.next_job().await {
-            self.run_one(held).await;
-            self.reporter.room().await;
+impl BuiltInWorker {
+    /// Runs one slot: takes a job, runs it, reports its end, takes the next, until the worker drains.
+    pub async fn run_slot(self: Arc<Self>) {
+        while let Some(job) = self.next_job().await {
+            self.run_one(job).await;
+            self.reporter.wait_for_capacity().await;
         }
     }
 
@@ -113,60 +137,59 @@ impl Worker {
             if self.drain.is_cancelled() {
                 return None;
             }
-            let notified = self.line.notified();
+            let notified = self.slots.jobs_queued.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(held) = self.in_flight.next_in_line() {
-                if self.in_flight.waiting() == self.low_water.load(Ordering::Relaxed) {
-                    self.lanes.nudge.notify_one();
+            if let Some(job) = self.in_flight.next_queued() {
+                if self.in_flight.queued() == self.slots.low_water.load(Ordering::Relaxed) {
+                    self.wakeups.slot_freed();
                 }
-                return Some(held);
+                return Some(job);
             }
-            self.idle.fetch_add(1, Ordering::AcqRel);
-            self.lanes.nudge.notify_one();
+            self.slots.idle.fetch_add(1, Ordering::AcqRel);
+            self.wakeups.slot_freed();
             tokio::select! { () = notified => {}, () = self.drain.cancelled() => {} }
-            self.idle.fetch_sub(1, Ordering::AcqRel);
+            self.slots.idle.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    async fn run_one(&self, held: Arc<InFlightJob>) {
+    async fn run_one(&self, job: Arc<InFlightJob>) {
         let now = Timestamp::now();
-        if let Some(cause) = held.cancel_reason() {
+        if let Some(cause) = job.cancel_reason() {
             let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());
-            return self.finish(&held, RunOutcome::Cancelled { cause }, vec![line], now);
+            return self.finish(&job, RunOutcome::Cancelled { cause }, vec![line], now);
         }
-        if held.job.options.expires_at.is_some_and(|at| at <= now) {
+        if job.claimed.options.expires_at.is_some_and(|at| at <= now) {
             let error = "expired before it could start".to_owned();
             let line = LogLine::new(now, LogEvent::Expired, error.clone());
             let outcome = RunOutcome::Failed { error, reason: ErrorReason::Expired };
-            return self.finish(&held, outcome, vec![line], now);
+            return self.finish(&job, outcome, vec![line], now);
         }
-        held.start(now);
-        if held.job.start_first && !self.start_is_on_record(&held, now).await {
-            return self.finish(&held, RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
+        job.start(now);
+        if job.claimed.start_first && !self.record_start(&job, now).await {
+            return self.finish(&job, RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
         }
-        self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
-        let result = match &*held.kind {
-            // Nothing to wait for, nothing to stop.
+        self.bus.changed(job.id(), JobState::Processing, Some(job.run()), now);
+        let result = match &*job.kind {
+            // There is nothing to wait for and nothing to stop.
             "noop" => Ok(None),
-            _ => self.run_handler(&held).await,
+            _ => self.run_handler(&job).await,
         };
         let now = Timestamp::now();
-        let (outcome, lines) = judge(&held, result, now);
-        self.finish(&held, outcome, lines, now);
+        let (outcome, lines) = judge(&job, result, now);
+        self.finish(&job, outcome, lines, now);
     }
 
-    /// Runs a handler until it ends, its time is up, or it is told to stop. Dropping a handler stops what it does.
-    async fn run_handler(&self, held: &InFlightJob) -> Result<Option<String>, Failure> {
-        self.record.notify_one();
-        let context = Context { worker: self, held };
-        let limit =
-            held.job.options.timeout_ms.map_or(self.config.processing_timeout, std::time::Duration::from_millis);
-        let handler = std::panic::AssertUnwindSafe(run::run(&context)).catch_unwind();
+    /// Runs a handler until it ends, times out, or is asked to stop. Dropping a handler stops it.
+    async fn run_handler(&self, job: &InFlightJob) -> Result<Option<String>, Failure> {
+        self.wakeups.job_started();
+        let context = Context { worker: self, job };
+        let limit = job.claimed.options.timeout_ms.map_or(self.config.processing_timeout, Duration::from_millis);
+        let handler = AssertUnwindSafe(run::run(&context)).catch_unwind();
         tokio::select! {
             biased;
-            () = held.cancel.cancelled() => {
-                let cause = held.cancel_reason().unwrap_or_else(|| "the server stops".into());
+            () = job.cancel.cancelled() => {
+                let cause = job.cancel_reason().unwrap_or_else(|| "the server stops".into());
                 Err(Failure::error(cause).with_reason(ErrorReason::Cancelled))
             }
             ended = tokio::time::timeout(limit, handler) => match ended {
@@ -180,32 +203,32 @@ impl Worker {
         }
     }
 
-    /// `false`: this run does not hold the job any more, or the store is away; either way it must not begin.
-    async fn start_is_on_record(&self, held: &InFlightJob, now: Timestamp) -> bool {
-        held.mark_recorded();
-        let node = *self.node.read();
-        let Some(note) = recorder::note(held, node, NoteKind::Started, now) else { return false };
+    /// Stores the start of a job before it runs. Returns `false` if the job must not run: this run no longer has it, or
+    /// the store is away.
+    async fn record_start(&self, job: &InFlightJob, now: Timestamp) -> bool {
+        job.mark_recorded();
+        let Some(note) = recorder::note(job, self.node.id(), NoteKind::Started, now) else { return false };
         match self.store.job_note(vec![note], now).await {
-            Ok(answers) => answers.first() == Some(&true),
-            Err(StoreError::Unavailable(_)) => false,
+            Ok(accepted) => accepted.first() == Some(&true),
+            Err(StoreError::Unavailable { .. }) => false,
             Err(error) => {
-                tracing::error!(job = %held.job.id, %error, "a start could not be written down");
+                tracing::error!(job = %job.id(), %error, "job start not stored");
                 false
             }
         }
     }
 
-    fn finish(&self, held: &InFlightJob, outcome: RunOutcome, lines: Vec<LogLine>, now: Timestamp) {
-        let end = held.end(outcome, lines, now);
-        self.in_flight.finish(held, end, |end| self.reporter.push(end, None));
+    fn finish(&self, job: &InFlightJob, outcome: RunOutcome, lines: Vec<LogLine>, now: Timestamp) {
+        let end = job.end(outcome, lines, now);
+        self.in_flight.finish(job, end, |end| self.reporter.push(end, None));
     }
 
-    /// InFlight back everything that waits for a slot.
-    pub fn hand_back_line(&self) {
+    /// Releases all jobs that wait for a slot.
+    pub fn release_queued(&self) {
         let now = Timestamp::now();
-        for held in self.in_flight.empty_line() {
+        for job in self.in_flight.take_queued() {
             let line = LogLine::new(now, LogEvent::HandedBack, "the server stops");
-            self.finish(&held, RunOutcome::HandedBack, vec![line], now);
+            self.finish(&job, RunOutcome::HandedBack, vec![line], now);
         }
     }
 }

@@ -1,26 +1,27 @@
-//! The built-in worker's own entry among the workers: it has the same life cycle as all others.
+//! The built-in worker's record among the workers. It has the same life cycle as that of any other worker.
 
 use faena_domain::{Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
 use faena_store::{StoreError, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 
 use super::kinds;
-use crate::Engine;
+use crate::{Engine, config::ms};
 
 #[derive(Default)]
-pub struct BuiltIn(Mutex<Option<Entry>>);
+pub struct BuiltInRecord(Mutex<Option<Stored>>);
 
+/// What the store knows.
 #[derive(Clone, Copy)]
-struct Entry {
+struct Stored {
     id: WorkerId,
     session: i64,
     state: WorkerState,
-    told_at: Timestamp,
+    updated_at: Timestamp,
 }
 
-impl BuiltIn {
-    /// Begins a life. After the node was taken for dead, another one.
-    pub async fn admit(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
+impl BuiltInRecord {
+    /// Registers the built-in worker under a new id. Called on start and after the node lost its lease.
+    pub async fn register(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
         let id = WorkerId::new();
         let mut capabilities: Vec<String> = kinds().into_iter().map(str::to_owned).collect();
         capabilities.sort_unstable();
@@ -39,27 +40,27 @@ impl BuiltIn {
         };
         let admitted = engine.store.worker_admit(entry, now).await?;
         let (id, session) = (admitted.id, admitted.session);
-        *self.0.lock() = Some(Entry { id, session, state: WorkerState::Ready, told_at: now });
+        *self.0.lock() = Some(Stored { id, session, state: WorkerState::Ready, updated_at: now });
         Ok(())
     }
 
     pub fn id(&self) -> WorkerId {
-        self.0.lock().map_or_else(WorkerId::default, |entry| entry.id)
+        self.0.lock().map_or_else(WorkerId::default, |stored| stored.id)
     }
 
-    /// Writes down that it lives, and whether it has something to do. Answers how much there was to tell.
-    pub async fn tell(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
-        let Some(entry) = *self.0.lock() else { return Ok(0) };
-        let state = if engine.in_flight.is_idle_here() { WorkerState::Ready } else { WorkerState::Busy };
-        let beat_ms = crate::config::ms(engine.config.worker_heartbeat);
-        if state == entry.state && now.ms_since(entry.told_at) < beat_ms {
+    /// Stores a heartbeat and the current state, if either is due. Returns how many updates were stored.
+    pub async fn update(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
+        let Some(stored) = *self.0.lock() else { return Ok(0) };
+        let is_idle = engine.dispatch.in_flight.is_built_in_idle();
+        let state = if is_idle { WorkerState::Ready } else { WorkerState::Busy };
+        if state == stored.state && now.ms_since(stored.updated_at) < ms(engine.config.worker_heartbeat) {
             return Ok(0);
         }
         let changes =
-            if state == entry.state { Vec::new() } else { vec![WorkerChange { at: now, state, reason: None }] };
-        let news = WorkerUpdate {
-            id: entry.id,
-            session: entry.session,
+            if state == stored.state { Vec::new() } else { vec![WorkerChange { at: now, state, reason: None }] };
+        let update = WorkerUpdate {
+            id: stored.id,
+            session: stored.session,
             changes,
             seen_at: now,
             deadline: None,
@@ -67,9 +68,9 @@ impl BuiltIn {
             failed: 0,
             breaker: "closed",
         };
-        engine.store.worker_update(vec![news], now).await?;
-        if let Some(known) = self.0.lock().as_mut().filter(|known| known.id == entry.id) {
-            (known.state, known.told_at) = (state, now);
+        engine.store.worker_update(vec![update], now).await?;
+        if let Some(known) = self.0.lock().as_mut().filter(|known| known.id == stored.id) {
+            (known.state, known.updated_at) = (state, now);
         }
         Ok(1)
     }

@@ -1,8 +1,8 @@
-//! Which handler runs which type.
+//! Maps each built-in job type to its handler.
 
 use std::time::Duration;
 
-use faena_domain::{Failure, Progress};
+use faena_domain::{ErrorReason, Failure, Progress};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Context, shell};
@@ -13,12 +13,12 @@ pub async fn run(context: &Context<'_>) -> Result<Option<String>, Failure> {
         "sleep" => sleep(context).await,
         "http.request" => context.worker.http.run(context).await,
         "shell.run" => shell::run(context, &context.worker.config).await,
-        other => Err(Failure::fatal(format!("the built-in worker cannot run {other}"))
-            .with_reason(faena_domain::ErrorReason::NoHandler)),
+        other => Err(Failure::fatal(format!("the built-in worker cannot run type \"{other}\""))
+            .with_reason(ErrorReason::NoHandler)),
     }
 }
 
-/// Reads a payload. What is wrong with it will be wrong at the next try too.
+/// Parses a payload. An invalid payload is a fatal failure: it stays invalid on a retry.
 pub fn payload<T: DeserializeOwned>(context: &Context<'_>) -> Result<T, Failure> {
     serde_json::from_str(context.payload()).map_err(|e| Failure::fatal(format!("the payload is not valid: {e}")))
 }
@@ -27,7 +27,7 @@ pub fn payload<T: DeserializeOwned>(context: &Context<'_>) -> Result<T, Failure>
 #[serde(deny_unknown_fields)]
 struct Sleep {
     ms: u64,
-    /// Sleeps in this many steps and tells its progress after each.
+    /// Sleeps in this many steps and reports progress after each.
     #[serde(default)]
     steps: u32,
 }

@@ -1,7 +1,7 @@
-//! `shell.run`: a program with its arguments, when the operator allows it. Never a line for a shell to interpret.
+//! The job type `shell.run`: a program with its arguments, if the operator allows it. No shell interprets them.
 //!
-//! The program is the leader of its own process group; whatever ends the job early (cancel, timeout, a stopping server)
-//! kills the group. A guard between the two does so even when this server is killed.
+//! The program leads its own process group. A cancel, a timeout or a stopping server kills the group. A guard process
+//! between this server and the program does so even if this server is killed.
 
 use std::{collections::BTreeMap, process::Stdio, time::Duration};
 
@@ -36,19 +36,19 @@ struct Output {
     truncated: bool,
 }
 
-/// Kills the whole group when it is dropped before its end.
+/// A process group. Dropping it kills the group.
 struct Group {
     child: Box<dyn ChildWrapper>,
-    /// The guard's standard input; not left with the child, which would close it to wait.
+    /// The guard's standard input. Taken from the child, which would close it before waiting.
     guard: Option<ChildStdin>,
 }
 
 impl Group {
     fn kill(&mut self) {
         match self.guard.take() {
-            // The guard hears that nobody is left, and kills what it has started.
-            Some(line) => drop(line),
-            // Fails when all have ended, and that is well.
+            // The end of its input makes the guard kill what it has started.
+            Some(input) => drop(input),
+            // An error means that the processes have ended already.
             None => {
                 let _ = self.child.start_kill();
             }
@@ -62,19 +62,19 @@ impl Drop for Group {
     }
 }
 
-/// What the guard answers when it cannot start a program.
+/// Exit code of the guard if it cannot start a program.
 const CANNOT_START: i32 = 127;
 
-/// How long the outputs of a program are listened to after its end, when somebody still holds them open.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long to read the outputs after the end of a program while its children keep them open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Of the server's own environment only this is handed on: the rest may hold secrets.
+/// Variables of the server's environment that are passed on. The others may contain secrets.
 pub const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
 
 pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<String>, Failure> {
     if !config.shell_allowed {
         return Err(Failure::fatal(
-            "shell.run is not allowed here; the operator can allow it with worker.shell = true (FAENA_WORKER_SHELL=true)",
+            "shell.run is not allowed; the operator can allow it with worker.shell = true (FAENA_WORKER_SHELL=true)",
         ));
     }
     let command: Command = payload(context)?;
@@ -82,10 +82,10 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         return Err(Failure::fatal("the payload is not valid: argv must name a program"));
     };
     let guarded = !config.guard.is_empty();
-    let line: Vec<&String> = config.guard.iter().chain(&command.argv).collect();
-    let mut wrap = CommandWrap::with_new(line[0], |inner| {
+    let argv: Vec<&String> = config.guard.iter().chain(&command.argv).collect();
+    let mut wrap = CommandWrap::with_new(argv[0], |inner| {
         inner
-            .args(&line[1..])
+            .args(&argv[1..])
             .stdin(if guarded { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -111,14 +111,14 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         let status = tokio::select! {
             _ = &mut capture => group.child.wait().await,
             status = group.child.wait() => {
-                // It has ended and left children behind that hold its outputs. They end with it; one that has made off to a
-                // group of its own is not waited for.
+                // It has ended, but its children keep its outputs open. They are killed; a child in a group of its own is
+                // not waited for.
                 group.kill();
-                let _ = tokio::time::timeout(LAST_WORDS, capture).await;
+                let _ = tokio::time::timeout(OUTPUT_TIMEOUT, capture).await;
                 status
             }
         };
-        status.map_err(|e| Failure::error(format!("lost sight of {program}: {e}")))?
+        status.map_err(|e| Failure::error(format!("cannot wait for {program}: {e}")))?
     };
     let output = Output {
         exit_code: status.code(),
@@ -136,7 +136,7 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
     Err(Failure::error(format!("{program}: {status}: {}", tail.trim())))
 }
 
-/// The first `limit` bytes of an output; the rest is read and thrown away, so that the program is not held up.
+/// The first `limit` bytes of an output. The rest is read and discarded, so that the program is not blocked.
 struct Captured {
     limit: usize,
     kept: Vec<u8>,

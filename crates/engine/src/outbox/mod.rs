@@ -1,7 +1,7 @@
-//! Brings events to where they are wanted: one relay per sink.
+//! Publishes events to sinks: one relay per sink.
 //!
-//! The store keeps what happened together with what it happened to (`store/*/outbox.rs`); a relay takes it in order, publishes it and writes
-//! down what the sink said. Everything arrives at least once, under an id that tells repetitions from news.
+//! The store keeps each event in the transaction of its change (`store/*/outbox.rs`). A relay takes events in order, publishes
+//! them and stores the sink's answer. Every event arrives at least once, and its id identifies repetitions.
 
 mod relay;
 mod source;
@@ -21,22 +21,22 @@ use faena_store::{EventSubscription, OnRejected, Store, StoreError, Subscription
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
-pub use relay::{Relay, Spent};
+pub use relay::{Relay, TimeSpent};
 pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 
 #[derive(Clone, Debug)]
 pub struct OutboxConfig {
-    /// How long events are kept, sent or not wanted by any sink; they can be published again for so long.
+    /// How long events are kept, whether sent or not matched by any sink. They can be republished for this time.
     pub keep: Duration,
-    /// What the events say where they come from.
+    /// The `source` attribute of events.
     pub source: String,
     pub sinks: Vec<SinkConfig>,
-    /// The first rest after a failure, of a sink or of a message; each further one doubles it, up to a minute.
-    pub first_rest: Duration,
-    /// How long a part of the outbox stays a node's without a sign of life; longer where a sink's timeout needs it.
+    /// Delay after the first failure of a sink or a message. It doubles with each failure, up to a minute.
+    pub first_backoff: Duration,
+    /// How long a node keeps a partition of the outbox without renewing its lease. Longer if a sink's timeout needs it.
     pub lease: Duration,
-    /// How many messages a relay takes at a time.
+    /// Messages that a relay takes at a time.
     pub batch: usize,
 }
 
@@ -46,26 +46,26 @@ impl Default for OutboxConfig {
             keep: Duration::from_secs(3 * 24 * 3_600),
             source: "/faena".into(),
             sinks: Vec::new(),
-            first_rest: Duration::from_secs(1),
+            first_backoff: Duration::from_secs(1),
             lease: Duration::from_secs(30),
             batch: 1_000,
         }
     }
 }
 
-/// The longest that a sink may take for one call: below half the lease, so that no round outlives it.
-pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(14);
+/// Longest timeout of a sink: below half the lease, so that no round outlives it.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(14);
 
 #[derive(Clone, Debug)]
 pub struct SinkConfig {
     pub name: String,
     /// `job.*`, `schedule.missed`, `*`.
     pub types: Vec<String>,
-    pub on_bad: OnRejected,
+    pub on_rejected: OnRejected,
     pub target: Target,
 }
 
-/// Where events go. Shows no password.
+/// Where events go. Its debug output contains no password.
 #[derive(Clone, Debug)]
 pub enum Target {
     RabbitMq(RabbitMqSinkOptions),
@@ -86,7 +86,7 @@ impl Target {
         }
     }
 
-    /// How long one call may take.
+    /// Returns how long one call may take.
     pub fn timeout(&self) -> Duration {
         match self {
             Target::RabbitMq(options) => options.timeout,
@@ -98,18 +98,18 @@ impl Target {
     }
 }
 
-/// A wish is forgotten after this time, unless it is repeated, which happens much more often.
-const WISH_MS: i64 = 3 * 24 * 3_600_000;
-/// A server that stops gives sinks this time to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(2);
+/// How long a subscription is kept without renewal. Relays renew it much more often.
+const SUBSCRIPTION_MS: i64 = 3 * 24 * 3_600_000;
+/// How long a sink has to close on shutdown.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl SinkConfig {
-    fn want(&self, now: Timestamp) -> EventSubscription {
+    fn subscription(&self, now: Timestamp) -> EventSubscription {
         EventSubscription {
             name: self.name.clone(),
             types: self.types.clone(),
-            mode: SubscriptionMode::Queue(self.on_bad),
-            until: now.plus_ms(WISH_MS),
+            mode: SubscriptionMode::Queue(self.on_rejected),
+            until: now.plus_ms(SUBSCRIPTION_MS),
         }
     }
 }
@@ -125,40 +125,38 @@ impl Outbox {
         Outbox { relays: config.sinks.iter().map(relay).collect() }
     }
 
-    /// Something has happened.
-    pub fn nudge(&self) {
+    /// Wakes all relays: events were committed.
+    pub fn wake_relays(&self) {
         for relay in &self.relays {
-            // Each has a bell of its own: one rung for all would wake one of them.
-            relay.nudge.notify_one();
+            // Each has a wake-up of its own: a shared one would wake only one of them.
+            relay.wakeup.notify_one();
         }
     }
 
-    /// Makes known what all sinks want, before anything happens that they would miss.
-    pub async fn want(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
+    /// Stores the subscriptions of all sinks, so that events are kept for them from now on.
+    pub async fn subscribe(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
         if self.relays.is_empty() {
             return Ok(());
         }
-        store.event_subscribe(self.relays.iter().map(|relay| relay.config.want(now)).collect(), now).await?;
+        store.event_subscribe(self.relays.iter().map(|relay| relay.config.subscription(now)).collect(), now).await?;
         for relay in &self.relays {
-            relay.wished(now);
+            relay.record_renewal(now);
         }
         Ok(())
     }
 
-    /// Gives everything back that this node has taken, and closes the sinks. After the last round.
+    /// Releases this node's partitions of every sink and closes the sinks. Called on shutdown, after the last round.
     pub async fn leave(&self, store: &dyn Store, node: NodeId) {
         if self.relays.is_empty() {
             return;
         }
-        let goodbyes = join_all(self.relays.iter().map(|relay| relay.close()));
+        let closed = join_all(self.relays.iter().map(|relay| relay.close()));
         let (left, _) = tokio::join!(
-            tokio::time::timeout(GOODBYE, store.outbox_leave(node)),
-            tokio::time::timeout(GOODBYE, goodbyes)
+            tokio::time::timeout(CLOSE_TIMEOUT, store.outbox_leave(node)),
+            tokio::time::timeout(CLOSE_TIMEOUT, closed)
         );
         if !matches!(left, Ok(Ok(()))) {
-            tracing::warn!(
-                "this node's parts of the outbox could not be given back; other nodes take them when its lease is over"
-            );
+            tracing::warn!("outbox partitions not released; other nodes take them when the lease expires");
         }
     }
 }

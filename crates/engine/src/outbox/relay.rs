@@ -1,15 +1,15 @@
-//! Takes what is due for one sink, publishes it, and writes down what the sink said.
+//! Publishes the events of one sink.
 //!
-//! A round takes a batch of the parts of the outbox that are this node's, publishes it in order and settles it in one statement. What was
-//! published and not settled (this process died, the line broke) is published again under the same id, from the first on: so of each
-//! subject the first deliveries stay in order. A call to the sink only begins if it must end before the lease does; nobody else
-//! publishes these subjects meanwhile.
+//! A round takes a batch from this node's partitions of the outbox, publishes it in order and stores the answers in one
+//! statement. A message that was published and not stored as such (this process died, the connection broke) is published
+//! again under the same id, so the first deliveries of each subject stay in order. A call to the sink only starts if it must
+//! end before the lease does, so no other node publishes these subjects meanwhile.
 //!
-//! Two kinds of failure. The sink is down: it rests, longer each time, and no message pays for it. A message is refused: it has to rest
-//! by itself, and after `MAX_ATTEMPTS` it is a dead letter. Where later messages of its subject have to wait for it (`park`), each call
-//! holds one message of a subject at most.
+//! Two kinds of failure: if the sink is down, it is retried with a growing delay and no message uses an attempt; if a message
+//! is rejected, only that message is delayed, and after `MAX_ATTEMPTS` it becomes a dead letter. Where later messages of its
+//! subject wait for it (`park`), each call contains at most one message of a subject.
 //!
-//! Safe on every node at once: a part is one node's, and the store refuses whom it was taken from.
+//! Safe on every node at once: a partition belongs to one node, and the store refuses a node that has lost it.
 
 use std::{
     collections::HashSet,
@@ -33,39 +33,39 @@ use uuid::Uuid;
 use super::{OutboxConfig, SinkConfig};
 use crate::{Round, config::ms};
 
-const LONGEST_REST: Duration = Duration::from_secs(60);
-/// A wish is repeated this often; it holds for days.
-const WISH_AGAIN_MS: i64 = 3_600_000;
-/// What must be left of a lease beyond a call to the sink. Half of it is left at least after each take: that one renews what is older.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// How often the subscription is renewed. It is kept for days.
+const RENEW_MS: i64 = 3_600_000;
+/// What must remain of a lease after a call to the sink. Taking a batch renews a lease that is more than half over.
 const MARGIN: Duration = Duration::from_secs(1);
-/// A server that stops waits this long for confirmations; what comes later is published again by others.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long a stopping server waits for confirmations. Messages confirmed later are published again by other nodes.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct Relay {
     pub(super) config: SinkConfig,
-    pub nudge: Arc<Notify>,
+    pub wakeup: Arc<Notify>,
     confirmed: AtomicU64,
-    refused: AtomicU64,
-    spent: Mutex<Spent>,
+    rejected: AtomicU64,
+    time_spent: Mutex<TimeSpent>,
     sink: Box<dyn Sink>,
     source: String,
     lease: Duration,
     batch: usize,
-    first_rest: Duration,
-    wished_at: AtomicI64,
+    first_backoff: Duration,
+    renewed_at: AtomicI64,
     health: Mutex<Health>,
     stop: CancellationToken,
 }
 
-/// Where a relay's time has gone.
+/// Time that a relay has spent in each phase of its rounds.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Spent {
+pub struct TimeSpent {
     pub taking: Duration,
     pub publishing: Duration,
     pub settling: Duration,
 }
 
-/// An event as it travels.
+/// Returns the message of an event.
 fn message(event: &StoredEvent, source: &str) -> Message {
     Message {
         id: event.id.to_string(),
@@ -80,23 +80,24 @@ fn message(event: &StoredEvent, source: &str) -> Message {
     }
 }
 
-/// How the sink is, as far as this node knows.
+/// Health of the sink, as far as this node knows.
 #[derive(Default)]
 struct Health {
-    /// `None`: this node has not heard of it yet.
+    /// `None`: this node has not used it yet.
     is_down: Option<bool>,
     failures: u32,
-    rest_until: Option<Timestamp>,
+    retry_at: Option<Timestamp>,
 }
 
-/// What a round has learned.
+/// Results of publishing a batch.
 #[derive(Default)]
-struct Learned {
+struct Answers {
     results: Vec<OutboxResult>,
     confirmed: usize,
-    refused: usize,
+    rejected: usize,
+    /// Why the sink is down, if it is.
     down: Option<String>,
-    /// Not everything was published: time was up, or the sink said nothing of it.
+    /// Not every message was published: there was no time, or the sink did not answer for it.
     is_partial: bool,
 }
 
@@ -109,16 +110,16 @@ impl Relay {
     ) -> Relay {
         Relay {
             config: sink_config.clone(),
-            nudge: Arc::new(Notify::new()),
+            wakeup: Arc::new(Notify::new()),
             confirmed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            spent: Mutex::default(),
+            rejected: AtomicU64::new(0),
+            time_spent: Mutex::default(),
             sink,
             source: config.source.clone(),
             lease: config.lease.max(2 * (sink_config.target.timeout() + 2 * MARGIN)),
             batch: config.batch,
-            first_rest: config.first_rest,
-            wished_at: AtomicI64::new(i64::MIN),
+            first_backoff: config.first_backoff,
+            renewed_at: AtomicI64::new(i64::MIN),
             health: Mutex::default(),
             stop,
         }
@@ -128,156 +129,156 @@ impl Relay {
         &self.config.name
     }
 
-    /// Messages that the sink confirmed through this node.
+    /// Returns how many messages of this node the sink confirmed.
     pub fn confirmed(&self) -> u64 {
         self.confirmed.load(Ordering::Relaxed)
     }
 
-    /// Messages that it refused.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Returns how many messages of this node the sink rejected.
+    pub fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
     }
 
-    pub fn spent(&self) -> Spent {
-        *self.spent.lock()
+    pub fn time_spent(&self) -> TimeSpent {
+        *self.time_spent.lock()
     }
 
     pub async fn run_once(&self, store: &dyn Store, node: NodeId, now: Timestamp) -> Result<Round, StoreError> {
-        self.mode(store, now).await?;
-        let rest_until = self.health.lock().rest_until.filter(|until| *until > now);
-        if rest_until.is_some() {
-            return Ok(Round { next_at: rest_until, ..Round::default() });
+        self.renew_subscription(store, now).await?;
+        let retry_at = self.health.lock().retry_at.filter(|at| *at > now);
+        if retry_at.is_some() {
+            return Ok(Round::idle_until(retry_at));
         }
-        // Counted from before the call: the lease may begin as soon as the store hears of it.
-        let began = Instant::now();
-        let ask =
+        // Measured from before the call, because the lease may start as soon as the store receives it.
+        let started = Instant::now();
+        let request =
             OutboxTakeRequest { sink: self.config.name.clone(), node, lease_ms: ms(self.lease), limit: self.batch };
-        let taken = store.outbox_take(ask, now).await?;
+        let taken = store.outbox_take(request, now).await?;
         if taken.events.is_empty() {
-            return Ok(Round { next_at: taken.next_at, ..Round::default() });
+            return Ok(Round::idle_until(taken.next_at));
         }
         let is_full = taken.events.len() >= self.batch;
-        let taking = began.elapsed();
-        let learned = self.publish(&taken, began, now).await;
-        let publishing = began.elapsed() - taking;
-        let at = now.plus_ms(ms(began.elapsed()));
-        let handled = learned.results.len();
-        let more = learned.down.is_none() && (is_full || learned.is_partial) && !self.stop.is_cancelled();
-        // Of each refused message the store knows when it is due again; this loop has to look then.
-        let again_at = learned.results.iter().filter(|result| result.refused.is_some()).map(|result| result.again_at);
+        let taking = started.elapsed();
+        let answers = self.publish(&taken, started, now).await;
+        let publishing = started.elapsed() - taking;
+        let at = now.plus_ms(ms(started.elapsed()));
+        let handled = answers.results.len();
+        let more = answers.down.is_none() && (is_full || answers.is_partial) && !self.stop.is_cancelled();
+        // The store knows when each rejected message is due again; this loop has to run then.
+        let again_at = answers.results.iter().filter(|result| result.refused.is_some()).map(|result| result.again_at);
         let next_at = again_at.chain(taken.next_at).min();
         if handled > 0 {
-            store.outbox_settle(&self.config.name, taken.partitions, learned.results, at).await?;
-        } else if learned.down.is_none() {
-            // There was no time for anything.
+            store.outbox_settle(&self.config.name, taken.partitions, answers.results, at).await?;
+        } else if answers.down.is_none() {
+            // There was no time to publish anything.
             return Ok(Round { more, ..Round::default() });
         }
         {
-            let mut spent = self.spent.lock();
-            spent.taking += taking;
-            spent.publishing += publishing;
-            spent.settling += began.elapsed() - taking - publishing;
+            let mut time_spent = self.time_spent.lock();
+            time_spent.taking += taking;
+            time_spent.publishing += publishing;
+            time_spent.settling += started.elapsed() - taking - publishing;
         }
-        self.confirmed.fetch_add(learned.confirmed as u64, Ordering::Relaxed);
-        self.refused.fetch_add(learned.refused as u64, Ordering::Relaxed);
-        let rest_until = self.judge(store, learned.down, learned.confirmed, at).await?;
-        Ok(Round { handled, more, next_at: rest_until.or(next_at) })
+        self.confirmed.fetch_add(answers.confirmed as u64, Ordering::Relaxed);
+        self.rejected.fetch_add(answers.rejected as u64, Ordering::Relaxed);
+        let retry_at = self.update_health(store, answers.down, answers.confirmed, at).await?;
+        Ok(Round { handled, more, next_at: retry_at.or(next_at) })
     }
 
-    /// Repeats the wish for events before it is forgotten.
-    async fn mode(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
-        if now.ms_since(Timestamp::from_ms(self.wished_at.load(Ordering::Relaxed))) >= WISH_AGAIN_MS {
-            store.event_subscribe(vec![self.config.want(now)], now).await?;
-            self.wished(now);
+    async fn renew_subscription(&self, store: &dyn Store, now: Timestamp) -> Result<(), StoreError> {
+        if now.ms_since(Timestamp::from_ms(self.renewed_at.load(Ordering::Relaxed))) >= RENEW_MS {
+            store.event_subscribe(vec![self.config.subscription(now)], now).await?;
+            self.record_renewal(now);
         }
         Ok(())
     }
 
-    pub(super) fn wished(&self, now: Timestamp) {
-        self.wished_at.store(now.as_ms(), Ordering::Relaxed);
+    pub(super) fn record_renewal(&self, now: Timestamp) {
+        self.renewed_at.store(now.as_ms(), Ordering::Relaxed);
     }
 
-    async fn publish(&self, taken: &OutboxTaken, began: Instant, now: Timestamp) -> Learned {
-        let mut learned = Learned::default();
-        let waves = match self.config.on_bad {
+    async fn publish(&self, taken: &OutboxTaken, started: Instant, now: Timestamp) -> Answers {
+        let mut answers = Answers::default();
+        let calls = match self.config.on_rejected {
             OnRejected::Skip => vec![taken.events.iter().collect()],
-            OnRejected::Park => waves(&taken.events),
+            OnRejected::Park => split_by_subject(&taken.events),
         };
-        let mut held_back: HashSet<Uuid> = HashSet::new();
-        for wave in waves {
-            let wave: Vec<&OutboxEvent> =
-                wave.into_iter().filter(|one| !held_back.contains(&one.event.subject)).collect();
-            if wave.is_empty() {
+        let mut blocked: HashSet<Uuid> = HashSet::new();
+        for call in calls {
+            let call: Vec<&OutboxEvent> =
+                call.into_iter().filter(|one| !blocked.contains(&one.event.subject)).collect();
+            if call.is_empty() {
                 continue;
             }
-            if learned.down.is_some() || began.elapsed() + self.config.target.timeout() + MARGIN > self.lease / 2 {
-                learned.is_partial = true;
+            if answers.down.is_some() || started.elapsed() + self.config.target.timeout() + MARGIN > self.lease / 2 {
+                answers.is_partial = true;
                 break;
             }
-            let messages: Vec<Message> = wave.iter().map(|one| message(&one.event, &self.source)).collect();
+            let messages: Vec<Message> = call.iter().map(|one| message(&one.event, &self.source)).collect();
             let Some(report) = self.publish_unless_stopped(&messages).await else {
-                learned.is_partial = true;
+                answers.is_partial = true;
                 break;
             };
-            let at = now.plus_ms(ms(began.elapsed()));
-            self.note(&wave, report, at, &mut learned, &mut held_back);
+            let at = now.plus_ms(ms(started.elapsed()));
+            self.add_answers(&call, report, at, &mut answers, &mut blocked);
         }
-        learned
+        answers
     }
 
-    /// `None`: this server stops, and has waited long enough.
+    /// Publishes messages. Returns `None` if this server stops and has waited long enough.
     async fn publish_unless_stopped(&self, messages: &[Message]) -> Option<PublishReport> {
-        let impatience = async {
+        let stopped = async {
             self.stop.cancelled().await;
-            tokio::time::sleep(LAST_WORDS).await;
+            tokio::time::sleep(STOP_TIMEOUT).await;
         };
         tokio::select! {
             report = self.sink.publish(messages) => Some(report),
-            () = impatience => None,
+            () = stopped => None,
         }
     }
 
-    fn note(
+    /// Adds the answers to one call. Subjects with a message that was not confirmed are blocked for the rest of the round.
+    fn add_answers(
         &self,
-        wave: &[&OutboxEvent],
+        call: &[&OutboxEvent],
         report: PublishReport,
         at: Timestamp,
-        learned: &mut Learned,
-        held_back: &mut HashSet<Uuid>,
+        answers: &mut Answers,
+        blocked: &mut HashSet<Uuid>,
     ) {
-        let before = learned.results.len();
-        for (one, outcome) in wave.iter().zip(report.outcomes) {
+        let before = answers.results.len();
+        for (one, outcome) in call.iter().zip(report.outcomes) {
             let refused = match outcome {
                 Some(PublishOutcome::Confirmed) => {
-                    learned.confirmed += 1;
+                    answers.confirmed += 1;
                     None
                 }
                 Some(PublishOutcome::Rejected(reason)) => {
-                    learned.refused += 1;
-                    held_back.insert(one.event.subject);
+                    answers.rejected += 1;
+                    blocked.insert(one.event.subject);
                     Some(reason)
                 }
                 None => {
-                    learned.is_partial = true;
-                    held_back.insert(one.event.subject);
+                    answers.is_partial = true;
+                    blocked.insert(one.event.subject);
                     continue;
                 }
             };
-            learned.results.push(OutboxResult {
+            answers.results.push(OutboxResult {
                 partition: one.partition,
                 position: one.event.position,
                 refused,
-                again_at: at.plus_ms(ms(rest(self.first_rest, one.attempts))),
+                again_at: at.plus_ms(ms(backoff(self.first_backoff, one.attempts))),
             });
         }
-        learned.down = report.outage.map(|error| format!("{error:#}"));
-        if learned.down.is_none() && learned.results.len() == before {
-            learned.down = Some("the sink reported no outcome for any message".into());
+        answers.down = report.outage.map(|error| format!("{error:#}"));
+        if answers.down.is_none() && answers.results.len() == before {
+            answers.down = Some("the sink reported no outcome for any message".into());
         }
     }
 
-    /// Writes down how the sink is, when that has changed, and says until when it is left alone.
-    async fn judge(
+    /// Stores the health of the sink if it has changed. Returns when to retry if it is down.
+    async fn update_health(
         &self,
         store: &dyn Store,
         down: Option<String>,
@@ -291,25 +292,26 @@ impl Relay {
                 store.outbox_down(name, None, at).await?;
             }
             if was_down == Some(true) {
-                tracing::info!(sink = name, "the sink works again");
+                tracing::info!(sink = name, "sink is up again");
             }
             *self.health.lock() = Health { is_down: Some(false), ..Health::default() };
             return Ok(None);
         };
-        let until = {
+        let retry_at = {
             let mut health = self.health.lock();
-            // It got something done before it went down: that is another outage.
+            // It confirmed something before it went down, so this is a new outage.
             health.failures = if confirmed > 0 { 1 } else { health.failures + 1 };
-            let until = at.plus_ms(ms(jittered(rest(self.first_rest, health.failures - 1))));
-            health.rest_until = Some(until);
-            until
+            let delay = jittered(backoff(self.first_backoff, health.failures - 1));
+            let retry_at = at.plus_ms(ms(delay));
+            health.retry_at = Some(retry_at);
+            retry_at
         };
         if was_down != Some(true) {
             store.outbox_down(name, Some(reason.clone()), at).await?;
-            tracing::warn!(sink = name, reason, "the sink is down; its events wait, and it is tried again and again");
+            tracing::warn!(sink = name, reason, "sink is down; events are queued, retrying");
             self.health.lock().is_down = Some(true);
         }
-        Ok(Some(until))
+        Ok(Some(retry_at))
     }
 
     pub(super) async fn close(&self) {
@@ -317,29 +319,29 @@ impl Relay {
     }
 }
 
-/// Cuts a batch into calls that hold one message of a subject at most, in order.
-fn waves(events: &[OutboxEvent]) -> Vec<Vec<&OutboxEvent>> {
-    let mut waves: Vec<Vec<&OutboxEvent>> = Vec::new();
+/// Splits a batch into calls with at most one message of a subject each, in order.
+fn split_by_subject(events: &[OutboxEvent]) -> Vec<Vec<&OutboxEvent>> {
+    let mut calls: Vec<Vec<&OutboxEvent>> = Vec::new();
     let mut count = std::collections::HashMap::new();
     for one in events {
         let number: &mut usize = count.entry(one.event.subject).or_default();
-        if waves.len() == *number {
-            waves.push(Vec::new());
+        if calls.len() == *number {
+            calls.push(Vec::new());
         }
-        waves[*number].push(one);
+        calls[*number].push(one);
         *number += 1;
     }
-    waves
+    calls
 }
 
-/// How long to wait after so many failures before this one.
-fn rest(first: Duration, before: u32) -> Duration {
-    first.saturating_mul(2u32.saturating_pow(before)).min(LONGEST_REST)
+/// Returns the delay after a failure that follows `before` others.
+fn backoff(first: Duration, before: u32) -> Duration {
+    first.saturating_mul(2u32.saturating_pow(before)).min(MAX_BACKOFF)
 }
 
-/// So that relays that lost their broker together do not come back together.
-fn jittered(rest: Duration) -> Duration {
-    rest.mul_f64(0.75 + 0.25 * rand::random::<f64>())
+/// Shortens a delay at random, so that relays that lost their broker together do not reconnect together.
+fn jittered(delay: Duration) -> Duration {
+    delay.mul_f64(0.75 + 0.25 * rand::random::<f64>())
 }
 
 #[cfg(test)]
@@ -365,16 +367,16 @@ mod tests {
     }
 
     #[test]
-    fn a_wave_holds_one_message_of_a_subject_at_most_and_all_stay_in_order() {
+    fn a_call_contains_at_most_one_message_of_a_subject_in_order() {
         let events = [event(1, 7), event(2, 8), event(3, 7), event(4, 7), event(5, 8)];
         let positions: Vec<Vec<i64>> =
-            waves(&events).iter().map(|wave| wave.iter().map(|one| one.event.position).collect()).collect();
+            split_by_subject(&events).iter().map(|call| call.iter().map(|one| one.event.position).collect()).collect();
         assert_eq!(positions, [vec![1, 2], vec![3, 5], vec![4]]);
     }
 
     #[test]
-    fn a_rest_doubles_up_to_a_minute() {
-        let seconds = [0, 1, 2, 5, 6, 40].map(|before| rest(Duration::from_secs(1), before).as_secs());
+    fn the_delay_doubles_up_to_a_minute() {
+        let seconds = [0, 1, 2, 5, 6, 40].map(|before| backoff(Duration::from_secs(1), before).as_secs());
         assert_eq!(seconds, [1, 2, 4, 32, 60, 60]);
     }
 }

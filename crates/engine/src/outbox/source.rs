@@ -1,10 +1,12 @@
-//! Empties an application's own outbox: its rows go to a sink, or become jobs.
+//! Relays the outbox table of an application: its rows go to a sink, or become jobs.
 //!
-//! A round takes a batch under the application's lock, publishes it, waits for the confirmations, writes down what became of it, and goes on at once while there
-//! is something. A row of type `faena.job` is stored as a job, once per row id, before the row is marked. A row that is refused counts an attempt and rests
-//! for itself; the others flow on. A sink or database that is down costs no row anything.
+//! A round takes a batch of rows under a lock in the application's database, publishes it, waits for the confirmations, marks
+//! the rows, and continues immediately while there are more. A row of type `faena.job` is stored as a job, once per row id,
+//! before the row is marked. A rejected row uses an attempt and is retried later by itself; the others continue. A sink or
+//! database that is down uses no attempt of any row.
 //!
-//! Safe on every node at once: who does not have the lock does nothing, and who loses the session that holds it stops in the middle.
+//! Safe on every node at once: a node without the lock does nothing, and a node that loses the lock's session stops
+//! immediately.
 
 use std::{
     collections::HashMap,
@@ -28,36 +30,36 @@ use tokio::sync::{Mutex, Notify};
 
 use super::Target;
 use crate::{
-    Bus, Round,
-    arrivals::{Arrival, Trouble, arrive},
+    Bus, EngineError, Round,
     config::ms,
+    input::{Outage, Submission, submit_once},
 };
 
 /// The type of rows that become jobs.
 pub const JOB_TYPE: &str = "faena.job";
 
-/// A source in trouble is tried again after this time at the latest.
-const LONGEST_REST: Duration = Duration::from_secs(15);
-/// How long a refused row rests at first; each further refusal doubles it.
-const ROW_REST: Duration = Duration::from_secs(5);
-/// Rows that rest. If there are more, all wait for the first of them.
-const MOST_RESTING: usize = 1_000;
-/// For publishing and storing one batch. Below what the database allows a silent transaction.
+/// Longest delay while something a source depends on is down.
+const MAX_BACKOFF: Duration = Duration::from_secs(15);
+/// Delay after the first rejection of a row. It doubles with each rejection.
+const ROW_BACKOFF: Duration = Duration::from_secs(5);
+/// Most rejected rows that wait for their retry. If there are more, the source waits for the first of them.
+const MAX_DELAYED: usize = 1_000;
+/// Timeout of publishing and storing one batch. Below the time after which the database ends an idle transaction.
 const WORK_TIMEOUT: Duration = Duration::from_secs(45);
-const SUBMITS_AT_ONCE: usize = 8;
+const CONCURRENT_SUBMITS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct SourceConfig {
     pub name: String,
     pub url: DatabaseUrl,
     pub mapping: ForeignMapping,
-    /// Where its rows go. `None`: only rows that become jobs are taken.
+    /// Where its rows go. `None`: only rows that become jobs are relayed.
     pub sink: Option<Target>,
-    /// How often it is looked at when nothing tells of news.
+    /// How often it is polled without a notification.
     pub period: Duration,
 }
 
-/// Never shows itself: it may hold a password.
+/// URL of a database. Its debug output hides it, because it may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DatabaseUrl(pub String);
 
@@ -69,10 +71,12 @@ impl fmt::Debug for DatabaseUrl {
 
 pub struct Source {
     pub name: String,
-    pub nudge: Arc<Notify>,
-    /// Through this node: rows that the sink confirmed, rows that were refused, jobs that were stored.
+    pub wakeup: Arc<Notify>,
+    /// Rows of this node that the sink confirmed.
     pub sent: AtomicU64,
-    pub refused: AtomicU64,
+    /// Rows of this node that were rejected.
+    pub rejected: AtomicU64,
+    /// Jobs that this node stored.
     pub jobs: AtomicU64,
     period: Duration,
     sink: Option<Box<dyn Sink>>,
@@ -82,26 +86,26 @@ pub struct Source {
 
 struct State {
     outbox: ForeignOutbox,
-    /// Rows that were refused, and until when they rest.
-    resting: HashMap<String, Timestamp>,
-    trouble: Trouble,
+    /// Rejected rows and when they are retried.
+    delayed: HashMap<String, Timestamp>,
+    outage: Outage,
 }
 
-/// What stopped a round.
+/// Why a round stopped: something it depends on is down.
 struct Stopped {
-    what: &'static str,
+    dependency: &'static str,
     reason: String,
 }
 
-const SINK: &str = "the sink of a source";
-const DATABASE: &str = "the database of a source";
-/// They are not as the configuration says: somebody has to look.
-const TABLES: &str = "the table of a source";
-const STORE: &str = "the database of jobs";
+const SINK: &str = "sink of the source";
+const DATABASE: &str = "database of the source";
+/// The table differs from the configuration: the operator has to act.
+const TABLE: &str = "table of the source";
+const STORE: &str = "job database";
 
-/// What became of the rows of a batch, as far as it is known.
+/// Results of processing a batch, as far as they are known.
 #[derive(Default)]
-struct Dealt {
+struct Processed {
     ends: Vec<(String, ForeignEnd)>,
     jobs: u64,
     sent: u64,
@@ -109,41 +113,43 @@ struct Dealt {
 }
 
 impl Source {
-    pub fn new(config: &SourceConfig, parser: JobParser) -> Result<Source, StoreError> {
-        let outbox = ForeignOutbox::open(&config.url.0, config.mapping.clone())?;
+    pub fn new(config: &SourceConfig, parser: JobParser) -> Result<Source, EngineError> {
+        let outbox = ForeignOutbox::open(&config.url.0, config.mapping.clone())
+            .map_err(|source| EngineError::InvalidSource { name: config.name.clone(), source })?;
         Ok(Source {
             name: format!("source:{}", config.name),
-            nudge: outbox.nudge.clone(),
+            wakeup: outbox.nudge.clone(),
             sent: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
             jobs: AtomicU64::new(0),
             period: config.period,
             sink: config.sink.as_ref().map(|target| target.open(&parser.addresses)),
             parser,
-            state: Mutex::new(State { outbox, resting: HashMap::new(), trouble: Trouble::default() }),
+            state: Mutex::new(State { outbox, delayed: HashMap::new(), outage: Outage::default() }),
         })
     }
 
     pub async fn run_once(&self, store: &dyn Store, bus: &Bus, now: Timestamp) -> Result<Round, StoreError> {
         let mut state = self.state.lock().await;
-        if let Some(until) = state.trouble.rests_until(now) {
-            return Ok(Round { next_at: Some(until), ..Round::default() });
+        if let Some(at) = state.outage.retry_at(now) {
+            return Ok(Round::idle_until(Some(at)));
         }
         match self.round(&mut state, store, bus, now).await {
             Ok(round) => {
-                state.trouble.is_over(&self.name);
+                state.outage.clear(&self.name);
                 Ok(round)
             }
             Err(stopped) => {
-                // Another node may have more luck. Should this fail too, the session is closed, and the lock with it.
+                // Another node may succeed. If the release fails too, the session is closed, and the lock with it.
                 let _ = state.outbox.release().await;
-                let until = state.trouble.came(&self.name, stopped.what, &stopped.reason, LONGEST_REST, now);
-                Ok(Round { next_at: Some(until), ..Round::default() })
+                let Stopped { dependency, reason } = stopped;
+                let at = state.outage.record_failure(&self.name, dependency, &reason, MAX_BACKOFF, now);
+                Ok(Round::idle_until(Some(at)))
             }
         }
     }
 
-    /// Lets the lock go: this node stops.
+    /// Releases the lock. Called on shutdown.
     pub async fn close(&self) {
         self.state.lock().await.outbox.close();
         if let Some(sink) = &self.sink {
@@ -152,88 +158,89 @@ impl Source {
     }
 
     async fn round(&self, state: &mut State, store: &dyn Store, bus: &Bus, now: Timestamp) -> Result<Round, Stopped> {
-        state.resting.retain(|_, until| *until > now);
+        state.delayed.retain(|_, until| *until > now);
         let next_at = now.plus_ms(ms(self.period));
-        let next_at = state.resting.values().copied().fold(next_at, Timestamp::min);
-        if state.resting.len() >= MOST_RESTING {
-            return Ok(Round { next_at: Some(next_at), ..Round::default() });
+        let next_at = state.delayed.values().copied().fold(next_at, Timestamp::min);
+        if state.delayed.len() >= MAX_DELAYED {
+            return Ok(Round::idle_until(Some(next_at)));
         }
-        let except: Vec<String> = state.resting.keys().cloned().collect();
+        let except: Vec<String> = state.delayed.keys().cloned().collect();
         let kind = self.sink.is_none().then_some(JOB_TYPE);
         let rows = match state.outbox.take_of(kind, &except).await.map_err(unusable)? {
-            ForeignTake::Elsewhere => return Ok(Round { next_at: Some(next_at), ..Round::default() }),
+            ForeignTake::Elsewhere => return Ok(Round::idle_until(Some(next_at))),
             ForeignTake::Rows(rows) => rows,
         };
         if rows.is_empty() {
-            if state.resting.is_empty() {
+            if state.delayed.is_empty() {
                 state.outbox.release().await.map_err(unusable)?;
             } else {
-                // Only who knows how long rows rest lets them rest so long.
+                // Keeps the lock: only this node knows when the delayed rows are retried.
                 state.outbox.settle(&[], now).await.map_err(unusable)?;
             }
-            return Ok(Round { next_at: Some(next_at), ..Round::default() });
+            return Ok(Round::idle_until(Some(next_at)));
         }
-        let gone = state.outbox.gone();
-        let dealt = tokio::select! {
+        let session_ended = state.outbox.gone();
+        let processed = tokio::select! {
             biased;
-            () = gone.cancelled() => return Err(lock_lost()),
-            dealt = tokio::time::timeout(WORK_TIMEOUT, self.deal_with(store, bus, &rows, now)) => {
-                dealt.map_err(|_| Stopped { what: SINK, reason: format!("it took longer than {WORK_TIMEOUT:?}") })?
+            () = session_ended.cancelled() => return Err(lock_lost()),
+            processed = tokio::time::timeout(WORK_TIMEOUT, self.process(store, bus, &rows, now)) => {
+                let reason = format!("it took longer than {WORK_TIMEOUT:?}");
+                processed.map_err(|_| Stopped { dependency: SINK, reason })?
             }
         };
-        let settled = state.outbox.settle(&dealt.ends, now).await.map_err(unusable)?;
-        let handled = self.count(state, &dealt, &settled, now);
-        match dealt.stopped {
+        let settled = state.outbox.settle(&processed.ends, now).await.map_err(unusable)?;
+        let handled = self.count(state, &processed, &settled, now);
+        match processed.stopped {
             Some(stopped) => Err(stopped),
             None => Ok(Round { handled, more: handled > 0, next_at: Some(next_at) }),
         }
     }
 
-    /// Counts, and puts to rest what was refused.
-    fn count(&self, state: &mut State, dealt: &Dealt, settled: &ForeignSettled, now: Timestamp) -> usize {
-        self.sent.fetch_add(dealt.sent, Ordering::Relaxed);
-        self.jobs.fetch_add(dealt.jobs, Ordering::Relaxed);
-        self.refused.fetch_add(settled.refused.len() as u64, Ordering::Relaxed);
+    /// Counts the results, and delays rejected rows.
+    fn count(&self, state: &mut State, processed: &Processed, settled: &ForeignSettled, now: Timestamp) -> usize {
+        self.sent.fetch_add(processed.sent, Ordering::Relaxed);
+        self.jobs.fetch_add(processed.jobs, Ordering::Relaxed);
+        self.rejected.fetch_add(settled.refused.len() as u64, Ordering::Relaxed);
         for (id, attempts) in &settled.refused {
             if *attempts >= MAX_ATTEMPTS {
-                let reason = dealt.ends.iter().find_map(|(known, end)| match end {
+                let reason = processed.ends.iter().find_map(|(known, end)| match end {
                     ForeignEnd::Refused(reason) if known == id => Some(reason.as_str()),
                     _ => None,
                 });
-                tracing::warn!(name = self.name, row = id, reason, "a row was refused too often and is given up");
+                tracing::warn!(name = self.name, row = id, reason, "outbox row abandoned");
                 continue;
             }
-            let rest = ROW_REST * 2u32.saturating_pow(attempts.saturating_sub(1));
-            state.resting.insert(id.clone(), now.plus_ms(ms(rest)));
+            let delay = ROW_BACKOFF * 2u32.saturating_pow(attempts.saturating_sub(1));
+            state.delayed.insert(id.clone(), now.plus_ms(ms(delay)));
         }
         settled.dispatched + settled.refused.len()
     }
 
-    async fn deal_with(&self, store: &dyn Store, bus: &Bus, rows: &[ForeignRow], now: Timestamp) -> Dealt {
-        let mut dealt = Dealt::default();
+    async fn process(&self, store: &dyn Store, bus: &Bus, rows: &[ForeignRow], now: Timestamp) -> Processed {
+        let mut processed = Processed::default();
         let (mut messages, mut jobs) = (Vec::new(), Vec::new());
         for row in rows {
-            let refused = |reason: String| (row.id.clone(), ForeignEnd::Refused(reason));
+            let rejected = |reason: String| (row.id.clone(), ForeignEnd::Refused(reason));
             match &row.payload {
-                _ if row.is_processed => dealt.ends.push((row.id.clone(), ForeignEnd::Dispatched)),
-                Err(reason) => dealt.ends.push(refused(reason.clone())),
+                _ if row.is_processed => processed.ends.push((row.id.clone(), ForeignEnd::Dispatched)),
+                Err(reason) => processed.ends.push(rejected(reason.clone())),
                 Ok(payload) if row.kind == JOB_TYPE => jobs.push((row, payload)),
                 Ok(payload) => match serde_json::from_str::<IgnoredAny>(payload) {
                     Ok(_) => messages.push(message(row, payload, now)),
-                    Err(error) => dealt.ends.push(refused(format!("the payload is not JSON: {error}"))),
+                    Err(error) => processed.ends.push(rejected(format!("the payload is not JSON: {error}"))),
                 },
             }
         }
         let submits: Vec<_> = jobs.iter().map(|(row, payload)| self.submit(store, bus, row, payload, now)).collect();
-        let submits = stream::iter(submits).buffered(SUBMITS_AT_ONCE).collect::<Vec<Arrival>>();
-        let (report, arrivals) = tokio::join!(self.publish(&messages), submits);
+        let submits = stream::iter(submits).buffered(CONCURRENT_SUBMITS).collect::<Vec<Submission>>();
+        let (report, submissions) = tokio::join!(self.publish(&messages), submits);
         if let Some(report) = report {
-            dealt.add_report(&messages, report);
+            processed.add_report(&messages, report);
         }
-        for ((row, _), arrival) in jobs.into_iter().zip(arrivals) {
-            dealt.add_arrival(row, arrival);
+        for ((row, _), submission) in jobs.into_iter().zip(submissions) {
+            processed.add_submission(row, submission);
         }
-        dealt
+        processed
     }
 
     async fn publish(&self, messages: &[Message]) -> Option<PublishReport> {
@@ -243,20 +250,27 @@ impl Source {
         }
     }
 
-    async fn submit(&self, store: &dyn Store, bus: &Bus, row: &ForeignRow, payload: &str, now: Timestamp) -> Arrival {
+    async fn submit(
+        &self,
+        store: &dyn Store,
+        bus: &Bus,
+        row: &ForeignRow,
+        payload: &str,
+        now: Timestamp,
+    ) -> Submission {
         match self.parser.parse(payload.as_bytes()) {
             Ok(mut job) => {
                 if job.correlation_id.is_none() {
-                    job.correlation_id = row.correlation_id.clone().filter(|id| fits(id));
+                    job.correlation_id = row.correlation_id.clone().filter(|id| is_valid_correlation_id(id));
                 }
-                arrive(store, bus, &self.name, &row.id, job, now).await
+                submit_once(store, bus, &self.name, &row.id, job, now).await
             }
-            Err(error) => Arrival::Refused(error.to_string()),
+            Err(error) => Submission::Rejected(error.to_string()),
         }
     }
 }
 
-impl Dealt {
+impl Processed {
     fn add_report(&mut self, messages: &[Message], report: PublishReport) {
         for (message, outcome) in messages.iter().zip(report.outcomes) {
             let end = match outcome {
@@ -270,20 +284,20 @@ impl Dealt {
             self.ends.push((message.id.clone(), end));
         }
         if let Some(error) = report.outage {
-            self.stopped = Some(Stopped { what: SINK, reason: format!("{error:#}") });
+            self.stopped = Some(Stopped { dependency: SINK, reason: format!("{error:#}") });
         }
     }
 
-    fn add_arrival(&mut self, row: &ForeignRow, arrival: Arrival) {
-        let end = match arrival {
-            Arrival::Stored => {
+    fn add_submission(&mut self, row: &ForeignRow, submission: Submission) {
+        let end = match submission {
+            Submission::Stored => {
                 self.jobs += 1;
                 ForeignEnd::Dispatched
             }
-            Arrival::Known => ForeignEnd::Dispatched,
-            Arrival::Refused(reason) => ForeignEnd::Refused(reason),
-            Arrival::Later(error) => {
-                self.stopped = Some(Stopped { what: STORE, reason: error.to_string() });
+            Submission::Duplicate => ForeignEnd::Dispatched,
+            Submission::Rejected(reason) => ForeignEnd::Refused(reason),
+            Submission::Deferred(error) => {
+                self.stopped = Some(Stopped { dependency: STORE, reason: error.to_string() });
                 return;
             }
         };
@@ -305,16 +319,16 @@ fn message(row: &ForeignRow, payload: &str, now: Timestamp) -> Message {
     }
 }
 
-/// Whether a correlation id from outside can be a job's.
-fn fits(id: &str) -> bool {
+/// Returns whether a correlation id from outside can be that of a job.
+fn is_valid_correlation_id(id: &str) -> bool {
     id.chars().count() <= 255 && !id.chars().any(char::is_control)
 }
 
 fn unusable(error: StoreError) -> Stopped {
-    let what = if matches!(error, StoreError::Setup(_)) { TABLES } else { DATABASE };
-    Stopped { what, reason: error.to_string() }
+    let dependency = if matches!(error, StoreError::Setup { .. }) { TABLE } else { DATABASE };
+    Stopped { dependency, reason: error.to_string() }
 }
 
 fn lock_lost() -> Stopped {
-    Stopped { what: DATABASE, reason: "the session that holds the lock has ended".into() }
+    Stopped { dependency: DATABASE, reason: "the session that holds the lock has ended".into() }
 }

@@ -1,8 +1,8 @@
-//! Posts events to a web address, signed as webhooks are.
+//! A sink that posts events to a URL, signed as webhooks are.
 //!
-//! The messages of a subject go one after another, those of several subjects at once. What the receiver says about a message (a status of
-//! 4xx) is the message's fault; everything else that is no success (no connection, no answer, 408, 429, 5xx, a redirection) means that
-//! the receiver is down.
+//! The messages of one subject are posted one after another, those of several subjects concurrently. A status of 4xx rejects
+//! the message; everything else that is no success (no connection, no answer, 408, 429, 5xx, a redirect) means that the
+//! receiver is down.
 
 use std::{
     collections::HashMap,
@@ -30,18 +30,18 @@ use crate::{
 #[derive(Clone)]
 pub struct WebhookSinkOptions {
     pub url: Url,
-    /// None: nothing is signed.
+    /// Signing secret. Without one, nothing is signed.
     pub secret: Option<Secret>,
     /// How long one call to `publish` may take.
     pub timeout: Duration,
 }
 
-/// Subjects whose messages are posted at once.
-const AT_ONCE: usize = 8;
+/// Subjects whose messages are posted concurrently.
+const CONCURRENCY: usize = 8;
 const ANSWER_BYTES: usize = 64 << 10;
 
 impl fmt::Display for WebhookSinkOptions {
-    /// Without what stands behind the question mark: it may hold a token.
+    /// Writes the URL without its query, which may contain a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.url.origin().ascii_serialization())?;
         f.write_str(self.url.path())
@@ -60,9 +60,9 @@ pub struct WebhookSink {
     client: Client,
 }
 
-/// How one call goes.
+/// State of one call to `publish`.
 struct Call {
-    began: Instant,
+    started: Instant,
     outcomes: Mutex<Vec<Option<PublishOutcome>>>,
     outage: Mutex<Option<BrokerError>>,
 }
@@ -72,10 +72,10 @@ impl WebhookSink {
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
-            // A connection is kept only to an address that has passed.
+            // Only connections to permitted addresses are kept.
             .dns_resolver(GuardedResolver(rule.clone()))
             .timeout(options.timeout / 2)
-            .pool_max_idle_per_host(AT_ONCE)
+            .pool_max_idle_per_host(CONCURRENCY)
             .http1_only()
             .user_agent(concat!("faena/", env!("CARGO_PKG_VERSION")))
             .retry(reqwest::retry::never())
@@ -84,10 +84,10 @@ impl WebhookSink {
         WebhookSink { options, rule, client }
     }
 
-    /// The messages of one subject. Stops when the receiver is down, or when the next answer might come too late to be heard.
+    /// Posts the messages of one subject. Stops if the receiver is down, or if there may be no time for the next answer.
     async fn post_subject(&self, messages: &[Message], indexes: Vec<usize>, call: &Call) {
         for index in indexes {
-            if call.outage.lock().is_some() || call.began.elapsed() >= self.options.timeout / 2 {
+            if call.outage.lock().is_some() || call.started.elapsed() >= self.options.timeout / 2 {
                 return;
             }
             match self.post(&messages[index]).await {
@@ -100,16 +100,19 @@ impl WebhookSink {
         }
     }
 
-    /// `Err`: why the receiver is down.
+    /// Posts one message.
+    ///
+    /// # Errors
+    /// Why the receiver is down.
     async fn post(&self, message: &Message) -> Result<PublishOutcome, String> {
         self.rule.check_url(&self.options.url).map_err(|error| error.to_string())?;
         let call = self.client.post(self.options.url.clone()).headers(self.headers(message));
         let answer = call.body(message.body.clone()).send().await.map_err(describe)?;
         let status = answer.status();
-        read_off(answer).await;
+        discard_body(answer).await;
         match status.as_u16() {
             200..300 => Ok(PublishOutcome::Confirmed),
-            300..400 => Err(format!("HTTP {status}; redirections are not followed")),
+            300..400 => Err(format!("HTTP {status}; redirects are not followed")),
             408 | 429 => Err(format!("HTTP {status}")),
             400..500 => Ok(PublishOutcome::Rejected(format!("HTTP {status}"))),
             _ => Err(format!("HTTP {status}")),
@@ -129,7 +132,7 @@ impl WebhookSink {
             ("x-correlation-id", message.correlation_id.as_deref().unwrap_or_default()),
             ("traceparent", message.traceparent.as_deref().unwrap_or_default()),
         ] {
-            // What cannot stand in a header is left out; the body has all that counts.
+            // Values that are not valid in a header are left out; the body contains everything that matters.
             if let Ok(value) = HeaderValue::from_str(value)
                 && !value.is_empty()
                 && let Ok(name) = reqwest::header::HeaderName::from_bytes(name.as_bytes())
@@ -144,10 +147,13 @@ impl WebhookSink {
 #[async_trait]
 impl Sink for WebhookSink {
     async fn publish(&self, messages: &[Message]) -> PublishReport {
-        let call =
-            Call { began: Instant::now(), outcomes: Mutex::new(vec![None; messages.len()]), outage: Mutex::default() };
+        let call = Call {
+            started: Instant::now(),
+            outcomes: Mutex::new(vec![None; messages.len()]),
+            outage: Mutex::default(),
+        };
         stream::iter(by_subject(messages))
-            .for_each_concurrent(AT_ONCE, |indexes| self.post_subject(messages, indexes, &call))
+            .for_each_concurrent(CONCURRENCY, |indexes| self.post_subject(messages, indexes, &call))
             .await;
         PublishReport { outcomes: call.outcomes.into_inner(), outage: call.outage.into_inner() }
     }
@@ -155,8 +161,8 @@ impl Sink for WebhookSink {
     async fn close(&self) {}
 }
 
-/// A short answer is read to its end, so that the connection can be used again. What it says does not count.
-async fn read_off(mut answer: reqwest::Response) {
+/// Reads a short response body to its end, so that the connection can be reused.
+async fn discard_body(mut answer: reqwest::Response) {
     let mut bytes = 0;
     while bytes < ANSWER_BYTES
         && let Ok(Some(part)) = answer.chunk().await
@@ -165,7 +171,7 @@ async fn read_off(mut answer: reqwest::Response) {
     }
 }
 
-/// The places of each subject's messages, whoever comes first first.
+/// Returns the indexes of each subject's messages, in the order of their first message.
 fn by_subject(messages: &[Message]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();

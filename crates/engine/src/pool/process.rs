@@ -1,4 +1,4 @@
-//! One process of a pool, under its guard.
+//! One process of a pool, started under a guard that ends it when this server ends.
 
 use std::{process::Stdio, sync::Arc};
 
@@ -12,13 +12,13 @@ use tokio::{
 use super::PoolConfig;
 use crate::{EngineConfig, builtin::INHERITED, workers::ConnectedWorker};
 
-/// Dropping it kills it.
+/// Handle of a process. Dropping it kills the process.
 pub struct Process {
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<ProcessCommand>,
     ended: Arc<Mutex<Option<String>>>,
 }
 
-enum Order {
+enum ProcessCommand {
     Terminate,
     Kill,
 }
@@ -28,11 +28,12 @@ impl Process {
         pool: &PoolConfig,
         worker: &ConnectedWorker,
         config: &EngineConfig,
-        nudge: Arc<Notify>,
+        wakeup: Arc<Notify>,
     ) -> std::io::Result<Process> {
-        let mut line: Vec<&str> = config.guard.iter().map(String::as_str).collect();
-        line.extend(pool.command.iter().map(String::as_str));
-        let (program, arguments) = line.split_first().ok_or_else(|| std::io::Error::other("the command is empty"))?;
+        let mut command: Vec<&str> = config.guard.iter().map(String::as_str).collect();
+        command.extend(pool.command.iter().map(String::as_str));
+        let (program, arguments) =
+            command.split_first().ok_or_else(|| std::io::Error::other("the command is empty"))?;
         let mut wrap = CommandWrap::with_new(program, |inner| {
             inner.args(arguments).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(std::io::stderr()).env_clear();
             inner.envs(INHERITED.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
@@ -52,53 +53,55 @@ impl Process {
         });
         wrap.wrap(ProcessGroup::leader());
         let child = wrap.spawn()?;
-        let (orders, received) = mpsc::unbounded_channel();
+        let (commands, received) = mpsc::unbounded_channel();
         let ended = Arc::new(Mutex::new(None));
-        tokio::spawn(watch(child, received, ended.clone(), nudge, config.guard.is_empty()));
-        Ok(Process { orders, ended })
+        tokio::spawn(watch(child, received, ended.clone(), wakeup, config.guard.is_empty()));
+        Ok(Process { commands, ended })
     }
 
-    /// One that could not even be started.
-    pub fn stillborn(error: String) -> Process {
-        Process { orders: mpsc::unbounded_channel().0, ended: Arc::new(Mutex::new(Some(error))) }
+    /// Returns the handle of a process that could not be started.
+    pub fn not_started(error: String) -> Process {
+        Process { commands: mpsc::unbounded_channel().0, ended: Arc::new(Mutex::new(Some(error))) }
     }
 
-    /// How it ended, if it has.
+    /// Returns how it ended, if it has.
     pub fn ended(&self) -> Option<String> {
         self.ended.lock().clone()
     }
 
-    pub fn ask_to_stop(&mut self) {
-        let _ = self.orders.send(Order::Terminate);
+    pub fn request_stop(&mut self) {
+        let _ = self.commands.send(ProcessCommand::Terminate);
     }
 
     pub fn kill(&mut self) {
-        let _ = self.orders.send(Order::Kill);
+        let _ = self.commands.send(ProcessCommand::Kill);
     }
 }
 
-/// Follows a process to its end. The guard is told by its standard input: a line asks it to pass SIGTERM on, its end to kill.
+/// Waits for the end of a process and stops it on request.
+///
+/// The guard is controlled by its standard input: a line makes it send SIGTERM, the end of the input makes it kill.
 async fn watch(
     mut child: Box<dyn ChildWrapper>,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut commands: mpsc::UnboundedReceiver<ProcessCommand>,
     ended: Arc<Mutex<Option<String>>>,
-    nudge: Arc<Notify>,
+    wakeup: Arc<Notify>,
     unguarded: bool,
 ) {
-    let mut line = child.stdin().take();
+    let mut guard_input = child.stdin().take();
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
-            order = orders.recv() => match order {
-                Some(Order::Terminate) => {
+            command = commands.recv() => match command {
+                Some(ProcessCommand::Terminate) => {
                     if unguarded {
                         let _ = child.signal(15);
-                    } else if let Some(line) = &mut line {
-                        let _ = line.write_all(b"term\n").await;
+                    } else if let Some(input) = &mut guard_input {
+                        let _ = input.write_all(b"term\n").await;
                     }
                 }
-                Some(Order::Kill) | None => {
-                    drop(line);
+                Some(ProcessCommand::Kill) | None => {
+                    drop(guard_input);
                     if unguarded {
                         let _ = child.start_kill();
                     }
@@ -107,11 +110,11 @@ async fn watch(
             }
         }
     };
-    // Whoever of its group is left goes with it.
+    // The rest of its process group ends with it.
     let _ = child.start_kill();
     *ended.lock() = Some(match status {
         Ok(status) => status.to_string(),
         Err(error) => error.to_string(),
     });
-    nudge.notify_one();
+    wakeup.notify_one();
 }

@@ -1,12 +1,15 @@
-//! The workers that are connected to this process: who they are, what they can do, what they have in hand.
+//! The workers connected to this node: identity, capabilities, jobs in flight.
 //!
-//! Three doors lead here (WebSocket, gRPC, plain HTTP); behind them all workers are alike. A worker's life is stored and goes
-//! on when its connection, or this whole process, does not: within the grace time it may connect again, here or to another
-//! node, and has its jobs still. A session counts its connections; only the latest one is heard.
+//! Workers connect by WebSocket, gRPC or plain HTTP; behind the transport they are all alike. A worker's registration is
+//! stored and outlives its connection and this process: within the grace period the worker may reconnect, to this node or
+//! to another, and keeps its jobs. Each connection has a session number, and only the latest session counts.
 
 mod connected;
-mod report_handler;
+mod deliver;
+mod refusal;
 mod registration;
+mod report_handler;
+mod status;
 pub(crate) mod status_writer;
 pub(crate) mod watch;
 
@@ -19,38 +22,21 @@ use std::{
     },
 };
 
-use faena_domain::{ErrorCode, Timestamp, WorkerId, WorkerState};
+use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
-use tokio::sync::Notify;
 
-pub use connected::WorkerIdentity;
-pub use connected::{Ack, CloseReason, ConnectedWorker, Delivery, Order, Transport, Waiting};
+pub use connected::{Ack, CloseReason, ConnectedWorker, Delivery, PollGuard, Transport, WorkerCommand, WorkerIdentity};
+pub use refusal::Refusal;
 pub use registration::{Connection, Registration};
 pub use report_handler::{Report, ReportHandler, ReportKind};
 
 use crate::{
     breaker::BreakerState,
     in_flight::{InFlight, InFlightJob},
+    wakeups::Wakeups,
 };
 
-/// Why something that a worker says counts for nothing.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal {
-    pub code: ErrorCode,
-    pub message: String,
-}
-
-impl Refusal {
-    pub fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into() }
-    }
-
-    pub fn stale(run: faena_domain::Run) -> Refusal {
-        Refusal::new(ErrorCode::StaleRun, format!("run {run} does not hold this job any more; nothing was changed"))
-    }
-}
-
-/// Locks by name: whoever comes in under one name does so one after the other; others do not wait for it.
+/// Locks by name: registrations under one name run one after another, others do not wait for them.
 #[derive(Default)]
 pub(crate) struct KeyLocks([tokio::sync::Mutex<()>; 32]);
 
@@ -62,19 +48,24 @@ impl KeyLocks {
     }
 }
 
-#[derive(Default)]
 pub struct Workers {
     by_id: RwLock<HashMap<WorkerId, Arc<ConnectedWorker>>>,
-    /// Something about workers is to be written down, or has come nearer.
-    pub(crate) news: Arc<Notify>,
-    pub(crate) watch: Arc<Notify>,
-    /// Something has happened to a process of a pool, or to its job.
-    pub(crate) pools: Arc<Notify>,
-    /// Jobs that a worker was handed and did not take or start.
+    pub(crate) registration_locks: KeyLocks,
+    wakeups: Wakeups,
+    /// Jobs that were sent to a worker and not accepted or not started.
     pub dispatch_failures: AtomicU64,
 }
 
 impl Workers {
+    pub(crate) fn new(wakeups: Wakeups) -> Workers {
+        Workers {
+            by_id: RwLock::default(),
+            registration_locks: KeyLocks::default(),
+            wakeups,
+            dispatch_failures: AtomicU64::new(0),
+        }
+    }
+
     pub fn all(&self) -> Vec<Arc<ConnectedWorker>> {
         self.by_id.read().values().cloned().collect()
     }
@@ -91,39 +82,37 @@ impl Workers {
         self.by_id.read().values().find(|worker| worker.key == key).cloned()
     }
 
-    pub(crate) fn put(&self, worker: Arc<ConnectedWorker>) -> Option<Arc<ConnectedWorker>> {
+    pub(crate) fn add(&self, worker: Arc<ConnectedWorker>) -> Option<Arc<ConnectedWorker>> {
         self.by_id.write().insert(worker.id, worker)
     }
 
-    /// Takes a worker out, with what it had in hand: it has ended, or is connected elsewhere. Nothing is told about its jobs.
+    /// Removes a worker and its jobs without reporting an end: it was deregistered, or is connected to another node.
     pub(crate) fn drop_worker(&self, worker: &Arc<ConnectedWorker>, in_flight: &InFlight) {
-        let held = self.take_out(worker);
-        for held in held {
-            in_flight.forget(&held);
-            held.cancel.cancel();
+        for job in self.remove(worker) {
+            in_flight.forget(&job);
+            job.cancel.cancel();
         }
     }
 
-    fn take_out(&self, worker: &Arc<ConnectedWorker>) -> Vec<Arc<InFlightJob>> {
+    fn remove(&self, worker: &Arc<ConnectedWorker>) -> Vec<Arc<InFlightJob>> {
         {
             let mut by_id = self.by_id.write();
-            // A worker that has come back in the meantime is somebody else's business.
+            // A worker that has reconnected meanwhile stays.
             if by_id.get(&worker.id).is_some_and(|known| Arc::ptr_eq(known, worker)) {
                 by_id.remove(&worker.id);
             }
         }
-        let mut standing = worker.standing.lock();
-        standing.held.drain().map(|(_, held)| held).collect()
+        worker.status.lock().in_flight.drain().map(|(_, job)| job).collect()
     }
 
-    /// Ends all connections, not the lives of the workers.
+    /// Closes all connections. The workers stay registered.
     pub fn close_all(&self, reason: CloseReason) {
         for worker in self.all() {
             worker.close(reason);
         }
     }
 
-    /// This node was taken for dead: its workers have to come in again.
+    /// Closes all connections and drops all jobs: this node was declared dead and its workers have to register again.
     pub(crate) fn drop_all(&self, in_flight: &InFlight, reason: CloseReason) {
         for worker in self.all() {
             worker.close(reason);
@@ -131,25 +120,22 @@ impl Workers {
         }
     }
 
-    /// A job that was handed to this worker did not get through to it.
-    pub fn dispatch_failed(&self, worker: &ConnectedWorker, now: Timestamp) {
+    /// Records that a job sent to this worker did not get through to it.
+    pub fn record_dispatch_failure(&self, worker: &ConnectedWorker, now: Timestamp) {
         self.dispatch_failures.fetch_add(1, Ordering::Relaxed);
-        let opened = {
-            let mut standing = worker.standing.lock();
-            let before = standing.breaker.state(now);
-            standing.breaker.failed(now);
-            before != BreakerState::Open && standing.breaker.state(now) == BreakerState::Open
+        let has_opened = {
+            let mut status = worker.status.lock();
+            let before = status.breaker.state(now);
+            status.breaker.record_failure(now);
+            before != BreakerState::Open && status.breaker.state(now) == BreakerState::Open
         };
-        if opened {
-            tracing::warn!(
-                worker = worker.key,
-                "its breaker opens: jobs it was handed got lost again and again; it gets none for a while"
-            );
+        if has_opened {
+            tracing::warn!(worker = worker.key, reason = "jobs were not accepted", "worker circuit opened");
         }
-        self.news.notify_one();
+        self.wakeups.worker_changed();
     }
 
-    /// How many are in each state.
+    /// Returns how many workers are in each state.
     pub fn states(&self) -> Vec<(WorkerState, usize)> {
         let all = self.all();
         WorkerState::ALL
@@ -158,26 +144,26 @@ impl Workers {
             .collect()
     }
 
-    /// Something has happened to this worker elsewhere.
-    pub(crate) fn ask(&self, id: WorkerId) {
+    /// Makes the next status update ask the store about this worker: something about it changed on another node.
+    pub(crate) fn request_update(&self, id: WorkerId) {
         if let Some(worker) = self.find(id) {
-            worker.standing.lock().ask();
-            self.news.notify_one();
+            worker.status.lock().request_update();
+            self.wakeups.worker_changed();
         }
     }
 
-    /// Asks a worker to take no more jobs, or to take jobs again.
+    /// Drains a worker of this node, or cancels its drain.
     pub fn drain(&self, id: WorkerId, drain: bool, now: Timestamp) {
         let Some(worker) = self.find(id) else { return };
         {
-            let mut standing = worker.standing.lock();
-            if standing.drain == drain {
+            let mut status = worker.status.lock();
+            if status.drain == drain {
                 return;
             }
-            standing.drain = drain;
-            standing.settle(now);
+            status.drain = drain;
+            status.update_state(now);
         }
-        worker.order([if drain { Order::Drain } else { Order::Resume }]);
-        self.news.notify_one();
+        worker.send([if drain { WorkerCommand::Drain } else { WorkerCommand::Resume }]);
+        self.wakeups.worker_changed();
     }
 }

@@ -1,7 +1,7 @@
-//! Takes what workers report: starts, progress, steps, log lines, ends.
+//! Handles the reports of workers: starts, progress, steps, log lines, ends.
 //!
-//! Reports of one worker are taken in order: what a job told is stored before its end is. An end is acknowledged after its
-//! commit; one that is told again counts once, one of an older run changes nothing and is refused.
+//! The reports of one worker are handled in order: what a job reported is stored before its end. An end is acknowledged
+//! after its commit. A repeated end counts once; a report of an older run changes nothing and is refused.
 
 use std::sync::{
     Arc,
@@ -9,27 +9,27 @@ use std::sync::{
 };
 
 use faena_domain::{
-    ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, NodeId, Progress, Run, Timestamp,
+    ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, Progress, Run, Timestamp,
 };
-use faena_store::{NoteKind, RunNote, RunOutcome, Store, StoreError};
-use parking_lot::RwLock;
+use faena_store::{NoteKind, RunNote, RunOutcome, Store};
 use tokio::sync::oneshot;
 
-use super::{Ack, ConnectedWorker, Order, Refusal, Workers};
+use super::{Ack, ConnectedWorker, Refusal, WorkerCommand, Workers};
 use crate::{
-    Bus,
-    dispatcher::ReadyLanes,
+    Bus, EngineError,
     in_flight::{InFlight, InFlightJob},
+    nodes::CurrentNode,
     recorder,
     reporter::{Receipt, Reporter},
     verdict::judge,
+    wakeups::Wakeups,
 };
 
-/// Something that a worker says about a job.
+/// A report of a worker about a job.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub job_id: JobId,
-    /// `None`: the run that it was handed.
+    /// `None`: the run that this worker has.
     pub run: Option<Run>,
     pub kind: ReportKind,
 }
@@ -48,7 +48,7 @@ pub enum ReportKind {
         result: Option<String>,
     },
     Fail(Failure),
-    /// It does not run it and hands it back; that costs no try.
+    /// The worker releases the job without running it; that uses no attempt.
     Release,
 }
 
@@ -71,80 +71,86 @@ impl ReportKind {
 }
 
 pub struct ReportHandler {
-    pub store: Arc<dyn Store>,
-    pub node: Arc<RwLock<NodeId>>,
-    pub in_flight: Arc<InFlight>,
-    pub reporter: Arc<Reporter>,
-    pub lanes: Arc<ReadyLanes>,
-    pub workers: Arc<Workers>,
-    pub bus: Bus,
+    store: Arc<dyn Store>,
+    node: CurrentNode,
+    in_flight: Arc<InFlight>,
+    reporter: Arc<Reporter>,
+    workers: Arc<Workers>,
+    bus: Bus,
+    wakeups: Wakeups,
     /// Reports that were refused.
     pub stale_reports: AtomicU64,
 }
 
-/// A note on its way into the store, and what is to be answered.
-struct Pending {
+/// A note that waits to be stored, and what to answer.
+struct PendingNote {
     note: RunNote,
-    of: &'static str,
+    report: &'static str,
     progress: Option<Progress>,
 }
 
 impl ReportHandler {
-    /// Takes what a worker on a stream has said, in order. The answers leave as orders to it.
-    pub async fn take(&self, worker: &Arc<ConnectedWorker>, reports: Vec<Report>, now: Timestamp) {
-        let mut notes: Vec<Pending> = Vec::new();
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        node: CurrentNode,
+        in_flight: Arc<InFlight>,
+        reporter: Arc<Reporter>,
+        workers: Arc<Workers>,
+        bus: Bus,
+        wakeups: Wakeups,
+    ) -> ReportHandler {
+        ReportHandler { store, node, in_flight, reporter, workers, bus, wakeups, stale_reports: AtomicU64::new(0) }
+    }
+
+    /// Handles reports of a worker on a stream, in order. The answers are sent to it as commands.
+    pub async fn handle(&self, worker: &Arc<ConnectedWorker>, reports: Vec<Report>, now: Timestamp) {
+        let mut notes: Vec<PendingNote> = Vec::new();
         for report in reports {
-            let held = match self.held_by(worker, &report) {
-                Ok(held) => held,
-                Err(()) => {
-                    self.persist(worker, std::mem::take(&mut notes), now).await;
-                    self.repeated(worker, report, now).await;
-                    continue;
-                }
+            let Some(job) = self.find_in_flight(worker, &report) else {
+                self.persist(worker, std::mem::take(&mut notes), now).await;
+                self.handle_unknown(worker, report, now).await;
+                continue;
             };
             if report.kind.is_end() {
                 if notes.iter().any(|pending| pending.note.id == report.job_id) {
                     self.persist(worker, std::mem::take(&mut notes), now).await;
                 }
-                let of = report.kind.name();
-                self.end(worker, &held, report.kind, Receipt::Worker(worker.clone(), of), now);
+                let name = report.kind.name();
+                self.end(worker, &job, report.kind, Receipt::Worker(worker.clone(), name), now);
             } else {
-                notes.push(self.note(&held, report.kind, now));
+                notes.push(self.note(&job, report.kind, now));
             }
         }
         self.persist(worker, notes, now).await;
-        self.reporter.room().await;
+        self.reporter.wait_for_capacity().await;
     }
 
-    /// Takes one report and waits until it is stored.
-    pub async fn take_one(
+    /// Handles one report and waits until it is stored.
+    pub async fn handle_one(
         &self,
         worker: &Arc<ConnectedWorker>,
         report: Report,
         now: Timestamp,
-    ) -> Result<Result<(), Refusal>, StoreError> {
-        let Ok(held) = self.held_by(worker, &report) else {
-            let (sender, told) = oneshot::channel();
-            let under_way = self.reporter.join(report.job_id, report.run, worker.id, Receipt::Call(sender)).is_none();
-            if under_way && report.kind.is_end() && told.await == Ok(true) {
+    ) -> Result<Result<(), Refusal>, EngineError> {
+        let Some(job) = self.find_in_flight(worker, &report) else {
+            let (sender, stored) = oneshot::channel();
+            let is_waiting = self.reporter.join(report.job_id, report.run, worker.id, Receipt::Call(sender)).is_none();
+            if is_waiting && report.kind.is_end() && stored.await == Ok(true) {
                 return Ok(Ok(()));
             }
-            return self.explain(worker, &report, now).await;
+            return self.judge_unknown(worker, &report, now).await;
         };
+        let run = job.run();
         if report.kind.is_end() {
-            let (sender, told) = oneshot::channel();
-            let run = held.job.run;
-            self.end(worker, &held, report.kind, Receipt::Call(sender), now);
-            return Ok(match told.await {
-                Ok(true) => Ok(()),
-                _ => Err(Refusal::stale(run)),
-            });
+            let (sender, stored) = oneshot::channel();
+            self.end(worker, &job, report.kind, Receipt::Call(sender), now);
+            let is_accepted = stored.await == Ok(true);
+            return Ok(if is_accepted { Ok(()) } else { Err(Refusal::stale(run)) });
         }
-        let run = held.job.run;
-        let Pending { note, progress, .. } = self.note(&held, report.kind, now);
+        let PendingNote { note, progress, .. } = self.note(&job, report.kind, now);
         let id = note.id;
-        let counts = self.store.job_note(vec![note], now).await?.first() == Some(&true);
-        if !counts {
+        let is_accepted = self.store.job_note(vec![note], now).await?.first() == Some(&true);
+        if !is_accepted {
             return Ok(Err(Refusal::stale(run)));
         }
         if let Some(progress) = progress {
@@ -153,95 +159,81 @@ impl ReportHandler {
         Ok(Ok(()))
     }
 
-    /// Ends a run in a worker's hands; also for those who end it over the worker's head.
+    /// Ends a run of a worker. Without a receipt the end was not reported by the worker but decided by this node.
     pub(crate) fn end(
         &self,
         worker: &Arc<ConnectedWorker>,
-        held: &InFlightJob,
+        job: &InFlightJob,
         kind: ReportKind,
         receipt: impl Into<Option<Receipt>>,
         now: Timestamp,
     ) {
-        let (outcome, lines) = match kind {
-            ReportKind::Complete { result } => judge(held, Ok(result), now),
-            ReportKind::Fail(failure) if held.cancel_reason().is_some() => {
-                judge(held, Err(failure.with_reason(ErrorReason::Cancelled)), now)
-            }
-            ReportKind::Fail(failure) => judge(held, Err(failure), now),
-            _ => {
-                let text = format!("worker {} handed it back", worker.key);
-                (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
-            }
-        };
+        let (outcome, lines) = decide(worker, job, kind, now);
         let receipt = receipt.into();
-        let (completed, refused) =
-            (matches!(outcome, RunOutcome::Completed { .. }), matches!(outcome, RunOutcome::HandedBack));
-        if held.started_at().is_none() && receipt.is_some() && !refused {
-            // It never said so; whoever has ended a job has begun it.
-            held.start(held.claimed_at);
+        let is_completed = matches!(outcome, RunOutcome::Completed { .. });
+        let is_released = matches!(outcome, RunOutcome::HandedBack);
+        let is_reported = receipt.is_some();
+        if job.started_at().is_none() && is_reported && !is_released {
+            // The worker never reported the start, but a job that has ended has started.
+            job.start(job.claimed_at);
         }
-        let end = held.end(outcome, lines, now);
-        let told = receipt.is_some();
-        // A worker that hands jobs back although it is not draining does not take what it is sent.
-        let unwilling = refused && told && !worker.is_draining();
-        if !self.in_flight.finish(held, end, |end| self.reporter.push(end, receipt)) {
+        let end = job.end(outcome, lines, now);
+        if !self.in_flight.finish(job, end, |end| self.reporter.push(end, receipt)) {
             return;
         }
-        let mut standing = worker.standing.lock();
-        standing.held.remove(&held.job.id);
-        if told && !refused {
-            // It has got through to the worker: that says the worker itself, not whoever ends a job over its head.
-            standing.breaker.succeeded();
+        // A worker that releases jobs although it is not draining does not accept what it is sent.
+        let is_refusing = is_released && is_reported && !worker.is_draining();
+        {
+            let mut status = worker.status.lock();
+            status.in_flight.remove(&job.id());
+            if is_reported && !is_released {
+                // Only a report of the worker itself proves that jobs get through to it.
+                status.breaker.record_success();
+            }
+            if !is_released {
+                status.count_end(is_completed);
+            }
+            status.update_state(now);
         }
-        if !refused {
-            standing.ended(completed);
+        if is_refusing {
+            self.workers.record_dispatch_failure(worker, now);
         }
-        standing.settle(now);
-        drop(standing);
-        if unwilling {
-            self.workers.dispatch_failed(worker, now);
-        }
-        if worker.ephemeral {
-            self.workers.pools.notify_one();
-        }
-        self.lanes.nudge.notify_one();
-        self.workers.news.notify_one();
+        self.wakeups.remote_job_ended(worker.ephemeral);
     }
 
-    fn held_by(&self, worker: &Arc<ConnectedWorker>, report: &Report) -> Result<Arc<InFlightJob>, ()> {
-        let mut standing = worker.standing.lock();
-        if let Some(held) = standing.held.get(&report.job_id)
-            && report.run.is_none_or(|run| run == held.job.run)
-        {
-            return Ok(held.clone());
+    /// Returns the job of a report if this worker has this run.
+    fn find_in_flight(&self, worker: &Arc<ConnectedWorker>, report: &Report) -> Option<Arc<InFlightJob>> {
+        let is_same_run = |run: Run| report.run.is_none_or(|reported| reported == run);
+        let mut status = worker.status.lock();
+        if let Some(job) = status.in_flight.get(&report.job_id).filter(|job| is_same_run(job.run())) {
+            return Some(job.clone());
         }
-        // It has stopped at last: its slot is free.
-        if report.kind.is_end()
-            && standing.stopping.get(&report.job_id).is_some_and(|s| report.run.is_none_or(|run| run == s.run))
+        // A handler that was asked to stop has stopped: its slot is free.
+        if report.kind.is_end() && status.stopping.get(&report.job_id).is_some_and(|stopping| is_same_run(stopping.run))
         {
-            standing.stopping.remove(&report.job_id);
-            drop(standing);
-            self.lanes.nudge.notify_one();
+            status.stopping.remove(&report.job_id);
+            drop(status);
+            self.wakeups.slot_freed();
         }
-        Err(())
+        None
     }
 
-    fn note(&self, held: &Arc<InFlightJob>, kind: ReportKind, now: Timestamp) -> Pending {
-        let of = kind.name();
-        if held.started_at().is_none() {
-            held.start(now);
-            self.bus.changed(held.job.id, JobState::Processing, Some(held.job.run), now);
-            if let Some(worker) = held.connection() {
-                worker.standing.lock().breaker.succeeded();
+    fn note(&self, job: &Arc<InFlightJob>, kind: ReportKind, now: Timestamp) -> PendingNote {
+        let report = kind.name();
+        if job.started_at().is_none() {
+            job.start(now);
+            self.bus.changed(job.id(), JobState::Processing, Some(job.run()), now);
+            if let Some(worker) = job.connection() {
+                worker.status.lock().breaker.record_success();
             }
         }
-        held.hear();
-        held.mark_recorded();
+        job.acknowledge();
+        job.mark_recorded();
         let mut progress = None;
         let kind = match kind {
-            ReportKind::Progress(told) => {
-                progress = Some(told.clone());
-                NoteKind::Progress(told)
+            ReportKind::Progress(reported) => {
+                progress = Some(reported.clone());
+                NoteKind::Progress(reported)
             }
             ReportKind::Log(text) => NoteKind::Message(text),
             ReportKind::Step { name, result, total } => {
@@ -251,89 +243,92 @@ impl ReportHandler {
             }
             _ => NoteKind::Started,
         };
-        let note = recorder::note(held, *self.node.read(), kind, now).expect("it has started just above");
-        Pending { note, of, progress }
+        let note = recorder::note(job, self.node.id(), kind, now).expect("the job was started above");
+        PendingNote { note, report, progress }
     }
 
-    async fn persist(&self, worker: &Arc<ConnectedWorker>, pending: Vec<Pending>, now: Timestamp) {
+    async fn persist(&self, worker: &Arc<ConnectedWorker>, pending: Vec<PendingNote>, now: Timestamp) {
         if pending.is_empty() {
             return;
         }
         let notes = pending.iter().map(|pending| pending.note.clone()).collect();
-        let answers = self.store.job_note(notes, now).await;
-        let mut orders = Vec::with_capacity(pending.len());
-        for (at, Pending { note, of, progress }) in pending.into_iter().enumerate() {
-            let refusal = match &answers {
-                Ok(answers) if answers.get(at) == Some(&true) => None,
+        let accepted = self.store.job_note(notes, now).await;
+        let mut acks = Vec::with_capacity(pending.len());
+        for (at, PendingNote { note, report, progress }) in pending.into_iter().enumerate() {
+            let refusal = match &accepted {
+                Ok(accepted) if accepted.get(at) == Some(&true) => None,
                 Ok(_) => Some(Refusal::stale(note.run)),
-                Err(_) => Some(Refusal::new(
-                    ErrorCode::Unavailable,
-                    "the database is not available at the moment; say it again",
-                )),
+                Err(_) => Some(Refusal::unavailable()),
             };
             if refusal.is_none()
                 && let Some(progress) = progress
             {
                 self.bus.progress(note.id, note.run, progress, now);
             }
-            orders.push(Order::Ack(Ack { job_id: note.id, run: Some(note.run), of, refusal }));
+            acks.push(WorkerCommand::Ack(Ack { job_id: note.id, run: Some(note.run), report, refusal }));
         }
-        worker.order(orders);
+        worker.send(acks);
     }
 
-    /// A report of a run that is not in this worker's hands: told again, too late, or not its business.
-    async fn repeated(&self, worker: &Arc<ConnectedWorker>, report: Report, now: Timestamp) {
-        let of = report.kind.name();
+    /// Answers a report of a run that this worker does not have: repeated, late, or of another worker's job.
+    async fn handle_unknown(&self, worker: &Arc<ConnectedWorker>, report: Report, now: Timestamp) {
+        let name = report.kind.name();
         if report.kind.is_end() {
-            let receipt = Receipt::Worker(worker.clone(), of);
+            let receipt = Receipt::Worker(worker.clone(), name);
             if self.reporter.join(report.job_id, report.run, worker.id, receipt).is_none() {
                 return;
             }
         }
-        let refusal = match self.explain(worker, &report, now).await {
+        let refusal = match self.judge_unknown(worker, &report, now).await {
             Ok(verdict) => verdict.err(),
-            Err(_) => {
-                Some(Refusal::new(ErrorCode::Unavailable, "the database is not available at the moment; say it again"))
-            }
+            Err(_) => Some(Refusal::unavailable()),
         };
-        worker.order([Order::Ack(Ack { job_id: report.job_id, run: report.run, of, refusal })]);
+        worker.send([WorkerCommand::Ack(Ack { job_id: report.job_id, run: report.run, report: name, refusal })]);
     }
 
-    /// What a report about a job means that this worker does not hold here.
-    async fn explain(
+    /// Decides from the store whether a report repeats a stored end or is refused, and logs a refusal.
+    async fn judge_unknown(
         &self,
         worker: &Arc<ConnectedWorker>,
         report: &Report,
         now: Timestamp,
-    ) -> Result<Result<(), Refusal>, StoreError> {
+    ) -> Result<Result<(), Refusal>, EngineError> {
         let Some(job) = self.store.job_get(report.job_id).await? else {
             return Ok(Err(Refusal::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
         };
-        let verdict = verdict_on(&job, report, &worker.key);
+        let verdict = judge_repeated(&job, report, &worker.key);
         if let Err(refusal) = &verdict {
             self.stale_reports.fetch_add(1, Ordering::Relaxed);
-            let text = format!("{} from worker {}: {}", report.kind.name(), worker.key, refusal.message);
-            tracing::warn!(job = %job.id, correlation_id = job.correlation_id, "refused a report: {text}");
+            tracing::warn!(
+                job = %job.id,
+                correlation_id = job.correlation_id,
+                worker = worker.key,
+                report = report.kind.name(),
+                reason = refusal.message,
+                "report refused"
+            );
             if refusal.code == ErrorCode::StaleRun {
-                self.stale(&job, report, worker, text, now).await?;
+                let text = format!("{} from worker {}: {}", report.kind.name(), worker.key, refusal.message);
+                self.log_stale(&job, report, worker, text, now).await?;
             }
         }
         Ok(verdict)
     }
 
-    async fn stale(
+    /// Adds a refused report to the job's log.
+    async fn log_stale(
         &self,
         job: &JobView,
         report: &Report,
         worker: &ConnectedWorker,
         text: String,
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), EngineError> {
         let note = RunNote {
             id: job.id,
             run: report.run.or(job.run).unwrap_or_default(),
             lane: 0,
-            node: *self.node.read(),
+            node: self.node.id(),
             worker: worker.id,
             retry_count: job.retry_count,
             ready_at: now,
@@ -341,30 +336,46 @@ impl ReportHandler {
             at: now,
             kind: NoteKind::Stale(text),
         };
-        self.store.job_note(vec![note], now).await.map(|_| ())
+        self.store.job_note(vec![note], now).await?;
+        Ok(())
     }
 }
 
-fn verdict_on(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> {
-    let mine = job.worker_id.as_deref() == Some(key);
-    let same_run = report.run.is_none_or(|run| Some(run) == job.run);
-    if let (Some(told), Some(current)) = (report.run, job.run)
-        && told != current
+/// Returns the outcome of a run that ends with this report, and its last log lines.
+fn decide(worker: &ConnectedWorker, job: &InFlightJob, kind: ReportKind, now: Timestamp) -> (RunOutcome, Vec<LogLine>) {
+    match kind {
+        ReportKind::Complete { result } => judge(job, Ok(result), now),
+        ReportKind::Fail(failure) if job.cancel_reason().is_some() => {
+            judge(job, Err(failure.with_reason(ErrorReason::Cancelled)), now)
+        }
+        ReportKind::Fail(failure) => judge(job, Err(failure), now),
+        _ => {
+            let text = format!("released by worker {}", worker.key);
+            (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
+        }
+    }
+}
+
+/// Returns `Ok` if the report repeats what is stored, otherwise why it is refused.
+fn judge_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> {
+    if let (Some(reported), Some(current)) = (report.run, job.run)
+        && reported != current
     {
-        return Err(if told < current {
-            Refusal::stale(told)
+        return Err(if reported < current {
+            Refusal::stale(reported)
         } else {
-            Refusal::new(ErrorCode::ValidationError, format!("run {told} was never handed out for this job"))
+            Refusal::new(ErrorCode::ValidationError, format!("run {reported} of this job does not exist"))
         });
     }
-    let held = matches!(job.status, JobState::Scheduled | JobState::Assigned | JobState::Processing);
-    if held || !same_run {
-        return Err(Refusal::new(ErrorCode::Conflict, "this job is in other hands; nothing was changed"));
+    let is_same_run = report.run.is_none_or(|run| Some(run) == job.run);
+    if job.status.is_in_flight() || !is_same_run {
+        return Err(Refusal::new(ErrorCode::Conflict, "another worker has this job; nothing was changed"));
     }
-    if !mine && (report.run.is_none() || job.worker_id.is_some()) {
-        return Err(Refusal::new(ErrorCode::Conflict, "this job is not in your hands; nothing was changed"));
+    let is_own = job.worker_id.as_deref() == Some(key);
+    if !is_own && (report.run.is_none() || job.worker_id.is_some()) {
+        return Err(Refusal::new(ErrorCode::Conflict, "this worker does not have this job; nothing was changed"));
     }
-    let told_again = match report.kind {
+    let is_repeated = match report.kind {
         ReportKind::Complete { .. } => job.status == JobState::Completed,
         ReportKind::Fail(_) => match job.error_reason {
             Some(ErrorReason::Orphaned | ErrorReason::Timeout) => false,
@@ -373,11 +384,14 @@ fn verdict_on(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> 
         ReportKind::Release => job.status == JobState::Queued,
         _ => false,
     };
-    if told_again {
+    if is_repeated {
         return Ok(());
     }
     match report.run {
         Some(run) if !job.status.is_terminal() => Err(Refusal::stale(run)),
-        _ => Err(Refusal::new(ErrorCode::InvalidTransition, format!("the job is {}; nothing was changed", job.status))),
+        _ => {
+            let message = format!("the job is {}; nothing was changed", job.status);
+            Err(Refusal::new(ErrorCode::InvalidTransition, message))
+        }
     }
 }

@@ -1,7 +1,9 @@
-//! Writes down what is new about the workers that are connected here: state, sign of life, figures.
+//! Stores what changed about the workers connected to this node: state, heartbeat, counts.
 //!
-//! Signs of life are gathered in memory and written in one go for all workers. A worker that the store knows to be connected
-//! elsewhere, or to have ended, is let go.
+//! Heartbeats are collected in memory and stored together for all workers. A worker that is connected to another node by
+//! now, or is no longer registered, is dropped here.
+
+use std::time::Duration;
 
 use faena_domain::Timestamp;
 use faena_store::{Store, StoreError, WorkerUpdate};
@@ -9,57 +11,57 @@ use faena_store::{Store, StoreError, WorkerUpdate};
 use super::{CloseReason, ConnectedWorker, Workers};
 use crate::{Round, in_flight::InFlight};
 
-/// How long changes are gathered before the next are written.
-pub const GATHER: std::time::Duration = std::time::Duration::from_millis(250);
+/// How long changes are collected before the next are stored.
+pub const GATHER: Duration = Duration::from_millis(250);
 const BATCH: usize = 1_000;
 
 pub async fn run_once(
     store: &dyn Store,
     workers: &Workers,
     in_flight: &InFlight,
-    (grace_ms, beat_ms): (i64, i64),
+    (grace_ms, heartbeat_ms): (i64, i64),
     now: Timestamp,
 ) -> Result<Round, StoreError> {
-    let mut told = Vec::new();
-    let mut news: Vec<WorkerUpdate> = Vec::new();
+    let mut changed = Vec::new();
+    let mut updates: Vec<WorkerUpdate> = Vec::new();
     for worker in workers.all() {
-        let item = worker.standing.lock().news(&worker, grace_ms, beat_ms, now);
-        if let Some(item) = item {
-            news.push(item);
-            told.push(worker);
+        let update = worker.status.lock().take_update(&worker, grace_ms, heartbeat_ms, now);
+        if let Some(update) = update {
+            updates.push(update);
+            changed.push(worker);
         }
-        if news.len() >= BATCH {
+        if updates.len() >= BATCH {
             break;
         }
     }
-    if news.is_empty() {
+    if updates.is_empty() {
         return Ok(Round::default());
     }
-    let standings = match store.worker_update(news.clone(), now).await {
-        Ok(standings) => standings,
+    let results = match store.worker_update(updates.clone(), now).await {
+        Ok(results) => results,
         Err(error) => {
-            for (worker, item) in told.iter().zip(news) {
-                worker.standing.lock().unsaid(item);
+            for (worker, update) in changed.iter().zip(updates) {
+                worker.status.lock().restore_update(update);
             }
             return Err(error);
         }
     };
-    for (worker, standing) in told.iter().zip(standings) {
-        if standing.connected {
-            workers.drain(worker.id, standing.drain, now);
+    for (worker, result) in changed.iter().zip(results) {
+        if result.connected {
+            workers.drain(worker.id, result.drain, now);
         } else {
             worker.close(CloseReason::RegisteredElsewhere);
             workers.drop_worker(worker, in_flight);
         }
     }
-    Ok(Round { handled: told.len(), more: told.len() >= BATCH, next_at: None })
+    Ok(Round { handled: changed.len(), more: changed.len() >= BATCH, next_at: None })
 }
 
-/// What there is to say about a worker before its life ends.
-pub async fn tell_last(store: &dyn Store, worker: &ConnectedWorker, now: Timestamp) -> Result<(), StoreError> {
-    let last = worker.standing.lock().news(worker, 0, i64::MAX, now);
-    if let Some(news) = last {
-        store.worker_update(vec![news], now).await?;
+/// Stores the last update of a worker before it is deregistered.
+pub async fn store_last(store: &dyn Store, worker: &ConnectedWorker, now: Timestamp) -> Result<(), StoreError> {
+    let last = worker.status.lock().take_update(worker, 0, i64::MAX, now);
+    if let Some(update) = last {
+        store.worker_update(vec![update], now).await?;
     }
     Ok(())
 }

@@ -1,30 +1,30 @@
-//! Watches what workers have in hand, by due time: jobs that run too long or are not started, requests to stop that are not
-//! heeded, workers that fell silent or did not come back.
+//! Watches connected workers and their jobs by due time: jobs that run too long or are not started, requests to stop that
+//! are ignored, workers that are silent or did not reconnect.
 //!
-//! A timed-out job is told to stop and ends at once; what its worker says later is refused. A worker given up for lost costs
-//! its jobs a try. Each act goes through the fence (the block, the worker's session), so one that comes too late does nothing.
+//! A timed-out job ends immediately and its worker is asked to stop it; later reports about it are refused. A lost worker's
+//! jobs use an attempt. Each action is fenced (by the claim, by the worker's session), so a late action does nothing.
 
 use std::sync::{Arc, atomic::Ordering};
 
-use faena_domain::{ErrorReason, Failure, NodeId, Timestamp, WorkerState};
-use faena_store::{NoteKind, RunNote, StoreError, WorkerEnd};
+use faena_domain::{ErrorReason, Failure, Timestamp, WorkerState};
+use faena_store::{NoteKind, RunNote};
 
-use super::{ConnectedWorker, ReportKind, Transport, connected::Stopping};
+use super::{ConnectedWorker, ReportKind, status::Stopping};
 use crate::{
-    Engine, Round,
+    Engine, EngineError, Round,
     config::ms,
     guardian::{ACTOR, Check},
     in_flight::InFlightJob,
 };
 
-/// How long a handler may take to stop after it was told to.
+/// How long a handler may take to stop after it was asked to.
 const STOP_MS: i64 = 10_000;
 
-/// The earliest of what is to come.
-struct Next(Option<Timestamp>);
+/// The earliest of all due times that are not reached yet.
+struct NextDue(Option<Timestamp>);
 
-impl Next {
-    /// `true`: its time has come.
+impl NextDue {
+    /// Returns whether `at` is reached; otherwise remembers it.
     fn is_due(&mut self, at: Timestamp, now: Timestamp) -> bool {
         if at <= now {
             return true;
@@ -34,129 +34,132 @@ impl Next {
     }
 }
 
-pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
-    let mut next = Next(None);
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let mut next = NextDue(None);
     let mut handled = 0;
     for worker in engine.workers.all() {
-        if let Some(reason) = lost(engine, &worker, &mut next, now) {
-            let end = WorkerEnd::Lost { reason: reason.clone(), delay_ms: ms(engine.config.orphan_delay) };
-            engine.worker_ends(&worker, end, &reason, now).await?;
-            engine.actions.count(Check::Workers, 1);
+        if let Some(reason) = lost_reason(engine, &worker, &mut next, now) {
+            engine.end_worker(&worker, engine.lost(&reason), &reason, now).await?;
+            engine.guardian.actions.add(Check::Workers, 1);
             handled += 1;
             continue;
         }
         handled += watch_jobs(engine, &worker, &mut next, now);
-        complain(engine, &worker, &mut next, now).await?;
-        let opens_at = worker.standing.lock().breaker.opens_at(now);
-        if opens_at.is_some_and(|at| !next.is_due(at, now)) {
-            // It will take jobs again without anybody telling.
-            engine.lanes.nudge.notify_one();
+        report_ignored_stops(engine, &worker, &mut next, now).await?;
+        let retry_at = worker.status.lock().breaker.retry_at(now);
+        if retry_at.is_some_and(|at| !next.is_due(at, now)) {
+            // No signal announces that the breaker lets jobs pass again.
+            engine.wakeups.lanes_ready();
         }
     }
     let next_at = next.0.map_or(i64::MAX, Timestamp::as_ms);
-    engine.next_check_at.store(next_at, Ordering::Release);
+    engine.guardian.next_check_at.store(next_at, Ordering::Release);
     Ok(Round { handled, more: false, next_at: next.0 })
 }
 
-/// Why a worker is given up, if it is.
-fn lost(engine: &Engine, worker: &ConnectedWorker, next: &mut Next, now: Timestamp) -> Option<String> {
-    let standing = worker.standing.lock();
+/// Returns why a worker is lost, if it is.
+fn lost_reason(engine: &Engine, worker: &ConnectedWorker, next: &mut NextDue, now: Timestamp) -> Option<String> {
+    let status = worker.status.lock();
     let config = &engine.config;
-    if matches!(standing.state, WorkerState::Creating | WorkerState::Connecting) {
-        // Its process is the pool's business.
+    if matches!(status.state, WorkerState::Creating | WorkerState::Connecting) {
+        // The pool watches its process.
         return None;
     }
-    if let Some(since) = standing.away_since {
-        let due = next.is_due(since.plus_ms(ms(config.reconnect_grace)), now);
-        return due
-            .then(|| format!("its connection closed and it did not come back within {:?}", config.reconnect_grace));
+    if let Some(since) = status.disconnected_at {
+        let is_due = next.is_due(since.plus_ms(ms(config.reconnect_grace)), now);
+        return is_due.then(|| format!("it disconnected and did not reconnect within {:?}", config.reconnect_grace));
     }
-    let due = next.is_due(standing.seen_at.plus_ms(ms(config.worker_silence)), now);
-    due.then(|| format!("nothing was heard of it for {:?}", config.worker_silence))
+    let is_due = next.is_due(status.seen_at.plus_ms(ms(config.worker_silence)), now);
+    is_due.then(|| format!("no heartbeat for {:?}", config.worker_silence))
 }
 
-fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut Next, now: Timestamp) -> usize {
-    let jobs: Vec<Arc<InFlightJob>> = worker.standing.lock().held.values().cloned().collect();
+fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut NextDue, now: Timestamp) -> usize {
+    let jobs: Vec<Arc<InFlightJob>> = worker.status.lock().in_flight.values().cloned().collect();
     let mut handled = 0;
-    for held in jobs {
-        if let Some(failure) = overdue(engine, worker, &held, next, now) {
-            let waits_for_start = held.started_at().is_none();
-            let reason = failure.message.clone();
-            let run = held.job.run;
-            engine.report_handler.end(worker, &held, ReportKind::Fail(failure), None, now);
-            if waits_for_start {
-                engine.workers.dispatch_failed(worker, now);
-            }
-            let stopping = Stopping { run, since: now, reason: reason.clone(), complained: false };
-            worker.standing.lock().stopping.insert(held.job.id, stopping);
-            held.tell_to_stop(&reason);
-            tracing::warn!(
-                actor = ACTOR,
-                job = %held.job.id,
-                correlation_id = held.correlation_id(),
-                worker = worker.key,
-                "a job was taken from its worker: {reason}"
-            );
+    for job in jobs {
+        if let Some(failure) = overdue(engine, worker, &job, next, now) {
+            take_away(engine, worker, &job, failure, now);
             next.is_due(now.plus_ms(STOP_MS), now);
-            engine.actions.count(Check::Jobs, 1);
+            engine.guardian.actions.add(Check::Jobs, 1);
             handled += 1;
         }
     }
     handled
 }
 
-/// What is wrong with a job in a worker's hands, if its time is up.
+/// Ends a job without waiting for its worker, and asks the worker to stop it.
+fn take_away(engine: &Engine, worker: &Arc<ConnectedWorker>, job: &InFlightJob, failure: Failure, now: Timestamp) {
+    let was_not_started = job.started_at().is_none();
+    let reason = failure.message.clone();
+    engine.reports.handler.end(worker, job, ReportKind::Fail(failure), None, now);
+    if was_not_started {
+        engine.workers.record_dispatch_failure(worker, now);
+    }
+    let stopping = Stopping { run: job.run(), since: now, reason: reason.clone(), is_reported: false };
+    worker.status.lock().stopping.insert(job.id(), stopping);
+    job.send_stop(&reason);
+    tracing::warn!(
+        actor = ACTOR,
+        job = %job.id(),
+        correlation_id = job.correlation_id(),
+        worker = worker.key,
+        reason,
+        "job taken from its worker"
+    );
+}
+
+/// Returns the failure of a job whose time is up.
 fn overdue(
     engine: &Engine,
     worker: &ConnectedWorker,
-    held: &InFlightJob,
-    next: &mut Next,
+    job: &InFlightJob,
+    next: &mut NextDue,
     now: Timestamp,
 ) -> Option<Failure> {
-    let there = worker.standing.lock().state.is_operational() || worker.is_draining();
-    if let Some(asked_at) = held.cancel_asked_at()
-        && next.is_due(if there { asked_at.plus_ms(STOP_MS) } else { asked_at }, now)
+    let is_connected = worker.status.lock().state.is_operational() || worker.is_draining();
+    if let Some(requested_at) = job.stop_requested_at()
+        && next.is_due(if is_connected { requested_at.plus_ms(STOP_MS) } else { requested_at }, now)
     {
         return Some(Failure::error("its worker did not stop in time").with_reason(ErrorReason::Cancelled));
     }
-    if held.started_at().is_some() {
-        let deadline = engine.deadline_of(held, now);
-        let limit_ms = deadline.ms_since(held.started_at()?);
+    if let Some(started_at) = job.started_at() {
+        let deadline = engine.deadline_of(job, now);
+        let limit_ms = deadline.ms_since(started_at);
         return next.is_due(deadline, now).then(|| {
             Failure::error(format!("took longer than its limit of {limit_ms} ms")).with_reason(ErrorReason::Timeout)
         });
     }
     let limit = engine.config.assigned_timeout;
-    let waits = worker.standing.lock().state.is_operational();
-    (waits && next.is_due(held.claimed_at.plus_ms(ms(limit)), now)).then(|| {
+    let is_waiting = worker.status.lock().state.is_operational();
+    (is_waiting && next.is_due(job.claimed_at.plus_ms(ms(limit)), now)).then(|| {
         let text = format!("worker {} did not start it within {limit:?}", worker.key);
         Failure::error(text).with_reason(ErrorReason::Timeout)
     })
 }
 
-/// Handlers that go on although they were told to stop are said by name, once.
-async fn complain(
+/// Logs once, also in the job's log, that a handler does not stop.
+async fn report_ignored_stops(
     engine: &Engine,
     worker: &ConnectedWorker,
-    next: &mut Next,
+    next: &mut NextDue,
     now: Timestamp,
-) -> Result<(), StoreError> {
-    let mut deaf = Vec::new();
+) -> Result<(), EngineError> {
+    let mut ignored = Vec::new();
     {
-        let mut standing = worker.standing.lock();
-        for (id, stopping) in standing.stopping.iter_mut().filter(|(_, stopping)| !stopping.complained) {
+        let mut status = worker.status.lock();
+        for (id, stopping) in status.stopping.iter_mut().filter(|(_, stopping)| !stopping.is_reported) {
             if next.is_due(stopping.since.plus_ms(STOP_MS), now) {
-                stopping.complained = true;
-                deaf.push((*id, stopping.run));
+                stopping.is_reported = true;
+                ignored.push((*id, stopping.run));
             }
         }
     }
-    let text = format!("worker {} was told to stop and its handler goes on", worker.key);
-    let node: NodeId = engine.node_id();
-    let notes: Vec<RunNote> = deaf
+    let text = format!("worker {} was asked to stop it and its handler is still running", worker.key);
+    let node = engine.node_id();
+    let notes: Vec<RunNote> = ignored
         .into_iter()
         .map(|(id, run)| {
-            tracing::warn!(job = %id, worker = worker.key, "a handler was told to stop and goes on");
+            tracing::warn!(job = %id, worker = worker.key, "handler ignores the request to stop");
             let kind = NoteKind::Stale(text.clone());
             let worker = worker.id;
             RunNote { id, run, lane: 0, node, worker, retry_count: 0, ready_at: now, started_at: now, at: now, kind }
@@ -166,11 +169,4 @@ async fn complain(
         engine.store.job_note(notes, now).await?;
     }
     Ok(())
-}
-
-impl ConnectedWorker {
-    /// Whether its breaker has something against it.
-    pub(crate) fn is_flapping(&self, now: Timestamp) -> bool {
-        self.transport != Transport::Http && self.breaker_state(now) != crate::breaker::BreakerState::Closed
-    }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use faena_engine::{Beats, Driver, Round};
+use faena_engine::{Driver, LoopHealth, Round};
 use faena_store::StoreError;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::world::eventually;
 
 fn driver() -> Driver {
-    Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), beats: Beats::default() }
+    Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), health: LoopHealth::default() }
 }
 
 const NEVER: Duration = Duration::from_secs(3_600);
@@ -26,21 +26,21 @@ async fn a_loop_that_panics_or_fails_is_driven_on_and_its_trouble_is_seen() {
     let driver = driver();
     let rounds = Arc::new(AtomicU32::new(0));
     let counted = rounds.clone();
-    let (seen, beats) = (Arc::new(parking_lot::Mutex::new(Vec::new())), driver.beats.clone());
+    let (seen, health) = (Arc::new(parking_lot::Mutex::new(Vec::new())), driver.health.clone());
     let watched = seen.clone();
     driver.start("shaky", NEVER, Arc::new(Notify::new()), move |_| {
-        let beat = beats.all()["shaky"].clone();
-        watched.lock().push((beat.failures, beat.last_error));
+        let status = health.all()["shaky"].clone();
+        watched.lock().push((status.failures, status.last_error));
         let round = counted.fetch_add(1, Ordering::Relaxed);
         async move {
             match round {
                 0 => panic!("out of luck"),
-                1 => Err(StoreError::Unavailable("away".into())),
+                1 => Err(StoreError::Unavailable("away".into()).into()),
                 _ => Ok(Round::done(7)),
             }
         }
     });
-    eventually("a good round", async || (driver.beats.all()["shaky"].handled == 7).then_some(())).await;
+    eventually("a good round", async || (driver.health.all()["shaky"].handled == 7).then_some(())).await;
     assert_eq!(
         *seen.lock(),
         [
@@ -49,8 +49,8 @@ async fn a_loop_that_panics_or_fails_is_driven_on_and_its_trouble_is_seen() {
             (2, Some("the database is not available: away".to_owned())),
         ]
     );
-    let beat = driver.beats.all()["shaky"].clone();
-    assert_eq!((beat.failures, beat.last_error), (0, None), "a good round wipes the slate clean");
+    let status = driver.health.all()["shaky"].clone();
+    assert_eq!((status.failures, status.last_error), (0, None), "a good round wipes the slate clean");
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn a_nudge_brings_a_round_and_none_is_lost_while_one_is_under_way() {
             Ok(Round::default())
         }
     });
-    eventually("the first round is under way", async || driver.beats.all()["nudged"].busy_since).await;
+    eventually("the first round is under way", async || driver.health.all()["nudged"].busy_since).await;
     nudge.notify_one();
     gate.notify_one();
     eventually("the first round is over", async || (rounds.load(Ordering::Relaxed) == 1).then_some(())).await;
@@ -96,5 +96,5 @@ async fn more_means_at_once_and_a_next_time_is_kept() {
     driver.stop.cancel();
     driver.tasks.close();
     driver.tasks.wait().await;
-    assert!(driver.beats.all()["busy"].stopped, "a loop that has ended is seen");
+    assert!(driver.health.all()["busy"].stopped, "a loop that has ended is seen");
 }

@@ -48,16 +48,16 @@ async fn jobs_done(store: &Arc<dyn Store>, count: i64) {
 
 /// What the inbox of this server has done: jobs, messages that had come before, messages that were rejected.
 fn figures(world: &World) -> (u64, u64, u64) {
-    let inbox = &world.engine.inboxes[0];
+    let inbox = &world.engine.inputs.inboxes[0];
     let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    (figure(&inbox.jobs), figure(&inbox.known), figure(&inbox.rejected))
+    (figure(&inbox.jobs), figure(&inbox.duplicates), figure(&inbox.rejected))
 }
 
 async fn the_database_goes_away_and_comes_back(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
     place.shut().await;
     send().await;
     eventually("a message waits for it", async || {
-        (engine.inboxes[0].in_hand.load(Ordering::Relaxed) > 0).then_some(())
+        (engine.inputs.inboxes[0].waiting.load(Ordering::Relaxed) > 0).then_some(())
     })
     .await;
     place.reopen().await;

@@ -7,7 +7,7 @@ mod driver;
 mod http;
 mod inbox;
 mod limits;
-mod live;
+mod event_reader;
 mod outbox;
 mod runs;
 mod schedules;

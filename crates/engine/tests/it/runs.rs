@@ -300,9 +300,9 @@ async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
     }
     let world = found.expect("nothing was ever claimed ahead");
     let now = Timestamp::now();
-    world.engine.guard(now.plus_ms(9_000)).await.unwrap();
+    world.engine.run_guardian(now.plus_ms(9_000)).await.unwrap();
     assert!(held(&world).await > 1, "not before their time");
-    world.engine.guard(now.plus_ms(10_500)).await.unwrap();
+    world.engine.run_guardian(now.plus_ms(10_500)).await.unwrap();
     eventually("only the long job is in hands", async || (held(&world).await == 1).then_some(())).await;
     let (_, idle) = world.engine.load();
     assert_eq!((held(&world).await, idle), (1, 0), "they are not claimed again");

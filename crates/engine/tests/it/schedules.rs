@@ -86,7 +86,7 @@ struct Simulation {
 
 async fn engine(store: Arc<dyn Store>, now: Timestamp) -> Arc<Engine> {
     let config = EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() };
-    Engine::at_rest(store, config, now).await.unwrap()
+    Engine::without_loops(store, config, now).await.unwrap()
 }
 
 impl Simulation {
@@ -126,7 +126,7 @@ impl Simulation {
         let turns =
             self.nodes.iter().enumerate().filter(|(at, node)| node.sleeps_until <= self.now || victim == Some(*at));
         let turns = turns.map(async |(at, node)| {
-            let turn = node.engine.turn("scheduler", self.now.plus_ms(node.skew_ms));
+            let turn = node.engine.run_loop("scheduler", self.now.plus_ms(node.skew_ms));
             if victim == Some(at) { tokio::time::timeout(life, turn).await.ok() } else { Some(turn.await) }
         });
         join_all(turns).await;
@@ -174,7 +174,7 @@ impl Simulation {
 
     async fn settle(&mut self) {
         for _ in 0..100 {
-            if let Ok(round) = self.nodes[1].engine.turn("scheduler", self.now).await
+            if let Ok(round) = self.nodes[1].engine.run_loop("scheduler", self.now).await
                 && !round.more
             {
                 return;

@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp, WebhookId};
 use faena_engine::{
     Engine, EngineConfig, Roles,
-    workers::{ConnectedWorker, Order, Registration, Report, ReportKind, Transport},
+    workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
 use faena_store::{ClaimRequest, Delivery, Owner, Store, WebhookNext, WebhookResult, WebhookTakeRequest};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -34,7 +34,7 @@ struct Server {
 enum Mood {
     /// Works and reports.
     Good,
-    /// Beats, and never says anything about its jobs.
+    /// LoopHealth, and never says anything about its jobs.
     Stalled,
     /// Its connection is there, and nothing comes over it.
     Silent,
@@ -128,7 +128,7 @@ impl Simulation {
     }
 
     async fn start_server(&mut self) {
-        let engine = Engine::at_rest(self.store.clone(), config(), self.now).await.unwrap();
+        let engine = Engine::without_loops(self.store.clone(), config(), self.now).await.unwrap();
         self.servers.push(Server { engine, guard_at: self.now, renewed_at: self.now, alive: true });
     }
 
@@ -164,7 +164,7 @@ impl Simulation {
             ..Registration::default()
         };
         let connection =
-            self.servers[server].engine.worker_connect(registration, Transport::WebSocket, self.now).await.unwrap();
+            self.servers[server].engine.register_worker(registration, Transport::WebSocket, self.now).await.unwrap();
         let worker =
             Worker { key, connected: connection.worker, server, mood: Mood::Good, seen_at: self.now, lost: None };
         match at {
@@ -218,7 +218,7 @@ impl Simulation {
                 let due = self.now.plus_ms(10_000);
                 worker.lost = Some((due, due.plus_ms(30_000 + STEP_MS)));
                 let (engine, connected) = (self.servers[worker.server].engine.clone(), worker.connected.clone());
-                engine.worker_gone(&connected, false, self.now).await;
+                engine.disconnect_worker(&connected, false, self.now).await;
             }
             Mood::Silent => {
                 let due = worker.seen_at.plus_ms(90_000);
@@ -261,19 +261,19 @@ impl Simulation {
     async fn turns(&mut self) {
         for at in self.living() {
             let engine = self.servers[at].engine.clone();
-            engine.turn("lease", self.now).await.unwrap();
+            engine.run_loop("lease", self.now).await.unwrap();
             self.servers[at].renewed_at = self.now;
             for name in ["poller", "promoter", "dispatcher", "recorder", "reporter"] {
-                engine.turn(name, self.now).await.unwrap();
+                engine.run_loop(name, self.now).await.unwrap();
             }
-            engine.persist(self.now).await.unwrap();
+            engine.persist_worker_status(self.now).await.unwrap();
             let told = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
             if told || self.servers[at].guard_at <= self.now {
-                let mut round = engine.turn("guardian", self.now).await.unwrap();
+                let mut round = engine.run_loop("guardian", self.now).await.unwrap();
                 while round.more {
-                    round = engine.turn("guardian", self.now).await.unwrap();
+                    round = engine.run_loop("guardian", self.now).await.unwrap();
                 }
-                engine.turn("reporter", self.now).await.unwrap();
+                engine.run_loop("reporter", self.now).await.unwrap();
                 let latest = self.now.plus_ms(30_000);
                 self.servers[at].guard_at = round.next_at.map_or(latest, |at| at.min(latest));
             }
@@ -289,12 +289,12 @@ impl Simulation {
             let connected = self.workers[at].connected.clone();
             connected.seen(self.now);
             self.workers[at].seen_at = self.now;
-            for order in connected.take_orders() {
-                if let Order::Job(delivery) = order {
-                    let job = &delivery.held.job;
+            for order in connected.drain_commands() {
+                if let WorkerCommand::Job(delivery) = order {
+                    let job = &delivery.job.claimed;
                     let hand_out = HandOut {
                         holder: Holder::Worker(at),
-                        started_at: delivery.held.started_at().unwrap_or(self.now),
+                        started_at: delivery.job.started_at().unwrap_or(self.now),
                         timeout_ms: i64::try_from(job.options.timeout_ms.unwrap()).unwrap(),
                     };
                     self.out.entry((job.id, job.run)).or_insert(hand_out);
@@ -327,10 +327,10 @@ impl Simulation {
             let engine = self.servers[self.workers[at].server].engine.clone();
             let connected = self.workers[at].connected.clone();
             let report = Report { job_id: id, run: Some(run), kind };
-            let (answer, _) = tokio::join!(engine.report_handler.take_one(&connected, report, self.now), async {
+            let (answer, _) = tokio::join!(engine.reports.handler.handle_one(&connected, report, self.now), async {
                 // The reporter's turn comes when there is something to report.
                 tokio::task::yield_now().await;
-                engine.turn("reporter", self.now).await.unwrap();
+                engine.run_loop("reporter", self.now).await.unwrap();
             });
             if answer.unwrap().is_ok() {
                 if good {

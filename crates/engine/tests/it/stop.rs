@@ -77,6 +77,6 @@ async fn a_stopped_engine_takes_no_new_jobs_and_its_loops_are_seen_as_stopped() 
     let world = World::new().await;
     world.stop().await;
     let id = world.submit(job("noop", "{}")).await;
-    assert!(world.engine.beats.all().values().all(|beat| beat.stopped));
+    assert!(world.engine.loops.health.all().values().all(|beat| beat.stopped));
     assert_eq!(world.job(id).await.status, JobState::Queued);
 }

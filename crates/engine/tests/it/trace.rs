@@ -10,14 +10,14 @@ use std::{
 
 use axum::{Router, http::StatusCode};
 use faena_domain::{JobState, NewJob, Timestamp, TraceEntry, TraceKind};
-use faena_engine::{EngineConfig, WebhookConfig, live::EventFilter, trace::trace};
+use faena_engine::{EngineConfig, WebhookConfig, event_reader::EventFilter, trace::trace};
 
 use crate::world::{World, eventually, job, once};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
     let world = World::new().await;
-    let _watcher = world.engine.live.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
+    let _watcher = world.engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
     let correlated = |mut job: NewJob| {
         job.correlation_id = Some("order 7".into());
         job

@@ -310,8 +310,7 @@ async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
     assert_eq!(endless.history[0].answer.as_ref().unwrap().len(), 1_024);
     let slow_end = webhook_is(&*world.store, slow_end, WebhookState::Delivered).await;
     assert_eq!(slow_end.history[0].answer.as_deref(), Some("soon"), "the rest is not waited for");
-    for (id, error) in [(broken, "HTTP 500"), (elsewhere_id, "redirections are not followed"), (rude, "error sending")]
-    {
+    for (id, error) in [(broken, "HTTP 500"), (elsewhere_id, "redirects are not followed"), (rude, "error sending")] {
         let webhook = eventually("a failed attempt", async || {
             Some(webhook_of(&*world.store, id).await).filter(|webhook| !webhook.history.is_empty())
         })
@@ -405,8 +404,8 @@ impl Rounds {
         let now = self.start.plus_ms(ms);
         let round = self.webhooks.run_once(&*self.store, self.node, now).await.unwrap();
         eventually("the senders", async || {
-            self.webhooks.settle(&*self.store, now).await.unwrap();
-            tokio::time::timeout(Duration::from_millis(1), self.webhooks.settled()).await.ok()
+            self.webhooks.store_results(&*self.store, now).await.unwrap();
+            tokio::time::timeout(Duration::from_millis(1), self.webhooks.flushed()).await.ok()
         })
         .await;
         round.next_at

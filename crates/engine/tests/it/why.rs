@@ -7,7 +7,7 @@ use faena_domain::{
 };
 use faena_engine::{
     EngineConfig, Roles,
-    workers::{ConnectedWorker, Delivery, Order, Registration, Report, ReportKind, Transport},
+    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
 use faena_store::{ClaimRequest, NodeInfo, Owner, QueuePatch};
 
@@ -27,13 +27,13 @@ async fn connect(world: &World, key: &str, concurrency: u32) -> Arc<ConnectedWor
         concurrency: Some(concurrency),
         ..Registration::default()
     };
-    world.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
+    world.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
 async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
-        for order in worker.orders().await {
-            if let Order::Job(delivery) = order {
+        for order in worker.next_commands().await {
+            if let WorkerCommand::Job(delivery) = order {
                 return delivery;
             }
         }
@@ -42,7 +42,7 @@ async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
 
 async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
     let report = Report { job_id: id, run: None, kind };
-    world.engine.report_handler.take_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
+    world.engine.reports.handler.handle_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
 }
 
 async fn why(world: &World, id: JobId) -> Why {
@@ -78,7 +78,7 @@ async fn a_job_for_later_waits_until_its_time() {
     let why = why(&world, id).await;
     assert_eq!((why.status, codes(&why)), (JobState::Pending, vec!["waits_until"]));
     assert_eq!(why.reasons[0].facts["until"], until.to_string());
-    assert_eq!(why.summary, format!("it waits until {until}"));
+    assert_eq!(why.summary, format!("it is scheduled for {until}"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +118,7 @@ async fn limited_by(scope: Scope, key: Option<&str>) {
     let mut one = NewJob::new(KIND);
     one.options.concurrency_key = key.map(str::to_owned);
     let first = world.submit(one.clone()).await;
-    let holder = next_delivery(&worker).await.held.job.id;
+    let holder = next_delivery(&worker).await.job.id();
     assert_eq!(holder, first);
     let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
     let why = why(&world, second).await;
@@ -129,7 +129,7 @@ async fn limited_by(scope: Scope, key: Option<&str>) {
     assert_eq!((facts["limit"].as_u64(), facts["held"].as_u64()), (Some(1), Some(1)));
     assert_eq!(facts["heldBy"][0], first.to_string());
     tell(&world, &worker, first, ReportKind::Complete { result: None }).await;
-    assert_eq!(next_delivery(&worker).await.held.job.id, second, "its turn comes by itself");
+    assert_eq!(next_delivery(&worker).await.job.id(), second, "its turn comes by itself");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,7 +213,7 @@ async fn jobs_ahead_are_counted() {
 async fn a_worker_that_drains_is_named() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "leaving", 1).await;
-    assert!(world.engine.worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
+    assert!(world.engine.set_worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
     eventually("it drains", async || (worker.state() == WorkerState::Draining).then_some(())).await;
     let id = world.submit(NewJob::new(KIND)).await;
     let why = eventually("it is written down", async || {
@@ -229,7 +229,7 @@ async fn an_open_breaker_is_named_with_its_time() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "flaky", 10).await;
     for _ in 0..5 {
-        world.engine.workers.dispatch_failed(&worker, Timestamp::now());
+        world.engine.workers.record_dispatch_failure(&worker, Timestamp::now());
     }
     let id = world.submit(NewJob::new(KIND)).await;
     let why = eventually("the breaker is written down", async || {
@@ -250,7 +250,7 @@ async fn a_job_of_a_worker_that_is_gone_says_when_it_is_freed() {
     let id = world.submit(NewJob::new(KIND)).await;
     next_delivery(&worker).await;
     let cut_at = Timestamp::now();
-    world.engine.worker_gone(&worker, false, cut_at).await;
+    world.engine.disconnect_worker(&worker, false, cut_at).await;
     let why = eventually("its absence is written down", async || {
         let why = why(&world, id).await;
         codes(&why).contains(&"worker_lost").then_some(why)
@@ -318,7 +318,7 @@ async fn a_job_between_two_tries_says_when_and_why() {
     let why = why(&world, id).await;
     assert_eq!(codes(&why), ["waits_until"]);
     let facts = &why.reasons[0].facts;
-    assert_eq!((facts["try"].as_u64(), facts["tries"].as_u64()), (Some(2), Some(4)));
+    assert_eq!((facts["attempt"].as_u64(), facts["attempts"].as_u64()), (Some(2), Some(4)));
     assert_eq!(facts["error"], "no route to host");
 }
 
@@ -332,7 +332,7 @@ async fn a_finished_job_says_how_it_ended() {
     let why_failed = why(&world, failed.id).await;
     assert_eq!(codes(&why_failed), ["failed"]);
     assert_eq!(why_failed.reasons[0].facts["error"].as_str(), failed.error.as_deref());
-    assert!(why_failed.summary.starts_with("its only try failed"), "{}", why_failed.summary);
+    assert!(why_failed.summary.starts_with("its only attempt failed"), "{}", why_failed.summary);
 
     let mut later = NewJob::new("noop");
     later.options.scheduled_at = Some(Timestamp::now().plus_ms(3_600_000));
@@ -352,5 +352,5 @@ async fn a_job_past_its_expiry_says_that_nobody_took_it() {
     world.job_is(id, JobState::Failed).await;
     let why = why(&world, id).await;
     assert_eq!(why.reasons[0].facts["errorReason"], "expired");
-    assert!(why.summary.starts_with("nobody took it before its expiry"), "{}", why.summary);
+    assert!(why.summary.starts_with("no worker started it before its expiry"), "{}", why.summary);
 }

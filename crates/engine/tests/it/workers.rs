@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use faena_domain::{ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
+use faena_domain::{ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
 use faena_engine::{
-    CancelResult, EngineConfig, PoolConfig,
+    CancelResult, EngineConfig, EngineError, PoolConfig,
     breaker::BreakerState,
-    workers::{ConnectedWorker, Delivery, Order, Registration, Report, ReportKind, Transport},
+    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
-use faena_store::StoreError;
 
 use crate::world::{World, eventually};
 
@@ -24,7 +23,7 @@ fn registration(key: &str) -> Registration {
 }
 
 async fn connect(world: &World, registration: Registration) -> Arc<ConnectedWorker> {
-    world.engine.worker_connect(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
+    world.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
 /// InFlight in a job and waits until it has arrived.
@@ -35,8 +34,8 @@ async fn delivered(world: &World, worker: &ConnectedWorker, job: NewJob) -> Deli
 
 async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
-        for order in worker.orders().await {
-            if let Order::Job(delivery) = order {
+        for order in worker.next_commands().await {
+            if let WorkerCommand::Job(delivery) = order {
                 return delivery;
             }
         }
@@ -44,23 +43,25 @@ async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
 }
 
 fn cancels(worker: &ConnectedWorker) -> Vec<String> {
-    let told = worker.take_orders().into_iter();
-    told.filter_map(|order| if let Order::Cancel { reason, .. } = order { Some(reason) } else { None }).collect()
+    let told = worker.drain_commands().into_iter();
+    told.filter_map(|order| if let WorkerCommand::Cancel { reason, .. } = order { Some(reason) } else { None })
+        .collect()
 }
 
-async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) -> Result<(), &'static str> {
+async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) -> Result<(), ErrorCode> {
     let report = Report { job_id: id, run: None, kind };
     world
         .engine
-        .report_handler
-        .take_one(worker, report, Timestamp::now())
+        .reports
+        .handler
+        .handle_one(worker, report, Timestamp::now())
         .await
         .unwrap()
-        .map_err(|refusal| refusal.code.as_str())
+        .map_err(|refusal| refusal.code)
 }
 
 async fn look(world: &World, now: Timestamp) -> usize {
-    world.engine.look_after(now).await.unwrap().handled
+    world.engine.watch_workers(now).await.unwrap().handled
 }
 
 fn details<'a>(job: &'a JobView, event: &str) -> Vec<&'a str> {
@@ -72,7 +73,7 @@ fn details<'a>(job: &'a JobView, event: &str) -> Vec<&'a str> {
 async fn a_silent_worker_is_lost_at_its_limit_and_not_before() {
     let world = World::new().await;
     let worker = connect(&world, registration("quiet")).await;
-    let id = delivered(&world, &worker, NewJob::new(KIND)).await.held.job.id;
+    let id = delivered(&world, &worker, NewJob::new(KIND)).await.job.id();
     let heard_at = worker.seen_at();
     assert_eq!(look(&world, heard_at.plus_ms(89_999)).await, 0);
     assert_eq!(world.job(id).await.worker_id.as_deref(), Some("quiet"));
@@ -83,10 +84,10 @@ async fn a_silent_worker_is_lost_at_its_limit_and_not_before() {
     assert_eq!(job.next_retry_at, Some(late.plus_ms(5_000)));
     let record = world.store.worker_get("quiet").await.unwrap().unwrap();
     assert_eq!((record.state, record.ended_at), (WorkerState::Terminated, Some(late)));
-    assert!(record.reason.unwrap().contains("nothing was heard of it"));
+    assert!(record.reason.unwrap().contains("no heartbeat for"));
     assert_eq!(
         tell(&world, &worker, id, ReportKind::Complete { result: None }).await,
-        Err("CONFLICT"),
+        Err(ErrorCode::Conflict),
         "it has no run to name"
     );
     assert_eq!(look(&world, late.plus_ms(1)).await, 0, "it is gone from here");
@@ -96,46 +97,46 @@ async fn a_silent_worker_is_lost_at_its_limit_and_not_before() {
 async fn a_worker_whose_connection_broke_has_the_grace_time() {
     let world = World::new().await;
     let worker = connect(&world, registration("cut")).await;
-    let first = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let first = delivered(&world, &worker, NewJob::new(KIND)).await.job;
     let cut_at = Timestamp::now();
-    world.engine.worker_gone(&worker, false, cut_at).await;
+    world.engine.disconnect_worker(&worker, false, cut_at).await;
     assert_eq!(look(&world, cut_at.plus_ms(9_999)).await, 0);
-    let back = world.engine.worker_connect(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let back = world.engine.register_worker(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.id == worker.id);
     assert_eq!(look(&world, cut_at.plus_ms(10_000)).await, 0, "it is back");
-    assert_eq!(tell(&world, &back.worker, first.job.id, ReportKind::Complete { result: None }).await, Ok(()));
-    let job = world.job_is(first.job.id, JobState::Completed).await;
-    assert_eq!(job.run, Some(first.job.run), "the same run");
+    assert_eq!(tell(&world, &back.worker, first.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let job = world.job_is(first.id(), JobState::Completed).await;
+    assert_eq!(job.run, Some(first.run()), "the same run");
 
-    let held = delivered(&world, &back.worker, NewJob::new(KIND)).await.held;
-    world.engine.worker_gone(&back.worker, false, cut_at).await;
+    let sent = delivered(&world, &back.worker, NewJob::new(KIND)).await.job;
+    world.engine.disconnect_worker(&back.worker, false, cut_at).await;
     assert_eq!(look(&world, cut_at.plus_ms(10_000)).await, 1, "it is not");
-    let job = world.job(held.job.id).await;
+    let job = world.job(sent.id()).await;
     assert_eq!((job.status, job.retry_count), (JobState::Retrying, 1));
-    assert!(details(&job, "orphaned")[0].contains("did not come back within 10s"), "{job:#?}");
+    assert!(details(&job, "orphaned")[0].contains("did not reconnect within 10s"), "{job:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_says_it_does_not_have_a_job_costs_it_no_try() {
     let world = World::new().await;
     let worker = connect(&world, registration("forgetful")).await;
-    let id = delivered(&world, &worker, NewJob::new(KIND)).await.held.job.id;
-    let empty_handed = Registration { holds: Some(Vec::new()), ..registration("forgetful") };
+    let id = delivered(&world, &worker, NewJob::new(KIND)).await.job.id();
+    let empty_handed = Registration { in_flight: Some(Vec::new()), ..registration("forgetful") };
     let back = connect(&world, empty_handed).await;
-    let again = next_delivery(&back).await.held;
-    assert_eq!((again.job.id, again.job.retry_count), (id, 0));
+    let again = next_delivery(&back).await.job;
+    assert_eq!((again.id(), again.claimed.retry_count), (id, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_its_worker_does_not_start_in_time_is_taken_away() {
     let world = World::new().await;
-    let worker = connect(&world, Registration { tells_starts: true, ..registration("slow") }).await;
-    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let worker = connect(&world, Registration { reports_starts: true, ..registration("slow") }).await;
+    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
     worker.seen(Timestamp::now().plus_ms(600_000));
-    assert_eq!(world.job(held.job.id).await.status, JobState::Assigned);
-    assert_eq!(look(&world, held.claimed_at.plus_ms(299_999)).await, 0);
-    assert_eq!(look(&world, held.claimed_at.plus_ms(300_000)).await, 1);
-    let job = world.job_is(held.job.id, JobState::Retrying).await;
+    assert_eq!(world.job(sent.id()).await.status, JobState::Assigned);
+    assert_eq!(look(&world, sent.claimed_at.plus_ms(299_999)).await, 0);
+    assert_eq!(look(&world, sent.claimed_at.plus_ms(300_000)).await, 1);
+    let job = world.job_is(sent.id(), JobState::Retrying).await;
     assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
     assert!(job.error.unwrap().contains("did not start it within 300s"));
     assert_eq!(cancels(&worker).len(), 1, "it is told");
@@ -144,12 +145,12 @@ async fn a_job_that_its_worker_does_not_start_in_time_is_taken_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_was_started_in_time_may_take_its_own_time() {
     let world = World::new().await;
-    let worker = connect(&world, Registration { tells_starts: true, ..registration("steady") }).await;
-    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let worker = connect(&world, Registration { reports_starts: true, ..registration("steady") }).await;
+    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
     worker.seen(Timestamp::now().plus_ms(600_000));
-    assert_eq!(tell(&world, &worker, held.job.id, ReportKind::Started).await, Ok(()));
-    assert_eq!(world.job(held.job.id).await.status, JobState::Processing);
-    assert_eq!(look(&world, held.claimed_at.plus_ms(400_000)).await, 0);
+    assert_eq!(tell(&world, &worker, sent.id(), ReportKind::Started).await, Ok(()));
+    assert_eq!(world.job(sent.id()).await.status, JobState::Processing);
+    assert_eq!(look(&world, sent.claimed_at.plus_ms(400_000)).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,28 +159,28 @@ async fn a_job_past_its_time_ends_at_once_and_its_slot_when_the_handler_stops() 
     let worker = connect(&world, registration("deaf")).await;
     let mut job = NewJob::new(KIND);
     job.options.timeout_ms = Some(1_000_000);
-    let held = delivered(&world, &worker, job).await.held;
-    let started_at = held.started_at().unwrap();
+    let sent = delivered(&world, &worker, job).await.job;
+    let started_at = sent.started_at().unwrap();
     worker.seen(Timestamp::now().plus_ms(2_000_000));
     assert_eq!(look(&world, started_at.plus_ms(999_999)).await, 0);
     assert_eq!(look(&world, started_at.plus_ms(1_000_000)).await, 1);
-    let job = world.job_is(held.job.id, JobState::Retrying).await;
+    let job = world.job_is(sent.id(), JobState::Retrying).await;
     assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
     assert_eq!(cancels(&worker), ["took longer than its limit of 1000000 ms"]);
     assert_eq!(worker.free(), 1, "its handler still runs, as far as is known");
 
     assert_eq!(look(&world, started_at.plus_ms(1_009_999)).await, 0);
-    assert!(details(&world.job(held.job.id).await, "stale_report").is_empty());
+    assert!(details(&world.job(sent.id()).await, "stale_report").is_empty());
     for _ in 0..2 {
         look(&world, started_at.plus_ms(1_010_000)).await;
     }
-    let job = world.job(held.job.id).await;
-    assert_eq!(details(&job, "stale_report"), ["worker deaf was told to stop and its handler goes on"], "said once");
+    let job = world.job(sent.id()).await;
+    assert_eq!(details(&job, "stale_report"), ["worker deaf was asked to stop it and its handler is still running"], "said once");
 
-    let run = Some(held.job.run);
-    let report = Report { job_id: held.job.id, run, kind: ReportKind::Complete { result: None } };
-    let answer = world.engine.report_handler.take_one(&worker, report, Timestamp::now()).await.unwrap();
-    assert_eq!(answer.unwrap_err().code, faena_domain::ErrorCode::StaleRun);
+    let run = Some(sent.run());
+    let report = Report { job_id: sent.id(), run, kind: ReportKind::Complete { result: None } };
+    let answer = world.engine.reports.handler.handle_one(&worker, report, Timestamp::now()).await.unwrap();
+    assert_eq!(answer.unwrap_err().code, ErrorCode::StaleRun);
     assert_eq!(worker.free(), 2, "it has stopped");
 }
 
@@ -187,28 +188,28 @@ async fn a_job_past_its_time_ends_at_once_and_its_slot_when_the_handler_stops() 
 async fn a_cancelled_job_ends_when_its_worker_says_so_or_after_ten_seconds() {
     let world = World::new().await;
     let worker = connect(&world, registration("polite")).await;
-    let polite = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-    let cancel = world.engine.cancel(polite.job.id, "cancelled by request", "test", Timestamp::now());
+    let polite = delivered(&world, &worker, NewJob::new(KIND)).await.job;
+    let cancel = world.engine.cancel(polite.id(), "cancelled by request", "test", Timestamp::now());
     let stop = async {
         eventually("it is told", async || (!cancels(&worker).is_empty()).then_some(())).await;
-        tell(&world, &worker, polite.job.id, ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
+        tell(&world, &worker, polite.id(), ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
     };
     let (answer, ()) = tokio::join!(cancel, stop);
     assert_eq!(answer.unwrap(), CancelResult::Cancelled);
-    let job = world.job(polite.job.id).await;
+    let job = world.job(polite.id()).await;
     assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
 
-    let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-    let answer = world.engine.cancel(stubborn.job.id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
+    let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.job;
+    let answer = world.engine.cancel(stubborn.id(), "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelResult::Asked { state: JobState::Processing });
     for _ in 0..2 {
-        let told: Vec<_> = worker.to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
-        assert_eq!(told, [(stubborn.job.id, stubborn.job.run)], "one that calls is told with each call");
+        let told: Vec<_> = worker.jobs_to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
+        assert_eq!(told, [(stubborn.id(), stubborn.run())], "one that calls is told with each call");
     }
-    let asked_at = stubborn.cancel_asked_at().unwrap();
+    let asked_at = stubborn.stop_requested_at().unwrap();
     assert_eq!(look(&world, asked_at.plus_ms(9_999)).await, 0);
     assert_eq!(look(&world, asked_at.plus_ms(10_000)).await, 1);
-    world.job_is(stubborn.job.id, JobState::Cancelled).await;
+    world.job_is(stubborn.id(), JobState::Cancelled).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,14 +219,14 @@ async fn a_worker_that_hands_everything_back_is_left_alone_for_a_while() {
     let id = world.submit(NewJob::new(KIND)).await;
     for _ in 0..5 {
         assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
-        assert_eq!(next_delivery(&worker).await.held.job.id, id);
+        assert_eq!(next_delivery(&worker).await.job.id(), id);
         assert_eq!(tell(&world, &worker, id, ReportKind::Release).await, Ok(()));
     }
     assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Open);
     assert_eq!(worker.breaker_state(Timestamp::now().plus_ms(30_000)), BreakerState::HalfOpen);
     let willing = connect(&world, registration("willing")).await;
-    let held = next_delivery(&willing).await.held;
-    assert_eq!((held.job.id, held.job.retry_count), (id, 0), "another one has it, and no try was lost");
+    let sent = next_delivery(&willing).await.job;
+    assert_eq!((sent.id(), sent.claimed.retry_count), (id, 0), "another one has it, and no try was lost");
     assert_eq!(world.engine.workers.dispatch_failures.load(std::sync::atomic::Ordering::Relaxed), 5);
     eventually("its record says so", async || {
         let record = world.store.worker_get("unwilling").await.unwrap().unwrap();
@@ -238,8 +239,8 @@ async fn a_worker_that_hands_everything_back_is_left_alone_for_a_while() {
 async fn the_name_of_a_built_in_worker_is_refused() {
     let world = World::new().await;
     let name = world.engine.worker_id().to_string();
-    let refused = world.engine.worker_connect(registration(&name), Transport::Http, Timestamp::now()).await;
-    assert!(matches!(refused, Err(StoreError::Invalid(faults)) if faults[0].path == "workerId"));
+    let refused = world.engine.register_worker(registration(&name), Transport::Http, Timestamp::now()).await;
+    assert!(matches!(refused, Err(EngineError::InvalidRegistration(faults)) if faults[0].path == "workerId"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -264,28 +265,28 @@ async fn jobs_that_nobody_can_run_fail_after_their_limit_and_others_do_not() {
 async fn a_server_that_stops_leaves_jobs_in_their_workers_hands() {
     let world = World::new().await;
     let worker = connect(&world, registration("patient")).await;
-    let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
+    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
     let world = world.restarted(EngineConfig::default()).await;
     assert!(worker.closing.is_cancelled(), "it is told to connect again");
-    assert_eq!(world.job(held.job.id).await.worker_id.as_deref(), Some("patient"));
+    assert_eq!(world.job(sent.id()).await.worker_id.as_deref(), Some("patient"));
     let back =
-        world.engine.worker_connect(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+        world.engine.register_worker(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed);
-    assert_eq!(tell(&world, &back.worker, held.job.id, ReportKind::Complete { result: None }).await, Ok(()));
-    let job = world.job_is(held.job.id, JobState::Completed).await;
-    assert_eq!((job.run, job.retry_count), (Some(held.job.run), 0));
+    assert_eq!(tell(&world, &back.worker, sent.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let job = world.job_is(sent.id(), JobState::Completed).await;
+    assert_eq!((job.run, job.retry_count), (Some(sent.run()), 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_jobs_that_a_worker_does_not_start_open_its_breaker() {
     let world = World::new().await;
-    let sleepy = Registration { tells_starts: true, concurrency: Some(10), ..registration("sleepy") };
+    let sleepy = Registration { reports_starts: true, concurrency: Some(10), ..registration("sleepy") };
     let worker = connect(&world, sleepy).await;
     for _ in 0..5 {
         assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
-        let held = delivered(&world, &worker, NewJob::new(KIND)).await.held;
-        worker.seen(held.claimed_at.plus_ms(300_000));
-        assert_eq!(look(&world, held.claimed_at.plus_ms(300_000)).await, 1);
+        let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
+        worker.seen(sent.claimed_at.plus_ms(300_000));
+        assert_eq!(look(&world, sent.claimed_at.plus_ms(300_000)).await, 1);
     }
     let much_later = Timestamp::now().plus_ms(300_000);
     assert_eq!(worker.breaker_state(much_later), BreakerState::Open);

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
 use faena_domain::{NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target, outbox::Spent};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target, outbox::TimeSpent};
 use faena_store::{EventSubscription, OnRejected, Store, SubscriptionMode};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind,
@@ -101,7 +101,7 @@ async fn view(store: &dyn Store) -> Result<(u64, u64)> {
 struct Relayed {
     rate: f64,
     /// Time spent by the first relay.
-    spent: Spent,
+    spent: TimeSpent,
 }
 
 async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, waiting: u64) -> Result<Relayed> {
@@ -111,8 +111,9 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
         let store = submit::open(url).await?;
         engines.push((Engine::start(store.clone(), config(broker, exchange)).await?, store));
     }
-    let sent =
-        || engines.iter().flat_map(|(engine, _)| &engine.outbox.relays).map(|relay| relay.confirmed()).sum::<u64>();
+    let sent = || {
+        engines.iter().flat_map(|(engine, _)| &engine.events.outbox.relays).map(|relay| relay.confirmed()).sum::<u64>()
+    };
     // The clock starts with the first confirmed event, because connecting is not part of publishing.
     let deadline = started + Duration::from_secs(600);
     let mut first = 0;
@@ -127,7 +128,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
         ensure!(Instant::now() < deadline, "{} of {waiting} were published", sent());
     }
     let rate = (sent() - first) as f64 / began.elapsed().as_secs_f64();
-    let spent = engines[0].0.outbox.relays[0].spent();
+    let spent = engines[0].0.events.outbox.relays[0].time_spent();
     for (engine, store) in engines {
         engine.stop(CancellationToken::new()).await;
         store.close().await;
@@ -138,7 +139,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
 /// Starts a relay without a worker, so that no job runs.
 fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
-    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_bad: OnRejected::Skip, target };
+    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_rejected: OnRejected::Skip, target };
     EngineConfig {
         roles: Roles { api: false, engine: true, worker: false },
         outbox: OutboxConfig { sinks: vec![sink], ..OutboxConfig::default() },

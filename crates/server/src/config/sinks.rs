@@ -9,7 +9,7 @@ use faena_brokers::{
 use faena_domain::parse_duration;
 use faena_engine::{
     Secret, SinkConfig, Target,
-    outbox::{LONGEST_TIMEOUT, WebhookSinkOptions},
+    outbox::{MAX_TIMEOUT, WebhookSinkOptions},
 };
 use faena_store::OnRejected;
 use serde::Deserialize;
@@ -167,7 +167,7 @@ fn check(entry: Sink) -> Result<SinkConfig, Problem> {
         Rejected::Park => OnRejected::Park,
         Rejected::Skip => OnRejected::Skip,
     };
-    Ok(SinkConfig { name: entry.name.clone(), types, on_bad: on_rejected, target: target(&entry)? })
+    Ok(SinkConfig { name: entry.name.clone(), types, on_rejected, target: target(&entry)? })
 }
 
 fn target(entry: &Sink) -> Result<Target, Problem> {
@@ -256,8 +256,8 @@ fn check_keys(entry: &Sink) -> Result<(), Problem> {
 fn timeout(text: Option<&str>) -> Result<Duration, Problem> {
     let Some(text) = text else { return Ok(DEFAULT_TIMEOUT) };
     match parse_duration(text) {
-        Some(timeout) if (Duration::from_millis(100)..=LONGEST_TIMEOUT).contains(&timeout) => Ok(timeout),
-        _ => Err(problem("timeout", format!("{text:?} must be a duration from 100ms to {LONGEST_TIMEOUT:?}"))),
+        Some(timeout) if (Duration::from_millis(100)..=MAX_TIMEOUT).contains(&timeout) => Ok(timeout),
+        _ => Err(problem("timeout", format!("{text:?} must be a duration from 100ms to {MAX_TIMEOUT:?}"))),
     }
 }
 
@@ -313,7 +313,7 @@ pub fn describe(sink: &SinkConfig) -> String {
         Target::Webhook(options) => format!("webhook {options}"),
         Target::File(options) => format!("file {}", options.path.display()),
     };
-    let on_rejected = if sink.on_bad == OnRejected::Park { ", parks" } else { "" };
+    let on_rejected = if sink.on_rejected == OnRejected::Park { ", parks" } else { "" };
     format!("{target}, types {}{on_rejected}", sink.types.join(","))
 }
 

@@ -399,7 +399,7 @@ async fn a_job_is_asked_why() {
     let id = id.trim();
     let said = shell.says(&["jobs", "why", id]);
     assert!(
-        said.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue mail is paused by loopback")),
+        said.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue \"mail\" was paused by loopback")),
         "{said}"
     );
     assert!(said.contains("(the relay is down)"), "{said}");

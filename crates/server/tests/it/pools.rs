@@ -163,13 +163,13 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_fails_at_startup_is_restarted_with_growing_delays() {
     let server = PoolServer::with_command(r#"command = ["sh", "-c", "echo start >>starts; exit 7"]"#).await;
-    let restarts = |log: &str| log.lines().filter(|line| line.contains("a process ended at its start")).count();
+    let restarts = |log: &str| log.lines().filter(|line| line.contains("pool process ended at its start")).count();
     eventually("three restarts are logged", async || (restarts(&server.faena.log()) >= 3).then_some(())).await;
     let log = server.faena.log();
     let delays: Vec<u64> = log
         .lines()
-        .filter(|line| line.contains("a process ended at its start"))
-        .map(|line| line.split("started in ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
+        .filter(|line| line.contains("pool process ended at its start"))
+        .map(|line| line.split("retry_in_ms=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
         .collect();
     assert!(delays.is_sorted_by(|a, b| a < b), "{delays:?}");
     assert!(log.contains("7"), "the exit code is missing: {log}");
@@ -188,7 +188,7 @@ async fn a_command_that_does_not_exist_is_named_in_the_log() {
     })
     .await;
     eventually("the failed start is counted", async || {
-        server.faena.log().contains("a process ended at its start").then_some(())
+        server.faena.log().contains("pool process ended at its start").then_some(())
     })
     .await;
 }
@@ -219,7 +219,7 @@ async fn an_ephemeral_pool_starts_one_process_per_job_and_shows_the_job_as_sched
         assert_eq!(ended["completed"], 1, "{ended:#}");
     }
     assert_eq!(pids.len(), 2, "one process per job");
-    assert!(!server.faena.log().contains("a worker is back"), "a worker reconnected: {}", server.faena.log());
+    assert!(!server.faena.log().contains("resumed=true"), "a worker reconnected: {}", server.faena.log());
     wait_until_ended(&Vec::from_iter(pids)).await;
 }
 

@@ -178,7 +178,7 @@ async fn workers_behind_a_proxy_that_drops_all_data_are_declared_lost_and_reconn
     let lost = remote_workers(&faena, "Terminated").await;
     assert_eq!(lost.len(), 20);
     for worker in &lost {
-        assert!(worker["reason"].as_str().is_some_and(|reason| reason.contains("nothing was heard")), "{worker:#}");
+        assert!(worker["reason"].as_str().is_some_and(|reason| reason.contains("no heartbeat for")), "{worker:#}");
     }
     proxy.forward();
     proxy.disconnect_all();

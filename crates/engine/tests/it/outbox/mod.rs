@@ -48,18 +48,18 @@ impl Arrived {
 }
 
 fn sink(name: &str, target: Target) -> SinkConfig {
-    SinkConfig { name: name.into(), types: vec!["*".into()], on_bad: OnRejected::Skip, target }
+    SinkConfig { name: name.into(), types: vec!["*".into()], on_rejected: OnRejected::Skip, target }
 }
 
 fn config(sinks: Vec<SinkConfig>) -> EngineConfig {
-    let outbox = OutboxConfig { sinks, first_rest: Duration::from_millis(50), ..OutboxConfig::default() };
+    let outbox = OutboxConfig { sinks, first_backoff: Duration::from_millis(50), ..OutboxConfig::default() };
     EngineConfig { outbox, concurrency: 20, ..EngineConfig::default() }
 }
 
 /// An engine whose relays go when they are told.
 async fn at_rest(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp) -> Arc<Engine> {
-    let engine = Engine::at_rest(store.clone(), config(sinks), now).await.unwrap();
-    engine.outbox.want(&*engine.store, now).await.unwrap();
+    let engine = Engine::without_loops(store.clone(), config(sinks), now).await.unwrap();
+    engine.events.outbox.subscribe(&*engine.store, now).await.unwrap();
     engine
 }
 
@@ -131,8 +131,8 @@ fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
 /// Nothing was refused, nothing is dead.
 async fn assert_nothing_burned(store: &dyn Store, engine: &Engine) {
     assert_eq!(store.outbox_dead(DeadFilter::default(), None, 10).await.unwrap(), []);
-    for relay in &engine.outbox.relays {
-        assert_eq!(relay.refused(), 0);
+    for relay in &engine.events.outbox.relays {
+        assert_eq!(relay.rejected(), 0);
     }
 }
 
@@ -167,7 +167,7 @@ async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
 /// publishes, its line is cut in the middle of a batch, and falls silent.
 async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, far_end: &dyn FarEnd, jobs: usize) {
     let (store, engine) = (&*world.store, &world.engine);
-    let relay = engine.outbox.relays[0].clone();
+    let relay = engine.events.outbox.relays[0].clone();
     let confirmed = || relay.confirmed() as usize;
     let part = jobs / 4;
     let flowed = async |more: usize| {
@@ -293,13 +293,13 @@ async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
     let engine = at_rest(&store, vec![sink("bus", target)], now).await;
     submit_many(&*store, 1).await;
     for round in 0..3 {
-        let done = engine.turn("relay:bus", now.plus_ms(round * 600_000)).await.unwrap();
+        let done = engine.run_loop("relay:bus", now.plus_ms(round * 600_000)).await.unwrap();
         assert_eq!(done.handled, 0);
     }
     let view = view(&*store, "bus").await;
     let reason = view.down_reason.clone().unwrap();
     assert_eq!((view.pending, view.dead), (2, 0), "nothing is burned");
-    assert_eq!(log.count("the sink is down"), 1, "once per change, not per attempt: {}", log.text());
+    assert_eq!(log.count("sink is down"), 1, "once per change, not per attempt: {}", log.text());
     for secret in secrets {
         assert!(!format!("{reason} {engine:?}", engine = engine.config).contains(secret), "{reason}");
         assert!(!log.text().contains(secret), "{}", log.text());

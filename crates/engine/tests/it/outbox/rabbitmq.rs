@@ -55,7 +55,7 @@ async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
 /// KeyLocks the relay `rounds` times, each at a time when every message is due again.
 async fn turn(engine: &std::sync::Arc<faena_engine::Engine>, now: Timestamp, rounds: i64) {
     for round in 0..rounds {
-        engine.turn("relay:bus", now.plus_ms(round * 120_000)).await.unwrap();
+        engine.run_loop("relay:bus", now.plus_ms(round * 120_000)).await.unwrap();
     }
 }
 
@@ -90,7 +90,7 @@ async fn what_stands_behind_a_refused_message_is_parked_until_it_is_resolved() {
         let exchange = unique("parked");
         let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
-        let bus = SinkConfig { on_bad: OnRejected::Park, ..sink("bus", target(&shared(), &exchange)) };
+        let bus = SinkConfig { on_rejected: OnRejected::Park, ..sink("bus", target(&shared(), &exchange)) };
         let engine = at_rest(&store, vec![bus], now).await;
         let parked = submit(&*store, job("noop", "{}")).await.to_string();
         turn(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;

@@ -86,12 +86,12 @@ async fn a_receiver_in_trouble_is_down_and_costs_nothing_and_one_that_refuses_a_
     let (receiver, address) = Receiver::start().await;
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = Engine::at_rest(store.clone(), hooked(address), now).await.unwrap();
-    engine.outbox.want(&*store, now).await.unwrap();
+    let engine = Engine::without_loops(store.clone(), hooked(address), now).await.unwrap();
+    engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
     for (round, status) in [500, 429, 408, 503, 302].into_iter().enumerate() {
         receiver.says(&[status]);
-        engine.turn("relay:bus", now.plus_ms(round as i64 * 120_000)).await.unwrap();
+        engine.run_loop("relay:bus", now.plus_ms(round as i64 * 120_000)).await.unwrap();
         let sink = view(&*store, "bus").await;
         assert!(sink.down_since.is_some() && sink.pending == 2 && sink.dead == 0, "{status}: {sink:?}");
     }
@@ -100,10 +100,10 @@ async fn a_receiver_in_trouble_is_down_and_costs_nothing_and_one_that_refuses_a_
     assert!(!reason.contains("hushhush"), "{reason}");
 
     receiver.says(&[422]);
-    engine.turn("relay:bus", now.plus_ms(3_600_000)).await.unwrap();
+    engine.run_loop("relay:bus", now.plus_ms(3_600_000)).await.unwrap();
     let sink = view(&*store, "bus").await;
     assert_eq!((sink.down_since, sink.pending), (None, 1), "the other message went through");
-    engine.turn("relay:bus", now.plus_ms(3_800_000)).await.unwrap();
+    engine.run_loop("relay:bus", now.plus_ms(3_800_000)).await.unwrap();
     let mut sequences: Vec<String> =
         receiver.arrived().await.iter().map(|one| one.text("sequence").to_owned()).collect();
     sequences.sort();
@@ -116,10 +116,10 @@ async fn a_private_address_that_is_not_allowed_is_never_called() {
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
     let forbidden = EngineConfig { allowed_networks: Vec::new(), ..hooked(address) };
-    let engine = Engine::at_rest(store.clone(), forbidden, now).await.unwrap();
-    engine.outbox.want(&*store, now).await.unwrap();
+    let engine = Engine::without_loops(store.clone(), forbidden, now).await.unwrap();
+    engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
-    engine.turn("relay:bus", now).await.unwrap();
+    engine.run_loop("relay:bus", now).await.unwrap();
     let reason = view(&*store, "bus").await.down_reason.unwrap();
     assert!(reason.contains("private or reserved"), "{reason}");
     assert_eq!(receiver.arrived().await, []);

@@ -5,28 +5,28 @@ use std::{sync::Arc, time::Duration};
 use faena_domain::{JobState, NewJob, Timestamp};
 use faena_engine::{
     Engine, EngineConfig,
-    live::{EventFilter, Refused, SUBSCRIBERS, Subscription, Told},
+    event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription},
 };
 use faena_store::{EventPosition, EventQuery, EventSubscription, OnRejected, StoredEvent, SubscriptionMode};
 
 use crate::world::{World, eventually, job, open_postgres, open_sqlite, submit};
 
 async fn watch(engine: &Arc<Engine>, from: Option<EventPosition>, filter: EventFilter) -> Subscription {
-    engine.live.subscribe(from, filter, Timestamp::now()).await.unwrap()
+    engine.events.reader.subscribe(from, filter, Timestamp::now()).await.unwrap()
 }
 
 async fn everything(engine: &Arc<Engine>) -> Subscription {
     watch(engine, None, EventFilter::default()).await
 }
 
-async fn next(subscription: &mut Subscription) -> Told {
+async fn next(subscription: &mut Subscription) -> StreamItem {
     tokio::time::timeout(Duration::from_secs(60), subscription.next()).await.expect("something comes").unwrap()
 }
 
 async fn event(subscription: &mut Subscription) -> Arc<StoredEvent> {
     match next(subscription).await {
-        Told::Event(event) => event,
-        Told::Lost(gap) => panic!("nothing was lost, and yet {gap:?}"),
+        StreamItem::Event(event) => event,
+        StreamItem::Gap(gap) => panic!("nothing was lost, and yet {gap:?}"),
     }
 }
 
@@ -62,7 +62,7 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
         for _ in 0..17 + round {
             places.push(event(&mut watcher).await.position);
         }
-        let place = watcher.place();
+        let place = watcher.position();
         assert_eq!(Some(&place), places.last());
         drop(watcher);
         world.ends(job("noop", "{}"), JobState::Completed).await;
@@ -103,7 +103,7 @@ async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
         let (before, after) = stored.split_at(700);
         let mut back = watch(&world.engine, Some(before[699].position), EventFilter::default()).await;
         if !is_complete {
-            assert!(matches!(next(&mut back).await, Told::Lost(_)), "of workers and schedules nobody was told");
+            assert!(matches!(next(&mut back).await, StreamItem::Gap(_)), "of workers and schedules nobody was told");
         }
         for expected in after {
             assert_eq!(event(&mut back).await.position, expected.position);
@@ -144,7 +144,7 @@ async fn filters_let_through_what_was_asked_for() {
 /// An engine whose reader takes a step when it is told to.
 async fn at_rest() -> (Arc<Engine>, crate::world::Place) {
     let (store, place) = open_sqlite().await;
-    (Engine::at_rest(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), place)
+    (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), place)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,12 +152,12 @@ async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
     let (engine, _place) = at_rest().await;
     let mut slow = everything(&engine).await;
     let mut fast = everything(&engine).await;
-    engine.turn("live", Timestamp::now()).await.unwrap();
+    engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     // More steps than are kept for those who are slow.
     let mut seen = Vec::new();
     for _ in 0..200 {
         submit(&*engine.store, NewJob::new("nobody")).await;
-        let round = engine.turn("live", Timestamp::now()).await.unwrap();
+        let round = engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
         assert_eq!(round.handled, 2);
         for _ in 0..2 {
             seen.push(event(&mut fast).await.position);
@@ -170,7 +170,7 @@ async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
     assert_eq!(late, seen);
     // And hears the rest like everybody else.
     submit(&*engine.store, NewJob::new("nobody")).await;
-    engine.turn("live", Timestamp::now()).await.unwrap();
+    engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut slow).await, event(&mut fast).await);
 }
 
@@ -181,7 +181,7 @@ async fn what_happens_before_the_reader_has_begun_is_told_without_waiting_for_mo
     let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
     assert!(nothing.is_err(), "it has looked, and found nothing");
     let id = submit(&*engine.store, NewJob::new("nobody")).await;
-    engine.turn("live", Timestamp::now()).await.unwrap();
+    engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut watcher).await.subject, id.0);
 }
 
@@ -189,21 +189,21 @@ async fn what_happens_before_the_reader_has_begun_is_told_without_waiting_for_mo
 async fn one_who_was_too_slow_for_what_is_kept_is_told_and_goes_on() {
     let (engine, _place) = at_rest().await;
     let mut slow = everything(&engine).await;
-    let began = slow.place();
+    let began = slow.position();
     for _ in 0..100 {
         submit(&*engine.store, NewJob::new("nobody")).await;
-        engine.turn("live", Timestamp::now()).await.unwrap();
+        engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     }
     let end = engine.store.event_end().await.unwrap();
     engine.store.event_settle(Timestamp::now().plus_ms(60_000), 1_000, Timestamp::now()).await.unwrap();
-    let Told::Lost(gap) = next(&mut slow).await else { panic!("what is gone is not told as if it were not") };
+    let StreamItem::Gap(gap) = next(&mut slow).await else { panic!("what is gone is not told as if it were not") };
     assert_eq!((gap.after, gap.first), (began, end + 1));
     let id = submit(&*engine.store, NewJob::new("nobody")).await;
-    engine.turn("live", Timestamp::now()).await.unwrap();
+    engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut slow).await.subject, id.0);
     // Whoever comes back to a place before that is told the same, and whoever comes back to one after it is not.
     let mut again = watch(&engine, Some(began), EventFilter::default()).await;
-    assert_eq!(next(&mut again).await, Told::Lost(gap));
+    assert_eq!(next(&mut again).await, StreamItem::Gap(gap));
     assert_eq!(event(&mut again).await.subject, id.0);
     let mut after = watch(&engine, Some(end), EventFilter::default()).await;
     assert_eq!(event(&mut after).await.subject, id.0);
@@ -213,9 +213,9 @@ async fn one_who_was_too_slow_for_what_is_kept_is_told_and_goes_on() {
 async fn a_place_of_another_database_is_a_gap_and_not_silence() {
     let (engine, _place) = at_rest().await;
     let mut lost = watch(&engine, Some(1_000_000), EventFilter::default()).await;
-    assert!(matches!(next(&mut lost).await, Told::Lost(gap) if gap.after == 1_000_000 && gap.first < 10));
+    assert!(matches!(next(&mut lost).await, StreamItem::Gap(gap) if gap.after == 1_000_000 && gap.first < 10));
     let id = submit(&*engine.store, NewJob::new("nobody")).await;
-    engine.turn("live", Timestamp::now()).await.unwrap();
+    engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut lost).await.subject, id.0);
 }
 
@@ -224,16 +224,16 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
     let (engine, _place) = at_rest().await;
     let start = Timestamp::now();
     let minutes = |count: i64| start.plus_ms(count * 60_000);
-    let watcher = engine.live.subscribe(None, EventFilter::default(), start).await.unwrap();
+    let watcher = engine.events.reader.subscribe(None, EventFilter::default(), start).await.unwrap();
     for minute in (0..120).step_by(5) {
-        engine.turn("live", minutes(minute)).await.unwrap();
-        engine.turn("retention", minutes(minute)).await.unwrap();
+        engine.run_loop("event-reader", minutes(minute)).await.unwrap();
+        engine.run_loop("retention", minutes(minute)).await.unwrap();
         assert!(engine.store.has_event_subscriptions(), "{minute} minutes, and somebody watches");
     }
     drop(watcher);
     for minute in 120..250 {
-        engine.turn("live", minutes(minute)).await.unwrap();
-        engine.turn("retention", minutes(minute)).await.unwrap();
+        engine.run_loop("event-reader", minutes(minute)).await.unwrap();
+        engine.run_loop("retention", minutes(minute)).await.unwrap();
         let away = minute - 120;
         assert!(
             engine.store.has_event_subscriptions() || away >= 55,
@@ -247,13 +247,13 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
 async fn there_may_be_so_many_and_no_more() {
     let (engine, _place) = at_rest().await;
     let mut watchers = Vec::new();
-    for _ in 0..SUBSCRIBERS {
+    for _ in 0..MAX_SUBSCRIBERS {
         watchers.push(everything(&engine).await);
     }
-    let refused = engine.live.subscribe(None, EventFilter::default(), Timestamp::now()).await;
-    assert!(matches!(refused.err(), Some(Refused::Full)));
+    let refused = engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await;
+    assert!(matches!(refused.err(), Some(SubscribeError::TooManySubscribers)));
     watchers.pop();
-    assert_eq!(engine.live.watching(), SUBSCRIBERS - 1);
+    assert_eq!(engine.events.reader.subscribers(), MAX_SUBSCRIBERS - 1);
     everything(&engine).await;
 }
 

@@ -1,0 +1,245 @@
+//! The list of everything that runs, in the order in which a job meets it.
+//!
+//! To add a loop, write a `run_once` that does one bounded batch, and add a line here: its name, the longest time between
+//! two rounds, what wakes it, and the round itself.
+
+use std::{sync::Arc, time::Duration};
+
+use faena_domain::Timestamp;
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+
+use super::Engine;
+use crate::{
+    EngineError, Round, bulk, handlers,
+    inbox::Inbox,
+    nodes,
+    outbox::{Relay, Source},
+    poller, promoter, recorder, retention, schedules,
+    workers::status_writer,
+};
+
+/// Period of fallback polls where other nodes write too: their signals may be lost.
+const SHARED_POLL: Duration = Duration::from_secs(1);
+/// Period of fallback polls where no other node writes.
+const SINGLE_NODE_POLL: Duration = Duration::from_secs(30);
+/// Period of loops that are woken by signals.
+const FALLBACK: Duration = Duration::from_secs(30);
+/// After this time a node finds a bulk action that another node accepted.
+const BULK: Duration = Duration::from_secs(10);
+/// After this time a clock that was set forward is noticed; a timer does not notice it.
+const SCHEDULES: Duration = Duration::from_secs(10);
+/// Period of sources and inboxes, which say themselves when their next round is due.
+const INPUTS: Duration = Duration::from_secs(60);
+const RECONCILE: Duration = Duration::from_secs(15);
+const RETENTION: Duration = Duration::from_secs(60);
+
+type RunOnce = Box<dyn Fn(Arc<Engine>, Timestamp) -> BoxFuture<'static, Result<Round, EngineError>> + Send>;
+
+/// One loop: the longest time between two rounds, what wakes it, what a round does.
+pub(super) struct Loop {
+    name: Arc<str>,
+    period: Duration,
+    wakeup: Arc<Notify>,
+    /// It brings in work, so it stops first on shutdown.
+    is_intake: bool,
+    run_once: RunOnce,
+}
+
+impl Loop {
+    fn intake<Fut>(
+        name: impl Into<Arc<str>>,
+        period: Duration,
+        wakeup: &Arc<Notify>,
+        run_once: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
+    ) -> Loop
+    where
+        Fut: Future<Output = Result<Round, EngineError>> + Send + 'static,
+    {
+        let run_once: RunOnce = Box::new(move |engine, now| Box::pin(run_once(engine, now)));
+        Loop { name: name.into(), period, wakeup: wakeup.clone(), is_intake: true, run_once }
+    }
+
+    fn outgoing<Fut>(
+        name: impl Into<Arc<str>>,
+        period: Duration,
+        wakeup: &Arc<Notify>,
+        run_once: impl Fn(Arc<Engine>, Timestamp) -> Fut + Send + 'static,
+    ) -> Loop
+    where
+        Fut: Future<Output = Result<Round, EngineError>> + Send + 'static,
+    {
+        Loop { is_intake: false, ..Loop::intake(name, period, wakeup, run_once) }
+    }
+}
+
+impl Engine {
+    pub(super) fn start_loops(self: &Arc<Engine>) {
+        for Loop { name, period, wakeup, is_intake, run_once } in self.list_loops() {
+            let driver = if is_intake { &self.loops.intake } else { &self.loops.outgoing };
+            let engine = self.clone();
+            driver.start(name, period, wakeup, move |now| run_once(engine.clone(), now));
+        }
+        if self.config.roles.worker {
+            for _ in 0..self.config.concurrency {
+                self.local.slots.spawn(self.local.worker.clone().run_slot());
+            }
+        }
+        self.listen_for_signals();
+    }
+
+    /// Runs one round of the loop `name`, at a time of the caller's choice.
+    pub async fn run_loop(self: &Arc<Engine>, name: &str, now: Timestamp) -> Result<Round, EngineError> {
+        match self.list_loops().into_iter().find(|known| *known.name == *name) {
+            Some(known) => (known.run_once)(self.clone(), now).await,
+            None => Err(EngineError::UnknownLoop(name.to_owned())),
+        }
+    }
+
+    fn list_loops(&self) -> Vec<Loop> {
+        let mut loops = Vec::new();
+        if self.config.roles.engine {
+            loops.extend(self.due_loops());
+        }
+        loops.extend(self.job_loops());
+        if self.config.roles.engine {
+            loops.extend(self.delivery_loops());
+            loops.extend(self.input_loops());
+        }
+        loops.extend(self.worker_loops());
+        loops.extend(self.node_loops());
+        if self.config.roles.engine {
+            loops.extend(self.maintenance_loops());
+        }
+        loops
+    }
+
+    fn due_loops(&self) -> [Loop; 2] {
+        [
+            Loop::intake("scheduler", SCHEDULES, &self.wakeups.scheduler, |e, now| async move {
+                Ok(schedules::run_once(&*e.store, &e.schedules, now).await?)
+            }),
+            Loop::intake("promoter", FALLBACK, &self.wakeups.promoter, |e, now| async move {
+                Ok(promoter::run_once(&*e.store, now).await?)
+            }),
+        ]
+    }
+
+    fn job_loops(&self) -> [Loop; 3] {
+        [
+            Loop::intake("dispatcher", FALLBACK, &self.wakeups.dispatcher, |e, now| async move {
+                Ok(e.dispatch.dispatcher.run_once(&e, now).await?)
+            }),
+            Loop::outgoing("recorder", FALLBACK, &self.wakeups.recorder, |e, now| async move {
+                Ok(recorder::run_once(&*e.store, &e.dispatch.in_flight, &e.bus, e.node_id(), now).await?)
+            }),
+            Loop::outgoing("reporter", FALLBACK, &self.wakeups.reporter, |e, now| async move {
+                Ok(e.reports.reporter.run_once(&*e.store, now).await?)
+            }),
+        ]
+    }
+
+    fn delivery_loops(&self) -> Vec<Loop> {
+        let webhooks = Loop::outgoing("webhooks", FALLBACK, &self.wakeups.webhooks, |e, now| async move {
+            e.deliver_webhooks(now).await
+        });
+        let period = self.poll_period();
+        let relays = self.events.outbox.relays.iter().map(|relay| relay_loop(relay.clone(), period));
+        [webhooks].into_iter().chain(relays).collect()
+    }
+
+    fn input_loops(&self) -> Vec<Loop> {
+        let sources = self.inputs.sources.iter().map(|source| source_loop(source.clone()));
+        sources.chain(self.inputs.inboxes.iter().map(|inbox| inbox_loop(inbox.clone()))).collect()
+    }
+
+    fn worker_loops(&self) -> Vec<Loop> {
+        let half_heartbeat = self.config.worker_heartbeat / 2;
+        let mut loops = vec![
+            Loop::outgoing("event-reader", self.poll_period(), &self.wakeups.event_reader, |e, now| async move {
+                Ok(e.events.reader.run_once(now).await?)
+            }),
+            Loop::outgoing("worker-status", half_heartbeat, &self.wakeups.worker_status, |e, now| async move {
+                let round = e.persist_worker_status(now).await?;
+                if round.handled > 0 {
+                    // Changes of the next moment are written together.
+                    tokio::time::sleep(status_writer::GATHER).await;
+                }
+                Ok(round)
+            }),
+            Loop::outgoing("guardian", self.config.guardian_interval, &self.wakeups.guardian, |e, now| async move {
+                e.run_guardian(now).await
+            }),
+        ];
+        if !self.local.pools.is_empty() {
+            loops.push(Loop::intake("pools", FALLBACK, &self.wakeups.pools, |e, now| async move {
+                e.local.pools.run_once(&e, now).await
+            }));
+        }
+        loops
+    }
+
+    fn node_loops(&self) -> [Loop; 3] {
+        let never = Arc::new(Notify::new());
+        [
+            Loop::intake("poller", self.poll_period(), &never, |e, now| async move { poller::run_once(&e, now).await }),
+            Loop::outgoing("lease", self.config.node_lease / 3, &never, |e, now| async move {
+                nodes::renew_lease(&e, now).await
+            }),
+            Loop::outgoing("reconciler", RECONCILE, &never, |e, now| async move { nodes::reconcile(&e, now).await }),
+        ]
+    }
+
+    fn maintenance_loops(&self) -> [Loop; 3] {
+        let never = Arc::new(Notify::new());
+        [
+            Loop::intake("handlers", self.config.guardian_interval, &never, |e, now| async move {
+                handlers::run_once(&e, now).await
+            }),
+            Loop::intake("bulk", BULK, &self.wakeups.bulk, |e, now| async move {
+                Ok(bulk::run_once(&*e.store, now).await?)
+            }),
+            Loop::intake("retention", RETENTION, &never, |e, now| async move {
+                Ok(retention::run_once(&*e.store, &e.config.retention, e.config.outbox.keep, now).await?)
+            }),
+        ]
+    }
+
+    /// Returns how often to look for changes of other nodes that no signal announced.
+    fn poll_period(&self) -> Duration {
+        if self.store.engine() == "sqlite" { SINGLE_NODE_POLL } else { SHARED_POLL }
+    }
+
+    /// Sends due webhooks. While the server stops it only stores how the last attempts went.
+    async fn deliver_webhooks(&self, now: Timestamp) -> Result<Round, EngineError> {
+        let webhooks = &self.events.webhooks;
+        if self.loops.intake.stop.is_cancelled() {
+            return Ok(Round::done(webhooks.store_results(&*self.store, now).await?));
+        }
+        Ok(webhooks.run_once(&*self.store, self.node_id(), now).await?)
+    }
+}
+
+fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {
+    let (name, wakeup) = (format!("relay:{}", relay.name()), relay.wakeup.clone());
+    Loop::outgoing(name, period, &wakeup, move |e, now| {
+        let relay = relay.clone();
+        async move { Ok(relay.run_once(&*e.store, e.node_id(), now).await?) }
+    })
+}
+
+fn source_loop(source: Arc<Source>) -> Loop {
+    let (name, wakeup) = (source.name.clone(), source.wakeup.clone());
+    Loop::intake(name, INPUTS, &wakeup, move |e, now| {
+        let source = source.clone();
+        async move { Ok(source.run_once(&*e.store, &e.bus, now).await?) }
+    })
+}
+
+fn inbox_loop(inbox: Arc<Inbox>) -> Loop {
+    let (name, wakeup) = (inbox.name.clone(), inbox.wakeup.clone());
+    Loop::intake(name, INPUTS, &wakeup, move |e, now| {
+        let inbox = inbox.clone();
+        async move { Ok(inbox.run_once(&*e.store, &e.bus, now).await?) }
+    })
+}

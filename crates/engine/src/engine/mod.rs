@@ -1,0 +1,288 @@
+//! The engine: its parts, how they are wired, and what callers can ask of it.
+//!
+//! `loops.rs` lists everything that runs, `signals.rs` wakes the loops after a commit, `jobs.rs` changes jobs and
+//! announces the change, `shutdown.rs` stops everything in order.
+
+mod jobs;
+mod loops;
+mod shutdown;
+mod signals;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
+
+use faena_domain::{AddressRule, NodeId, Timestamp, WorkerId, parse::JobParser};
+use faena_store::Store;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    Bus, Driver, EngineConfig, EngineError, LoopHealth, Round,
+    builtin::{self, BuiltInRecord, BuiltInWorker, HttpCaller, SlotState},
+    config::ms,
+    dispatcher::{Dispatcher, ReadyLanes},
+    event_reader::EventReader,
+    guardian,
+    handlers::UnhandledTypes,
+    in_flight::InFlight,
+    inbox::Inbox,
+    nodes::{self, CurrentNode},
+    outbox::{Outbox, Source},
+    pool::Pools,
+    reporter::Reporter,
+    schedules::Schedules,
+    throughput::Throughput,
+    wakeups::Wakeups,
+    webhooks::Webhooks,
+    workers::{ReportHandler, Workers, status_writer},
+};
+
+pub use jobs::CancelResult;
+
+pub struct Engine {
+    pub store: Arc<dyn Store>,
+    pub config: EngineConfig,
+    /// Announces changes of jobs inside this process.
+    pub bus: Bus,
+    pub(crate) wakeups: Wakeups,
+    pub(crate) node: NodeState,
+    pub(crate) dispatch: Dispatch,
+    pub reports: Reports,
+    /// The workers connected to this node.
+    pub workers: Arc<Workers>,
+    pub(crate) local: LocalWorkers,
+    pub schedules: Arc<Schedules>,
+    pub guardian: Guardian,
+    pub events: Events,
+    pub inputs: Inputs,
+    /// Parser of the jobs that callers, sources and inboxes submit.
+    pub job_parser: JobParser,
+    /// Runs that end per minute, by lane.
+    pub throughput: Throughput,
+    pub loops: Loops,
+}
+
+/// This process as a node: its current id and how long it has kept its lease.
+pub(crate) struct NodeState {
+    pub current: CurrentNode,
+    pub lease_history: nodes::LeaseHistory,
+}
+
+/// Claims ready jobs and knows which of them are in flight here.
+pub(crate) struct Dispatch {
+    pub lanes: Arc<ReadyLanes>,
+    pub in_flight: Arc<InFlight>,
+    pub dispatcher: Dispatcher,
+    pub unhandled: UnhandledTypes,
+}
+
+/// Takes reports of workers and stores how runs ended.
+pub struct Reports {
+    pub handler: Arc<ReportHandler>,
+    pub(crate) reporter: Arc<Reporter>,
+}
+
+/// The workers that this process starts itself: the built-in worker and the processes of pools.
+pub(crate) struct LocalWorkers {
+    pub record: BuiltInRecord,
+    pub worker: Arc<BuiltInWorker>,
+    pub slots: TaskTracker,
+    /// Cancelled when the slots must take no more jobs.
+    pub drain: CancellationToken,
+    pub pools: Pools,
+}
+
+/// State of the guardian of this node.
+pub struct Guardian {
+    /// How often it had to act.
+    pub actions: guardian::ActionCounts,
+    pub(crate) due_checks: guardian::DueChecks,
+    /// When it next looks at the jobs of connected workers, in milliseconds.
+    pub(crate) next_check_at: AtomicI64,
+}
+
+/// Everything that leaves Faena when something happens: event streams, sinks, webhooks.
+pub struct Events {
+    pub reader: Arc<EventReader>,
+    pub outbox: Outbox,
+    pub webhooks: Arc<Webhooks>,
+}
+
+/// Where jobs come from besides the API: outboxes of applications and queues of brokers.
+pub struct Inputs {
+    pub sources: Vec<Arc<Source>>,
+    pub inboxes: Vec<Arc<Inbox>>,
+}
+
+/// The running loops. On shutdown those that bring in work stop first, those that report stop last.
+pub struct Loops {
+    pub health: LoopHealth,
+    pub(crate) intake: Driver,
+    pub(crate) outgoing: Driver,
+}
+
+impl Engine {
+    /// Joins as a new node and starts all loops.
+    pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, EngineError> {
+        let now = Timestamp::now();
+        let engine = Engine::without_loops(store, config, now).await?;
+        if engine.config.roles.worker {
+            engine.local.record.register(&engine, now).await?;
+        }
+        if engine.config.roles.engine
+            && let Err(error) = engine.events.outbox.subscribe(&*engine.store, now).await
+        {
+            tracing::warn!(%error, "sink subscriptions not stored; events until the next attempt are missed");
+        }
+        engine.start_loops();
+        Ok(engine)
+    }
+
+    /// Joins as a new node without starting a loop: the caller runs each round with `run_loop`, at times of its choice.
+    pub async fn without_loops(
+        store: Arc<dyn Store>,
+        config: EngineConfig,
+        now: Timestamp,
+    ) -> Result<Arc<Engine>, EngineError> {
+        let node = NodeId::new();
+        nodes::join(&*store, node, &config, now).await?;
+        Ok(Arc::new(Engine::new(store, config, node)?))
+    }
+
+    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Result<Engine, EngineError> {
+        let wakeups = Wakeups::default();
+        let bus = Bus::default();
+        let node = NodeState { current: CurrentNode::new(node), lease_history: nodes::LeaseHistory::default() };
+        let loops = Loops::new();
+        let workers = Arc::new(Workers::new(wakeups.clone()));
+        let in_flight = Arc::new(InFlight::default());
+        let lanes = Arc::new(ReadyLanes::new(wakeups.clone()));
+        let slots = Arc::new(SlotState::default());
+        let reporter = Arc::new(Reporter::new(bus.clone(), wakeups.clone()));
+        let handler = Arc::new(ReportHandler::new(
+            store.clone(),
+            node.current.clone(),
+            in_flight.clone(),
+            reporter.clone(),
+            workers.clone(),
+            bus.clone(),
+            wakeups.clone(),
+        ));
+        let drain = CancellationToken::new();
+        let worker = Arc::new(BuiltInWorker {
+            node: node.current.clone(),
+            store: store.clone(),
+            in_flight: in_flight.clone(),
+            reporter: reporter.clone(),
+            slots: slots.clone(),
+            wakeups: wakeups.clone(),
+            bus: bus.clone(),
+            http: HttpCaller::new(AddressRule::new(&config.allowed_networks), config.http_answer_bytes),
+            drain: drain.clone(),
+            config: config.clone(),
+        });
+        let slot_count = if config.roles.worker { config.concurrency } else { 0 };
+        let dispatcher =
+            Dispatcher::new(lanes.clone(), in_flight.clone(), workers.clone(), slot_count, slots, builtin::kinds());
+        let addresses = AddressRule::new(&config.allowed_networks);
+        let job_parser = JobParser { limits: config.job_limits.clone(), addresses };
+        Ok(Engine {
+            events: Events::new(&store, &config, &loops, &wakeups),
+            inputs: Inputs::new(&config, &job_parser, &loops)?,
+            job_parser,
+            dispatch: Dispatch { lanes, in_flight, dispatcher, unhandled: UnhandledTypes::default() },
+            reports: Reports { handler, reporter },
+            local: LocalWorkers {
+                record: BuiltInRecord::default(),
+                worker,
+                slots: TaskTracker::new(),
+                drain,
+                pools: Pools::new(&config.pools),
+            },
+            schedules: Arc::default(),
+            guardian: Guardian {
+                actions: guardian::ActionCounts::default(),
+                due_checks: guardian::DueChecks::default(),
+                next_check_at: AtomicI64::new(i64::MAX),
+            },
+            throughput: Throughput::default(),
+            store,
+            config,
+            bus,
+            wakeups,
+            node,
+            workers,
+            loops,
+        })
+    }
+
+    pub fn node_id(&self) -> NodeId {
+        self.node.current.id()
+    }
+
+    /// Returns the id of the built-in worker.
+    pub fn worker_id(&self) -> WorkerId {
+        self.local.record.id()
+    }
+
+    /// Returns the number of jobs in flight in this process and the number of free slots.
+    pub fn load(&self) -> (usize, usize) {
+        (self.dispatch.in_flight.count(), self.local.worker.slots.idle.load(Ordering::Relaxed))
+    }
+
+    /// Drains a worker, wherever it is connected, or cancels its drain. Returns `false` if no such worker is registered.
+    pub async fn set_worker_drain(
+        &self,
+        key: &str,
+        drain: bool,
+        by: Option<&str>,
+        now: Timestamp,
+    ) -> Result<bool, EngineError> {
+        let Some(id) = self.store.worker_drain(key, drain, by, now).await? else { return Ok(false) };
+        self.workers.drain(id, drain, now);
+        if !drain {
+            // Jobs may have waited for it.
+            self.dispatch.lanes.reconsider();
+        }
+        Ok(true)
+    }
+
+    /// Stores what changed about the workers of this node.
+    pub async fn persist_worker_status(&self, now: Timestamp) -> Result<Round, EngineError> {
+        let limits = (ms(self.config.reconnect_grace), ms(self.config.worker_heartbeat));
+        let built_in = self.local.record.update(self, now).await?;
+        let round = status_writer::run_once(&*self.store, &self.workers, &self.dispatch.in_flight, limits, now).await?;
+        if round.handled > 0 {
+            self.wakeups.worker_status_stored();
+        }
+        Ok(Round { handled: round.handled + built_in, ..round })
+    }
+}
+
+impl Events {
+    fn new(store: &Arc<dyn Store>, config: &EngineConfig, loops: &Loops, wakeups: &Wakeups) -> Events {
+        let rule = AddressRule::new(&config.allowed_networks);
+        Events {
+            reader: Arc::new(EventReader::new(store.clone(), wakeups.clone())),
+            outbox: Outbox::new(&config.outbox, &rule, &loops.outgoing.stop),
+            webhooks: Arc::new(Webhooks::with_wakeups(config.webhooks.clone(), rule, wakeups.clone())),
+        }
+    }
+}
+
+impl Inputs {
+    fn new(config: &EngineConfig, parser: &JobParser, loops: &Loops) -> Result<Inputs, EngineError> {
+        let sources = config.sources.iter().map(|source| Source::new(source, parser.clone()).map(Arc::new));
+        let inboxes = config.inboxes.iter();
+        let inboxes = inboxes.map(|inbox| Arc::new(Inbox::new(inbox, parser.clone(), loops.intake.stop.clone())));
+        Ok(Inputs { sources: sources.collect::<Result<Vec<_>, _>>()?, inboxes: inboxes.collect() })
+    }
+}
+
+impl Loops {
+    fn new() -> Loops {
+        let health = LoopHealth::default();
+        Loops { intake: Driver::new(health.clone()), outgoing: Driver::new(health.clone()), health }
+    }
+}

@@ -1,0 +1,84 @@
+//! Stops the engine: first what brings in work, then the slots, then the reports, then this node's leases.
+
+use std::time::Duration;
+
+use faena_domain::Timestamp;
+use futures_util::future::join_all;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::Engine;
+use crate::workers::CloseReason;
+
+/// How long sources and inboxes have to release their locks and close their connections.
+const CLOSE_INPUTS: Duration = Duration::from_secs(2);
+/// How long handlers have to stop after the grace period.
+const STOP_SLOTS: Duration = Duration::from_secs(5);
+/// How long the last webhook attempts have. Another node or the next start repeats what does not get through.
+const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
+const LAST_REPORTS: Duration = Duration::from_secs(10);
+const LEAVE: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Stops the engine.
+    ///
+    /// No new jobs start and jobs that wait for a slot go back immediately. Running jobs may finish within the grace
+    /// period, or until `hurry` is cancelled; after that they go back too, without using an attempt. Connected workers
+    /// keep their jobs and connect to another node.
+    pub async fn stop(&self, hurry: CancellationToken) {
+        self.loops.intake.stop.cancel();
+        self.loops.intake.tasks.close();
+        self.loops.intake.tasks.wait().await;
+        self.close_inputs().await;
+        self.stop_local_workers(hurry).await;
+        if timeout(LAST_REPORTS, self.flush_reports()).await.is_err() {
+            tracing::error!("last reports not stored; other nodes will run these jobs again");
+        }
+        self.leave().await;
+    }
+
+    /// Releases the locks and connections that bring in work, so that another node can take them.
+    async fn close_inputs(&self) {
+        let sources = join_all(self.inputs.sources.iter().map(|source| source.close()));
+        let inboxes = join_all(self.inputs.inboxes.iter().map(|inbox| inbox.close()));
+        let _ = timeout(CLOSE_INPUTS, async { tokio::join!(sources, inboxes) }).await;
+    }
+
+    async fn stop_local_workers(&self, hurry: CancellationToken) {
+        let local = &self.local;
+        local.drain.cancel();
+        local.worker.release_queued();
+        local.slots.close();
+        tokio::select! {
+            _ = async { tokio::join!(local.slots.wait(), local.pools.stop()) } => {}
+            () = tokio::time::sleep(self.config.drain_grace) => {}
+            () = hurry.cancelled() => {}
+        }
+        local.pools.kill();
+        for job in self.dispatch.in_flight.all().into_iter().filter(|job| !job.is_remote()) {
+            // Without a reason the job is released, not cancelled.
+            job.cancel.cancel();
+        }
+        let _ = timeout(STOP_SLOTS, local.slots.wait()).await;
+    }
+
+    /// Stores the last reports and webhook results, then stops the loops that did it.
+    async fn flush_reports(&self) {
+        self.workers.close_all(CloseReason::ServerStopping);
+        self.reports.reporter.flushed().await;
+        let _ = timeout(LAST_WEBHOOKS, self.events.webhooks.flushed()).await;
+        self.loops.outgoing.stop.cancel();
+        self.loops.outgoing.tasks.close();
+        self.loops.outgoing.tasks.wait().await;
+    }
+
+    /// Gives up this node's leases, so that other nodes need not wait for them to expire.
+    async fn leave(&self) {
+        let node = self.node_id();
+        self.events.outbox.leave(&*self.store, node).await;
+        let left = timeout(LEAVE, self.store.node_leave(node, self.config.grace_periods(), Timestamp::now())).await;
+        if let Ok(Err(error)) = left {
+            tracing::warn!(%error, "node could not leave; its lease will expire");
+        }
+    }
+}
