@@ -1,4 +1,4 @@
-// A Faena worker for Node 18 or newer, without packages. Over the WebSocket where Node has one (22 and newer), else over HTTP.
+// A Faena worker for Node 18 or newer, without packages. Uses the WebSocket of Node 22 and newer, otherwise plain HTTP.
 //
 //     node examples/node/worker.mjs
 
@@ -8,7 +8,7 @@ const URL = (process.env.FAENA_URL ?? "http://127.0.0.1:3000").replace(/\/$/, ""
 const TOKEN = process.env.FAENA_TOKEN;
 const CONCURRENCY = 8;
 
-/** Throw it from a handler. What else a handler throws is tried again. */
+/** The error of a handler. Any other error that a handler throws is retried. */
 class Failed extends Error {
   constructor(message, { retryable = true, retryAfterMs } = {}) {
     super(message);
@@ -16,21 +16,21 @@ class Failed extends Error {
   }
 }
 
-// ---------------------------------------------------------------- your part
+// ------------------------------------------------------------- your handlers
 
 async function greet(job, payload) {
   if (!payload.name) throw new Failed("the name is empty", { retryable: false });
   await job.progress({ phase: "greeting", percentage: 50 });
-  // A step that an earlier run has finished is not done again; its stored result is used.
+  // A step that an earlier run has completed does not run again; its stored result is used.
   const greeting = await job.step("greeting", async () => `Hello, ${payload.name}`);
   return { greeting };
 }
 
 const handlers = { greet };
 
-// ------------------------------------------------- the rest is for all handlers
+// --------------------------------------------------- the same for all handlers
 
-/** The server did not take a report: the job has been given to another worker, or the worker is not known any more. */
+/** The server refused a report: the job has been assigned to another worker, or the server does not know this worker. */
 class Refused extends Error {
   constructor(status, error) {
     super(`${error?.message} (${error?.code})`);
@@ -41,12 +41,12 @@ class Refused extends Error {
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const worker = {
-  // Kept over reconnects, so that running jobs stay ours. A pool of Faena's gives its processes a name.
+  // The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
   id: process.env.FAENA_WORKER_ID ?? randomUUID(),
   jobs: new Map(),
   stopping: false,
-  stop() {}, // set by the door: wakes it up
-  idle() {}, // set by the door: called when a job is done
+  stop() {}, // set by the transport: called on a shutdown
+  idle() {}, // set by the transport: called when a job has finished
 };
 
 for (const name of ["SIGTERM", "SIGINT"]) {
@@ -63,16 +63,16 @@ const registration = () => ({
   concurrency: CONCURRENCY,
 });
 
-/** Runs one job. `report(kind, fields)` returns when the server has taken it, `tell` does not wait for that. */
-async function run(data, report, tell) {
+/** Runs one job. `report(kind, fields)` returns when the server has acknowledged it; `update` does not wait for that. */
+async function run(data, report, update) {
   const steps = new Map(data.steps.map((step) => [step.name, step.result]));
   const stop = new AbortController();
   worker.jobs.set(data.id, { run: data.run, stop });
   const job = {
     ...data,
-    cancelled: stop.signal, // hand it to fetch and the like
-    progress: (progress) => tell("progress", { progress }),
-    log: (message) => tell("log", { message }),
+    cancelled: stop.signal, // pass it to fetch
+    progress: (progress) => update("progress", { progress }),
+    log: (message) => update("log", { message }),
     async step(name, work) {
       if (!steps.has(name)) {
         const result = await work();
@@ -97,23 +97,23 @@ async function run(data, report, tell) {
   }
 }
 
-const cancel = (told) => worker.jobs.get(told.jobId)?.stop.abort(told.reason);
+const cancel = ({ jobId, reason }) => worker.jobs.get(jobId)?.stop.abort(reason);
 
 // ------------------------------------------------------------ over the WebSocket
 
 async function overWebSocket() {
-  const reports = new Set(); // sent and not acknowledged: sent again on the next connection
+  const reports = new Set(); // not acknowledged yet; sent again over the next connection
   for (let delay = 100; !(worker.stopping && worker.jobs.size === 0); delay = Math.min(delay * 2, 5000)) {
-    const registered = await new Promise((closed) => converse(reports, closed));
+    const registered = await new Promise((closed) => connect(reports, closed));
     if (registered) delay = 100;
     if (!worker.stopping) await sleep(delay * (0.5 + Math.random() / 2));
   }
 }
 
-function converse(reports, closed) {
+function connect(reports, closed) {
   const socket = new WebSocket(URL.replace(/^http/, "ws") + "/connect");
   const send = (frame) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
-  let beat;
+  let heartbeat;
   let registered = false;
   const drain = () => registered && send({ type: "drain" });
   const leave = () => {
@@ -123,7 +123,7 @@ function converse(reports, closed) {
   };
   worker.stop = () => (drain(), leave());
   worker.idle = leave;
-  worker.tell = (about) => async (type, fields) => send({ type, ...about, ...fields });
+  worker.update = (about) => async (type, fields) => send({ type, ...about, ...fields });
   worker.report = (about) => (type, fields) =>
     new Promise((resolve, reject) => {
       const report = { frame: { type, ...about, ...fields }, resolve, reject };
@@ -137,30 +137,30 @@ function converse(reports, closed) {
     send({ type: "register", ...registration(), token: TOKEN, inFlight });
   };
   socket.onclose = () => {
-    clearInterval(beat);
+    clearInterval(heartbeat);
     closed(registered);
   };
-  socket.onerror = () => console.log("no connection");
+  socket.onerror = () => console.log("not connected");
   socket.onmessage = ({ data }) => {
     const frame = JSON.parse(data);
     switch (frame.type) {
       case "registered":
         console.log("registered as", worker.id);
         registered = true;
-        beat = setInterval(() => send({ type: "heartbeat" }), frame.heartbeatIntervalMs);
-        if (!frame.resumed) for (const job of worker.jobs.values()) job.stop.abort("given to another worker");
+        heartbeat = setInterval(() => send({ type: "heartbeat" }), frame.heartbeatIntervalMs);
+        if (!frame.resumed) for (const job of worker.jobs.values()) job.stop.abort("assigned to another worker");
         for (const report of reports) send(report.frame);
         if (worker.stopping) worker.stop();
         break;
       case "job": {
         const about = { jobId: frame.job.id, run: frame.job.run };
-        // Looked up at each call: the connection may be another one by then.
-        run(frame.job, (...a) => worker.report(about)(...a), (...a) => worker.tell(about)(...a));
+        // Looked up at each call, because the connection may have been replaced by then.
+        run(frame.job, (...a) => worker.report(about)(...a), (...a) => worker.update(about)(...a));
         break;
       }
       case "ack": {
-        const fits = ({ frame: sent }) => sent.jobId === frame.jobId && sent.type === frame.of && sent.run === (frame.run ?? sent.run);
-        const report = [...reports].find(fits);
+        const matches = ({ frame: sent }) => sent.jobId === frame.jobId && sent.type === frame.of && sent.run === (frame.run ?? sent.run);
+        const report = [...reports].find(matches);
         if (!report) break;
         reports.delete(report);
         if (frame.ok) report.resolve();
@@ -191,7 +191,7 @@ async function call(method, path, body, signal = AbortSignal.timeout(30_000)) {
   return data;
 }
 
-/** Sends until it is answered: a report may arrive twice, and counts once. */
+/** Sends a report until it is answered. The server counts a repeated report once. */
 async function reportByHttp({ id, run }, kind, fields) {
   for (;;) {
     try {
@@ -208,20 +208,20 @@ async function overHttp() {
   worker.stop = () => waiting.abort();
   let free = () => {};
   worker.idle = () => free();
-  const hear = (answer) => {
+  const handle = (answer) => {
     answer.cancel.forEach(cancel);
     if (answer.drain) worker.stopping = true;
   };
-  let beat;
+  let heartbeat;
   const register = async () => {
     const { heartbeatIntervalMs } = await call("POST", "/register", registration());
     console.log("registered as", worker.id);
-    clearInterval(beat);
-    beat = setInterval(() => call("POST", `/${worker.id}/heartbeat`, {}).then(hear, () => {}), heartbeatIntervalMs);
+    clearInterval(heartbeat);
+    heartbeat = setInterval(() => call("POST", `/${worker.id}/heartbeat`, {}).then(handle, () => {}), heartbeatIntervalMs);
   };
   while (!worker.stopping) {
     try {
-      if (!beat) await register();
+      if (!heartbeat) await register();
       const max = CONCURRENCY - worker.jobs.size;
       if (max === 0) {
         await new Promise((resolve) => (free = resolve));
@@ -229,14 +229,14 @@ async function overHttp() {
       }
       const limit = AbortSignal.timeout(30_000);
       const answer = await call("POST", `/${worker.id}/claim`, { max, waitMs: 20_000 }, either(waiting.signal, limit));
-      hear(answer);
+      handle(answer);
       for (const data of answer.jobs) {
         const report = (kind, fields) => reportByHttp(data, kind, fields);
         run(data, report, report);
       }
     } catch (error) {
       if (worker.stopping) break;
-      if (error instanceof Refused && error.status === 404) beat = clearInterval(beat); // taken for lost: register again
+      if (error instanceof Refused && error.status === 404) heartbeat = clearInterval(heartbeat); // declared lost: register again
       else {
         console.log("no answer:", error.message);
         await sleep(2000);
@@ -244,11 +244,11 @@ async function overHttp() {
     }
   }
   while (worker.jobs.size > 0) await new Promise((resolve) => (free = resolve));
-  clearInterval(beat);
+  clearInterval(heartbeat);
   await call("DELETE", `/${worker.id}`).catch(() => {});
 }
 
-/** AbortSignal.any, which Node 18 does not have. */
+/** Combines signals, as AbortSignal.any does, which Node 18 lacks. */
 function either(...signals) {
   const both = new AbortController();
   for (const signal of signals) {

@@ -16,28 +16,28 @@ TOKEN = os.environ.get("FAENA_TOKEN")
 
 
 class Failed(Exception):
-    """Raise it from a handler. What else a handler raises is tried again."""
+    """The error of a handler. Any other error that a handler raises is retried."""
 
     def __init__(self, message, retryable=True, retry_after_ms=None):
         super().__init__(message)
         self.retryable, self.retry_after_ms = retryable, retry_after_ms
 
 
-# ---------------------------------------------------------------- your part
+# ------------------------------------------------------------- your handlers
 
 
 def greet(job, payload):
     if not payload.get("name"):
         raise Failed("the name is empty", retryable=False)
     job.progress({"phase": "greeting", "percentage": 50})
-    # A step that an earlier run has finished is not done again; its stored result is used.
+    # A step that an earlier run has completed does not run again; its stored result is used.
     greeting = job.step("greeting", lambda: "Hello, " + payload["name"])
     return {"greeting": greeting}
 
 
 HANDLERS = {"greet": greet}
 
-# ------------------------------------------------- the rest is for all handlers
+# --------------------------------------------------- the same for all handlers
 
 
 class Refused(Exception):
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 def call(method, path, body=None, timeout=30):
-    """One request. Answers with the body, raises Refused when the server says no and OSError when it does not answer."""
+    """Sends a request and returns the body. Raises Refused for an error of the server, OSError if it does not answer."""
     request = urllib.request.Request(URL + path, method=method)
     request.add_header("content-type", "application/json")
     if TOKEN:
@@ -74,14 +74,14 @@ class Job:
 
     @property
     def cancelled(self):
-        """Look at it in long work: the job was cancelled, or took too long."""
+        """Check it in long work: the job was cancelled, or exceeded its timeout."""
         return self.id in self.worker.cancelled
 
-    def report(self, what, **fields):
-        """Sends until it is answered: a report may arrive twice, and counts once."""
+    def report(self, kind, **fields):
+        """Sends a report until it is answered. The server counts a repeated report once."""
         while True:
             try:
-                return call("POST", f"/{self.worker.id}/jobs/{self.id}/{what}", {"run": self.run, **fields})
+                return call("POST", f"/{self.worker.id}/jobs/{self.id}/{kind}", {"run": self.run, **fields})
             except Refused as refused:
                 if refused.status < 500:
                     raise
@@ -95,14 +95,14 @@ class Job:
     def step(self, name, work):
         if name not in self.steps:
             result = work()
-            self.report("step", name=name, result=result)  # raises when another worker has the job by now
+            self.report("step", name=name, result=result)  # raises if the job was assigned to another worker
             self.steps[name] = result
         return self.steps[name]
 
 
 class Worker:
     def __init__(self):
-        # A pool of Faena's gives its processes a name; otherwise the server makes one.
+        # A worker pool sets the id of its processes; otherwise the server chooses one.
         self.id, self.interval = os.environ.get("FAENA_WORKER_ID"), 30
         self.registered, self.cancelled, self.waiting, self.stopping = False, set(), False, False
 
@@ -113,22 +113,22 @@ class Worker:
         self.registered = True
         print("registered as", self.id, flush=True)
 
-    def beat(self):
-        """On a thread of its own, because a handler may take long."""
+    def send_heartbeats(self):
+        """Runs on its own thread, because a handler may take long."""
         while True:
             time.sleep(self.interval)
             try:
-                self.hear(call("POST", f"/{self.id}/heartbeat"))
+                self.handle(call("POST", f"/{self.id}/heartbeat"))
             except (Refused, OSError):
-                pass  # the next claim finds out what is wrong
+                pass  # the next claim shows what is wrong
 
-    def hear(self, answer):
-        self.cancelled.update(told["jobId"] for told in answer.get("cancel", []))
+    def handle(self, answer):
+        self.cancelled.update(cancel["jobId"] for cancel in answer.get("cancel", []))
         self.stopping = self.stopping or answer.get("drain", False)
 
     def stop(self, *_):
         self.stopping = True
-        if self.waiting:  # nothing runs; what may be on its way goes back when the worker leaves
+        if self.waiting:  # no job runs; a job that is on its way is released when the worker leaves
             raise KeyboardInterrupt
 
     def claim(self):
@@ -137,15 +137,15 @@ class Worker:
             answer = call("POST", f"/{self.id}/claim", {"max": 1, "waitMs": 20000})
         finally:
             self.waiting = False
-        self.hear(answer)
+        self.handle(answer)
         return answer["jobs"]
 
-    def do(self, job):
+    def run_job(self, job):
         try:
             result = HANDLERS[job.type](job, job.payload)
             job.report("complete", result=result)
         except Refused as refused:
-            print(job.id, refused, flush=True)  # given to another worker: its business now
+            print(job.id, refused, flush=True)  # assigned to another worker
         except Exception as error:
             fields = {"error": str(error) or repr(error), "retryable": getattr(error, "retryable", True)}
             if getattr(error, "retry_after_ms", None):
@@ -161,15 +161,15 @@ class Worker:
             try:
                 if not self.registered:
                     self.register()
-                    threading.Thread(target=self.beat, daemon=True).start()
+                    threading.Thread(target=self.send_heartbeats, daemon=True).start()
                 for data in self.claim():
-                    self.do(Job(self, data))
+                    self.run_job(Job(self, data))
             except Refused as refused:
                 if refused.status != 404:
                     raise
-                self.register()  # it was taken for lost
+                self.register()  # the server has declared this worker lost
             except OSError as error:
-                print("no server:", error, flush=True)
+                print("not connected:", error, flush=True)
                 time.sleep(2)
 
 

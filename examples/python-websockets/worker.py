@@ -18,14 +18,14 @@ CONCURRENCY = 8
 
 
 class Failed(Exception):
-    """Raise it from a handler. What else a handler raises is tried again."""
+    """The error of a handler. Any other error that a handler raises is retried."""
 
     def __init__(self, message, retryable=True, retry_after_ms=None):
         super().__init__(message)
         self.retryable, self.retry_after_ms = retryable, retry_after_ms
 
 
-# ---------------------------------------------------------------- your part
+# ------------------------------------------------------------- your handlers
 
 
 async def greet(job, payload):
@@ -36,17 +36,17 @@ async def greet(job, payload):
     async def make_greeting():
         return "Hello, " + payload["name"]
 
-    # A step that an earlier run has finished is not done again; its stored result is used.
+    # A step that an earlier run has completed does not run again; its stored result is used.
     return {"greeting": await job.step("greeting", make_greeting)}
 
 
 HANDLERS = {"greet": greet}
 
-# ------------------------------------------------- the rest is for all handlers
+# --------------------------------------------------- the same for all handlers
 
 
 class Refused(Exception):
-    """The server did not take a report: the job has been given to another worker."""
+    """The server refused a report: the job has been assigned to another worker."""
 
 
 class Job:
@@ -56,7 +56,7 @@ class Job:
         self.worker, self.id, self.run = worker, data["id"], data["run"]
         self.type, self.payload = data["type"], data["payload"]
         self.steps = {step["name"]: step["result"] for step in data.get("steps", [])}
-        self.cancelled = asyncio.Event()  # look at it in long work
+        self.cancelled = asyncio.Event()  # check it in long work
 
     async def progress(self, progress):
         await self.worker.send({"type": "progress", "jobId": self.id, "run": self.run, "progress": progress})
@@ -69,7 +69,7 @@ class Job:
         return self.steps[name]
 
     async def report(self, kind, **fields):
-        """Returns when the server has acknowledged it, on this connection or a later one."""
+        """Sends a report and returns when the server has acknowledged it, over this connection or a later one."""
         frame = {"type": kind, "jobId": self.id, "run": self.run, **fields}
         acknowledged = asyncio.get_running_loop().create_future()
         self.worker.reports.append((frame, acknowledged))
@@ -79,14 +79,14 @@ class Job:
 
 class Worker:
     def __init__(self):
-        # Kept over reconnects, so that running jobs stay ours. A pool of Faena's gives its processes a name.
+        # The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
         self.id = os.environ.get("FAENA_WORKER_ID") or str(uuid.uuid4())
         self.socket = None
-        self.jobs, self.tasks, self.reports = {}, set(), []  # reports: sent and not acknowledged
+        self.jobs, self.tasks, self.reports = {}, set(), []  # reports: not acknowledged yet
         self.stopping = asyncio.Event()
 
     async def send(self, frame):
-        """Without a connection nothing is sent; reports are repeated on the next one."""
+        """Sends a frame if there is a connection. Reports are sent again over the next one."""
         if self.socket:
             try:
                 await self.socket.send(json.dumps(frame))
@@ -95,10 +95,10 @@ class Worker:
 
     async def work(self):
         headers = {"authorization": "Bearer " + TOKEN} if TOKEN else None
-        # `async for` connects again, with growing delays, whenever the connection is lost.
+        # `async for` reconnects with growing delays.
         async for socket in connect(URL, additional_headers=headers, max_size=2**24):
             try:
-                await self.converse(socket)
+                await self.run_connection(socket)
             except ConnectionClosed:
                 pass
             finally:
@@ -106,7 +106,7 @@ class Worker:
             if self.stopping.is_set() and not self.jobs:
                 return
 
-    async def converse(self, socket):
+    async def run_connection(self, socket):
         in_flight = [{"jobId": job.id, "run": job.run} for job in self.jobs.values()]
         register = {"type": "register", "workerId": self.id, "name": "python-websockets", "token": TOKEN, "inFlight": in_flight,
                     "capabilities": list(HANDLERS), "concurrency": CONCURRENCY}
@@ -117,28 +117,28 @@ class Worker:
         print("registered as", self.id, flush=True)
         self.socket = socket
         if not registered.get("resumed"):
-            for job in self.jobs.values():  # away for too long: others have them now
+            for job in self.jobs.values():  # disconnected for too long: assigned to other workers
                 job.cancelled.set()
         for frame, _ in list(self.reports):
             await self.send(frame)
-        helpers = [asyncio.create_task(self.beat(registered["heartbeatIntervalMs"] / 1000)), asyncio.create_task(self.drain())]
+        tasks = [asyncio.create_task(self.send_heartbeats(registered["heartbeatIntervalMs"] / 1000)), asyncio.create_task(self.drain())]
         try:
             async for text in socket:
-                self.hear(json.loads(text))
+                self.handle(json.loads(text))
         finally:
-            for helper in helpers:
-                helper.cancel()
+            for task in tasks:
+                task.cancel()
 
-    def hear(self, frame):
+    def handle(self, frame):
         kind = frame["type"]
         if kind == "job":
             job = Job(self, frame["job"])
             self.jobs[job.id] = job
-            task = asyncio.create_task(self.do(job))
-            self.tasks.add(task)  # the event loop itself keeps no hold of a task
+            task = asyncio.create_task(self.run_job(job))
+            self.tasks.add(task)  # the event loop keeps only a weak reference to a task
             task.add_done_callback(self.tasks.discard)
         elif kind == "ack":
-            self.settle(frame)
+            self.acknowledge(frame)
         elif kind == "cancel" and frame["jobId"] in self.jobs:
             self.jobs[frame["jobId"]].cancelled.set()
         elif kind == "drain":
@@ -146,7 +146,7 @@ class Worker:
         elif kind == "error":
             print("error:", frame["error"], flush=True)
 
-    def settle(self, ack):
+    def acknowledge(self, ack):
         for entry in self.reports:
             frame, acknowledged = entry
             if frame["jobId"] == ack["jobId"] and frame["type"] == ack.get("of") and frame["run"] == ack.get("run", frame["run"]):
@@ -158,7 +158,7 @@ class Worker:
                         acknowledged.set_exception(Refused(ack.get("error")))
                 return
 
-    async def do(self, job):
+    async def run_job(self, job):
         try:
             result = await HANDLERS[job.type](job, job.payload)
             await job.report("complete", result=result)
@@ -176,13 +176,13 @@ class Worker:
             if self.jobs.get(job.id) is job:
                 del self.jobs[job.id]
 
-    async def beat(self, interval):
+    async def send_heartbeats(self, interval):
         while True:
             await asyncio.sleep(interval)
             await self.send({"type": "heartbeat"})
 
     async def drain(self):
-        """When told to stop: no new jobs, finish those that run, leave."""
+        """Waits for a shutdown, then finishes the running jobs and leaves."""
         await self.stopping.wait()
         await self.send({"type": "drain"})
         while self.jobs:
@@ -201,7 +201,7 @@ async def main():
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     if worker.socket or worker.jobs or working.done():
         await working
-    # Otherwise there is no server to leave; asyncio.run ends the tries to connect.
+    # Otherwise there is no server to leave; asyncio.run ends the attempts to connect.
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ set -u
 url="${FAENA_URL:-http://127.0.0.1:3000}"
 url="${url%/}/api/v1/workers"
 
-# ---------------------------------------------------------------- your part
+# ------------------------------------------------------------- your handlers
 
-# greet JOB: prints the result as JSON. Anything but 0 is a failure with what was said on stderr: 2 is not tried again.
+# greet JOB: prints the result as JSON. A status other than 0 fails the attempt with the text on stderr; 2 fails the job without a retry.
 greet() {
   local job=$1 name greeting
   name=$(jq -r '.payload.name // ""' <<<"$job")
@@ -17,9 +17,9 @@ greet() {
     echo "the name is empty" >&2
     return 2
   fi
-  tell "$job" progress '{"progress": {"phase": "greeting", "percentage": 50}}'
-  # A step that an earlier run has finished is not done again; its stored result is used.
-  if ! greeting=$(finished_step "$job" greeting); then
+  send "$job" progress '{"progress": {"phase": "greeting", "percentage": 50}}'
+  # A step that an earlier run has completed does not run again; its stored result is used.
+  if ! greeting=$(completed_step "$job" greeting); then
     greeting=$(jq -n --arg name "$name" '"Hello, " + $name')
     report "$job" step "$(jq -n --argjson result "$greeting" '{name: "greeting", $result}')" || return 3
   fi
@@ -35,9 +35,9 @@ handle() {
   esac
 }
 
-# ------------------------------------------------- the rest is for all handlers
+# --------------------------------------------------- the same for all handlers
 
-# post PATH BODY: prints the answer. 0: done, 22: refused (the answer says why), anything else: no answer.
+# post PATH BODY: prints the answer. Status 0: accepted, 22: refused (the answer has the reason), other: no answer.
 post() {
   local answer status
   answer=$(curl -sS -m 30 -w '\n%{http_code}' -H 'content-type: application/json' \
@@ -49,76 +49,76 @@ post() {
   return 22
 }
 
-# tell JOB WHAT BODY: sends it once, under the run of the job.
-tell() {
+# send JOB KIND BODY: sends a report once, with the run of the job.
+send() {
   post "/$worker/jobs/$(jq -r .id <<<"$1")/$2" "$(jq -c --argjson run "$(jq .run <<<"$1")" '. + {$run}' <<<"$3")" >/dev/null
 }
 
-# report JOB WHAT BODY: sends until it is answered. It may arrive twice, and counts once.
+# report JOB KIND BODY: sends a report until it is answered. The server counts a repeated report once.
 report() {
   local code
   while :; do
-    tell "$1" "$2" "$3"
+    send "$1" "$2" "$3"
     code=$?
     ((code == 0)) && return 0
-    ((code == 22)) && { echo "$2 was refused: another worker has the job" >&2; return 1; }
+    ((code == 22)) && { echo "$2 refused: the job was assigned to another worker" >&2; return 1; }
     sleep 1
   done
 }
 
-# finished_step JOB NAME: prints the stored result, or fails when there is none.
-finished_step() {
+# completed_step JOB NAME: prints the stored result, or fails if there is none.
+completed_step() {
   jq -ce --arg name "$2" '.steps[]? | select(.name == $name) | .result' <<<"$1"
 }
 
-do_job() {
-  local job=$1 result code said
-  said=$(mktemp)
-  result=$(handle "$job" 2>"$said")
+run_job() {
+  local job=$1 result code errors
+  errors=$(mktemp)
+  result=$(handle "$job" 2>"$errors")
   code=$?
   case $code in
     0) report "$job" complete "$(jq -n --argjson result "$result" '{$result}')" ;;
-    2) report "$job" fail "$(jq -n --rawfile error "$said" '{error: ($error | rtrimstr("\n")), retryable: false}')" ;;
-    3) cat "$said" >&2 ;; # not ours any more
-    *) report "$job" fail "$(jq -n --rawfile error "$said" '{error: ($error | rtrimstr("\n")), retryable: true}')" ;;
+    2) report "$job" fail "$(jq -n --rawfile error "$errors" '{error: ($error | rtrimstr("\n")), retryable: false}')" ;;
+    3) cat "$errors" >&2 ;; # assigned to another worker
+    *) report "$job" fail "$(jq -n --rawfile error "$errors" '{error: ($error | rtrimstr("\n")), retryable: true}')" ;;
   esac
-  rm -f "$said"
+  rm -f "$errors"
 }
 
 register() {
   local answer
-  # A pool of Faena's gives its processes a name; otherwise the server makes one.
-  local name=${FAENA_WORKER_ID:+"\"workerId\": \"$FAENA_WORKER_ID\","}
-  until answer=$(post /register "{$name \"name\": \"shell\", \"capabilities\": $capabilities, \"concurrency\": 1}"); do
-    echo "no registration: $answer" >&2
+  # A worker pool sets the id of its processes; otherwise the server chooses one.
+  local id=${FAENA_WORKER_ID:+"\"workerId\": \"$FAENA_WORKER_ID\","}
+  until answer=$(post /register "{$id \"name\": \"shell\", \"capabilities\": $capabilities, \"concurrency\": 1}"); do
+    echo "not registered: $answer" >&2
     [[ -n $stopping ]] && exit 0
     sleep 2
   done
   worker=$(jq -r .workerId <<<"$answer")
   echo "registered as $worker"
-  [[ -n $beating ]] && kill "$beating" 2>/dev/null
+  [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
   # In the background, because a job may take long.
   while sleep "$(jq '.heartbeatIntervalMs / 1000' <<<"$answer")"; do post "/$worker/heartbeat" '{}'; done >/dev/null 2>&1 &
-  beating=$!
+  heartbeat=$!
 }
 
 leave() {
-  [[ -n $beating ]] && kill "$beating" 2>/dev/null
+  [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
   if [[ -n $worker ]]; then
     curl -sS -m 5 -X DELETE ${FAENA_TOKEN:+-H "authorization: Bearer $FAENA_TOKEN"} "$url/$worker" >/dev/null && echo "left"
   fi
   rm -f "$claimed"
 }
 
-worker='' beating='' stopping='' waiting=''
+worker='' heartbeat='' stopping='' waiting=''
 claimed=$(mktemp)
 trap leave EXIT
-# A job that runs is finished first; a claim that only waits is given up. What was on its way goes back when the worker leaves.
+# A running job finishes first; a waiting claim is aborted. A job that was on its way is released when the worker leaves.
 trap 'stopping=1; [[ -n $waiting ]] && kill "$waiting" 2>/dev/null' TERM INT
 
 register
 while [[ -z $stopping ]]; do
-  # In the background, because bash hears a signal at once only while it waits.
+  # In the background, because bash handles a signal immediately only while it waits.
   post "/$worker/claim" '{"max": 1, "waitMs": 20000}' >"$claimed" &
   waiting=$!
   wait "$waiting"
@@ -126,10 +126,10 @@ while [[ -z $stopping ]]; do
   waiting=''
   [[ -n $stopping ]] && break
   if ((code == 0)); then
-    while read -r job; do do_job "$job"; done < <(jq -c '.jobs[]' "$claimed")
+    while read -r job; do run_job "$job"; done < <(jq -c '.jobs[]' "$claimed")
     [[ $(jq .drain "$claimed") == true ]] && break
   elif ((code == 22)) && [[ $(jq -r .error.code "$claimed") == NOT_FOUND ]]; then
-    register # it was taken for lost
+    register # the server has declared this worker lost
   else
     sleep 2
   fi

@@ -1,48 +1,51 @@
-//! `faena audit`: who did what.
+//! `faena audit`.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use faena_wire::AuditList;
-use reqwest::Method;
 
-use crate::{Client, Connection, Problem, print, table, workers::shorten};
+use crate::{
+    Api, CommandError, Connection,
+    output::{shorten, table},
+};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Who: a key, or from where it came
+    /// Only actions of this API key or address
     #[arg(long)]
     actor: Option<String>,
-    /// What: job.cancel, queue.pause, bulk.retry …
+    /// Only this action: job.cancel, queue.pause, bulk.retry …
     #[arg(long)]
     action: Option<String>,
-    /// To what: the id of a job, the name of a queue …
+    /// Only actions on this job id, queue name …
     #[arg(long)]
     target: Option<String>,
-    /// Where another list ended
-    #[arg(long)]
+    /// Cursor from the previous page
+    #[arg(long, value_name = "CURSOR")]
     before: Option<i64>,
-    #[arg(long, default_value_t = 50)]
+    /// Maximum number of actions
+    #[arg(long, default_value_t = 50, value_name = "N")]
     limit: u32,
     #[command(flatten)]
     connection: Connection,
 }
 
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Problem> {
-    let client = Client::new(&arguments.connection)?;
-    let mut query = vec![("limit", arguments.limit.to_string())];
-    for (name, value) in [("actor", arguments.actor), ("action", arguments.action), ("target", arguments.target)] {
-        query.extend(value.map(|value| (name, value)));
-    }
-    query.extend(arguments.before.map(|before| ("before", before.to_string())));
-    let request = client.request(Method::GET, "/api/v1/audit").query(&query);
-    if arguments.connection.json {
-        print(&client.text(request).await?);
-        return Ok(ExitCode::SUCCESS);
-    }
-    let found: AuditList = client.call(request).await?;
-    let mut table = table(["at", "who", "what", "to what", "how many", "details"]);
-    for entry in &found.entries {
+pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let request = api
+        .get("/api/v1/audit")
+        .query("limit", arguments.limit)
+        .query_opt("actor", arguments.actor)
+        .query_opt("action", arguments.action)
+        .query_opt("target", arguments.target)
+        .query_opt("before", arguments.before);
+    api.show(request, listed).await
+}
+
+fn listed(list: &AuditList) -> String {
+    let mut table = table(["time", "actor", "action", "target", "jobs", "details"]);
+    for entry in &list.entries {
         let details = entry.details.to_string();
         table.add_row([
             entry.at.to_string(),
@@ -53,9 +56,6 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Problem> {
             if details == "{}" { String::new() } else { shorten(&details, 60) },
         ]);
     }
-    print(&table.to_string());
-    if let Some(next) = found.next {
-        print(&format!("more with --before {next}"));
-    }
-    Ok(ExitCode::SUCCESS)
+    let more = list.next.map(|next| format!("\nnext page: --before {next}")).unwrap_or_default();
+    format!("{table}{more}")
 }

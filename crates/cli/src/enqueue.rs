@@ -3,96 +3,101 @@
 use std::{io::Read, process::ExitCode};
 
 use clap::Args;
-use faena_wire::Created;
-use reqwest::Method;
+use faena::SubmittedJob;
 use serde_json::{Map, Value, value::RawValue};
 
-use crate::{Client, Connection, Problem, print, watch};
+use crate::{Api, CommandError, Connection, output::print, watch};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// What to do: noop, sleep, http.request, or a type that one of your workers knows
+    /// Job type: noop, sleep, http.request, or a type that one of your workers handles
     #[arg(value_name = "TYPE")]
     kind: String,
-    /// A JSON object; `-` reads it from standard input
+    /// Payload, a JSON object; - reads it from standard input
     #[arg(default_value = "{}", value_name = "PAYLOAD")]
     payload: String,
-    /// A name for people [default: the type]
+    /// Name for people [default: the type]
     #[arg(long)]
     name: Option<String>,
+    /// Queue [default: default]
     #[arg(long)]
     queue: Option<String>,
-    /// LOW, NORMAL, HIGH or CRITICAL
+    /// Priority: LOW, NORMAL, HIGH or CRITICAL [default: NORMAL]
     #[arg(long)]
     priority: Option<String>,
-    /// Not before this time, like 2026-11-15T20:00:00Z
+    /// Earliest start, like 2026-11-15T20:00:00Z
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
-    /// Not before this many milliseconds from now
+    /// Earliest start, in milliseconds from now
     #[arg(long, value_name = "MS", conflicts_with = "at")]
     delay_ms: Option<i64>,
+    /// Maximum number of retries [default: 3]
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
+    /// Maximum duration of one run, in milliseconds
     #[arg(long, value_name = "MS")]
     timeout_ms: Option<u64>,
+    /// Tag to find the job by; repeat for several
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// Ids of jobs that have to complete first
+    /// Job that has to complete first; repeat for several
     #[arg(long = "after", value_name = "ID")]
     after: Vec<String>,
-    #[arg(long)]
+    /// Reject the job while an unfinished job has the same key
+    #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
-    /// Jobs with the same key run one at a time, or as many as a limit says
-    #[arg(long)]
+    /// Key whose jobs share a concurrency limit, 1 unless a limit says otherwise
+    #[arg(long, value_name = "KEY")]
     concurrency_key: Option<String>,
-    /// Where to tell how it ended
+    /// URL to notify when the job finishes
     #[arg(long, value_name = "URL")]
     webhook_url: Option<String>,
-    /// Fail it if nobody has taken it by then, like 2026-11-15T20:00:00Z
+    /// Fail the job unless it has started by then, like 2026-11-15T20:00:00Z
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
-    #[arg(long)]
+    /// Return the existing job if the same one was submitted with this key
+    #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    #[arg(long)]
+    /// Id that ties together what follows from one cause [default: the job id]
+    #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
-    /// Follow the job to its end
+    /// Follow the job until it finishes
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
     connection: Connection,
 }
 
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Problem> {
-    let client = Client::new(&arguments.connection)?;
-    let body = body(&arguments)?;
-    let mut request =
-        client.request(Method::POST, "/api/v1/jobs").header("content-type", "application/json").body(body);
+pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let mut request = api.post("/api/v1/jobs").json_text(body(&arguments)?);
     if let Some(key) = &arguments.idempotency_key {
         request = request.header("idempotency-key", key);
     }
-    let created: Created = client.call(request).await?;
+    let submitted: SubmittedJob = request.send().await?;
     if arguments.watch {
-        return watch::watch(&client, &created.id.to_string(), arguments.connection.json).await;
+        return watch::watch(&api, &submitted.id.to_string()).await;
     }
-    if arguments.connection.json {
-        print(&serde_json::to_string(&created).map_err(|e| Problem::Other(e.to_string()))?);
+    if api.json {
+        print(&serde_json::to_string(&submitted).map_err(|error| CommandError::Other(error.to_string()))?);
     } else {
-        print(&created.id.to_string());
+        print(&submitted.id.to_string());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The body with the payload as it was given: no number in it is touched.
-fn body(arguments: &Arguments) -> Result<String, Problem> {
+/// Returns the body. The payload is inserted unchanged, so no number in it loses digits.
+fn body(arguments: &Arguments) -> Result<String, CommandError> {
     let text = if arguments.payload == "-" {
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map_err(|e| Problem::Other(format!("standard input: {e}")))?;
+        let read = std::io::stdin().read_to_string(&mut text);
+        read.map_err(|error| CommandError::Other(format!("cannot read standard input: {error}")))?;
         text
     } else {
         arguments.payload.clone()
     };
-    let payload: Box<RawValue> =
-        serde_json::from_str(text.trim()).map_err(|e| Problem::Usage(format!("the payload is not valid JSON: {e}")))?;
+    let payload: Box<RawValue> = serde_json::from_str(text.trim())
+        .map_err(|error| CommandError::Usage(format!("the payload is not valid JSON: {error}")))?;
     let mut fields: Map<String, Value> = Map::new();
     let mut put = |name: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -117,7 +122,7 @@ fn body(arguments: &Arguments) -> Result<String, Problem> {
     put("correlationId", arguments.correlation_id.clone().map(Value::from));
     put("tags", (!arguments.tags.is_empty()).then(|| arguments.tags.clone().into()));
     put("dependsOn", (!arguments.after.is_empty()).then(|| arguments.after.clone().into()));
-    let mut body = serde_json::to_string(&fields).map_err(|e| Problem::Other(e.to_string()))?;
+    let mut body = serde_json::to_string(&fields).map_err(|error| CommandError::Other(error.to_string()))?;
     body.truncate(body.len() - 1);
     body.push_str(",\"payload\":");
     body.push_str(payload.get());

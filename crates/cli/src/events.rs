@@ -1,121 +1,111 @@
-//! `faena events`: follows what happens, through broken connections and restarts, without losing its place.
+//! `faena events`: follows events through lost connections and restarts, without losing its position.
 
 use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
-use reqwest::Method;
+use faena::{ErrorCode, StreamEvent};
 use serde_json::Value;
 
 use crate::{
-    Client, Connection, Problem, print,
-    sse::{Message, Messages},
+    Api, CommandError, Connection,
+    output::{print, shorten},
 };
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Only these types; * stands for anything [several with commas: job.*,schedule.missed]
-    #[arg(long, value_delimiter = ',')]
+    /// Only these types, like job.*,schedule.missed; * matches anything
+    #[arg(long, value_delimiter = ',', value_name = "TYPE,…")]
     types: Vec<String>,
-    /// Only of jobs in this queue
+    /// Only events of jobs in this queue
     #[arg(long)]
     queue: Option<String>,
-    /// Only with this correlation id
+    /// Only events with this correlation id
     #[arg(long, value_name = "ID")]
     correlation: Option<String>,
-    /// Only of this job
+    /// Only events of this job
     #[arg(long, value_name = "ID")]
     job: Option<String>,
-    /// Go on after this place; 0: from the first that is kept [default: from now on]
-    #[arg(long, value_name = "PLACE")]
+    /// Continue after this position; 0 starts at the oldest stored event [default: new events only]
+    #[arg(long, value_name = "POSITION")]
     from: Option<i64>,
     #[command(flatten)]
     connection: Connection,
 }
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The server says something every 15 seconds.
-const SILENCE: Duration = Duration::from_secs(45);
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Problem> {
-    let client = Client::new(&arguments.connection)?;
-    let mut follower = Follower {
-        place: arguments.from.map(|place| place.to_string()),
-        heard: false,
-        json: arguments.connection.json,
-    };
-    let mut query: Vec<(&str, String)> = Vec::new();
-    if !arguments.types.is_empty() {
-        query.push(("types", arguments.types.join(",")));
-    }
-    for (name, value) in
-        [("queue", arguments.queue), ("correlationId", arguments.correlation), ("jobId", arguments.job)]
-    {
-        query.extend(value.map(|value| (name, value)));
-    }
-    let mut pause = FIRST_PAUSE;
-    let mut began = false;
+pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let mut follower = Follower { position: arguments.from.map(|position| position.to_string()), has_received: false };
+    let mut delay = FIRST_DELAY;
+    let mut was_connected = false;
     loop {
-        let why = match follower.follow(&client, &query).await {
+        let reason = match follower.follow(&api, &arguments).await {
             Ok(()) => "the stream ended".to_owned(),
-            // Asked wrongly, or never there: nothing gets better by waiting.
-            Err(problem @ (Problem::Usage(_) | Problem::Other(_))) => return Err(problem),
-            Err(Problem::Refused { code, message, details }) if code != "UNAVAILABLE" => {
-                return Err(Problem::Refused { code, message, details });
-            }
-            Err(problem) if !began && !follower.heard => return Err(problem),
-            Err(problem) => problem.to_string(),
+            Err(error) if !is_outage(&error) || !(was_connected || follower.has_received) => return Err(error),
+            Err(error) => error.to_string(),
         };
-        if std::mem::take(&mut follower.heard) {
-            (began, pause) = (true, FIRST_PAUSE);
+        if std::mem::take(&mut follower.has_received) {
+            (was_connected, delay) = (true, FIRST_DELAY);
         }
-        eprintln!("faena: {why}; trying again in {} s", pause.as_secs());
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        eprintln!("faena: {reason}; retrying in {} s", delay.as_secs());
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(LONGEST_DELAY);
     }
+}
+
+/// Whether waiting may help.
+fn is_outage(error: &CommandError) -> bool {
+    use faena::Error::{Refused, Unreachable};
+    matches!(error, CommandError::Api(Unreachable { .. } | Refused { code: ErrorCode::Unavailable, .. }))
 }
 
 struct Follower {
-    /// Everything up to here was shown.
-    place: Option<String>,
-    /// Something came over this connection.
-    heard: bool,
-    json: bool,
+    /// Everything up to here was printed.
+    position: Option<String>,
+    /// Whether something was received over this connection.
+    has_received: bool,
 }
 
 impl Follower {
-    /// Shows what comes until the stream breaks.
-    async fn follow(&mut self, client: &Client, query: &[(&str, String)]) -> Result<(), Problem> {
-        let mut request = client.request(Method::GET, "/api/v1/events").query(query);
-        if let Some(place) = &self.place {
-            request = request.header("Last-Event-ID", place);
+    /// Prints events until the stream ends.
+    async fn follow(&mut self, api: &Api, arguments: &Arguments) -> Result<(), CommandError> {
+        let mut request = api
+            .get("/api/v1/events")
+            .query_opt("types", Some(arguments.types.join(",")).filter(|types| !types.is_empty()))
+            .query_opt("queue", arguments.queue.as_ref())
+            .query_opt("correlationId", arguments.correlation.as_ref())
+            .query_opt("jobId", arguments.job.as_ref());
+        if let Some(position) = &self.position {
+            request = request.header("Last-Event-ID", position);
         }
-        let mut messages = Messages::new(client.send(request).await?.bytes_stream());
-        while let Ok(Some(message)) = tokio::time::timeout(SILENCE, messages.next()).await {
-            self.heard = true;
-            if !message.data.is_empty() {
-                print(&self.shown(&message));
+        let mut stream = request.stream().await?;
+        while let Some(event) = stream.next().await {
+            self.has_received = true;
+            if !event.data.is_empty() {
+                print(&format_event(&event, api.json));
             }
-            // Afterwards: what was not shown comes again.
-            self.place = message.id.or(self.place.take());
+            // Only now: an event that was not printed comes again.
+            self.position = event.id.or(self.position.take());
         }
         Ok(())
     }
+}
 
-    fn shown(&self, message: &Message) -> String {
-        let is_gap = message.event.as_deref() == Some("gap");
-        match serde_json::from_str::<Value>(&message.data) {
-            Ok(gap) if is_gap && self.json => format!("{{\"gap\":{gap}}}"),
-            Ok(gap) if is_gap => {
-                format!("-- lost: what happened after place {} and before {} is not kept", gap["after"], gap["first"])
-            }
-            Ok(event) if !self.json => line(&event),
-            _ => message.data.clone(),
+fn format_event(event: &StreamEvent, json: bool) -> String {
+    let is_gap = event.event.as_deref() == Some("gap");
+    match serde_json::from_str::<Value>(&event.data) {
+        Ok(gap) if is_gap && json => format!("{{\"gap\":{gap}}}"),
+        Ok(gap) if is_gap => {
+            format!("-- gap: events after position {} and before {} were not kept", gap["after"], gap["first"])
         }
+        Ok(event) if !json => one_line(&event),
+        _ => event.data.clone(),
     }
 }
 
-fn line(event: &Value) -> String {
+fn one_line(event: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let data = &event["data"];
     let status = match (data["previousStatus"].as_str(), data["status"].as_str()) {
@@ -131,7 +121,7 @@ fn line(event: &Value) -> String {
     }
     line.push_str(&format!("  by {}", text(&event["actor"])));
     if let Some(error) = data["error"].as_str() {
-        line.push_str(&format!("  {}", crate::workers::shorten(error, 80)));
+        line.push_str(&format!("  {}", shorten(error, 80)));
     }
     line
 }

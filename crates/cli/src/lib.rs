@@ -1,17 +1,17 @@
 //! The commands that talk to a server.
 
+mod api;
 mod audit;
-mod client;
+mod dead_letters;
 mod enqueue;
 mod events;
 mod jobs;
-mod letters;
 mod limits;
 pub mod outbox;
+mod output;
 mod queues;
-mod schedule_flags;
+mod schedule_options;
 mod schedules;
-mod sse;
 mod trace;
 mod watch;
 mod webhooks;
@@ -22,71 +22,78 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use client::{Client, Problem};
+use api::{Api, CommandError};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Hand in a job
+    /// Submit a job
+    #[command(after_help = "Example:\n  faena enqueue sleep '{\"ms\": 500}' --queue reports --watch")]
     Enqueue(enqueue::Arguments),
-    /// Look at jobs and act on them
+    /// List, show, cancel and retry jobs
     Jobs {
         #[command(subcommand)]
         command: jobs::Command,
     },
-    /// Make jobs by the clock: schedules, when they are due, what became of it
+    /// Manage schedules
     Schedules {
         #[command(subcommand)]
         command: schedules::Command,
     },
-    /// Look at workers and drain them
+    /// List, show and drain workers
     Workers {
         #[command(subcommand)]
         command: workers::Command,
     },
-    /// Look at webhooks and send them again
+    /// List, show and redeliver webhooks
     Webhooks {
         #[command(subcommand)]
         command: webhooks::Command,
     },
-    /// Look at queues, pause them, change what holds for them
+    /// List and pause queues, and change their settings
     Queues {
         #[command(subcommand)]
         command: queues::Command,
     },
-    /// Look at limits and set them
+    /// List and set limits
     Limits {
         #[command(subcommand)]
         command: limits::Command,
     },
-    /// Look at dead letters, retry them, put them away
+    /// List, retry and delete dead-lettered jobs
     Dlq {
         #[command(subcommand)]
-        command: letters::Command,
+        command: dead_letters::Command,
     },
-    /// The binary puts these together with `outbox init-sql`, which needs no server.
+    /// Combined by the binary with `outbox init-sql`, which needs no server.
     #[command(skip)]
     Outbox { command: outbox::Command },
-    /// Follow what happens, as it happens
+    /// Follow events as they happen
+    #[command(after_help = "Example:\n  faena events --types 'job.*,schedule.missed' --queue mail")]
     Events(events::Arguments),
-    /// Show everything with one correlation id, in the order in which it happened
+    /// Show everything with one correlation id as a timeline
+    #[command(after_help = "Example:\n  faena trace order-7")]
     Trace(trace::Arguments),
-    /// Show who did what
+    /// List administrative actions, newest first
+    #[command(after_help = "Example:\n  faena audit --action queue.pause --limit 10")]
     Audit(audit::Arguments),
-    /// Be a worker: run a command for each job of some types
+    /// Run a command as a worker
+    #[command(after_help = worker::HELP)]
     Worker(worker::Arguments),
 }
 
 /// How to reach the server and how to print.
 #[derive(Args, Clone)]
 pub struct Connection {
-    /// The server [default: FAENA_URL, or http://127.0.0.1:3000]
+    /// Server URL [default: FAENA_URL, or http://127.0.0.1:3000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Print JSON for machines
+    /// Output JSON
     #[arg(long)]
     json: bool,
 }
 
+/// Runs a command.
+///
 /// Exit codes: 0 done, 1 the server refused or the job failed, 2 wrong usage, 3 the server cannot be reached.
 pub async fn run(command: Command) -> ExitCode {
     let result = match command {
@@ -97,38 +104,43 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Webhooks { command } => webhooks::run(command).await,
         Command::Queues { command } => queues::run(command).await,
         Command::Limits { command } => limits::run(command).await,
-        Command::Dlq { command } => letters::run(command).await,
+        Command::Dlq { command } => dead_letters::run(command).await,
         Command::Outbox { command } => outbox::run(command).await,
         Command::Events(arguments) => events::run(arguments).await,
         Command::Trace(arguments) => trace::run(arguments).await,
         Command::Audit(arguments) => audit::run(arguments).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };
-    match result {
-        Ok(code) => code,
-        Err(problem) => {
-            eprintln!("faena: {problem}");
-            ExitCode::from(match problem {
-                Problem::Refused { .. } | Problem::Other(_) => 1,
-                Problem::Usage(_) => 2,
-                Problem::Unreachable { .. } => 3,
-            })
+    result.unwrap_or_else(|error| {
+        eprintln!("faena: {error}");
+        error.exit_code()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks a command and its subcommands.
+    fn check(command: &clap::Command, path: &str) {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        assert!(about.starts_with(char::is_uppercase) && !about.ends_with('.'), "{path}: {about}");
+        for argument in command.get_arguments() {
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.starts_with(|c: char| !c.is_lowercase()) && !help.ends_with('.'), "{path} {argument}: {help}");
+        }
+        if command.get_subcommands().next().is_none() {
+            let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(example.contains(&format!("Example:\n  {path}")), "{path}: {example}");
+        }
+        for subcommand in command.get_subcommands() {
+            check(subcommand, &format!("{path} {}", subcommand.get_name()));
         }
     }
-}
 
-/// An empty table for people.
-fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    table
-}
-
-/// A reader that went away (`faena jobs list | head`) is no error.
-fn print(text: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}");
-    let _ = out.flush();
+    #[test]
+    fn every_option_has_a_description_and_every_command_an_example() {
+        let outbox = outbox::Command::augment_subcommands(clap::Command::new("outbox").about("Manage sinks"));
+        check(&Command::augment_subcommands(clap::Command::new("faena").about("Jobs")).subcommand(outbox), "faena");
+    }
 }

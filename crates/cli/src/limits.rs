@@ -4,18 +4,20 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use faena_wire::LimitList;
-use reqwest::Method;
 use serde_json::{Map, Value, json};
 
-use crate::{Client, Connection, Problem, print, queues::Numbers, table};
+use crate::{Api, CommandError, Connection, output::table, queues::LimitOptions};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List limits, with where they come from and how much of them is used
+    /// List limits with their source and use
+    #[command(after_help = "Example:\n  faena limits list")]
     List(List),
-    /// Set a limit, or take it away with none
+    /// Set a limit, or remove it with none
+    #[command(after_help = "Example:\n  faena limits set --key 'tenant-*' --concurrency 3")]
     Set(Set),
-    /// Forget what was set at run time; the server's configuration holds again
+    /// Remove a limit that was set at run time; the server's configuration applies again
+    #[command(after_help = "Example:\n  faena limits reset --queue mail")]
     Reset(Reset),
 }
 
@@ -28,9 +30,9 @@ pub struct List {
 #[derive(Args)]
 pub struct Set {
     #[command(flatten)]
-    whose: Whose,
+    scope: Scope,
     #[command(flatten)]
-    numbers: Numbers,
+    limit: LimitOptions,
     #[command(flatten)]
     connection: Connection,
 }
@@ -38,29 +40,29 @@ pub struct Set {
 #[derive(Args)]
 pub struct Reset {
     #[command(flatten)]
-    whose: Whose,
+    scope: Scope,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-struct Whose {
-    /// Of all jobs together
+struct Scope {
+    /// Limit for all jobs together
     #[arg(long)]
     system: bool,
-    /// Of a queue
-    #[arg(long)]
+    /// Limit for a queue
+    #[arg(long, value_name = "NAME")]
     queue: Option<String>,
-    /// Of a type
+    /// Limit for a job type
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
-    /// Of a concurrencyKey; with * at its end: of each key that begins so, by itself
+    /// Limit for a concurrency key; KEY* is a separate limit for each key with this prefix
     #[arg(long)]
     key: Option<String>,
 }
 
-impl Whose {
+impl Scope {
     fn body(&self) -> Map<String, Value> {
         let mut body = Map::new();
         for (scope, name) in [("queue", &self.queue), ("type", &self.kind), ("key", &self.key)] {
@@ -76,50 +78,43 @@ impl Whose {
     }
 }
 
-pub async fn run(command: Command) -> Result<ExitCode, Problem> {
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
-            let client = Client::new(&list.connection)?;
-            let request = client.request(Method::GET, "/api/v1/limits");
-            show(&client, request, &list.connection).await?;
+            let api = Api::new(&list.connection)?;
+            api.show(api.get("/api/v1/limits"), listed).await
         }
         Command::Set(set) => {
-            let mut body = set.whose.body();
-            set.numbers.put_into(&mut body)?;
-            let client = Client::new(&set.connection)?;
-            let request = client.request(Method::PATCH, "/api/v1/limits").json(&Value::Object(body));
-            show(&client, request, &set.connection).await?;
+            let api = Api::new(&set.connection)?;
+            let mut limit = Map::new();
+            set.limit.add_to(&mut limit)?;
+            if limit.is_empty() {
+                return Err(CommandError::Usage("nothing to change; pass --concurrency or --rate".into()));
+            }
+            limit.extend(set.scope.body());
+            api.show(api.patch("/api/v1/limits").json(&limit), listed).await
         }
         Command::Reset(reset) => {
-            let client = Client::new(&reset.connection)?;
-            let body = Value::Object(reset.whose.body());
-            let request = client.request(Method::POST, "/api/v1/limits/reset").json(&body);
-            show(&client, request, &reset.connection).await?;
+            let api = Api::new(&reset.connection)?;
+            api.show(api.post("/api/v1/limits/reset").json(&reset.scope.body()), listed).await
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-async fn show(client: &Client, request: reqwest::RequestBuilder, connection: &Connection) -> Result<(), Problem> {
-    if connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
-    }
-    let found: LimitList = client.call(request).await?;
-    let mut table = table(["of", "name", "at once", "now", "rate", "left", "from", "changed by"]);
+fn listed(list: &LimitList) -> String {
+    let mut table = table(["scope", "name", "concurrency", "in use", "rate", "remaining", "source", "changed by"]);
     let none = || "none".to_owned();
-    for limit in found.limits {
+    for limit in &list.limits {
         table.add_row([
-            limit.scope,
-            limit.name.unwrap_or_default(),
+            limit.scope.clone(),
+            limit.name.clone().unwrap_or_default(),
             limit.concurrency.map_or_else(none, |n| n.to_string()),
             limit.in_flight.map(|n| n.to_string()).unwrap_or_default(),
             limit.rate.map_or_else(none, |rate| rate.to_string()),
             limit.tokens.map(|n| n.to_string()).unwrap_or_default(),
-            limit.origin,
-            limit.changed_by,
+            limit.origin.clone(),
+            limit.changed_by.clone(),
         ]);
     }
-    print(&table.to_string());
-    Ok(())
+    table.to_string()
 }

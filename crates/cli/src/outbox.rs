@@ -1,29 +1,39 @@
-//! `faena outbox …`: how sinks stand, and the messages that they would not take.
+//! `faena outbox …`: the sinks of events, and the events they have rejected.
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use reqwest::Method;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Client, Connection, Problem, print, table,
-    workers::{escaped, shorten},
+    Api, CommandError, Connection,
+    api::segment,
+    output::{Details, count, shorten, table},
 };
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// How each sink stands
+    /// List sinks with their backlog and state
+    #[command(after_help = "Example:\n  faena outbox sinks")]
     Sinks(Sinks),
-    /// List messages that a sink would not take, the latest first
+    /// List events that a sink has rejected, newest first
+    #[command(after_help = "Example:\n  faena outbox dead --sink bus --type 'job.*'")]
     Dead(Dead),
-    /// Show one of them whole
-    Show(One),
-    /// Publish one again, or all that a filter finds
+    /// Show a rejected event
+    #[command(after_help = "Example:\n  faena outbox show 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
+    Show(EventArguments),
+    /// Publish a rejected event again, or all that match a filter
+    #[command(after_help = "Example:\n  faena outbox replay --sink bus --per-second 50")]
     Replay(Replay),
-    /// Mark one as dealt with by other means, or all that a filter finds
+    /// Mark a rejected event as resolved, or all that match a filter
+    #[command(
+        after_help = "Example:\n  faena outbox resolve 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --notes 'sent by hand'"
+    )]
     Resolve(Resolve),
-    /// Publish events of a time again that were sent, for a broker that lost them
+    /// Republish events sent in a time range
+    #[command(
+        after_help = "For a broker that has lost them.\n\nExample:\n  faena outbox republish --sink bus --from 2026-01-31T12:00:00Z --to 2026-01-31T13:00:00Z"
+    )]
     Republish(Republish),
 }
 
@@ -34,22 +44,25 @@ pub struct Sinks {
 }
 
 #[derive(Args)]
-pub struct Which {
-    #[arg(long)]
+pub struct Filter {
+    /// Only events of this sink
+    #[arg(long, value_name = "NAME")]
     sink: Option<String>,
-    /// job.failed, job.*
+    /// Only events of this type, like job.failed or job.*
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
-    /// Of this job, worker, schedule …
+    /// Only events of this job, worker or schedule
     #[arg(long, value_name = "ID")]
     aggregate: Option<String>,
+    /// Only events rejected after this time, like 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     moved_after: Option<String>,
+    /// Only events rejected before this time
     #[arg(long, value_name = "TIME")]
     moved_before: Option<String>,
 }
 
-impl Which {
+impl Filter {
     fn pairs(&self) -> Vec<(&'static str, &String)> {
         [
             ("sink", &self.sink),
@@ -67,13 +80,14 @@ impl Which {
 #[derive(Args)]
 pub struct Dead {
     #[command(flatten)]
-    which: Which,
-    /// Also those that are resolved
+    filter: Filter,
+    /// Also events that are resolved
     #[arg(long)]
     resolved: bool,
-    #[arg(long, default_value_t = 20)]
+    /// Maximum number of events, up to 100
+    #[arg(long, default_value_t = 20, value_name = "N")]
     limit: u32,
-    /// Where another list ended
+    /// Cursor from the previous page
     #[arg(long)]
     cursor: Option<String>,
     #[command(flatten)]
@@ -81,19 +95,20 @@ pub struct Dead {
 }
 
 #[derive(Args)]
-pub struct One {
+pub struct EventArguments {
+    /// Id of the rejected event
     id: String,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(Args)]
-pub struct Chosen {
-    /// One letter; without it, those that the filter finds
+pub struct Selection {
+    /// Id of the rejected event; omit it to use a filter
     id: Option<String>,
     #[command(flatten)]
-    which: Which,
-    /// Every dead letter
+    filter: Filter,
+    /// Every rejected event
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -103,8 +118,8 @@ pub struct Chosen {
 #[derive(Args)]
 pub struct Replay {
     #[command(flatten)]
-    chosen: Chosen,
-    /// No more than so many per second
+    selection: Selection,
+    /// Maximum number of events per second
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
 }
@@ -112,60 +127,64 @@ pub struct Replay {
 #[derive(Args)]
 pub struct Resolve {
     #[command(flatten)]
-    chosen: Chosen,
-    /// How it was dealt with
+    selection: Selection,
+    /// How it was resolved
     #[arg(long, default_value = "")]
     notes: String,
 }
 
 #[derive(Args)]
 pub struct Republish {
-    #[arg(long)]
+    /// Sink to publish to
+    #[arg(long, value_name = "NAME")]
     sink: String,
-    /// From this time on: 2026-01-31T12:00:00Z
-    #[arg(long)]
+    /// Start of the range, included, like 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
     from: String,
-    /// Before this time
-    #[arg(long)]
+    /// End of the range, excluded
+    #[arg(long, value_name = "TIME")]
     to: String,
+    /// Only events of this type, like job.failed or job.*
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
-    /// No more than so many per second
+    /// Maximum number of events per second
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
     #[command(flatten)]
     connection: Connection,
 }
 
-pub async fn run(command: Command) -> Result<ExitCode, Problem> {
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
-        Command::Sinks(sinks) => show_sinks(&sinks.connection).await?,
-        Command::Dead(dead) => show_dead(dead).await?,
-        Command::Show(one) => {
-            let client = Client::new(&one.connection)?;
-            client.show(client.request(Method::GET, &path(&one.id, "")), describe).await?;
+        Command::Sinks(sinks) => {
+            let api = Api::new(&sinks.connection)?;
+            api.show(api.get("/api/v1/outbox"), listed_sinks).await
+        }
+        Command::Dead(dead) => show_dead(dead).await,
+        Command::Show(event) => {
+            let api = Api::new(&event.connection)?;
+            api.show(api.get(&path(&event.id, "")), describe).await
         }
         Command::Replay(replay) => {
-            let pace = replay.per_second.map(|n| ("perSecond", json!(n)));
-            if replay.chosen.id.is_some() && pace.is_some() {
-                return Err(Problem::Usage("--per-second is for many, not for one".into()));
+            let rate = replay.per_second.map(|n| ("perSecond", json!(n)));
+            if replay.selection.id.is_some() && rate.is_some() {
+                return Err(CommandError::Usage("--per-second needs a filter, not an id".into()));
             }
-            act(replay.chosen, "replay", pace, "replayed").await?;
+            act(replay.selection, "replay", rate, "replayed").await
         }
         Command::Resolve(resolve) => {
-            act(resolve.chosen, "resolve", Some(("notes", json!(resolve.notes))), "resolved").await?;
+            act(resolve.selection, "resolve", Some(("notes", json!(resolve.notes))), "resolved").await
         }
-        Command::Republish(what) => republish(what).await?,
+        Command::Republish(arguments) => republish(arguments).await,
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn path(id: &str, rest: &str) -> String {
-    format!("/api/v1/outbox/dead/{}{rest}", escaped(id))
+    format!("/api/v1/outbox/dead/{}{rest}", segment(id))
 }
 
-/// A field of an answer as it is shown.
-fn word(value: &Value, name: &str) -> String {
+/// Returns a field of an answer as text.
+fn field(value: &Value, name: &str) -> String {
     match &value[name] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -173,130 +192,117 @@ fn word(value: &Value, name: &str) -> String {
     }
 }
 
-async fn show_sinks(connection: &Connection) -> Result<(), Problem> {
-    let client = Client::new(connection)?;
-    let request = client.request(Method::GET, "/api/v1/outbox");
-    if connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
-    }
-    let found: Value = client.call(request).await?;
-    let mut table = table(["sink", "types", "on bad", "waiting", "since", "dead", "sent", "nodes", "down"]);
-    for sink in found["sinks"].as_array().into_iter().flatten() {
+fn listed_sinks(answer: &Value) -> String {
+    let mut table = table(["sink", "types", "on rejection", "pending", "oldest", "dead", "sent", "nodes", "down"]);
+    for sink in answer["sinks"].as_array().into_iter().flatten() {
         let types: Vec<&str> = sink["types"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let down = match sink["downSince"].as_str() {
-            Some(since) => format!("since {since}: {}", word(sink, "downReason")),
+            Some(since) => format!("since {since}: {}", field(sink, "downReason")),
             None => String::new(),
         };
         table.add_row([
-            word(sink, "name"),
+            field(sink, "name"),
             types.join(" "),
-            word(sink, "onBad"),
-            word(sink, "pending"),
-            word(sink, "oldestPendingAt"),
-            word(sink, "dead"),
-            word(sink, "sent"),
+            field(sink, "onBad"),
+            field(sink, "pending"),
+            field(sink, "oldestPendingAt"),
+            field(sink, "dead"),
+            field(sink, "sent"),
             sink["holders"].as_array().map_or(0, Vec::len).to_string(),
             down,
         ]);
     }
-    print(&table.to_string());
-    Ok(())
+    table.to_string()
 }
 
-async fn show_dead(dead: Dead) -> Result<(), Problem> {
-    let client = Client::new(&dead.connection)?;
-    let (limit, open) = (dead.limit.to_string(), "false".to_owned());
-    let mut query = dead.which.pairs();
-    query.push(("limit", &limit));
+async fn show_dead(dead: Dead) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&dead.connection)?;
+    let mut request = api.get("/api/v1/outbox/dead").query("limit", dead.limit).query_opt("cursor", dead.cursor);
     if !dead.resolved {
-        query.push(("resolved", &open));
+        request = request.query("resolved", false);
     }
-    query.extend(dead.cursor.as_ref().map(|cursor| ("cursor", cursor)));
-    let request = client.request(Method::GET, "/api/v1/outbox/dead").query(&query);
-    if dead.connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
+    for (name, value) in dead.filter.pairs() {
+        request = request.query(name, value);
     }
-    let found: Value = client.call(request).await?;
-    let mut table = table(["id", "sink", "type", "of", "tries", "dead since", "resolved", "error"]);
-    for letter in found["data"].as_array().into_iter().flatten() {
+    api.show(request, listed_dead).await
+}
+
+fn listed_dead(answer: &Value) -> String {
+    let mut table = table(["id", "sink", "type", "subject", "retries", "rejected", "resolved by", "error"]);
+    for event in answer["data"].as_array().into_iter().flatten() {
         table.add_row([
-            word(letter, "id"),
-            word(letter, "sink"),
-            word(letter, "eventType"),
-            word(letter, "aggregateId"),
-            word(letter, "retryCount"),
-            word(letter, "movedAt"),
-            word(letter, "resolvedBy"),
-            shorten(&word(letter, "errorMessage"), 60),
+            field(event, "id"),
+            field(event, "sink"),
+            field(event, "eventType"),
+            field(event, "aggregateId"),
+            field(event, "retryCount"),
+            field(event, "movedAt"),
+            field(event, "resolvedBy"),
+            shorten(&field(event, "errorMessage"), 60),
         ]);
     }
-    print(&table.to_string());
-    if let Some(next) = found["nextCursor"].as_str() {
-        print(&format!("more with --cursor {next}"));
+    let more = answer["nextCursor"].as_str().map(|next| format!("\nnext page: --cursor {next}")).unwrap_or_default();
+    format!("{table}{more}")
+}
+
+fn describe(event: &Value) -> String {
+    let mut details = Details::new(21);
+    for (name, _) in event.as_object().into_iter().flatten() {
+        details.add(name, field(event, name));
     }
-    Ok(())
+    details.text()
 }
 
-fn describe(letter: &Value) -> String {
-    let fields = letter.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-    fields.map(|(name, _)| format!("{name:<20} {}", word(letter, name))).collect::<Vec<_>>().join("\n")
-}
-
-async fn act(chosen: Chosen, action: &str, more: Option<(&str, Value)>, done: &str) -> Result<(), Problem> {
-    let filter = chosen.which.pairs();
+async fn act(
+    selection: Selection,
+    action: &str,
+    extra: Option<(&str, Value)>,
+    participle: &str,
+) -> Result<ExitCode, CommandError> {
+    let filter = selection.filter.pairs();
     let mut body = Map::new();
-    body.extend(more.map(|(name, value)| (name.to_owned(), value)));
-    let target = match &chosen.id {
-        Some(_) if !filter.is_empty() || chosen.all => {
-            return Err(Problem::Usage("one letter by its id, or many by --sink, --type …; not both".into()));
+    body.extend(extra.map(|(name, value)| (name.to_owned(), value)));
+    let api = Api::new(&selection.connection)?;
+    match &selection.id {
+        Some(_) if !filter.is_empty() || selection.all => {
+            Err(CommandError::Usage("pass an id or a filter (--sink, --type …), not both".into()))
         }
-        Some(id) => path(id, &format!("/{action}")),
-        None if filter.is_empty() && !chosen.all => {
-            let hint = "which letters? name one by its id, or many by --sink, --type, --aggregate …, or --all";
-            return Err(Problem::Usage(hint.into()));
+        Some(id) => {
+            let message = format!("{id} was {participle}");
+            let request = api.post(&path(id, &format!("/{action}"))).json(&body);
+            api.show(request, |_: &Value| message).await
+        }
+        None if filter.is_empty() && !selection.all => {
+            let message =
+                "missing an id or a filter: --sink, --type, --aggregate, --moved-after, --moved-before, or --all";
+            Err(CommandError::Usage(message.into()))
         }
         None => {
             let filter: Map<String, Value> =
                 filter.into_iter().map(|(name, text)| (name.into(), json!(text))).collect();
             body.insert("filter".into(), json!(filter));
-            body.insert("all".into(), json!(chosen.all));
-            format!("/api/v1/outbox/dead/{action}")
+            body.insert("all".into(), json!(selection.all));
+            let request = api.post_bulk(&format!("/api/v1/outbox/dead/{action}")).json(&body);
+            let describe = |answer: &Value| format!("{} {participle}", events(answer, participle));
+            api.show(request, describe).await
         }
-    };
-    let client = Client::new(&chosen.connection)?;
-    let text = client.patient_text(client.request(Method::POST, &target).json(&body)).await?;
-    if chosen.connection.json {
-        print(&text);
-        return Ok(());
     }
-    match &chosen.id {
-        Some(id) => print(&format!("{id} is {done}")),
-        None => print(&format!("{} dead letters {done}", count(&text, done)?)),
-    }
-    Ok(())
 }
 
-fn count(text: &str, name: &str) -> Result<u64, Problem> {
-    let answer: Value = serde_json::from_str(text).unwrap_or_default();
-    answer[name].as_u64().ok_or_else(|| Problem::Other("the answer was not understood".into()))
+/// Returns the number of events in the answer, as `1 event` or `2 events`.
+fn events(answer: &Value, field: &str) -> String {
+    count(answer[field].as_u64().unwrap_or(0), "event")
 }
 
-async fn republish(what: Republish) -> Result<(), Problem> {
-    let client = Client::new(&what.connection)?;
-    let mut body = json!({ "sink": what.sink, "from": what.from, "to": what.to });
-    if let Some(kind) = what.kind {
+async fn republish(arguments: Republish) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let mut body = json!({ "sink": arguments.sink, "from": arguments.from, "to": arguments.to });
+    if let Some(kind) = arguments.kind {
         body["type"] = json!(kind);
     }
-    if let Some(n) = what.per_second {
+    if let Some(n) = arguments.per_second {
         body["perSecond"] = json!(n);
     }
-    let text = client.patient_text(client.request(Method::POST, "/api/v1/outbox/republish").json(&body)).await?;
-    if what.connection.json {
-        print(&text);
-        return Ok(());
-    }
-    print(&format!("{} events are published again to {}", count(&text, "republished")?, what.sink));
-    Ok(())
+    let describe = |answer: &Value| format!("{} queued for sink {}", events(answer, "republished"), arguments.sink);
+    api.show(api.post_bulk("/api/v1/outbox/republish").json(&body), describe).await
 }

@@ -3,27 +3,35 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use faena_domain::Fairness;
 use faena_wire::{QueueList, QueueView};
-use reqwest::Method;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Client, Connection, Problem, print, table,
-    workers::{ago, escaped},
+    Api, CommandError, Connection,
+    api::segment,
+    output::{Details, relative, table},
 };
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List queues: what waits, what runs, what holds for them
+    /// List queues with their jobs and settings
+    #[command(after_help = "Example:\n  faena queues list")]
     List(List),
-    /// Show one queue
-    Show(One),
-    /// Change what holds for a queue
+    /// Show a queue
+    #[command(after_help = "Example:\n  faena queues show mail")]
+    Show(QueueArguments),
+    /// Change the settings of a queue; omitted settings are kept
+    #[command(after_help = "Example:\n  faena queues set mail --concurrency 10 --rate 100/1m")]
     Set(Set),
-    /// Let no job of a queue start, on all nodes, until it is resumed
+    /// Pause a queue; none of its jobs starts until it is resumed
+    #[command(
+        after_help = "Running jobs finish.\n\nExample:\n  faena queues pause mail --reason 'the mail relay is down'"
+    )]
     Pause(Pause),
-    /// Let its jobs start again
-    Resume(One),
+    /// Resume a queue
+    #[command(after_help = "Example:\n  faena queues resume mail")]
+    Resume(QueueArguments),
 }
 
 #[derive(Args)]
@@ -33,7 +41,8 @@ pub struct List {
 }
 
 #[derive(Args)]
-pub struct One {
+pub struct QueueArguments {
+    /// Queue name
     name: String,
     #[command(flatten)]
     connection: Connection,
@@ -41,13 +50,14 @@ pub struct One {
 
 #[derive(Args)]
 pub struct Set {
+    /// Queue name
     name: String,
     #[command(flatten)]
-    numbers: Numbers,
-    /// true: a higher priority always goes first
+    limit: LimitOptions,
+    /// Whether a job with a higher priority always runs first: true or false
     #[arg(long)]
     strict: Option<bool>,
-    /// key: each concurrencyKey in its turn; none: who has waited longest goes first
+    /// Order of jobs with concurrency keys: key (round robin over the keys) or none (oldest first)
     #[arg(long)]
     fairness: Option<String>,
     #[command(flatten)]
@@ -56,33 +66,35 @@ pub struct Set {
 
 #[derive(Args)]
 pub struct Pause {
+    /// Queue name
     name: String,
-    /// Why, for those who wonder
+    /// Reason shown to others
     #[arg(long)]
     reason: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// The numbers of a limit.
+/// The options that set a limit.
 #[derive(Args)]
-pub struct Numbers {
-    /// Jobs that run at once, on all nodes together; none: no limit
+pub struct LimitOptions {
+    /// Maximum number of jobs that run concurrently, on all nodes together; none removes the limit
     #[arg(long, value_name = "N|none")]
     concurrency: Option<String>,
-    /// Starts per period, like 100/1m; none: no limit
+    /// Maximum number of starts per period, like 100/1m; none removes the limit
     #[arg(long, value_name = "N/PERIOD|none")]
     rate: Option<String>,
 }
 
-impl Numbers {
-    pub fn put_into(&self, body: &mut Map<String, Value>) -> Result<(), Problem> {
+impl LimitOptions {
+    /// Adds the options that were passed to the body of a request.
+    pub fn add_to(&self, body: &mut Map<String, Value>) -> Result<(), CommandError> {
         if let Some(text) = &self.concurrency {
             let number = match text.as_str() {
                 "none" => Value::Null,
                 text => {
-                    let wrong = || Problem::Usage(format!("--concurrency {text} is neither a number nor none"));
-                    json!(text.parse::<u64>().map_err(|_| wrong())?)
+                    let invalid = || format!("--concurrency: not a number or \"none\": \"{text}\"");
+                    json!(text.parse::<u64>().map_err(|_| CommandError::Usage(invalid()))?)
                 }
             };
             body.insert("concurrency".into(), number);
@@ -94,107 +106,89 @@ impl Numbers {
     }
 }
 
-pub async fn run(command: Command) -> Result<ExitCode, Problem> {
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
-        Command::List(list) => show_list(&list.connection).await?,
-        Command::Show(one) => {
-            let client = Client::new(&one.connection)?;
-            let request = client.request(Method::GET, &path(&one.name, ""));
-            client.show(request, describe).await?;
+        Command::List(list) => {
+            let api = Api::new(&list.connection)?;
+            api.show(api.get("/api/v1/queues"), listed).await
+        }
+        Command::Show(queue) => {
+            let api = Api::new(&queue.connection)?;
+            api.show(api.get(&path(&queue.name, "")), describe).await
         }
         Command::Set(set) => {
+            let api = Api::new(&set.connection)?;
             let mut body = Map::new();
-            set.numbers.put_into(&mut body)?;
+            set.limit.add_to(&mut body)?;
             body.extend(set.strict.map(|strict| ("strict".into(), json!(strict))));
             body.extend(set.fairness.map(|fairness| ("fairness".into(), json!(fairness))));
-            change(&set.connection, Method::PATCH, &path(&set.name, ""), Value::Object(body)).await?;
+            if body.is_empty() {
+                let message = "nothing to change; pass --concurrency, --rate, --strict or --fairness";
+                return Err(CommandError::Usage(message.into()));
+            }
+            api.show(api.patch(&path(&set.name, "")).json(&body), describe).await
         }
         Command::Pause(pause) => {
+            let api = Api::new(&pause.connection)?;
             let body = pause.reason.map_or(json!({}), |reason| json!({ "reason": reason }));
-            change(&pause.connection, Method::POST, &path(&pause.name, "/pause"), body).await?;
+            api.show(api.post(&path(&pause.name, "/pause")).json(&body), describe).await
         }
-        Command::Resume(one) => {
-            change(&one.connection, Method::POST, &path(&one.name, "/resume"), json!({})).await?;
+        Command::Resume(queue) => {
+            let api = Api::new(&queue.connection)?;
+            api.show(api.post(&path(&queue.name, "/resume")).json(&json!({})), describe).await
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn path(name: &str, rest: &str) -> String {
-    format!("/api/v1/queues/{}{rest}", escaped(name))
+    format!("/api/v1/queues/{}{rest}", segment(name))
 }
 
-async fn change(connection: &Connection, method: Method, path: &str, body: Value) -> Result<(), Problem> {
-    let client = Client::new(connection)?;
-    let request = client.request(method, path).json(&body);
-    client.show(request, describe).await
-}
-
-async fn show_list(connection: &Connection) -> Result<(), Problem> {
-    let client = Client::new(connection)?;
-    let request = client.request(Method::GET, "/api/v1/queues");
-    if connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
-    }
-    let found: QueueList = client.call(request).await?;
-    let mut table =
-        table(["queue", "waiting", "critical/high/normal/low", "oldest", "running", "later", "per minute", "holds"]);
-    for queue in &found.queues {
-        let depth = queue.depth;
+fn listed(list: &QueueList) -> String {
+    let mut table = table(["queue", "ready", "oldest", "running", "scheduled", "finished/min", "settings"]);
+    for queue in &list.queues {
         table.add_row([
             queue.name.clone(),
-            depth.total.to_string(),
-            format!("{}/{}/{}/{}", depth.critical, depth.high, depth.normal, depth.low),
-            queue.oldest.map(ago).unwrap_or_default(),
+            queue.depth.total.to_string(),
+            queue.oldest.map(relative).unwrap_or_default(),
             queue.running.to_string(),
             (queue.pending + queue.retrying).to_string(),
             queue.rate_per_minute.map(|rate| format!("{rate:.0}")).unwrap_or_default(),
-            rules(queue).join(", "),
+            settings(queue).join(", "),
         ]);
     }
-    print(&table.to_string());
-    Ok(())
+    table.to_string()
 }
 
-/// What holds for a queue, as far as it is not the default.
-fn rules(queue: &QueueView) -> Vec<String> {
-    let mut rules = Vec::new();
-    rules.extend(queue.paused.as_ref().map(|pause| format!("paused by {}", pause.by)));
-    rules.extend(queue.concurrency.map(|n| format!("{n} at once")));
-    rules.extend(queue.rate.map(|rate| rate.to_string()));
-    rules.extend(queue.strict.then(|| "strict".to_owned()));
-    rules.extend((queue.fairness == faena_domain::Fairness::Key).then(|| "fair by key".to_owned()));
-    rules
+/// Returns the settings of a queue that differ from the default.
+fn settings(queue: &QueueView) -> Vec<String> {
+    let mut settings = Vec::new();
+    settings.extend(queue.paused.as_ref().map(|pause| format!("paused by {}", pause.by)));
+    settings.extend(queue.concurrency.map(|n| format!("concurrency {n}")));
+    settings.extend(queue.rate.map(|rate| rate.to_string()));
+    settings.extend(queue.strict.then(|| "strict priority".to_owned()));
+    settings.extend((queue.fairness == Fairness::Key).then(|| "fair by key".to_owned()));
+    settings
 }
 
 fn describe(queue: &QueueView) -> String {
     let depth = queue.depth;
-    let mut lines = vec![format!("queue         {}", queue.name)];
-    let mut line = |name: &str, value: String| {
-        if !value.is_empty() {
-            lines.push(format!("{name:<14}{value}"));
-        }
-    };
-    line(
-        "waiting",
-        format!(
-            "{} ({} critical, {} high, {} normal, {} low)",
-            depth.total, depth.critical, depth.high, depth.normal, depth.low
-        ),
-    );
-    line("oldest", queue.oldest.map(|at| format!("{at} ({})", ago(at))).unwrap_or_default());
-    line("running", queue.running.to_string());
-    line("later", format!("{} pending, {} retrying", queue.pending, queue.retrying));
-    line("per minute", queue.rate_per_minute.map(|rate| format!("{rate:.1}")).unwrap_or_default());
-    line("at once", queue.concurrency.map(|n| n.to_string()).unwrap_or_default());
-    line("rate", queue.rate.map(|rate| rate.to_string()).unwrap_or_default());
-    line("order", if queue.strict { "strict: a higher priority always goes first".into() } else { String::new() });
-    let fair = queue.fairness == faena_domain::Fairness::Key;
-    line("fairness", if fair { "each concurrencyKey in its turn".into() } else { String::new() });
+    let mut details = Details::new(14);
+    details.add("queue", queue.name.clone());
+    let by_priority =
+        format!("{} critical, {} high, {} normal, {} low", depth.critical, depth.high, depth.normal, depth.low);
+    details.add("ready", format!("{} ({by_priority})", depth.total));
+    details.add_opt("oldest", queue.oldest.map(|at| format!("{at} ({})", relative(at))));
+    details.add("running", queue.running.to_string());
+    details.add("scheduled", format!("{} pending, {} retrying", queue.pending, queue.retrying));
+    details.add_opt("finished/min", queue.rate_per_minute.map(|rate| format!("{rate:.1}")));
+    details.add_opt("concurrency", queue.concurrency);
+    details.add_opt("rate", queue.rate.map(|rate| rate.to_string()));
+    details.add_opt("order", queue.strict.then_some("strict: a higher priority always runs first"));
+    details.add_opt("fairness", (queue.fairness == Fairness::Key).then_some("key: round robin over concurrency keys"));
     if let Some(pause) = &queue.paused {
         let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        line("paused", format!("by {} since {}{reason}", pause.by, pause.at));
+        details.add("paused", format!("by {} since {}{reason}", pause.by, pause.at));
     }
-    lines.join("\n")
+    details.text()
 }

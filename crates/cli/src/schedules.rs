@@ -4,58 +4,65 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use faena_domain::{
-    Timestamp,
+    ScheduleId,
     schedule::{Misfire, ScheduleView, ScheduledRun, TickRow},
 };
 use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
-use reqwest::Method;
 
 use crate::{
-    Client, Connection, Problem, print,
-    schedule_flags::Flags,
-    table,
-    workers::{escaped, shorten},
+    Api, CommandError, Connection,
+    api::segment,
+    output::{Details, count, milliseconds, print, relative, shorten, table},
+    schedule_options::ScheduleOptions,
 };
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List schedules, by name
+    /// List schedules by name
+    #[command(after_help = "Example:\n  faena schedules list --active")]
     List(List),
-    /// Make a schedule
+    /// Create a schedule
     #[command(
         after_help = "Example:\n  faena schedules create --name nightly --cron '0 2 * * *' --timezone Europe/Madrid --job report \\\n    \
                       --payload '{\"day\": \"{{due.date}}\"}' --overlap skip"
     )]
     Create(Create),
-    /// Show one: when it is due, in words; the next runs; what became of the last due times
-    Show(One),
-    /// Change one; what is not said stays
+    /// Show a schedule with its next and latest due times
+    #[command(after_help = "Example:\n  faena schedules show nightly")]
+    Show(ScheduleArguments),
+    /// Update a schedule; omitted fields are kept
     #[command(
-        after_help = "`none` takes away what may be absent: the description, start, end, except, tags, webhook, key, timeout, jitter, max-runs.\n\nExample:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none"
+        after_help = "\"none\" removes an optional field: description, start, end, except, tag, webhook, concurrency-key, timeout,\njitter, max-runs.\n\nExample:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none"
     )]
     Edit(Edit),
-    /// Let it fire from now on; what was due while it was off is not made up for
-    Enable(One),
-    /// Let it not fire until it is enabled again
-    Disable(One),
-    /// Make a job of it now, whatever is due
-    Trigger(One),
-    /// Show the next runs, with a note where daylight saving bites
+    /// Enable a schedule; due times missed while it was disabled are not caught up
+    #[command(after_help = "Example:\n  faena schedules enable nightly")]
+    Enable(ScheduleArguments),
+    /// Disable a schedule
+    #[command(after_help = "Example:\n  faena schedules disable nightly")]
+    Disable(ScheduleArguments),
+    /// Create a job of a schedule now
+    #[command(after_help = "Example:\n  faena schedules trigger nightly")]
+    Trigger(ScheduleArguments),
+    /// Show the next due times, with a note where daylight saving applies
+    #[command(after_help = "Example:\n  faena schedules preview nightly --count 3")]
     Preview(Preview),
-    /// Show what became of its due times, the latest first
+    /// List the due times of a schedule and their outcomes, latest first
+    #[command(after_help = "Example:\n  faena schedules ticks nightly --limit 5")]
     Ticks(Ticks),
-    /// Say what `create` would say, and the next ten runs, without storing anything
+    /// Check a schedule and show its next due times, without creating it
     #[command(
         after_help = "Example:\n  faena schedules validate --name x --cron '0 9 * * 1#1' --timezone America/New_York --job noop"
     )]
     Validate(Create),
-    /// Remove it; the jobs that it made stay
-    Delete(One),
+    /// Delete a schedule; its jobs are kept
+    #[command(after_help = "Example:\n  faena schedules delete nightly")]
+    Delete(ScheduleArguments),
 }
 
 #[derive(Args)]
-pub struct One {
-    /// Its id, or its name
+pub struct ScheduleArguments {
+    /// Schedule id or name
     #[arg(value_name = "ID|NAME")]
     schedule: String,
     #[command(flatten)]
@@ -64,18 +71,20 @@ pub struct One {
 
 #[derive(Args)]
 pub struct List {
-    /// Only those that fire
+    /// Only enabled schedules
     #[arg(long, conflicts_with = "inactive")]
     active: bool,
-    /// Only those that do not
+    /// Only disabled or finished schedules
     #[arg(long)]
     inactive: bool,
-    /// Part of the name
-    #[arg(short, long)]
+    /// Only schedules with this text in their name
+    #[arg(short, long, value_name = "TEXT")]
     q: Option<String>,
-    #[arg(long, default_value_t = 1)]
+    /// Page number
+    #[arg(long, default_value_t = 1, value_name = "N")]
     page: u64,
-    #[arg(long, default_value_t = 20)]
+    /// Maximum number of schedules per page, up to 100
+    #[arg(long, default_value_t = 20, value_name = "N")]
     limit: u32,
     #[command(flatten)]
     connection: Connection,
@@ -84,28 +93,29 @@ pub struct List {
 #[derive(Args)]
 pub struct Create {
     #[command(flatten)]
-    flags: Box<Flags>,
+    options: Box<ScheduleOptions>,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(Args)]
 pub struct Edit {
-    /// Its id, or its name
+    /// Schedule id or name
     #[arg(value_name = "ID|NAME")]
     schedule: String,
     #[command(flatten)]
-    flags: Box<Flags>,
+    options: Box<ScheduleOptions>,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(Args)]
 pub struct Preview {
-    /// Its id, or its name
+    /// Schedule id or name
     #[arg(value_name = "ID|NAME")]
     schedule: String,
-    #[arg(long, default_value_t = 10)]
+    /// Number of due times
+    #[arg(long, default_value_t = 10, value_name = "N")]
     count: u32,
     #[command(flatten)]
     connection: Connection,
@@ -113,230 +123,215 @@ pub struct Preview {
 
 #[derive(Args)]
 pub struct Ticks {
-    /// Its id, or its name
+    /// Schedule id or name
     #[arg(value_name = "ID|NAME")]
     schedule: String,
-    #[arg(long, default_value_t = 20)]
+    /// Maximum number of due times
+    #[arg(long, default_value_t = 20, value_name = "N")]
     limit: u32,
-    /// Only what was due before this time, like 2026-11-15T20:00:00Z
+    /// Only due times before this time, like 2026-11-15T20:00:00Z
     #[arg(long, value_name = "TIME")]
     before: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
-pub async fn run(command: Command) -> Result<ExitCode, Problem> {
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
-        Command::List(list) => show_list(list).await?,
+        Command::List(list) => show_list(list).await,
         Command::Create(create) => {
-            let client = Client::new(&create.connection)?;
-            let request = post(&client, "/api/v1/schedules", create.flags.whole_body()?);
-            client.show(request, created).await?;
+            let api = Api::new(&create.connection)?;
+            api.show(api.post("/api/v1/schedules").json_text(create.options.create_body()?), created).await
         }
         Command::Validate(create) => {
-            let client = Client::new(&create.connection)?;
-            let request = post(&client, "/api/v1/schedules/validate", create.flags.whole_body()?);
-            client
-                .show(request, |valid: &ValidSchedule| format!("{}\n{}", valid.explanation, runs(&valid.next_runs)))
-                .await?;
+            let api = Api::new(&create.connection)?;
+            let request = api.post("/api/v1/schedules/validate").json_text(create.options.create_body()?);
+            let describe = |valid: &ValidSchedule| format!("{}\n{}", valid.explanation, runs(&valid.next_runs));
+            api.show(request, describe).await
         }
-        Command::Show(one) => show(one).await?,
+        Command::Show(arguments) => show(arguments).await,
         Command::Edit(edit) => {
-            let body = edit.flags.patch_body()?;
-            let client = Client::new(&edit.connection)?;
-            let request = client.request(Method::PATCH, &path(&client, &edit.schedule, "").await?);
-            client.show(request.header("content-type", "application/json").body(body), stands).await?;
+            let body = edit.options.update_body()?;
+            let api = Api::new(&edit.connection)?;
+            let path = path(&api, &edit.schedule, "").await?;
+            api.show(api.patch(&path).json_text(body), changed).await
         }
-        Command::Enable(one) => change(one, Method::POST, "/enable", stands).await?,
-        Command::Disable(one) => change(one, Method::POST, "/disable", stands).await?,
-        Command::Trigger(one) => {
-            change(one, Method::POST, "/trigger", |triggered: &Triggered| triggered.job_id.to_string()).await?;
+        Command::Enable(arguments) => set_active(arguments, "/enable").await,
+        Command::Disable(arguments) => set_active(arguments, "/disable").await,
+        Command::Trigger(arguments) => {
+            let api = Api::new(&arguments.connection)?;
+            let path = path(&api, &arguments.schedule, "/trigger").await?;
+            api.show(api.post(&path), |triggered: &Triggered| triggered.job_id.to_string()).await
         }
-        Command::Delete(one) => {
-            let gone = format!("{} is gone; its jobs stay", one.schedule);
-            change(one, Method::DELETE, "", |_: &Success| gone).await?;
+        Command::Delete(arguments) => {
+            let api = Api::new(&arguments.connection)?;
+            let path = path(&api, &arguments.schedule, "").await?;
+            let message = format!("{} was deleted; its jobs are kept", arguments.schedule);
+            api.show(api.delete(&path), |_: &Success| message).await
         }
         Command::Preview(preview) => {
-            let client = Client::new(&preview.connection)?;
-            let request = client.request(Method::GET, &path(&client, &preview.schedule, "/preview").await?);
-            let words = |list: &RunList| format!("{}\n{}", list.explanation, runs(&list.runs));
-            client.show(request.query(&[("count", preview.count)]), words).await?;
+            let api = Api::new(&preview.connection)?;
+            let path = path(&api, &preview.schedule, "/preview").await?;
+            let describe = |list: &RunList| format!("{}\n{}", list.explanation, runs(&list.runs));
+            api.show(api.get(&path).query("count", preview.count), describe).await
         }
-        Command::Ticks(ask) => {
-            let client = Client::new(&ask.connection)?;
-            let request = client.request(Method::GET, &path(&client, &ask.schedule, "/ticks").await?);
-            let mut query = vec![("limit", ask.limit.to_string())];
-            query.extend(ask.before.map(|before| ("before", before)));
-            client.show(request.query(&query), |list: &TickList| ticks(&list.ticks)).await?;
+        Command::Ticks(arguments) => {
+            let api = Api::new(&arguments.connection)?;
+            let path = path(&api, &arguments.schedule, "/ticks").await?;
+            let request = api.get(&path).query("limit", arguments.limit).query_opt("before", arguments.before);
+            api.show(request, |list: &TickList| ticks(&list.ticks)).await
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn post(client: &Client, path: &str, body: String) -> reqwest::RequestBuilder {
-    client.request(Method::POST, path).header("content-type", "application/json").body(body)
+async fn set_active(arguments: ScheduleArguments, rest: &str) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let path = path(&api, &arguments.schedule, rest).await?;
+    api.show(api.post(&path), changed).await
 }
 
-async fn change<T: serde::de::DeserializeOwned>(
-    one: One,
-    method: Method,
-    rest: &str,
-    words: impl FnOnce(&T) -> String,
-) -> Result<(), Problem> {
-    let client = Client::new(&one.connection)?;
-    let request = client.request(method, &path(&client, &one.schedule, rest).await?);
-    client.show(request, words).await
-}
-
-/// The path of a schedule that is called by its id, or by a name that no other has.
-async fn path(client: &Client, said: &str, rest: &str) -> Result<String, Problem> {
-    if said.parse::<faena_domain::ScheduleId>().is_ok() {
-        return Ok(format!("/api/v1/schedules/{}{rest}", escaped(said)));
+/// Returns the path of a schedule, given its id or a unique name.
+async fn path(api: &Api, schedule: &str, rest: &str) -> Result<String, CommandError> {
+    if schedule.parse::<ScheduleId>().is_ok() {
+        return Ok(format!("/api/v1/schedules/{}{rest}", segment(schedule)));
     }
-    let request = client.request(Method::GET, "/api/v1/schedules").query(&[("name", said), ("limit", "100")]);
-    let found: ScheduleList = client.call(request).await?;
+    let request = api.get("/api/v1/schedules").query("name", schedule).query("limit", 100);
+    let found: ScheduleList = request.send().await?;
     match found.schedules.as_slice() {
-        [] => Err(Problem::Other(format!("there is no schedule {said}; `faena schedules list` shows them"))),
-        [one] => Ok(format!("/api/v1/schedules/{}{rest}", one.id)),
+        [] => Err(CommandError::Other(format!("no schedule \"{schedule}\"; list them with \"faena schedules list\""))),
+        [schedule] => Ok(format!("/api/v1/schedules/{}{rest}", schedule.id)),
         several => {
             let lines = several.iter().map(|one| format!("\n  {}  {}", one.id, one.explanation));
             let lines: String = lines.collect();
-            Err(Problem::Other(format!("{} schedules are called {said}; say which by its id:{lines}", found.total)))
+            let total = found.total;
+            Err(CommandError::Other(format!("{total} schedules have the name \"{schedule}\"; pass an id:{lines}")))
         }
     }
 }
 
-async fn show_list(list: List) -> Result<(), Problem> {
-    let client = Client::new(&list.connection)?;
-    let mut query = vec![("page", list.page.to_string()), ("limit", list.limit.to_string())];
-    query.extend(list.q.map(|q| ("q", q)));
-    if list.active || list.inactive {
-        query.push(("isActive", list.active.to_string()));
-    }
-    let request = client.request(Method::GET, "/api/v1/schedules").query(&query);
-    client.show(request, listed).await
+async fn show_list(list: List) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&list.connection)?;
+    let is_active = (list.active || list.inactive).then_some(list.active);
+    let request = api
+        .get("/api/v1/schedules")
+        .query("page", list.page)
+        .query("limit", list.limit)
+        .query_opt("q", list.q)
+        .query_opt("isActive", is_active);
+    api.show(request, listed).await
 }
 
-fn listed(found: &ScheduleList) -> String {
-    let mut table = table(["id", "name", "due", "job", "next run", "last run", "runs"]);
-    for schedule in &found.schedules {
+fn listed(list: &ScheduleList) -> String {
+    let mut table = table(["id", "next run", "last run", "runs", "job", "name", "due"]);
+    for schedule in &list.schedules {
         table.add_row([
             schedule.id.to_string(),
-            shorten(&schedule.name, 40),
-            shorten(&schedule.explanation, 60),
-            schedule.job_type.clone(),
-            next_run(schedule),
-            time(schedule.last_run_at),
+            schedule.next_run_at.map_or_else(|| inactive(schedule), relative),
+            schedule.last_run_at.map(relative).unwrap_or_default(),
             schedule.run_count.to_string(),
+            schedule.job_type.clone(),
+            schedule.name.clone(),
+            schedule.explanation.clone(),
         ]);
     }
-    let pages = found.total.div_ceil(found.limit.max(1));
-    let more = if found.page < pages { format!("; more with --page {}", found.page + 1) } else { String::new() };
-    format!("{table}\n{} of {} schedules{more}", found.schedules.len(), found.total)
+    let pages = list.total.div_ceil(list.limit.max(1));
+    let more = if list.page < pages { format!("; next page: --page {}", list.page + 1) } else { String::new() };
+    format!("{table}\n{} of {}{more}", list.schedules.len(), count(list.total, "schedule"))
 }
 
-fn time(at: Option<Timestamp>) -> String {
-    at.map(|at| at.to_string()).unwrap_or_default()
-}
-
-fn next_run(schedule: &ScheduleView) -> String {
-    match (&schedule.next_run_at, &schedule.finished) {
-        (Some(at), _) => at.to_string(),
-        (None, Some(_)) => "finished".into(),
-        (None, None) => "disabled".into(),
-    }
+/// Why a schedule has no next run.
+fn inactive(schedule: &ScheduleView) -> String {
+    if schedule.finished.is_some() { "finished".into() } else { "disabled".into() }
 }
 
 fn created(schedule: &CreatedSchedule) -> String {
     match schedule.next_run_at {
-        Some(at) => format!("{}  {}  runs next at {at}", schedule.id, schedule.name),
-        None => format!("{}  {}  is disabled", schedule.id, schedule.name),
+        Some(at) => format!("{}  {}  next run at {at}", schedule.id, schedule.name),
+        None => format!("{}  {}  disabled", schedule.id, schedule.name),
     }
 }
 
-fn stands(schedule: &ScheduleView) -> String {
+fn changed(schedule: &ScheduleView) -> String {
     match schedule.next_run_at {
-        Some(at) => format!("{}  {}  runs next at {at}: {}", schedule.id, schedule.name, schedule.explanation),
-        None => format!("{}  {}  is disabled", schedule.id, schedule.name),
+        Some(at) => format!("{}  {}  next run at {at}: {}", schedule.id, schedule.name, schedule.explanation),
+        None => format!("{}  {}  {}", schedule.id, schedule.name, inactive(schedule)),
     }
 }
 
-/// How many coming runs and past due times are shown with a schedule.
-const A_FEW: u32 = 5;
+/// How many due times, next and latest, are shown with a schedule.
+const SHOWN_DUE_TIMES: u32 = 5;
 
-async fn show(one: One) -> Result<(), Problem> {
-    let client = Client::new(&one.connection)?;
-    let path = path(&client, &one.schedule, "").await?;
-    let request = client.request(Method::GET, &path);
-    if one.connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
+async fn show(arguments: ScheduleArguments) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&arguments.connection)?;
+    let path = path(&api, &arguments.schedule, "").await?;
+    if api.json {
+        print(&api.get(&path).text().await?);
+        return Ok(ExitCode::SUCCESS);
     }
-    let schedule: ScheduleView = client.call(request).await?;
-    let coming = client.request(Method::GET, &format!("{path}/preview")).query(&[("count", A_FEW)]);
-    let coming: RunList = client.call(coming).await?;
-    let past = client.request(Method::GET, &format!("{path}/ticks")).query(&[("limit", A_FEW)]);
-    let past: TickList = client.call(past).await?;
-    print(&describe(&schedule, &coming.runs, &past.ticks));
-    Ok(())
+    let schedule: ScheduleView = api.get(&path).send().await?;
+    let next: RunList = api.get(&format!("{path}/preview")).query("count", SHOWN_DUE_TIMES).send().await?;
+    let latest: TickList = api.get(&format!("{path}/ticks")).query("limit", SHOWN_DUE_TIMES).send().await?;
+    print(&describe(&schedule, &next.runs, &latest.ticks));
+    Ok(ExitCode::SUCCESS)
 }
 
-fn describe(schedule: &ScheduleView, coming: &[ScheduledRun], past: &[TickRow]) -> String {
-    let mut lines = vec![format!("schedule       {}", schedule.id)];
-    let mut line = |name: &str, value: String| {
-        if !value.is_empty() {
-            lines.push(format!("{name:<15}{value}"));
-        }
-    };
-    line("name", schedule.name.clone());
-    line("description", schedule.description.clone().unwrap_or_default());
-    line("due", schedule.explanation.clone());
-    line("cron", schedule.cron_expression.clone().unwrap_or_default());
-    line("every", schedule.interval_ms.map(|ms| format!("{ms} ms")).unwrap_or_default());
-    line("start", time(schedule.start_at));
-    line("end", time(schedule.end_at));
-    line("except", schedule.except.join(", "));
+fn describe(schedule: &ScheduleView, next: &[ScheduledRun], latest: &[TickRow]) -> String {
+    let mut details = Details::new(17);
+    details.add("schedule", schedule.id.to_string());
+    details.add("name", schedule.name.clone());
+    details.add_opt("description", schedule.description.as_ref());
+    details.add("due", schedule.explanation.clone());
+    details.add_opt("cron", schedule.cron_expression.as_ref());
+    details.add_opt("every", schedule.interval_ms.map(milliseconds));
+    details.add_opt("start", schedule.start_at);
+    details.add_opt("end", schedule.end_at);
+    details.add("except", schedule.except.join(", "));
     let name = if schedule.job_name == schedule.job_type { String::new() } else { format!(" ({})", schedule.job_name) };
-    line("job", format!("{}{name}, queue {}, {}", schedule.job_type, schedule.queue, schedule.job_priority));
-    line("payload", shorten(schedule.job_payload.get(), 200));
-    let timeout = schedule.timeout_ms.map(|ms| format!(", timeout {ms} ms")).unwrap_or_default();
-    line("retries", format!("{}, the first after {} ms{timeout}", schedule.max_retries, schedule.retry_delay));
-    line("key", schedule.concurrency_key.clone().unwrap_or_default());
-    line("webhook", schedule.webhook_url.clone().unwrap_or_default());
-    line("tags", schedule.tags.join(", "));
+    details.add("job", format!("{}{name}, queue {}, {}", schedule.job_type, schedule.queue, schedule.job_priority));
+    details.add("payload", shorten(schedule.job_payload.get(), 200));
+    details.add("retries", format!("{}, first after {}", schedule.max_retries, milliseconds(schedule.retry_delay)));
+    details.add_opt("timeout", schedule.timeout_ms.map(milliseconds));
+    details.add_opt("concurrency key", schedule.concurrency_key.as_ref());
+    details.add_opt("webhook", schedule.webhook_url.as_ref());
+    details.add("tags", schedule.tags.join(", "));
     let limit = match schedule.misfire {
         Misfire::CatchUp => format!(" up to {}", schedule.catch_up_limit),
         Misfire::RunOnce | Misfire::Skip => String::new(),
     };
-    line("misfire", format!("{}{limit}; grace {} ms", word(&schedule.misfire), schedule.misfire_grace_ms));
+    let grace = milliseconds(schedule.misfire_grace_ms);
+    details.add("misfire", format!("{}{limit}, after {grace}", json_name(&schedule.misfire)));
     if schedule.cron_expression.is_some() {
-        line("clock changes", format!("gap {}, overlap {}", word(&schedule.dst_gap), word(&schedule.dst_overlap)));
+        let (gap, overlap) = (json_name(&schedule.dst_gap), json_name(&schedule.dst_overlap));
+        details.add("daylight saving", format!("gap {gap}, overlap {overlap}"));
     }
-    line("overlap", word(&schedule.overlap));
-    line("jitter", if schedule.jitter_ms > 0 { format!("up to {} ms", schedule.jitter_ms) } else { String::new() });
-    let most = schedule.max_runs.map(|most| format!(" of {most}")).unwrap_or_default();
-    line("runs", format!("{}{most}", schedule.run_count));
-    line("next run", next_run(schedule));
-    line("finished", schedule.finished.clone().unwrap_or_default());
-    line("last run", time(schedule.last_run_at));
-    if !coming.is_empty() {
-        lines.push(if schedule.is_active { "next runs" } else { "next runs, if it were enabled" }.into());
-        lines.push(runs(coming));
+    details.add("overlap", json_name(&schedule.overlap));
+    details.add_opt(
+        "jitter",
+        Some(schedule.jitter_ms).filter(|ms| *ms > 0).map(|ms| format!("up to {}", milliseconds(ms))),
+    );
+    let max = schedule.max_runs.map(|max| format!(" of {max}")).unwrap_or_default();
+    details.add("runs", format!("{}{max}", schedule.run_count));
+    details.add("next run", schedule.next_run_at.map_or_else(|| inactive(schedule), |at| at.to_string()));
+    details.add_opt("finished", schedule.finished.as_ref());
+    details.add_opt("last run", schedule.last_run_at);
+    if !next.is_empty() {
+        details.line(if schedule.is_active { "next due times" } else { "next due times, if it were enabled" });
+        details.line(runs(next));
     }
-    if !past.is_empty() {
-        lines.push("last due times".into());
-        lines.push(ticks(past));
+    if !latest.is_empty() {
+        details.line("latest due times");
+        details.line(ticks(latest));
     }
-    lines.join("\n")
+    details.text()
 }
 
-/// The name by which it stands in JSON.
-fn word(choice: &impl serde::Serialize) -> String {
+/// Returns the name of a choice in JSON.
+fn json_name(choice: &impl serde::Serialize) -> String {
     serde_json::to_value(choice).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn runs(runs: &[ScheduledRun]) -> String {
-    let mut table = table(["at", "local time", "note"]);
+    let mut table = table(["time", "local time", "note"]);
     for run in runs {
         table.add_row([run.at.to_string(), run.local.clone(), run.note.clone().unwrap_or_default()]);
     }
@@ -344,7 +339,7 @@ fn runs(runs: &[ScheduledRun]) -> String {
 }
 
 fn ticks(ticks: &[TickRow]) -> String {
-    let mut table = table(["due", "outcome", "job", "decided", "why"]);
+    let mut table = table(["due", "outcome", "job", "recorded", "reason"]);
     for tick in ticks {
         let due = match (tick.through_at, tick.count) {
             (Some(last), Some(count)) => format!("{} to {last} ({count})", tick.due_at),

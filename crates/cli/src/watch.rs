@@ -1,86 +1,77 @@
-//! Follows a job to its end, with a bar that shows what its worker tells.
+//! Follows a job until it finishes, with a progress bar.
 
 use std::{process::ExitCode, time::Duration};
 
-use faena_domain::{JobState, JobView, Progress};
+use faena::{Job, JobState, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
-use reqwest::Method;
 
-use crate::{
-    Client, Problem, print,
-    sse::{Message, Messages},
-};
+use crate::{Api, CommandError, jobs::path, output::print};
 
-/// How often a broken stream is taken up again before giving up.
-const PATIENCE: u32 = 30;
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How many times in a row the stream may fail to open.
+const MAX_FAILURES: u32 = 30;
 
-pub async fn watch(client: &Client, id: &str, json: bool) -> Result<ExitCode, Problem> {
-    let mut show = Show::new(json);
+pub async fn watch(api: &Api, id: &str) -> Result<ExitCode, CommandError> {
+    let mut display = Display::new(api.json);
     let mut failures = 0;
     loop {
-        match follow(client, id, &mut show).await {
-            Ok(Some(state)) => {
-                return Ok(if state == JobState::Completed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-            }
-            // The stream ended before the job, as when the server restarts: take it up again.
+        match follow(api, id, &mut display).await {
+            Ok(Some(JobState::Completed)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(_)) => return Ok(ExitCode::FAILURE),
+            // The stream ended before the job, for example because the server restarts.
             Ok(None) => failures = 0,
-            Err(problem @ (Problem::Refused { .. } | Problem::Usage(_))) => return Err(problem),
-            Err(problem) => {
-                failures += 1;
-                if failures > PATIENCE {
-                    return Err(problem);
-                }
-            }
+            Err(CommandError::Api(faena::Error::Unreachable { .. })) if failures < MAX_FAILURES => failures += 1,
+            Err(error) => return Err(error),
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// `Some`: how the job ended.
-async fn follow(client: &Client, id: &str, show: &mut Show) -> Result<Option<JobState>, Problem> {
-    let request = client.request(Method::GET, &format!("/api/v1/jobs/{id}/events"));
-    let mut messages = Messages::new(client.send(request).await?.bytes_stream());
-    while let Some(Message { data, .. }) = messages.next().await {
-        if data.is_empty() {
+/// Follows the stream of a job. Returns its final state, or `None` if the stream ends before that.
+async fn follow(api: &Api, id: &str, display: &mut Display) -> Result<Option<JobState>, CommandError> {
+    let mut stream = api.get(&path(id, "/events")).stream().await?;
+    while let Some(event) = stream.next().await {
+        if event.data.is_empty() {
             continue;
         }
-        let job: JobView =
-            serde_json::from_str(&data).map_err(|e| Problem::Other(format!("the stream was not understood: {e}")))?;
-        show.update(&job, &data);
-        if job.status.is_terminal() {
+        let job: Job = serde_json::from_str(&event.data)
+            .map_err(|error| CommandError::Other(format!("cannot read an event of the job: {error}")))?;
+        display.update(&job, &event.data);
+        if job.is_finished() {
             return Ok(Some(job.status));
         }
     }
     Ok(None)
 }
 
-struct Show {
+struct Display {
     json: bool,
     bar: ProgressBar,
-    lines: usize,
+    /// How many log entries were printed.
+    printed: usize,
 }
 
-impl Show {
-    fn new(json: bool) -> Show {
+impl Display {
+    fn new(json: bool) -> Display {
         let bar = if json { ProgressBar::hidden() } else { ProgressBar::new(100) };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix:<10} [{bar:30}] {percent:>3} %  {msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(120));
-        Show { json, bar, lines: 0 }
+        Display { json, bar, printed: 0 }
     }
 
-    fn update(&mut self, job: &JobView, data: &str) {
+    fn update(&mut self, job: &Job, data: &str) {
         if self.json {
             print(data);
             return;
         }
-        for entry in job.execution_log.iter().skip(self.lines) {
+        for entry in job.execution_log.iter().skip(self.printed) {
             self.bar.suspend(|| {
-                print(format!("{}  {:<16} {}", entry.timestamp, entry.event.as_str(), entry.details).trim_end());
+                print(format!("{}  {:<16} {}", entry.timestamp, entry.event, entry.details).trim_end());
             });
         }
-        self.lines = job.execution_log.len().max(self.lines);
+        self.printed = job.execution_log.len().max(self.printed);
         self.bar.set_prefix(job.status.to_string());
         if let Some(progress) = &job.progress {
             if let Some(percentage) = percentage(progress) {
@@ -88,7 +79,7 @@ impl Show {
             }
             self.bar.set_message(progress_text(progress));
         }
-        if job.status.is_terminal() {
+        if job.is_finished() {
             self.bar.finish_and_clear();
             let error = job.error.as_ref().filter(|_| job.status != JobState::Completed);
             let result = job.result.as_ref().map(|result| result.get().to_owned());
@@ -105,11 +96,29 @@ fn percentage(progress: &Progress) -> Option<f64> {
     })
 }
 
+/// Describes a progress in one line: `upload  E4  3 of 9 steps, 33 %  almost there`.
 pub fn progress_text(progress: &Progress) -> String {
-    let steps = progress.completed_steps.zip(progress.total_steps).map(|(done, total)| format!("{done}/{total}"));
-    let parts: Vec<String> = [progress.phase.clone(), progress.current_step.clone(), steps, progress.message.clone()]
+    let steps = progress.completed_steps.zip(progress.total_steps);
+    let steps = steps.map(|(completed, total)| format!("{completed} of {total} steps"));
+    let percent = percentage(progress).map(|percentage| format!("{percentage:.0} %"));
+    let amount: Vec<String> = [steps, percent].into_iter().flatten().collect();
+    let amount = Some(amount.join(", ")).filter(|amount| !amount.is_empty());
+    let parts: Vec<String> = [progress.phase.clone(), progress.current_step.clone(), amount, progress.message.clone()]
         .into_iter()
         .flatten()
         .collect();
     parts.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_one_line_with_whole_percent() {
+        let progress = Progress::new().phase("upload").steps(3, 9).message("soon");
+        assert_eq!(progress_text(&progress), "upload  3 of 9 steps, 33 %  soon");
+        assert_eq!(progress_text(&Progress::new().percentage(40.0)), "40 %");
+        assert_eq!(progress_text(&Progress::new()), "");
+    }
 }

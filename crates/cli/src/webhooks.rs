@@ -3,25 +3,31 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use faena_domain::{WebhookAttempt, WebhookView};
 use faena_wire::WebhookList;
-use reqwest::Method;
 
-use crate::{Client, Connection, Problem, print};
+use crate::{
+    Api, CommandError, Connection,
+    api::segment,
+    output::{Details, relative, table},
+};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List webhooks, the newest first
+    /// List webhooks, newest first
+    #[command(after_help = "Example:\n  faena webhooks list --state failed --host example.org:443")]
     List(List),
-    /// Show one webhook whole, with its body and every attempt
-    Show(One),
-    /// Send one that was delivered, or has failed, again
-    Redeliver(One),
+    /// Show a webhook with its body and every attempt
+    #[command(after_help = "Example:\n  faena webhooks show 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
+    Show(WebhookArguments),
+    /// Redeliver a webhook
+    #[command(after_help = "Example:\n  faena webhooks redeliver 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
+    Redeliver(WebhookArguments),
 }
 
 #[derive(Args)]
-pub struct One {
+pub struct WebhookArguments {
+    /// Webhook id
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -29,108 +35,96 @@ pub struct One {
 
 #[derive(Args)]
 pub struct List {
-    /// waiting, sending, delivered or failed
+    /// Only webhooks in this state: waiting, sending, delivered or failed
     #[arg(long)]
     state: Option<String>,
-    /// Of this job
-    #[arg(long)]
+    /// Only webhooks of this job
+    #[arg(long, value_name = "ID")]
     job: Option<String>,
-    /// To this host, with its port: example.org:443
+    /// Only webhooks to this host and port, like example.org:443
     #[arg(long)]
     host: Option<String>,
-    #[arg(long, default_value_t = 20)]
+    /// Maximum number of webhooks, up to 100
+    #[arg(long, default_value_t = 20, value_name = "N")]
     limit: u32,
-    /// The next cursor of another list
+    /// Cursor from the previous page
     #[arg(long)]
     cursor: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
 
-pub async fn run(command: Command) -> Result<ExitCode, Problem> {
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
-        Command::List(list) => show_list(list).await?,
-        Command::Show(one) => {
-            let client = Client::new(&one.connection)?;
-            let request = client.request(Method::GET, &path(&one.id, ""));
-            client.show(request, describe).await?;
+        Command::List(list) => {
+            let api = Api::new(&list.connection)?;
+            let request = api
+                .get("/api/v1/webhooks")
+                .query("limit", list.limit)
+                .query_opt("state", list.state)
+                .query_opt("jobId", list.job)
+                .query_opt("host", list.host)
+                .query_opt("cursor", list.cursor);
+            api.show(request, listed).await
         }
-        Command::Redeliver(one) => {
-            let client = Client::new(&one.connection)?;
-            let request = client.request(Method::POST, &path(&one.id, "/redeliver"));
-            let words = |webhook: &WebhookView| format!("{} is sent again to {}", webhook.id, webhook.url);
-            client.show(request, words).await?;
+        Command::Show(webhook) => {
+            let api = Api::new(&webhook.connection)?;
+            api.show(api.get(&path(&webhook.id, "")), describe).await
+        }
+        Command::Redeliver(webhook) => {
+            let api = Api::new(&webhook.connection)?;
+            let describe = |webhook: &WebhookView| format!("{} is being redelivered to {}", webhook.id, webhook.url);
+            api.show(api.post(&path(&webhook.id, "/redeliver")), describe).await
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn path(id: &str, rest: &str) -> String {
-    format!(
-        "/api/v1/webhooks/{}{rest}",
-        id.replace('%', "%25").replace('/', "%2F").replace('?', "%3F").replace('#', "%23")
-    )
+    format!("/api/v1/webhooks/{}{rest}", segment(id))
 }
 
-async fn show_list(list: List) -> Result<(), Problem> {
-    let client = Client::new(&list.connection)?;
-    let mut query = vec![("limit", list.limit.to_string())];
-    let filters = [("state", list.state), ("jobId", list.job), ("host", list.host), ("cursor", list.cursor)];
-    query.extend(filters.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let request = client.request(Method::GET, "/api/v1/webhooks").query(&query);
-    if list.connection.json {
-        print(&client.text(request).await?);
-        return Ok(());
-    }
-    let found: WebhookList = client.call(request).await?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["id", "job", "state", "attempts", "created", "due", "url"]);
-    for webhook in &found.webhooks {
+fn listed(list: &WebhookList) -> String {
+    let mut table = table(["id", "state", "attempts", "created", "due", "url", "job"]);
+    for webhook in &list.webhooks {
         table.add_row([
             webhook.id.to_string(),
-            webhook.job_id.to_string(),
             webhook.state.as_str().to_owned(),
             webhook.attempts.to_string(),
-            webhook.created_at.to_string(),
-            webhook.due_at.map(|at| at.to_string()).unwrap_or_default(),
+            relative(webhook.created_at),
+            webhook.due_at.map(relative).unwrap_or_default(),
             webhook.url.clone(),
+            webhook.job_id.to_string(),
         ]);
     }
-    print(&table.to_string());
-    if let Some(cursor) = found.next_cursor {
-        print(&format!("there may be more: --cursor {cursor}"));
-    }
-    Ok(())
+    let more = list.next_cursor.map(|cursor| format!("\nnext page: --cursor {cursor}")).unwrap_or_default();
+    format!("{table}{more}")
 }
 
 fn describe(webhook: &WebhookView) -> String {
-    let mut lines = vec![format!("webhook       {}", webhook.id)];
-    let mut line = |name: &str, value: String| {
-        if !value.is_empty() {
-            lines.push(format!("{name:<14}{value}"));
-        }
-    };
-    line("job", webhook.job_id.to_string());
-    line("correlation", webhook.correlation_id.clone());
-    line("state", webhook.state.as_str().to_owned());
-    line("url", webhook.url.clone());
-    line("created", webhook.created_at.to_string());
-    line("due", webhook.due_at.map(|at| at.to_string()).unwrap_or_default());
-    line("held back", webhook.held_back.clone().unwrap_or_default());
-    line("settled", webhook.settled_at.map(|at| at.to_string()).unwrap_or_default());
-    line("attempts", webhook.attempts.to_string());
-    line("body", webhook.body.as_ref().map(|body| body.get().to_owned()).unwrap_or_default());
-    lines.extend(webhook.history.iter().map(describe_attempt));
-    lines.join("\n")
+    let mut details = Details::new(14);
+    details.add("webhook", webhook.id.to_string());
+    details.add("job", webhook.job_id.to_string());
+    details.add("correlation", webhook.correlation_id.clone());
+    details.add("state", webhook.state.as_str());
+    details.add("url", webhook.url.clone());
+    details.add("created", webhook.created_at.to_string());
+    details.add_opt("due", webhook.due_at);
+    details.add_opt("delayed", webhook.held_back.as_ref());
+    details.add_opt("finished", webhook.settled_at);
+    details.add("attempts", webhook.attempts.to_string());
+    details.add_opt("body", webhook.body.as_ref().map(|body| body.get().to_owned()));
+    for attempt in &webhook.history {
+        details.line(describe_attempt(attempt));
+    }
+    details.text()
 }
 
 fn describe_attempt(attempt: &WebhookAttempt) -> String {
-    let what = match (&attempt.error, attempt.status) {
+    let outcome = match (&attempt.error, attempt.status) {
         (Some(error), _) => error.clone(),
         (None, Some(status)) => format!("HTTP {status}"),
         (None, None) => String::new(),
     };
     let answer = attempt.answer.as_deref().map(|answer| format!("  {answer:?}")).unwrap_or_default();
-    format!("  {}  {}  {what}, {} ms{answer}", attempt.number, attempt.at, attempt.took_ms)
+    format!("  {}  {}  {outcome}, {} ms{answer}", attempt.number, attempt.at, attempt.took_ms)
 }

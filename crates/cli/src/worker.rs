@@ -1,8 +1,4 @@
 //! `faena worker --type TYPE -- COMMAND…`: a worker that runs a command for each job.
-//!
-//! The command reads the payload from its standard input and writes the result to its standard output: JSON, or any text. What
-//! it writes to standard error becomes the job's log. Exit 0 completes the job, 65 (data error) fails it without another try,
-//! anything else fails this try. Its whole process group is killed when the job is over, cancelled or out of time.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -11,38 +7,45 @@ use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
-use crate::Problem;
+use crate::CommandError;
+
+pub const HELP: &str = "\
+The command reads the payload from standard input and writes the result, JSON or any text, to standard output.
+Standard error becomes the job's log. Exit code 0 completes the job, 65 fails it without a retry, any other
+code fails the attempt. The whole process group is killed when the job is finished, cancelled or timed out.
+
+Example:
+  faena worker --type resize --concurrency 4 -- ./resize.sh";
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The server [default: FAENA_URL, or http://127.0.0.1:3000]
+    /// Server URL [default: FAENA_URL, or http://127.0.0.1:3000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// A job type to run, or a prefix with * behind it; several times for several
+    /// Job type to run, or PREFIX*; repeat for several
     #[arg(long = "type", value_name = "TYPE", required = true)]
     kinds: Vec<String>,
-    /// A queue to take jobs from; several times for several [default: all]
+    /// Queue to take jobs from; repeat for several [default: all]
     #[arg(long = "queue", value_name = "QUEUE")]
     queues: Vec<String>,
-    /// Jobs to run at once
+    /// Maximum number of jobs that run concurrently
     #[arg(long, default_value_t = 1, value_name = "N")]
     concurrency: u32,
-    /// What people call it
+    /// Name for people
     #[arg(long)]
     name: Option<String>,
-    /// The command to run for each job
+    /// Command to run for each job
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
-/// sysexits.h: the input was wrong, and will be at the next try.
+/// `EX_DATAERR` of sysexits.h: the input is wrong, and another attempt would fail the same way.
 const DATA_ERROR: i32 = 65;
-/// The most that is kept as a result.
-const RESULT_BYTES: u64 = 512 << 10;
-/// How long the outputs of a command are listened to after its end, when somebody still holds them open.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const MAX_RESULT_BYTES: u64 = 512 << 10;
+/// How long the outputs are read after the command has ended, if a process it started keeps them open.
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
-pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Problem> {
+pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, CommandError> {
     let mut worker = faena::Worker::new().concurrency(arguments.concurrency).queues(arguments.queues);
     if let Some(url) = arguments.url {
         worker = worker.url(url);
@@ -56,7 +59,7 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Problem
         let command = command.clone();
         worker = worker.handle(kind, move |job: Context, _: Value| run_command(job, command.clone()));
     }
-    worker.run().await.map_err(|error| Problem::Other(error.to_string()))?;
+    worker.run().await?;
     Ok(std::process::ExitCode::SUCCESS)
 }
 
@@ -74,66 +77,67 @@ async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobE
         }
     });
     wrap.wrap(ProcessGroup::leader());
-    let child = wrap.spawn().map_err(|error| JobError::fail(format!("cannot start {program}: {error}")))?;
-    let mut group = Group(child);
+    let child = wrap.spawn().map_err(|error| JobError::fail(format!("cannot start \"{program}\": {error}")))?;
+    let mut group = KilledOnDrop(child);
     tokio::select! {
-        result = talk(&job, &mut group) => result,
+        result = communicate(&job, &mut group) => result,
         () = job.cancelled() => Err(JobError::cancelled()),
     }
 }
 
-/// A command with whatever it has started; killed when it is dropped.
-struct Group(Box<dyn ChildWrapper>);
+/// A command with all processes it has started.
+struct KilledOnDrop(Box<dyn ChildWrapper>);
 
-impl Drop for Group {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // Fails when all have ended, and that is well.
+        // Fails if all processes have ended.
         let _ = self.0.start_kill();
     }
 }
 
-async fn talk(job: &Context, group: &mut Group) -> Result<Value, JobError> {
+/// Passes the payload to the command, and its outputs to the job.
+async fn communicate(job: &Context, group: &mut KilledOnDrop) -> Result<Value, JobError> {
     let child = &mut group.0;
     let (stdin, stdout, stderr) = (child.stdin().take(), child.stdout().take(), child.stderr().take());
     let payload = job.payload().get().to_owned();
-    let write = async {
+    let write_payload = async {
         if let Some(mut stdin) = stdin {
-            // A command that does not read its payload is free not to.
+            // A command does not have to read its payload.
             let _ = stdin.write_all(payload.as_bytes()).await;
         }
     };
-    let (mut result, mut last) = (Vec::new(), String::new());
-    let read = async {
+    let (mut result, mut last_line) = (Vec::new(), String::new());
+    let read_result = async {
         if let Some(mut stdout) = stdout {
-            let _ = (&mut stdout).take(RESULT_BYTES + 1).read_to_end(&mut result).await;
-            // The rest is read and thrown away, so that the command is not held up.
+            let _ = (&mut stdout).take(MAX_RESULT_BYTES + 1).read_to_end(&mut result).await;
+            // The rest is discarded, so that the command does not block.
             let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
         }
     };
-    let log = async {
+    let read_log = async {
         if let Some(stderr) = stderr {
             let mut lines = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 job.log(&line);
-                last = line;
+                last_line = line;
             }
         }
     };
     let status = {
-        let outputs = async { tokio::join!(write, read, log) };
+        let outputs = async { tokio::join!(write_payload, read_result, read_log) };
         tokio::pin!(outputs);
         tokio::select! {
             _ = &mut outputs => child.wait().await?,
             status = child.wait() => {
-                // What it has left behind and holds its outputs open ends with it.
+                // Processes that it left behind, and that keep the outputs open, end with it.
                 let _ = child.start_kill();
-                let _ = tokio::time::timeout(LAST_WORDS, outputs).await;
+                let _ = tokio::time::timeout(OUTPUT_GRACE, outputs).await;
                 status?
             }
         }
     };
-    if result.len() as u64 > RESULT_BYTES {
-        return Err(JobError::fail(format!("the output is larger than {RESULT_BYTES} bytes")));
+    if result.len() as u64 > MAX_RESULT_BYTES {
+        return Err(JobError::fail(format!("the output is larger than {MAX_RESULT_BYTES} bytes")));
     }
     if status.success() {
         let text = String::from_utf8_lossy(&result);
@@ -142,6 +146,6 @@ async fn talk(job: &Context, group: &mut Group) -> Result<Value, JobError> {
             text => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
         });
     }
-    let text = if last.is_empty() { status.to_string() } else { format!("{status}: {last}") };
-    Err(if status.code() == Some(DATA_ERROR) { JobError::fail(text) } else { JobError::retry(text) })
+    let message = if last_line.is_empty() { status.to_string() } else { format!("{status}: {last_line}") };
+    Err(if status.code() == Some(DATA_ERROR) { JobError::fail(message) } else { JobError::retry(message) })
 }

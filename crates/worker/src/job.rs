@@ -121,6 +121,14 @@ open_enum! {
         CancelRequested = "cancel_requested",
         /// The job was cancelled.
         Cancelled = "cancelled",
+        /// A worker released the job, so that another run can start without using an attempt.
+        HandedBack = "handed_back",
+        /// The job was recovered after its server process died.
+        Recovered = "recovered",
+        /// A report of an old run was refused.
+        StaleReport = "stale_report",
+        /// All jobs it depends on are finished.
+        ParentsDone = "parents_done",
         /// A failed or cancelled job was retried manually.
         Retried = "retried",
         /// The job was changed.

@@ -49,7 +49,7 @@ fn taken_apart(output: &Output) -> (i32, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_handed_in_followed_and_shown() {
+async fn a_job_is_submitted_followed_and_shown() {
     let shell = Shell::open().await;
     let id = shell.says(&["enqueue", "sleep", r#"{"ms": 1}"#, "--queue", "quiet", "--priority", "high", "--tag", "a"]);
     let id = id.trim();
@@ -69,7 +69,7 @@ async fn a_job_is_handed_in_followed_and_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_follows_a_job_learns_from_the_exit_code_how_it_ended() {
+async fn the_exit_code_of_watching_a_job_says_how_it_finished() {
     let shell = Shell::open().await;
     let (code, stdout, stderr) =
         shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
@@ -98,11 +98,11 @@ async fn jobs_are_listed_as_a_table_or_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_are_cancelled_and_tried_again() {
+async fn jobs_are_cancelled_and_retried() {
     let shell = Shell::open().await;
     let id = shell.says(&["enqueue", "elsewhere.kind"]);
     let id = id.trim();
-    assert_eq!(shell.says(&["jobs", "cancel", id]), format!("{id} is CANCELLED\n"));
+    assert_eq!(shell.says(&["jobs", "cancel", id]), format!("{id} was cancelled (CANCELLED)\n"));
     let (code, stdout, stderr) = shell.faena(&["jobs", "cancel", id]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.starts_with("faena: ") && stderr.contains("(INVALID_TRANSITION)"), "{stderr}");
@@ -111,11 +111,14 @@ async fn jobs_are_cancelled_and_tried_again() {
     shell.faena.job_is(id, "QUEUED").await;
     let running = shell.says(&["enqueue", "sleep", r#"{"ms": 600000}"#]);
     shell.faena.job_is(running.trim(), "PROCESSING").await;
-    assert_eq!(shell.says(&["jobs", "cancel", running.trim()]), format!("{} is CANCELLED\n", running.trim()));
+    assert_eq!(
+        shell.says(&["jobs", "cancel", running.trim()]),
+        format!("{} was cancelled (CANCELLED)\n", running.trim())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn webhooks_are_listed_shown_and_sent_again() {
+async fn webhooks_are_listed_shown_and_redelivered() {
     let folder = tempfile::tempdir().unwrap();
     let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
     let faena = Faena::start(folder.path(), &environment).await;
@@ -136,7 +139,7 @@ async fn webhooks_are_listed_shown_and_sent_again() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let said = shell.says(&["webhooks", "redeliver", &failed]);
-    assert_eq!(said, format!("{failed} is sent again to http://{free}/hook\n"));
+    assert_eq!(said, format!("{failed} is being redelivered to http://{free}/hook\n"));
     eventually("it was sent again", async || {
         let shown = shell.json(&["webhooks", "show", "--json", &failed]);
         (shown["attempts"] == 2 && shown["state"] == "FAILED").then_some(())
@@ -145,7 +148,7 @@ async fn webhooks_are_listed_shown_and_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
+async fn errors_go_to_stderr_with_their_exit_code() {
     let shell = Shell::open().await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -164,7 +167,7 @@ async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
         (vec!["jobs"], 2, "Usage"),
         (vec!["no-such-command"], 2, "unrecognized subcommand"),
         (vec!["jobs", "list", "--limit", "many"], 2, "invalid value"),
-        (vec!["jobs", "list", "--url", "localhost:3000"], 2, "write http://host:port"),
+        (vec!["jobs", "list", "--url", "localhost:3000"], 2, "not a valid server URL: \"localhost:3000\""),
         (vec!["jobs", "list", "--url", &nowhere], 3, "faena serve"),
         (vec!["enqueue", "noop", "--url", &nowhere], 3, "faena serve"),
     ] {
@@ -175,7 +178,7 @@ async fn what_goes_wrong_is_said_on_stderr_with_its_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_passes_through_untouched() {
+async fn a_payload_is_stored_unchanged() {
     let shell = Shell::open().await;
     let payload = r#"{"z":1,"a":12345678901234567890123,"exact":0.10,"text":"ñ \u0000"}"#;
     let mut child = command(shell.folder.path())
@@ -248,7 +251,7 @@ fn completions_are_printed_for_every_shell() {
 }
 
 #[test]
-fn help_and_version_go_to_stdout_and_are_no_error() {
+fn help_and_version_go_to_stdout_with_exit_code_0() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, part) in [(["--help"], "Durable job server"), (["--version"], "faena ")] {
         let (code, stdout, stderr) = taken_apart(&run(folder.path(), &[], &arguments));
@@ -258,7 +261,7 @@ fn help_and_version_go_to_stdout_and_are_no_error() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("set -o pipefail; '{}' config --example | head -n 1", env!("CARGO_BIN_EXE_faena"));
     let output = std::process::Command::new("bash").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
@@ -267,7 +270,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_as_a_worker_does_not_cut_its_result_off_and_leaves_nothing_behind() {
+async fn a_command_as_a_worker_keeps_its_whole_result_and_leaves_no_process_behind() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[]).await;
     let scripts = [
@@ -304,14 +307,14 @@ async fn queues_are_listed_set_paused_and_resumed() {
     shell.says(&["enqueue", "elsewhere.kind", "--queue", "mail", "--priority", "high"]);
     let set = shell.says(&["queues", "set", "mail", "--concurrency", "2", "--rate", "100/1m", "--fairness", "key"]);
     for part in
-        ["queue         mail", "1 (0 critical, 1 high", "at once       2", "100 starts per 1 min", "in its turn"]
+        ["queue         mail", "1 (0 critical, 1 high", "concurrency   2", "100 starts per 1 min", "round robin"]
     {
         assert!(set.contains(part), "{part}: {set}");
     }
     let paused = shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
     assert!(paused.contains("paused        by loopback since") && paused.contains(": the relay is down"), "{paused}");
     let table = shell.says(&["queues", "list"]);
-    assert!(table.contains("mail") && table.contains("paused by loopback, 2 at once"), "{table}");
+    assert!(table.contains("mail") && table.contains("paused by loopback, concurrency 2"), "{table}");
     assert!(!shell.says(&["queues", "resume", "mail"]).contains("paused"));
     let queue = shell.json(&["queues", "show", "mail", "--json"]);
     assert_eq!(
@@ -324,7 +327,7 @@ async fn queues_are_listed_set_paused_and_resumed() {
     let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "0"]);
     assert!(code == 1 && stderr.contains("to stop a queue, pause it (VALIDATION_ERROR)"), "{stderr}");
     let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "many"]);
-    assert!(code == 2 && stderr.contains("neither a number nor none"), "{stderr}");
+    assert!(code == 2 && stderr.contains("--concurrency: not a number or \"none\": \"many\""), "{stderr}");
     let (code, _, stderr) = shell.faena(&["queues", "show", "nowhere"]);
     assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
 }
@@ -332,18 +335,21 @@ async fn queues_are_listed_set_paused_and_resumed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_listed_and_set() {
     let shell = Shell::open().await;
-    let table = shell.says(&["limits", "set", "--key", "tenant-*", "--concurrency", "3"]);
+    let table = shell.says(&["limits", "set", "--key", "tenant-*", "--concurrency", "3", "--rate", "30/10s"]);
+    assert!(table.starts_with("scope") && table.contains("30 starts per 10 s"), "{table}");
     assert!(table.contains("tenant-*") && table.contains("loopback"), "{table}");
     shell.says(&["limits", "set", "--system", "--concurrency", "2"]);
     let limits = shell.json(&["limits", "list", "--json"]);
     let system = limits["limits"].as_array().unwrap().iter().find(|limit| limit["scope"] == "system").unwrap();
     assert_eq!((&system["concurrency"], &system["origin"]), (&json!(2), &json!("api")));
+    let (code, _, stderr) = shell.faena(&["limits", "set", "--system"]);
+    assert!(code == 2 && stderr.contains("nothing to change; pass --concurrency or --rate"), "{stderr}");
     let (code, _, _) = shell.faena(&["limits", "set", "--system", "--key", "a", "--concurrency", "2"]);
     assert_eq!(code, 2, "one of them");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_are_looked_at_retried_and_put_away() {
+async fn dead_letters_are_listed_retried_and_deleted() {
     let shell = Shell::open().await;
     let mut ids = Vec::new();
     for queue in ["a", "a", "b"] {
@@ -359,24 +365,24 @@ async fn dead_letters_are_looked_at_retried_and_put_away() {
     let stats = shell.says(&["dlq", "stats"]);
     assert!(stats.starts_with("3 dead letters\nby type\n         3  http.request\n"), "{stats}");
 
-    assert_eq!(shell.says(&["dlq", "retry", &ids[0]]), format!("{} has new tries and is QUEUED\n", ids[0]));
+    assert_eq!(shell.says(&["dlq", "retry", &ids[0]]), format!("{} was retried (QUEUED)\n", ids[0]));
     shell.faena.job_is(&ids[0], "FAILED").await;
     let dry = shell.says(&["dlq", "delete", "--queue", "a", "--dry-run"]);
-    assert!(dry.ends_with("2 dead letters would be deleted; nothing was done\n"), "{dry}");
+    assert!(dry.ends_with("2 dead letters would be deleted (dry run)\n"), "{dry}");
     assert_eq!(shell.says(&["dlq", "delete", "--queue", "a"]), "2 dead letters deleted\n");
     let slow = shell.says(&["dlq", "retry", "--all", "--per-second", "10"]);
-    assert!(slow.starts_with("1 dead letters are being retried, 10 per second: "), "{slow}");
+    assert!(slow.starts_with("1 dead letter is being retried, 10 per second (bulk action "), "{slow}");
     eventually("the retry", async || {
         let job = shell.faena.job(&ids[2]).await;
         let again = job["executionLog"].to_string().contains("by a bulk action");
         (again && job["status"] == "FAILED").then_some(())
     })
     .await;
-    assert_eq!(shell.says(&["dlq", "delete", &ids[2]]), format!("{} is deleted\n", ids[2]));
+    assert_eq!(shell.says(&["dlq", "delete", &ids[2]]), format!("{} was deleted\n", ids[2]));
     assert!(shell.says(&["dlq", "list"]).ends_with("0 of 0 dead letters\n"));
 
     let (code, _, stderr) = shell.faena(&["dlq", "retry"]);
-    assert!(code == 2 && stderr.contains("which letters?"), "{stderr}");
+    assert!(code == 2 && stderr.contains("missing a job id or a filter"), "{stderr}");
     let (code, _, stderr) = shell.faena(&["dlq", "delete", &ids[2], "--all"]);
     assert!(code == 2 && stderr.contains("not both"), "{stderr}");
     let (code, _, stderr) = shell.faena(&["dlq", "show", &ids[2]]);
@@ -388,11 +394,11 @@ async fn dead_letters_are_looked_at_retried_and_put_away() {
     }
     let entries = shell.json(&["audit", "--action", "letter.delete", "--json"]);
     assert_eq!(entries["entries"][0]["target"], ids[2]);
-    assert!(shell.says(&["audit", "--limit", "1"]).contains("more with --before"));
+    assert!(shell.says(&["audit", "--limit", "1"]).contains("next page: --before"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_asked_why() {
+async fn jobs_why_explains_a_job() {
     let shell = Shell::open().await;
     shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
     let id = shell.says(&["enqueue", "noop", "--queue", "mail"]);

@@ -1,123 +1,130 @@
-//! What can be said of a schedule on a command line, and the body that says the same.
+//! The options that describe a schedule, and the body they become.
 
 use clap::Args;
 use faena_domain::parse_duration;
 use serde_json::{Map, Value, json, value::RawValue};
 
-use crate::Problem;
+use crate::CommandError;
 
-/// `none` takes away what may be absent.
 #[derive(Args)]
-pub struct Flags {
+pub struct ScheduleOptions {
+    /// Name of the schedule
     #[arg(long)]
     name: Option<String>,
-    #[arg(long)]
+    /// Description for people
+    #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// When, as a cron expression of 5 or 6 fields, or @daily and the like
+    /// Due times as a cron expression of 5 or 6 fields, or @daily and the like
     #[arg(long, value_name = "EXPRESSION", conflicts_with = "every")]
     cron: Option<String>,
-    /// When, as a distance: 90s, 15m, 6h
+    /// Due times as an interval: 90s, 15m, 6h
     #[arg(long, value_name = "DURATION")]
     every: Option<String>,
-    /// The zone whose clocks count, like Europe/Madrid [default: UTC]
+    /// Time zone, like Europe/Madrid [default: UTC]
     #[arg(long, value_name = "ZONE")]
     timezone: Option<String>,
-    /// The type of the job: noop, http.request, or one that a worker of yours knows
+    /// Job type: noop, http.request, or a type that one of your workers handles
     #[arg(long, value_name = "TYPE")]
     job: Option<String>,
-    /// A name of the job for people [default: its type]
+    /// Name of the jobs for people [default: the type]
     #[arg(long, value_name = "NAME")]
     job_name: Option<String>,
-    /// A JSON object, or @FILE; its texts may use {{due}}, {{due.date}}, {{run}} and others
+    /// Payload, a JSON object or @FILE; its texts may use {{due}}, {{due.date}}, {{run}} and others
     #[arg(long, value_name = "JSON|@FILE")]
     payload: Option<String>,
-    /// LOW, NORMAL, HIGH or CRITICAL
+    /// Priority: LOW, NORMAL, HIGH or CRITICAL [default: NORMAL]
     #[arg(long)]
     priority: Option<String>,
+    /// Queue [default: default]
     #[arg(long)]
     queue: Option<String>,
+    /// Maximum number of retries of each job [default: 3]
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
-    /// How long a job may take: 30s, 5m
+    /// Maximum duration of one run: 30s, 5m
     #[arg(long, value_name = "DURATION")]
     timeout: Option<String>,
-    /// Where to tell how each job ended
+    /// URL to notify when a job finishes
     #[arg(long, value_name = "URL")]
     webhook: Option<String>,
-    /// Jobs with the same key run one at a time, or as many as a limit says
+    /// Key whose jobs share a concurrency limit, 1 unless a limit says otherwise
     #[arg(long, value_name = "KEY")]
     concurrency_key: Option<String>,
+    /// Tag of each job; repeat for several
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// After an outage: run_once, skip or catch_up [default: run_once]
-    #[arg(long)]
+    /// What happens to due times missed in an outage: run_once, skip or catch_up [default: run_once]
+    #[arg(long, value_name = "POLICY")]
     misfire: Option<String>,
-    /// How late the oldest due time may be met before it counts as an outage [default: 1m]
+    /// Delay after which a due time counts as missed [default: 1m]
     #[arg(long, value_name = "DURATION")]
     misfire_grace: Option<String>,
-    /// How many due times catch_up makes up for at most [default: 100]
+    /// Maximum number of missed due times that catch_up runs [default: 100]
     #[arg(long, value_name = "N")]
     catch_up_limit: Option<u32>,
-    /// While the last job is still going: allow, skip, queue_one or cancel_previous [default: allow]
-    #[arg(long)]
+    /// What happens while the previous job is unfinished: allow, skip, queue_one or cancel_previous [default: allow]
+    #[arg(long, value_name = "POLICY")]
     overlap: Option<String>,
-    /// Each job waits a while of its own, up to this: 30s
+    /// Random delay per job, up to this: 30s
     #[arg(long, value_name = "DURATION")]
     jitter: Option<String>,
-    /// Nothing before this time, like 2026-11-15T20:00:00Z
+    /// No due times before this time, like 2026-11-15T20:00:00Z
     #[arg(long, value_name = "TIME")]
     start: Option<String>,
-    /// Nothing after this time
+    /// No due times after this time
     #[arg(long, value_name = "TIME")]
     end: Option<String>,
-    /// A day (2026-12-25), a span (2026-12-24/2027-01-06) or a cron expression in which nothing fires; may be given several times
+    /// No due times on a day (2026-12-25), in a range (2026-12-24/2027-01-06) or at a cron expression; repeat for several
     #[arg(long, value_name = "WHEN")]
     except: Vec<String>,
-    /// So many jobs, then no more
+    /// Stop after N runs
     #[arg(long, value_name = "N|none")]
     max_runs: Option<String>,
-    /// Times that the clocks skip: next or skip
-    #[arg(long, value_name = "CHOICE")]
+    /// Due times in the hour that daylight saving skips: next or skip
+    #[arg(long, value_name = "POLICY")]
     dst_gap: Option<String>,
-    /// Times that come twice: first or both
-    #[arg(long, value_name = "CHOICE")]
+    /// Due times in the hour that daylight saving repeats: first or both
+    #[arg(long, value_name = "POLICY")]
     dst_overlap: Option<String>,
-    /// Let it not fire until it is enabled
+    /// Create it disabled
     #[arg(long)]
     disabled: bool,
 }
 
-impl Flags {
-    /// The body of a new schedule.
-    pub fn whole_body(&self) -> Result<String, Problem> {
-        let missing = [
+impl ScheduleOptions {
+    /// Returns the body of a new schedule.
+    pub fn create_body(&self) -> Result<String, CommandError> {
+        let required = [
             (self.name.is_none(), "--name NAME"),
             (self.cron.is_none() && self.every.is_none(), "--cron EXPRESSION or --every DURATION"),
             (self.job.is_none() && self.job_name.is_none(), "--job TYPE"),
         ];
-        let missing: Vec<&str> = missing.into_iter().filter(|(gone, _)| *gone).map(|(_, flag)| flag).collect();
+        let missing: Vec<&str> =
+            required.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, name)| name).collect();
         match missing.is_empty() {
             true => self.body(),
-            false => Err(Problem::Usage(format!("say also {}", missing.join(", ")))),
+            false => Err(CommandError::Usage(format!("missing {}", missing.join(", ")))),
         }
     }
 
-    /// The body of a change: what is not said stays.
-    pub fn patch_body(&self) -> Result<String, Problem> {
+    /// Returns the body of an update. Omitted fields are kept.
+    pub fn update_body(&self) -> Result<String, CommandError> {
         match self.body()? {
-            nothing if nothing == "{}" => Err(Problem::Usage("say what shall be different; --help lists it".into())),
+            body if body == "{}" => {
+                Err(CommandError::Usage("nothing to change; pass an option, --help lists them".into()))
+            }
             body => Ok(body),
         }
     }
 
-    fn body(&self) -> Result<String, Problem> {
+    fn body(&self) -> Result<String, CommandError> {
         let mut fields: Map<String, Value> = Map::new();
         let mut put = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
                 fields.insert(name.into(), value);
             }
         };
-        // One replaces the other.
+        // Each replaces the other.
         if self.cron.is_some() {
             put("intervalMs", Some(Value::Null));
         }
@@ -145,7 +152,7 @@ impl Flags {
             ("dstGap", &self.dst_gap),
             ("dstOverlap", &self.dst_overlap),
         ] {
-            put(name, text.as_deref().map(or_none));
+            put(name, text.as_deref().map(null_if_none));
         }
         put("jobPriority", self.priority.as_ref().map(|text| text.to_uppercase().into()));
         put("maxRetries", self.max_retries.map(Value::from));
@@ -166,48 +173,49 @@ impl Flags {
     }
 }
 
-/// The payload as it was given: no number in it is touched.
-fn with_payload(mut body: String, said: &str) -> Result<String, Problem> {
-    let text = match said.strip_prefix('@') {
-        Some(file) => std::fs::read_to_string(file).map_err(|error| Problem::Usage(format!("{file}: {error}")))?,
-        None => said.to_owned(),
+/// Inserts the payload unchanged, so no number in it loses digits.
+fn with_payload(mut body: String, argument: &str) -> Result<String, CommandError> {
+    let text = match argument.strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file)
+            .map_err(|error| CommandError::Usage(format!("--payload: cannot read \"{file}\": {error}")))?,
+        None => argument.to_owned(),
     };
-    let payload: Box<RawValue> =
-        serde_json::from_str(text.trim()).map_err(|e| Problem::Usage(format!("the payload is not valid JSON: {e}")))?;
+    let payload: Box<RawValue> = serde_json::from_str(text.trim())
+        .map_err(|error| CommandError::Usage(format!("the payload is not valid JSON: {error}")))?;
     body.pop();
     let comma = if body.len() > 1 { "," } else { "" };
     Ok(format!("{body}{comma}\"jobPayload\":{}}}", payload.get()))
 }
 
-fn or_none(text: &str) -> Value {
+fn null_if_none(text: &str) -> Value {
     if text == "none" { Value::Null } else { json!(text) }
 }
 
-fn milliseconds(flag: &str, text: Option<&str>) -> Result<Option<Value>, Problem> {
+fn milliseconds(option: &str, text: Option<&str>) -> Result<Option<Value>, CommandError> {
     let Some(text) = text else { return Ok(None) };
     if text == "none" {
         return Ok(Some(Value::Null));
     }
-    let wrong = || Problem::Usage(format!("{flag} {text} is no duration; write 90s, 15m, 6h or 1d"));
-    let ms = u64::try_from(parse_duration(text).ok_or_else(wrong)?.as_millis()).map_err(|_| wrong())?;
+    let invalid =
+        || CommandError::Usage(format!("{option}: not a valid duration: \"{text}\"; write it like 90s, 15m, 6h or 1d"));
+    let ms = u64::try_from(parse_duration(text).ok_or_else(invalid)?.as_millis()).map_err(|_| invalid())?;
     Ok(Some(json!(ms)))
 }
 
-fn number(flag: &str, text: Option<&str>) -> Result<Option<Value>, Problem> {
+fn number(option: &str, text: Option<&str>) -> Result<Option<Value>, CommandError> {
     let Some(text) = text else { return Ok(None) };
     if text == "none" {
         return Ok(Some(Value::Null));
     }
-    let number =
-        text.parse::<u64>().map_err(|_| Problem::Usage(format!("{flag} {text} is neither a number nor none")))?;
-    Ok(Some(json!(number)))
+    let invalid = |_| CommandError::Usage(format!("{option}: not a number or \"none\": \"{text}\""));
+    Ok(Some(json!(text.parse::<u64>().map_err(invalid)?)))
 }
 
-/// `none` alone empties the list.
+/// Returns the entries; `none` alone empties the list.
 fn list(entries: &[String]) -> Option<Value> {
     match entries {
         [] => None,
-        [one] if one == "none" => Some(Value::Null),
+        [entry] if entry == "none" => Some(Value::Null),
         entries => Some(json!(entries)),
     }
 }

@@ -1,0 +1,283 @@
+//! `faena dlq …`: dead-lettered jobs.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use faena::{Job, JobId};
+use faena_wire::{BulkResponse, DeadLetterStats};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Api, CommandError, Connection,
+    api::segment,
+    jobs,
+    output::{age, count, print, relative, shorten, table},
+};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// List dead-lettered jobs, newest first
+    #[command(after_help = "Example:\n  faena dlq list --type email.send --error 'connection refused'")]
+    List(List),
+    /// Show a dead-lettered job with the errors of all its runs
+    #[command(after_help = "Example:\n  faena dlq show 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
+    Show(JobArguments),
+    /// Retry a dead-lettered job, or all that match a filter
+    #[command(after_help = "Example:\n  faena dlq retry --type email.send --error 'connection refused' --dry-run")]
+    Retry(Selection),
+    /// Delete a dead-lettered job, or all that match a filter
+    #[command(after_help = "Example:\n  faena dlq delete --queue reports --reason expired")]
+    Delete(Selection),
+    /// Count dead-lettered jobs by type, queue and reason
+    #[command(after_help = "Example:\n  faena dlq stats")]
+    Stats(Stats),
+}
+
+#[derive(Args)]
+pub struct Filter {
+    /// Only jobs of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Only jobs in this queue
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only jobs with this text in their error
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    /// Only jobs that failed for this reason: error, timeout, orphaned, cancelled, expired or no_handler
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only jobs with this text in their type or queue, or with this id or key
+    #[arg(short, long, value_name = "TEXT")]
+    q: Option<String>,
+}
+
+impl Filter {
+    fn pairs(&self) -> Vec<(&'static str, &String)> {
+        [("type", &self.kind), ("queue", &self.queue), ("error", &self.error), ("reason", &self.reason), ("q", &self.q)]
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref()?)))
+            .collect()
+    }
+}
+
+#[derive(Args)]
+pub struct List {
+    #[command(flatten)]
+    filter: Filter,
+    /// Maximum number of jobs, up to 100
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    limit: u32,
+    /// Cursor from the previous page
+    #[arg(long)]
+    cursor: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct JobArguments {
+    /// Job id
+    id: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Selection {
+    /// Job id; omit it to use a filter
+    id: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
+    /// Every dead-lettered job
+    #[arg(long)]
+    all: bool,
+    /// Only show how many jobs match, with examples
+    #[arg(long)]
+    dry_run: bool,
+    /// Maximum number of jobs per second; the server continues in the background
+    #[arg(long, value_name = "N")]
+    per_second: Option<u32>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Stats {
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// A page of dead-lettered jobs.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeadLetterList {
+    data: Vec<Job>,
+    total: u64,
+    next_cursor: Option<JobId>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Action {
+    Retry,
+    Delete,
+}
+
+impl Action {
+    fn path(self) -> &'static str {
+        match self {
+            Action::Retry => "retry",
+            Action::Delete => "delete",
+        }
+    }
+
+    fn participle(self) -> &'static str {
+        match self {
+            Action::Retry => "retried",
+            Action::Delete => "deleted",
+        }
+    }
+}
+
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
+    match command {
+        Command::List(list) => show_list(list).await,
+        Command::Show(job) => {
+            let api = Api::new(&job.connection)?;
+            api.show(api.get(&path(&job.id, "")), describe).await
+        }
+        Command::Retry(selection) => act(selection, Action::Retry).await,
+        Command::Delete(selection) => act(selection, Action::Delete).await,
+        Command::Stats(stats) => {
+            let api = Api::new(&stats.connection)?;
+            api.show(api.get("/api/v1/dead-letter/stats"), describe_stats).await
+        }
+    }
+}
+
+fn path(id: &str, rest: &str) -> String {
+    format!("/api/v1/dead-letter/{}{rest}", segment(id))
+}
+
+async fn show_list(list: List) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&list.connection)?;
+    let mut request = api.get("/api/v1/dead-letter").query("limit", list.limit).query_opt("cursor", list.cursor);
+    for (name, value) in list.filter.pairs() {
+        request = request.query(name, value);
+    }
+    api.show(request, listed).await
+}
+
+fn listed(list: &DeadLetterList) -> String {
+    let mut table = table(["id", "age", "reason", "queue", "type", "error"]);
+    for job in &list.data {
+        table.add_row([
+            job.id.to_string(),
+            job.completed_at.map(age).unwrap_or_default(),
+            job.error_reason.as_ref().map(ToString::to_string).unwrap_or_default(),
+            job.queue.clone(),
+            job.kind.clone(),
+            shorten(job.error.as_deref().unwrap_or(""), 60),
+        ]);
+    }
+    let more = list.next_cursor.map(|id| format!("; next page: --cursor {id}")).unwrap_or_default();
+    format!("{table}\n{} of {}{more}", list.data.len(), count(list.total, "dead letter"))
+}
+
+fn describe(job: &Job) -> String {
+    let mut text = jobs::describe(job);
+    text.push_str("\n  runs");
+    for attempt in &job.attempts {
+        let run = attempt.run.map_or("no run".to_owned(), |run| format!("run {run}"));
+        let worker = attempt.worker_id.as_deref().map(|worker| format!(" by {worker}")).unwrap_or_default();
+        let reason = attempt.error_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let error = attempt.error.as_deref().unwrap_or("");
+        text.push_str(&format!("\n    {}  {run}{worker}  {}{reason} {error}", attempt.finished_at, attempt.status));
+    }
+    text
+}
+
+async fn act(selection: Selection, action: Action) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&selection.connection)?;
+    let filter = selection.filter.pairs();
+    match &selection.id {
+        Some(_) if !filter.is_empty() || selection.all || selection.dry_run || selection.per_second.is_some() => {
+            Err(CommandError::Usage("pass a job id or a filter (--type, --queue, --error …), not both".into()))
+        }
+        Some(id) => act_on_one(&api, id, action).await,
+        None if filter.is_empty() && !selection.all => Err(CommandError::Usage(
+            "missing a job id or a filter: --type, --queue, --error, --reason, -q, or --all".into(),
+        )),
+        None => {
+            let filter: Map<String, Value> =
+                filter.into_iter().map(|(name, text)| (name.into(), json!(text))).collect();
+            let mut body = json!({ "filter": filter, "all": selection.all, "dryRun": selection.dry_run });
+            if let Some(n) = selection.per_second {
+                body["perSecond"] = json!(n);
+            }
+            let request = api.post_bulk(&format!("/api/v1/dead-letter/bulk/{}", action.path())).json(&body);
+            api.show(request, |answer: &BulkResponse| describe_bulk(answer, action.participle())).await
+        }
+    }
+}
+
+async fn act_on_one(api: &Api, id: &str, action: Action) -> Result<ExitCode, CommandError> {
+    match action {
+        Action::Retry => api.show(api.post(&path(id, "/retry")), jobs::retried).await,
+        Action::Delete => {
+            // The answer has no body.
+            api.delete(&path(id, "")).text().await?;
+            print(&if api.json {
+                json!({ "id": id, "deleted": true }).to_string()
+            } else {
+                format!("{id} was deleted")
+            });
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
+    let at_least = if answer.matched_is_exact { "" } else { "at least " };
+    let matched = format!("{at_least}{}", count(answer.matched, "dead letter"));
+    if answer.dry_run {
+        let mut table = table(["id", "type", "queue", "error"]);
+        for job in &answer.examples {
+            let error = shorten(job.error.as_deref().unwrap_or(""), 60);
+            table.add_row([job.id.to_string(), job.kind.clone(), job.queue.clone(), error]);
+        }
+        return format!("{table}\n{matched} would be {participle} (dry run)");
+    }
+    if let (Some(id), Some(n)) = (answer.id, answer.per_second) {
+        let verb = if answer.matched == 1 { "is" } else { "are" };
+        return format!("{matched} {verb} being {participle}, {n} per second (bulk action {id})");
+    }
+    let skipped = match answer.skipped {
+        0 => String::new(),
+        n => format!("; {n} skipped because they changed meanwhile"),
+    };
+    format!("{} {participle}{skipped}", count(answer.done, "dead letter"))
+}
+
+fn describe_stats(stats: &DeadLetterStats) -> String {
+    let sample = match stats.reasons_of < stats.total {
+        true => format!(" (of the newest {})", stats.reasons_of),
+        false => String::new(),
+    };
+    let mut lines = vec![count(stats.total, "dead letter")];
+    let groups = [
+        ("by type".to_owned(), &stats.by_type),
+        ("by queue".to_owned(), &stats.by_queue),
+        (format!("by reason{sample}"), &stats.by_reason),
+    ];
+    for (title, counts) in groups {
+        if !counts.is_empty() {
+            lines.push(title);
+            lines.extend(counts.iter().map(|(name, n)| format!("  {n:>8}  {name}")));
+        }
+    }
+    lines.extend(stats.oldest.map(|at| format!("oldest: created {at} ({})", relative(at))));
+    lines.extend(stats.newest.map(|at| format!("newest: created {at} ({})", relative(at))));
+    lines.join("\n")
+}
