@@ -95,7 +95,8 @@ pub fn read_query(
 pub const UNKNOWN_PARAMETER: &str = "unknown parameter";
 pub const CONTROL_CHARACTERS: &str = "must not contain control characters";
 
-fn query_pairs(query: Option<&str>) -> Vec<(String, String)> {
+/// Splits a query string into its parameters.
+pub fn query_pairs(query: Option<&str>) -> Vec<(String, String)> {
     url::form_urlencoded::parse(query.unwrap_or("").as_bytes()).into_owned().collect()
 }
 

@@ -7,6 +7,7 @@ use axum::{
     http::HeaderMap,
     response::sse::{Event as SseEvent, Sse},
 };
+use faena_domain::FieldError;
 use faena_engine::event_reader::{Gap, StreamItem};
 use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
@@ -14,7 +15,7 @@ use serde_json::json;
 
 use crate::{
     Api, ApiResult,
-    request::{UNKNOWN_PARAMETER, read_query},
+    request::{UNKNOWN_PARAMETER, check, query_pairs},
     watch::{EventStream, Item, WatchRequest},
 };
 
@@ -36,19 +37,21 @@ pub async fn events(
     Ok(Sse::new(stream))
 }
 
+/// Parses the parameters. `EventStream::open` checks their values and reports all errors together.
 fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
     let mut request = WatchRequest::default();
-    read_query(query, &["types"], |name, value| {
-        match name {
+    let mut errors = Vec::new();
+    for (name, value) in query_pairs(query) {
+        match name.as_str() {
             "types" => request.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
             "queue" => request.queue = Some(value),
             "correlationId" => request.correlation_id = Some(value),
             "jobId" => request.job_id = Some(value),
             "lastEventId" => request.after = Some(("lastEventId", value)),
-            _ => return Err(UNKNOWN_PARAMETER.into()),
+            _ => errors.push(FieldError::new(name, UNKNOWN_PARAMETER)),
         }
-        Ok(())
-    })?;
+    }
+    check(errors)?;
     Ok(request)
 }
 

@@ -220,7 +220,7 @@ async fn a_job_that_is_not_dead_lettered_is_not_found() {
     404 NOT_FOUND: there is no job <id 1>
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
-    404 NOT_FOUND: no bulk action "cancel" for dead dead_letters; use retry or delete
+    404 NOT_FOUND: no bulk action "cancel" for dead letters; use retry or delete
     404 NOT_FOUND: no bulk action <id 1>
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
