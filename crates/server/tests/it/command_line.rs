@@ -1,128 +1,88 @@
-//! The commands that people and scripts type, against a real server.
+//! The command line against a real server.
 //!
-//! Exit codes: 0 done, 1 the server refused or the job failed, 2 wrong usage, 3 the server cannot be reached.
+//! Exit codes: 0 success, 1 rejected by the server or job failed, 2 wrong usage, 3 server unreachable.
 
-use std::{
-    io::Write,
-    net::TcpListener,
-    path::Path,
-    process::{Output, Stdio},
-};
+use std::{io::Write, net::TcpListener, path::Path, process::Stdio};
 
 use serde_json::{Value, json};
 
-use crate::faena::{Faena, command, eventually, run};
-
-struct Shell {
-    folder: tempfile::TempDir,
-    faena: Faena,
-}
-
-impl Shell {
-    async fn open() -> Shell {
-        let folder = tempfile::tempdir().unwrap();
-        let faena = Faena::start(folder.path(), &[]).await;
-        Shell { folder, faena }
-    }
-
-    /// Exit code, stdout, stderr.
-    fn faena(&self, arguments: &[&str]) -> (i32, String, String) {
-        taken_apart(&run(self.folder.path(), &[("FAENA_URL", &self.faena.url)], arguments))
-    }
-
-    /// What it prints when all is well.
-    fn says(&self, arguments: &[&str]) -> String {
-        let (code, stdout, stderr) = self.faena(arguments);
-        assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
-        stdout
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        let text = self.says(arguments);
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
-    }
-}
-
-fn taken_apart(output: &Output) -> (i32, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
+use crate::{
+    faena::{Faena, command, eventually, run},
+    shell::{Shell, output_parts},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_is_submitted_followed_and_shown() {
-    let shell = Shell::open().await;
-    let id = shell.says(&["enqueue", "sleep", r#"{"ms": 1}"#, "--queue", "quiet", "--priority", "high", "--tag", "a"]);
+    let shell = Shell::start(&[]).await;
+    let id =
+        shell.stdout(&["enqueue", "sleep", r#"{"ms": 1}"#, "--queue", "quiet", "--priority", "high", "--tag", "a"]);
     let id = id.trim();
-    shell.faena.job_is(id, "COMPLETED").await;
-    let shown = shell.says(&["jobs", "show", id]);
+    shell.faena.wait_for_state(id, "COMPLETED").await;
+    let shown = shell.stdout(&["jobs", "show", id]);
     for part in [id, "sleep  COMPLETED", "quiet (HIGH)", r#"{"ms": 1}"#, "1 of 4", "created", "completed"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    let watched = shell.says(&["jobs", "watch", id]);
+    let watched = shell.stdout(&["jobs", "watch", id]);
     assert!(watched.ends_with(&format!("{id} COMPLETED\n")), "{watched}");
 
     let created = shell.json(&["enqueue", "noop", "--json", "--correlation-id", "abc"]);
     assert_eq!(created["correlationId"], "abc");
-    let watched = shell.says(&["enqueue", "noop", "--watch", "--json"]);
+    let watched = shell.stdout(&["enqueue", "noop", "--watch", "--json"]);
     let last: Value = serde_json::from_str(watched.lines().last().unwrap()).unwrap();
     assert_eq!(last["status"], "COMPLETED");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exit_code_of_watching_a_job_says_how_it_finished() {
-    let shell = Shell::open().await;
-    let (code, stdout, stderr) =
-        shell.faena(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
+    let shell = Shell::start(&[]).await;
+    let (code, stdout, stderr) = shell.run(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--watch"]);
     assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
     assert!(stdout.contains("FAILED: the payload is not valid: url: \"127.0.0.1\" is a private"), "{stdout}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_listed_as_a_table_or_as_json() {
-    let shell = Shell::open().await;
-    assert!(shell.says(&["jobs", "list"]).ends_with("0 of 0 jobs\n"));
+    let shell = Shell::start(&[]).await;
+    assert!(shell.stdout(&["jobs", "list"]).ends_with("0 of 0 jobs\n"));
     for n in 0..3 {
-        shell.says(&["enqueue", "elsewhere.kind", "--queue", &format!("q{n}")]);
+        shell.stdout(&["enqueue", "unknown.type", "--queue", &format!("q{n}")]);
     }
-    let table = shell.says(&["jobs", "list", "--limit", "2"]);
-    assert!(table.contains("elsewhere.kind") && table.contains("QUEUED") && table.contains("q2"), "{table}");
+    let table = shell.stdout(&["jobs", "list", "--limit", "2"]);
+    assert!(table.contains("unknown.type") && table.contains("QUEUED") && table.contains("q2"), "{table}");
     assert!(!table.contains("q0"), "newest first: {table}");
     let cursor = table.rsplit("--cursor ").next().unwrap().trim();
-    let rest = shell.says(&["jobs", "list", "--cursor", cursor]);
+    let rest = shell.stdout(&["jobs", "list", "--cursor", cursor]);
     assert!(rest.contains("q0") && !rest.contains("q1"), "{rest}");
     let list = shell.json(&["jobs", "list", "--json", "--status", "queued", "--queue", "q1"]);
     assert_eq!((&list["total"], &list["jobs"][0]["queue"]), (&json!(1), &json!("q1")));
-    let (code, _, stderr) = shell.faena(&["jobs", "list", "--status", "asleep"]);
+    let (code, _, stderr) = shell.run(&["jobs", "list", "--status", "asleep"]);
     assert_eq!(code, 1);
     assert!(stderr.contains("VALIDATION_ERROR") && stderr.contains("status"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_cancelled_and_retried() {
-    let shell = Shell::open().await;
-    let id = shell.says(&["enqueue", "elsewhere.kind"]);
+    let shell = Shell::start(&[]).await;
+    let id = shell.stdout(&["enqueue", "unknown.type"]);
     let id = id.trim();
-    assert_eq!(shell.says(&["jobs", "cancel", id]), format!("{id} was cancelled (CANCELLED)\n"));
-    let (code, stdout, stderr) = shell.faena(&["jobs", "cancel", id]);
+    assert_eq!(shell.stdout(&["jobs", "cancel", id]), format!("{id} was cancelled (CANCELLED)\n"));
+    let (code, stdout, stderr) = shell.run(&["jobs", "cancel", id]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.starts_with("faena: ") && stderr.contains("(INVALID_TRANSITION)"), "{stderr}");
     let again = shell.json(&["jobs", "retry", id, "--json"]);
     assert_eq!(again, json!({"id": id, "status": "PENDING", "retryCount": 0}));
-    shell.faena.job_is(id, "QUEUED").await;
-    let running = shell.says(&["enqueue", "sleep", r#"{"ms": 600000}"#]);
-    shell.faena.job_is(running.trim(), "PROCESSING").await;
+    shell.faena.wait_for_state(id, "QUEUED").await;
+    let running = shell.stdout(&["enqueue", "sleep", r#"{"ms": 600000}"#]);
+    shell.faena.wait_for_state(running.trim(), "PROCESSING").await;
     assert_eq!(
-        shell.says(&["jobs", "cancel", running.trim()]),
+        shell.stdout(&["jobs", "cancel", running.trim()]),
         format!("{} was cancelled (CANCELLED)\n", running.trim())
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webhooks_are_listed_shown_and_redelivered() {
-    let folder = tempfile::tempdir().unwrap();
-    let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
-    let faena = Faena::start(folder.path(), &environment).await;
-    let shell = Shell { folder, faena };
+    let shell = Shell::start(&[("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")]).await;
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let body = json!({"name": "noop", "webhookUrl": format!("http://{free}/hook")});
     let request = shell.faena.http.post(format!("{}/api/v1/jobs", shell.faena.url)).json(&body);
@@ -132,15 +92,15 @@ async fn webhooks_are_listed_shown_and_redelivered() {
         Some(list["webhooks"].get(0)?["id"].as_str()?.to_owned())
     })
     .await;
-    let table = shell.says(&["webhooks", "list", "--host", &free.to_string()]);
+    let table = shell.stdout(&["webhooks", "list", "--host", &free.to_string()]);
     assert!(table.contains(&failed) && table.contains("FAILED") && table.contains(&format!("{free}/hook")), "{table}");
-    let shown = shell.says(&["webhooks", "show", &failed]);
+    let shown = shell.stdout(&["webhooks", "show", &failed]);
     for part in [&job, "FAILED", "Connection refused", r#""status":"completed""#] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    let said = shell.says(&["webhooks", "redeliver", &failed]);
-    assert_eq!(said, format!("{failed} is being redelivered to http://{free}/hook\n"));
-    eventually("it was sent again", async || {
+    let printed = shell.stdout(&["webhooks", "redeliver", &failed]);
+    assert_eq!(printed, format!("{failed} is being redelivered to http://{free}/hook\n"));
+    eventually("it was redelivered", async || {
         let shown = shell.json(&["webhooks", "show", "--json", &failed]);
         (shown["attempts"] == 2 && shown["state"] == "FAILED").then_some(())
     })
@@ -149,10 +109,10 @@ async fn webhooks_are_listed_shown_and_redelivered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_go_to_stderr_with_their_exit_code() {
-    let shell = Shell::open().await;
+    let shell = Shell::start(&[]).await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let nowhere = format!("http://{free}");
+    let unreachable = format!("http://{free}");
     for (arguments, code, part) in [
         (vec!["jobs", "show", unknown], 1, "NOT_FOUND"),
         (vec!["jobs", "show", "abc"], 1, "VALIDATION_ERROR"),
@@ -168,10 +128,10 @@ async fn errors_go_to_stderr_with_their_exit_code() {
         (vec!["no-such-command"], 2, "unrecognized subcommand"),
         (vec!["jobs", "list", "--limit", "many"], 2, "invalid value"),
         (vec!["jobs", "list", "--url", "localhost:3000"], 2, "not a valid server URL: \"localhost:3000\""),
-        (vec!["jobs", "list", "--url", &nowhere], 3, "faena serve"),
-        (vec!["enqueue", "noop", "--url", &nowhere], 3, "faena serve"),
+        (vec!["jobs", "list", "--url", &unreachable], 3, "faena serve"),
+        (vec!["enqueue", "noop", "--url", &unreachable], 3, "faena serve"),
     ] {
-        let (found, stdout, stderr) = shell.faena(&arguments);
+        let (found, stdout, stderr) = shell.run(&arguments);
         assert_eq!((found, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
         assert!(stderr.contains(part), "{arguments:?}: {stderr}");
     }
@@ -179,20 +139,20 @@ async fn errors_go_to_stderr_with_their_exit_code() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_is_stored_unchanged() {
-    let shell = Shell::open().await;
+    let shell = Shell::start(&[]).await;
     let payload = r#"{"z":1,"a":12345678901234567890123,"exact":0.10,"text":"ñ \u0000"}"#;
     let mut child = command(shell.folder.path())
-        .args(["enqueue", "elsewhere.kind", "-", "--url", &shell.faena.url])
+        .args(["enqueue", "unknown.type", "-", "--url", &shell.faena.url])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(payload.as_bytes()).unwrap();
-    let (code, id, _) = taken_apart(&child.wait_with_output().unwrap());
+    let (code, id, _) = output_parts(&child.wait_with_output().unwrap());
     assert_eq!(code, 0);
-    let shown = shell.says(&["jobs", "show", id.trim(), "--json"]);
+    let shown = shell.stdout(&["jobs", "show", id.trim(), "--json"]);
     assert!(shown.contains(payload), "{shown}");
-    let listed = shell.says(&["jobs", "list", "--json"]);
+    let listed = shell.stdout(&["jobs", "list", "--json"]);
     assert!(listed.contains(payload), "{listed}");
 }
 
@@ -202,10 +162,10 @@ fn the_effective_configuration_is_shown_with_its_origins() {
     std::fs::write(folder.path().join("faena.toml"), "[server]\nport = 4000\n").unwrap();
     let environment = [
         ("LOG_LEVEL", "debug"),
-        ("DATABASE_URL", "postgres://user:geheim@127.0.0.1/faena"),
+        ("DATABASE_URL", "postgres://user:secret@127.0.0.1/faena"),
         ("FAENA_NODE_LEASE", "1m30s"),
     ];
-    let (code, text, stderr) = taken_apart(&run(folder.path(), &environment, &["config", "--json"]));
+    let (code, text, stderr) = output_parts(&run(folder.path(), &environment, &["config", "--json"]));
     assert_eq!((code, stderr.as_str()), (0, ""));
     let config: Value = serde_json::from_str(&text).unwrap();
     for (key, value, source) in [
@@ -217,17 +177,18 @@ fn the_effective_configuration_is_shown_with_its_origins() {
     ] {
         assert_eq!(config[key], json!({"value": value, "source": source}), "{key}");
     }
-    let (code, table, _) = taken_apart(&run(folder.path(), &environment, &["config", "--database-url", "sqlite:x.db"]));
+    let (code, table, _) =
+        output_parts(&run(folder.path(), &environment, &["config", "--database-url", "sqlite:x.db"]));
     assert_eq!(code, 0);
     assert!(table.contains("sqlite:x.db") && table.contains("--database-url"), "{table}");
-    assert!(!text.contains("geheim") && !table.contains("geheim"));
-    assert!(!folder.path().join("x.db").exists(), "looking changes nothing");
+    assert!(!text.contains("secret") && !table.contains("secret"));
+    assert!(!folder.path().join("x.db").exists(), "a file was created");
 }
 
 #[test]
 fn the_example_configuration_is_one_that_can_be_used() {
     let folder = tempfile::tempdir().unwrap();
-    let (code, text, _) = taken_apart(&run(folder.path(), &[], &["config", "--example"]));
+    let (code, text, _) = output_parts(&run(folder.path(), &[], &["config", "--example"]));
     assert_eq!(code, 0);
     let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../faena.example.toml");
     assert_eq!(text, std::fs::read_to_string(stored).unwrap());
@@ -239,11 +200,11 @@ fn the_example_configuration_is_one_that_can_be_used() {
 fn completions_are_printed_for_every_shell() {
     let folder = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let (code, text, stderr) = taken_apart(&run(folder.path(), &[], &["completions", shell]));
+        let (code, text, stderr) = output_parts(&run(folder.path(), &[], &["completions", shell]));
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
         assert!(text.contains("enqueue") && text.contains("faena"), "{shell}");
     }
-    let (code, _, stderr) = taken_apart(&run(folder.path(), &[], &["completions", "cobol"]));
+    let (code, _, stderr) = output_parts(&run(folder.path(), &[], &["completions", "cobol"]));
     assert_eq!(code, 2, "{stderr}");
     let script = folder.path().join("faena.bash");
     std::fs::write(&script, run(folder.path(), &[], &["completions", "bash"]).stdout).unwrap();
@@ -254,7 +215,7 @@ fn completions_are_printed_for_every_shell() {
 fn help_and_version_go_to_stdout_with_exit_code_0() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, part) in [(["--help"], "Durable job server"), (["--version"], "faena ")] {
-        let (code, stdout, stderr) = taken_apart(&run(folder.path(), &[], &arguments));
+        let (code, stdout, stderr) = output_parts(&run(folder.path(), &[], &arguments));
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains(part), "{stdout}");
     }
@@ -284,17 +245,17 @@ async fn a_command_as_a_worker_keeps_its_whole_result_and_leaves_no_process_behi
         worker.spawn().unwrap()
     });
     let small = faena.submit(json!({"name": "small", "payload": {"n": 1}})).await;
-    assert_eq!(faena.job_is(&small, "COMPLETED").await["result"], json!({"n": 1}));
+    assert_eq!(faena.wait_for_state(&small, "COMPLETED").await["result"], json!({"n": 1}));
     let large = faena.submit(json!({"name": "large"})).await;
-    let job = faena.job_is(&large, "FAILED").await;
+    let job = faena.wait_for_state(&large, "FAILED").await;
     assert_eq!((&job["error"], &job["retryCount"]), (&json!("the output is larger than 524288 bytes"), &json!(0)));
     let late = faena.submit(json!({"name": "late", "timeoutMs": 1_500, "maxRetries": 0})).await;
     let pid = folder.path().join("pid");
-    let pid = eventually("it runs", async || std::fs::read_to_string(&pid).ok()).await;
-    let job = faena.job_is(&late, "FAILED").await;
+    let pid = eventually("the command runs", async || std::fs::read_to_string(&pid).ok()).await;
+    let job = faena.wait_for_state(&late, "FAILED").await;
     assert_eq!(job["errorReason"], "timeout", "{job:#}");
     let child = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));
-    eventually("its child is gone", async || crate::stop::has_ended(&child).then_some(())).await;
+    eventually("its child has ended", async || crate::stop::has_ended(&child).then_some(())).await;
     for worker in &mut workers {
         worker.kill().unwrap();
         worker.wait().unwrap();
@@ -303,115 +264,115 @@ async fn a_command_as_a_worker_keeps_its_whole_result_and_leaves_no_process_behi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_are_listed_set_paused_and_resumed() {
-    let shell = Shell::open().await;
-    shell.says(&["enqueue", "elsewhere.kind", "--queue", "mail", "--priority", "high"]);
-    let set = shell.says(&["queues", "set", "mail", "--concurrency", "2", "--rate", "100/1m", "--fairness", "key"]);
+    let shell = Shell::start(&[]).await;
+    shell.stdout(&["enqueue", "unknown.type", "--queue", "mail", "--priority", "high"]);
+    let set = shell.stdout(&["queues", "set", "mail", "--concurrency", "2", "--rate", "100/1m", "--fairness", "key"]);
     for part in
         ["queue         mail", "1 (0 critical, 1 high", "concurrency   2", "100 starts per 1 min", "round robin"]
     {
         assert!(set.contains(part), "{part}: {set}");
     }
-    let paused = shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
+    let paused = shell.stdout(&["queues", "pause", "mail", "--reason", "the relay is down"]);
     assert!(paused.contains("paused        by loopback since") && paused.contains(": the relay is down"), "{paused}");
-    let table = shell.says(&["queues", "list"]);
+    let table = shell.stdout(&["queues", "list"]);
     assert!(table.contains("mail") && table.contains("paused by loopback, concurrency 2"), "{table}");
-    assert!(!shell.says(&["queues", "resume", "mail"]).contains("paused"));
+    assert!(!shell.stdout(&["queues", "resume", "mail"]).contains("paused"));
     let queue = shell.json(&["queues", "show", "mail", "--json"]);
     assert_eq!(
         (&queue["depth"]["HIGH"], &queue["paused"], &queue["concurrency"]),
         (&json!(1), &Value::Null, &json!(2))
     );
-    shell.says(&["queues", "set", "mail", "--concurrency", "none"]);
+    shell.stdout(&["queues", "set", "mail", "--concurrency", "none"]);
     assert_eq!(shell.json(&["queues", "show", "mail", "--json"])["concurrency"], Value::Null);
 
-    let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "0"]);
+    let (code, _, stderr) = shell.run(&["queues", "set", "mail", "--concurrency", "0"]);
     assert!(code == 1 && stderr.contains("to stop a queue, pause it (VALIDATION_ERROR)"), "{stderr}");
-    let (code, _, stderr) = shell.faena(&["queues", "set", "mail", "--concurrency", "many"]);
+    let (code, _, stderr) = shell.run(&["queues", "set", "mail", "--concurrency", "many"]);
     assert!(code == 2 && stderr.contains("--concurrency: not a number or \"none\": \"many\""), "{stderr}");
-    let (code, _, stderr) = shell.faena(&["queues", "show", "nowhere"]);
+    let (code, _, stderr) = shell.run(&["queues", "show", "nowhere"]);
     assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_are_listed_and_set() {
-    let shell = Shell::open().await;
-    let table = shell.says(&["limits", "set", "--key", "tenant-*", "--concurrency", "3", "--rate", "30/10s"]);
+    let shell = Shell::start(&[]).await;
+    let table = shell.stdout(&["limits", "set", "--key", "tenant-*", "--concurrency", "3", "--rate", "30/10s"]);
     assert!(table.starts_with("scope") && table.contains("30 starts per 10 s"), "{table}");
     assert!(table.contains("tenant-*") && table.contains("loopback"), "{table}");
-    shell.says(&["limits", "set", "--system", "--concurrency", "2"]);
+    shell.stdout(&["limits", "set", "--system", "--concurrency", "2"]);
     let limits = shell.json(&["limits", "list", "--json"]);
     let system = limits["limits"].as_array().unwrap().iter().find(|limit| limit["scope"] == "system").unwrap();
     assert_eq!((&system["concurrency"], &system["origin"]), (&json!(2), &json!("api")));
-    let (code, _, stderr) = shell.faena(&["limits", "set", "--system"]);
+    let (code, _, stderr) = shell.run(&["limits", "set", "--system"]);
     assert!(code == 2 && stderr.contains("nothing to change; pass --concurrency or --rate"), "{stderr}");
-    let (code, _, _) = shell.faena(&["limits", "set", "--system", "--key", "a", "--concurrency", "2"]);
-    assert_eq!(code, 2, "one of them");
+    let (code, _, _) = shell.run(&["limits", "set", "--system", "--key", "a", "--concurrency", "2"]);
+    assert_eq!(code, 2, "two scopes");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_listed_retried_and_deleted() {
-    let shell = Shell::open().await;
+    let shell = Shell::start(&[]).await;
     let mut ids = Vec::new();
     for queue in ["a", "a", "b"] {
-        let id = shell.says(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--queue", queue]);
-        shell.faena.job_is(id.trim(), "FAILED").await;
+        let id = shell.stdout(&["enqueue", "http.request", r#"{"url": "http://127.0.0.1/"}"#, "--queue", queue]);
+        shell.faena.wait_for_state(id.trim(), "FAILED").await;
         ids.push(id.trim().to_owned());
     }
-    let table = shell.says(&["dlq", "list"]);
+    let table = shell.stdout(&["dlq", "list"]);
     assert!(table.contains(&ids[0]) && table.ends_with("3 of 3 dead letters\n"), "{table}");
     assert_eq!(shell.json(&["dlq", "list", "--error", "PRIVATE", "--queue", "b", "--json"])["total"], 1);
-    let shown = shell.says(&["dlq", "show", &ids[0]]);
+    let shown = shell.stdout(&["dlq", "show", &ids[0]]);
     assert!(shown.contains("  runs\n") && shown.contains("FAILED (error)"), "{shown}");
-    let stats = shell.says(&["dlq", "stats"]);
+    let stats = shell.stdout(&["dlq", "stats"]);
     assert!(stats.starts_with("3 dead letters\nby type\n         3  http.request\n"), "{stats}");
 
-    assert_eq!(shell.says(&["dlq", "retry", &ids[0]]), format!("{} was retried (QUEUED)\n", ids[0]));
-    shell.faena.job_is(&ids[0], "FAILED").await;
-    let dry = shell.says(&["dlq", "delete", "--queue", "a", "--dry-run"]);
+    assert_eq!(shell.stdout(&["dlq", "retry", &ids[0]]), format!("{} was retried (QUEUED)\n", ids[0]));
+    shell.faena.wait_for_state(&ids[0], "FAILED").await;
+    let dry = shell.stdout(&["dlq", "delete", "--queue", "a", "--dry-run"]);
     assert!(dry.ends_with("2 dead letters would be deleted (dry run)\n"), "{dry}");
-    assert_eq!(shell.says(&["dlq", "delete", "--queue", "a"]), "2 dead letters deleted\n");
-    let slow = shell.says(&["dlq", "retry", "--all", "--per-second", "10"]);
+    assert_eq!(shell.stdout(&["dlq", "delete", "--queue", "a"]), "2 dead letters deleted\n");
+    let slow = shell.stdout(&["dlq", "retry", "--all", "--per-second", "10"]);
     assert!(slow.starts_with("1 dead letter is being retried, 10 per second (bulk action "), "{slow}");
-    eventually("the retry", async || {
+    eventually("the job is retried", async || {
         let job = shell.faena.job(&ids[2]).await;
         let again = job["executionLog"].to_string().contains("by a bulk action");
         (again && job["status"] == "FAILED").then_some(())
     })
     .await;
-    assert_eq!(shell.says(&["dlq", "delete", &ids[2]]), format!("{} was deleted\n", ids[2]));
-    assert!(shell.says(&["dlq", "list"]).ends_with("0 of 0 dead letters\n"));
+    assert_eq!(shell.stdout(&["dlq", "delete", &ids[2]]), format!("{} was deleted\n", ids[2]));
+    assert!(shell.stdout(&["dlq", "list"]).ends_with("0 of 0 dead letters\n"));
 
-    let (code, _, stderr) = shell.faena(&["dlq", "retry"]);
+    let (code, _, stderr) = shell.run(&["dlq", "retry"]);
     assert!(code == 2 && stderr.contains("missing a job id or a filter"), "{stderr}");
-    let (code, _, stderr) = shell.faena(&["dlq", "delete", &ids[2], "--all"]);
+    let (code, _, stderr) = shell.run(&["dlq", "delete", &ids[2], "--all"]);
     assert!(code == 2 && stderr.contains("not both"), "{stderr}");
-    let (code, _, stderr) = shell.faena(&["dlq", "show", &ids[2]]);
+    let (code, _, stderr) = shell.run(&["dlq", "show", &ids[2]]);
     assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
 
-    let audit = shell.says(&["audit"]);
+    let audit = shell.stdout(&["audit"]);
     for part in ["letter.retry", "bulk.delete", "bulk.retry.end", "letter.delete", "loopback"] {
         assert!(audit.contains(part), "{part}: {audit}");
     }
     let entries = shell.json(&["audit", "--action", "letter.delete", "--json"]);
     assert_eq!(entries["entries"][0]["target"], ids[2]);
-    assert!(shell.says(&["audit", "--limit", "1"]).contains("next page: --before"));
+    assert!(shell.stdout(&["audit", "--limit", "1"]).contains("next page: --before"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_why_explains_a_job() {
-    let shell = Shell::open().await;
-    shell.says(&["queues", "pause", "mail", "--reason", "the relay is down"]);
-    let id = shell.says(&["enqueue", "noop", "--queue", "mail"]);
+    let shell = Shell::start(&[]).await;
+    shell.stdout(&["queues", "pause", "mail", "--reason", "the relay is down"]);
+    let id = shell.stdout(&["enqueue", "noop", "--queue", "mail"]);
     let id = id.trim();
-    let said = shell.says(&["jobs", "why", id]);
+    let printed = shell.stdout(&["jobs", "why", id]);
     assert!(
-        said.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue \"mail\" was paused by loopback")),
-        "{said}"
+        printed.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue \"mail\" was paused by loopback")),
+        "{printed}"
     );
-    assert!(said.contains("(the relay is down)"), "{said}");
+    assert!(printed.contains("(the relay is down)"), "{printed}");
     assert_eq!(shell.json(&["jobs", "why", id, "--json"])["reasons"][0]["code"], "queue_paused");
-    shell.says(&["queues", "resume", "mail"]);
-    shell.faena.job_is(id, "COMPLETED").await;
-    assert!(shell.says(&["jobs", "why", id]).contains("it completed at"));
-    assert_eq!(shell.faena(&["jobs", "why", "01900000-0000-7000-8000-000000000000"]).0, 1);
+    shell.stdout(&["queues", "resume", "mail"]);
+    shell.faena.wait_for_state(id, "COMPLETED").await;
+    assert!(shell.stdout(&["jobs", "why", id]).contains("it completed at"));
+    assert_eq!(shell.run(&["jobs", "why", "01900000-0000-7000-8000-000000000000"]).0, 1);
 }

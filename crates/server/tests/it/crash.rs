@@ -25,7 +25,7 @@ async fn assert_no_job_is_lost_by_kills(folder: &Path, environment: &[(&str, &st
         if random.below(5) == 0 {
             tokio::time::sleep(Duration::from_millis(random.below(150))).await;
         } else {
-            faena.listening().await;
+            faena.wait_until_listening().await;
             load.aim_at(&faena);
             tokio::time::sleep(Duration::from_millis(random.below(longest_uptime_ms))).await;
         }

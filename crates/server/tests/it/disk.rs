@@ -106,7 +106,7 @@ async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
     let environment = [("DATABASE_URL", url.as_str())];
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &environment, &[]);
-    faena.listening().await;
+    faena.wait_until_listening().await;
 
     let mut acknowledged = BTreeSet::from([faena.submit(json!({"name": "noop"})).await]);
     disk.fill();
@@ -126,7 +126,7 @@ async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_
     faena.kill();
     disk.free();
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &environment, &[]);
-    faena.listening().await;
+    faena.wait_until_listening().await;
     assert_all_completed_once(&faena, &acknowledged).await;
 }
 
@@ -137,7 +137,7 @@ async fn a_disk_that_is_full_at_the_start_is_reported_and_ends_the_server() {
     disk.fill();
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &[("DATABASE_URL", &url)], &[]);
-    let status = faena.ended().await;
+    let status = faena.wait_for_exit().await;
     let log = faena.log();
     assert_eq!(status.code(), Some(2), "{log}");
     assert_eq!(log.lines().count(), 1, "{log}");

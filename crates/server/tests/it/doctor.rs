@@ -1,19 +1,18 @@
 //! `faena doctor` beside a running server, without a server, and on files that are not databases.
 
-use std::{path::Path, process::Output};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::{
     faena::{Faena, run},
     postgres::{Database, connect},
+    shell::output_parts,
 };
 
 /// Runs `faena doctor`. Returns the exit code, stdout and stderr.
 fn doctor(folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = run(folder, environment, &[&["doctor"], flags].concat());
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (status.code().unwrap(), text(stdout), text(stderr))
+    output_parts(&run(folder, environment, &[&["doctor"], flags].concat()))
 }
 
 /// Returns the codes of all findings, except for the disk space of the machine that runs the tests.
@@ -34,7 +33,7 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
         faena.submit(json!({"name": "noop", "type": "noop"})).await;
     }
     let running = faena.submit(json!({"name": "sleep", "type": "sleep", "payload": {"ms": 600_000}})).await;
-    faena.job_is(&running, "PROCESSING").await;
+    faena.wait_for_state(&running, "PROCESSING").await;
     let (code, stdout, stderr) = doctor(folder.path(), &server, &["--json"]);
     assert_eq!((code, stderr.as_str(), codes(&stdout).len()), (0, "", 0), "{stdout}");
     let report: Value = serde_json::from_str(&stdout).unwrap();
@@ -67,7 +66,7 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     // The next server runs the job that was taken back.
     let faena = Faena::start(folder.path(), &[]).await;
     assert_eq!(faena.count("").await, 21);
-    faena.job_is(&running, "PROCESSING").await;
+    faena.wait_for_state(&running, "PROCESSING").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +97,7 @@ async fn a_postgres_database_is_checked_and_repaired_while_its_servers_run() {
     let faena = Faena::start(folder.path(), &environment).await;
     for _ in 0..20 {
         let id = faena.submit(json!({"name": "noop", "type": "noop"})).await;
-        faena.job_is(&id, "COMPLETED").await;
+        faena.wait_for_state(&id, "COMPLETED").await;
     }
     let (code, stdout, _) = doctor(folder.path(), &environment, &["--json"]);
     assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");

@@ -42,14 +42,14 @@ async fn assert_completes_fails_and_stops(program: &str, script: &str, transport
         (Some(transport), &json!(["greet"])),
         "{registered:#}"
     );
-    let done = faena.job_is(&good, "COMPLETED").await;
+    let done = faena.wait_for_state(&good, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["result"], json!({"greeting": "Hello, Ada \"ñ\" 日本"}));
     assert_eq!(done["workerId"], registered["id"]);
     assert!(events(&done).contains(&"step_completed"), "{done:#}");
 
     let bad = faena.submit(json!({"name": "greet", "payload": {"name": ""}})).await;
-    let failed = faena.job_is(&bad, "FAILED").await;
+    let failed = faena.wait_for_state(&bad, "FAILED").await;
     assert_eq!(
         (&failed["error"], &failed["errorReason"], &failed["retryCount"]),
         (&json!("the name is empty"), &json!("error"), &json!(0)),
@@ -142,7 +142,7 @@ async fn the_sdk_pipeline_example_resumes_at_the_step_where_it_crashed() {
         "{orphan:#}"
     );
     let _other = Program(sdk_example("pipeline", &faena).env("STEP_MS", "5").spawn().unwrap());
-    let done = faena.job_is(&id, "COMPLETED").await;
+    let done = faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["result"], json!({"sum": 45, "doneInLastRun": ["E5", "E6", "E7", "E8", "E9"], "retryCount": 1}));
     assert_eq!(done["progress"]["percentage"], json!(100.0));

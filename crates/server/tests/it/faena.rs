@@ -56,7 +56,7 @@ impl Faena {
     /// Starts a server on a free port and waits until it listens.
     pub async fn start(folder: &Path, environment: &[(&str, &str)]) -> Faena {
         let mut faena = Faena::spawn(folder, environment);
-        faena.listening().await;
+        faena.wait_until_listening().await;
         faena
     }
 
@@ -64,7 +64,7 @@ impl Faena {
     pub async fn start_two(folders: [&Path; 2], environment: &[(&str, &str)]) -> [Faena; 2] {
         let mut nodes = folders.map(|folder| Faena::spawn(folder, environment));
         for node in &mut nodes {
-            node.listening().await;
+            node.wait_until_listening().await;
         }
         nodes
     }
@@ -89,7 +89,7 @@ impl Faena {
         Faena { child, log, url: String::new(), http: http() }
     }
 
-    pub async fn listening(&mut self) {
+    pub async fn wait_until_listening(&mut self) {
         self.url = eventually("the server listens", async || {
             let log = self.log();
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -120,11 +120,12 @@ impl Faena {
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
-    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+    /// Returns the exit status, or `None` while the process runs.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    pub async fn ended(&mut self) -> ExitStatus {
+    pub async fn wait_for_exit(&mut self) -> ExitStatus {
         eventually("the server ends", async || self.child.try_wait().unwrap()).await
     }
 
@@ -152,7 +153,7 @@ impl Faena {
     }
 
     /// Waits until the job is in this state. Tolerates a database outage; panics if the job ends in another state.
-    pub async fn job_is(&self, id: &str, state: &str) -> Value {
+    pub async fn wait_for_state(&self, id: &str, state: &str) -> Value {
         eventually(&format!("{id} is {state}"), async || {
             let (status, job) = self.get(&format!("/api/v1/jobs/{id}")).await;
             if status == StatusCode::SERVICE_UNAVAILABLE {
@@ -176,7 +177,7 @@ impl Faena {
     }
 
     /// Waits until every job has ended.
-    pub async fn everything_ended(&self) {
+    pub async fn wait_until_all_jobs_end(&self) {
         let mut last = String::new();
         let started_at = Instant::now();
         loop {

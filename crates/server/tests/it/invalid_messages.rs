@@ -42,7 +42,7 @@ impl Fixture {
     /// Completes the well-behaved worker's job and checks that nothing has disturbed it.
     async fn assert_undisturbed(mut self) {
         self.honest.complete(&self.job, json!("undisturbed")).await.unwrap();
-        let done = self.faena.job_is(&self.job.id, "COMPLETED").await;
+        let done = self.faena.wait_for_state(&self.job.id, "COMPLETED").await;
         assert_completed_once(&done);
         assert_eq!((&done["result"], &done["run"]), (&json!("undisturbed"), &json!(self.job.run)));
         assert_eq!(done["retryCount"], 0);

@@ -160,7 +160,7 @@ async fn three_servers_on_postgres_that_are_killed_at_random_never_exceed_a_limi
         kills.push(Timestamp::now().as_ms());
         nodes[victim] = node(folders[victim].path(), &database).await;
     }
-    nodes[0].everything_ended().await;
+    nodes[0].wait_until_all_jobs_end().await;
     let records = records(&nodes[0]).await;
     assert!(records.len() >= JOBS, "only {} runs are recorded", records.len());
     assert!(highest_concurrency(records.iter()) <= IN_QUEUE as i64, "the queue's limit of {IN_QUEUE} was exceeded");
@@ -177,5 +177,5 @@ async fn three_servers_on_postgres_that_are_killed_at_random_never_exceed_a_limi
     let client = connect(&database.url).await;
     let in_flight: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight", &[]).await.unwrap().get(0);
     assert_eq!(in_flight, 0);
-    tokio::time::timeout(Duration::from_secs(60), nodes[1].everything_ended()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), nodes[1].wait_until_all_jobs_end()).await.unwrap();
 }

@@ -209,7 +209,7 @@ impl Producer {
 /// Checks that every acknowledged job exists, is completed once, and has growing run numbers. Jobs that were stored and whose
 /// acknowledgement was lost must be completed too.
 pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<String>) -> Vec<Value> {
-    faena.everything_ended().await;
+    faena.wait_until_all_jobs_end().await;
     let jobs: Vec<Value> = stream::iter(acknowledged).map(|id| faena.job(id)).buffer_unordered(8).collect().await;
     for job in &jobs {
         assert_completed_once(job);

@@ -23,6 +23,7 @@ mod program;
 mod proxy;
 mod reference;
 mod schedules;
+mod shell;
 mod start;
 mod stop;
 mod transports;

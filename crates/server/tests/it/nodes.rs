@@ -63,7 +63,7 @@ async fn two_nodes_on_one_postgres_share_fifty_thousand_jobs_and_run_none_twice(
     let database = Database::create().await;
     let nodes = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     join_all((0..10).map(|n| submit_noops(&nodes[n % 2], BATCH))).await;
-    nodes[0].everything_ended().await;
+    nodes[0].wait_until_all_jobs_end().await;
     let jobs = all_jobs(&nodes[1]).await;
     assert_eq!(jobs.len(), 10 * BATCH);
     let ids: HashSet<&str> = jobs.iter().map(|job| job["id"].as_str().unwrap()).collect();
@@ -152,15 +152,15 @@ async fn a_job_that_runs_on_one_postgres_node_can_be_cancelled_through_another()
     let worker_node = Faena::start(first_folder.path(), &environment).await;
     let api_node = Faena::start(second_folder.path(), &api_environment).await;
     let id = api_node.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
-    api_node.job_is(&id, "PROCESSING").await;
+    api_node.wait_for_state(&id, "PROCESSING").await;
     let (status, answer) = api_node.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
     assert!(status.is_success(), "{answer}");
-    let job = api_node.job_is(&id, "CANCELLED").await;
+    let job = api_node.wait_for_state(&id, "CANCELLED").await;
     assert_eq!(job["errorReason"], "cancelled");
     // Its slot is free again: five jobs can run concurrently.
     let ids = join_all((0..5).map(|_| worker_node.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})))).await;
     for id in &ids {
-        worker_node.job_is(id, "PROCESSING").await;
+        worker_node.wait_for_state(id, "PROCESSING").await;
     }
 }
 
@@ -175,11 +175,11 @@ async fn jobs_on_postgres_wait_until_a_node_with_the_worker_role_starts() {
     let id = api_node.submit(json!({"name": "noop"})).await;
     let later = time_after(Duration::from_millis(1_500));
     let delayed = api_node.submit(json!({"name": "noop", "scheduledAt": later})).await;
-    api_node.job_is(&delayed, "QUEUED").await;
+    api_node.wait_for_state(&delayed, "QUEUED").await;
     assert_eq!(api_node.job(&id).await["status"], "QUEUED");
     let _worker = Faena::spawn(second_folder.path(), &roles("worker"));
-    api_node.job_is(&id, "COMPLETED").await;
-    api_node.job_is(&delayed, "COMPLETED").await;
+    api_node.wait_for_state(&id, "COMPLETED").await;
+    api_node.wait_for_state(&delayed, "COMPLETED").await;
 }
 
 /// Returns the time after this delay, in the format of the API.
@@ -199,7 +199,7 @@ async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_
     ];
     let suspended = Faena::start(first_folder.path(), &environment).await;
     let id = suspended.submit(json!({"name": "sleep", "payload": {"ms": 2_000}})).await;
-    let first = suspended.job_is(&id, "PROCESSING").await;
+    let first = suspended.wait_for_state(&id, "PROCESSING").await;
     suspended.signal("STOP");
     let mut other = Faena::start(second_folder.path(), &environment).await;
     let second = eventually("the other node runs it", async || {
@@ -211,12 +211,12 @@ async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_
     assert_eq!((&second["retryCount"], &second["errorReason"]), (&json!(1), &json!("orphaned")), "{second:#}");
     suspended.signal("CONT");
     // The resumed node reports the end of its own run, and the report is rejected.
-    let done = other.job_is(&id, "COMPLETED").await;
+    let done = other.wait_for_state(&id, "COMPLETED").await;
     crate::load::assert_completed_once(&done);
     assert_eq!((&done["run"], &done["workerId"]), (&second["run"], &second["workerId"]), "{done:#}");
     other.kill();
     let next = suspended.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
-    let next = suspended.job_is(&next, "COMPLETED").await;
+    let next = suspended.wait_for_state(&next, "COMPLETED").await;
     assert!(next["workerId"] != first["workerId"], "its lost worker has a new registration");
     assert_eq!(suspended.job(&id).await, done, "the late report changed the job");
 }

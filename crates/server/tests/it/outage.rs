@@ -43,7 +43,7 @@ async fn restarts_of_postgres_under_load_lose_no_job() {
     let before = load.count();
     eventually("jobs are accepted again", async || (load.count() > before + 200).then_some(())).await;
     let acknowledged = load.stop().await;
-    assert!(faena.has_ended().is_none(), "the server has exited");
+    assert!(faena.exit_status().is_none(), "the server has exited");
     assert_all_completed_once(&faena, &acknowledged).await;
     load.assert_rejections_are_503();
     let (status, health) = faena.get("/health/ready").await;
@@ -57,7 +57,7 @@ async fn while_postgres_is_down_requests_get_503_with_retry_after_and_running_jo
     let environment = [("DATABASE_URL", database.url.as_str())];
     let faena = Faena::start(folder.path(), &environment).await;
     let running = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_500}})).await;
-    faena.job_is(&running, "PROCESSING").await;
+    faena.wait_for_state(&running, "PROCESSING").await;
     let waiting = faena.submit(json!({"name": "unknown.type"})).await;
     tokio::task::block_in_place(|| database.stop_immediately());
 
@@ -91,10 +91,10 @@ async fn while_postgres_is_down_requests_get_503_with_retry_after_and_running_jo
 
     tokio::task::block_in_place(|| database.start_again());
     // The run ended during the outage. The server reports it now, without a second run.
-    let job = faena.job_is(&running, "COMPLETED").await;
+    let job = faena.wait_for_state(&running, "COMPLETED").await;
     assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"]);
     let fresh = faena.submit(json!({"name": "noop"})).await;
-    faena.job_is(&fresh, "COMPLETED").await;
+    faena.wait_for_state(&fresh, "COMPLETED").await;
     assert_eq!(faena.job(&waiting).await["status"], "QUEUED");
     eventually("every loop is healthy again", async || {
         let (status, health) = faena.get("/health/ready").await;
@@ -114,7 +114,7 @@ async fn a_postgres_outage_longer_than_the_lease_orphans_no_job() {
     let mut running = Vec::new();
     for _ in &nodes {
         let id = nodes[0].submit(json!({"name": "sleep", "payload": {"ms": 5_000}})).await;
-        nodes[0].job_is(&id, "PROCESSING").await;
+        nodes[0].wait_for_state(&id, "PROCESSING").await;
         running.push(id);
     }
     tokio::task::block_in_place(|| database.stop_immediately());
@@ -122,7 +122,7 @@ async fn a_postgres_outage_longer_than_the_lease_orphans_no_job() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     tokio::task::block_in_place(|| database.start_again());
     for id in &running {
-        let job = nodes[1].job_is(id, "COMPLETED").await;
+        let job = nodes[1].wait_for_state(id, "COMPLETED").await;
         assert_eq!(crate::faena::events(&job), ["created", "queued", "assigned", "started", "completed"], "{job:#}");
     }
 }
@@ -205,7 +205,7 @@ async fn jobs_of_a_claim_whose_commit_reply_from_postgres_was_lost_are_not_stuck
     let environment = [("DATABASE_URL", proxy.url.as_str()), ("WORKER_CONCURRENCY", "1"), ("FAENA_NODE_LEASE", "3s")];
     let faena = Faena::start(folder.path(), &environment).await;
     let first = faena.submit(json!({"name": "sleep", "payload": {"ms": 1_000}})).await;
-    faena.job_is(&first, "PROCESSING").await;
+    faena.wait_for_state(&first, "PROCESSING").await;
     let second = faena.submit(json!({"name": "sleep", "payload": {"ms": 1}})).await;
     // When the first job ends, the server claims the second. PostgreSQL commits the claim, and the proxy drops its answer.
     proxy.is_armed.store(true, Ordering::SeqCst);
@@ -217,8 +217,8 @@ async fn jobs_of_a_claim_whose_commit_reply_from_postgres_was_lost_are_not_stuck
     .await;
     proxy.disconnect.notify_waiters();
     assert!(!proxy.is_armed.load(Ordering::SeqCst), "the proxy dropped no answer");
-    faena.job_is(&first, "COMPLETED").await;
-    let job = faena.job_is(&second, "COMPLETED").await;
+    faena.wait_for_state(&first, "COMPLETED").await;
+    let job = faena.wait_for_state(&second, "COMPLETED").await;
     crate::load::assert_completed_once(&job);
     assert_eq!(job["retryCount"], 0, "the lost claim used an attempt: {job:#}");
 }

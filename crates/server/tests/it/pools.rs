@@ -92,7 +92,7 @@ impl PoolServer {
 
     /// Waits until the job completes and returns its result.
     async fn result(&self, id: &str) -> Value {
-        let done = self.faena.job_is(id, "COMPLETED").await;
+        let done = self.faena.wait_for_state(id, "COMPLETED").await;
         assert_completed_once(&done);
         done["result"].clone()
     }
@@ -150,7 +150,7 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
         .faena
         .submit(json!({"name": "work", "payload": {"crash": true}, "maxRetries": 1, "retryDelay": 100}))
         .await;
-    let failed = server.faena.job_is(&crashing, "FAILED").await;
+    let failed = server.faena.wait_for_state(&crashing, "FAILED").await;
     assert_eq!((&failed["errorReason"], &failed["retryCount"]), (&json!("orphaned"), &json!(1)), "{failed:#}");
     assert_eq!(events(&failed).iter().filter(|event| **event == "orphaned").count(), 2, "{failed:#}");
     assert!(failed["error"].as_str().unwrap().contains("its process ended"), "{failed:#}");
@@ -177,7 +177,7 @@ async fn a_command_that_fails_at_startup_is_restarted_with_growing_delays() {
     assert!(starts <= delays.len() + 1, "{starts} starts, {delays:?}");
     // The server still runs jobs.
     let id = server.faena.submit(json!({"name": "noop"})).await;
-    server.faena.job_is(&id, "COMPLETED").await;
+    server.faena.wait_for_state(&id, "COMPLETED").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,7 +198,7 @@ async fn an_ephemeral_pool_starts_one_process_per_job_and_shows_the_job_as_sched
     let server = PoolServer::start("ephemeral = true\nmax = 4\nenv = { SLOW_START = \"1\" }").await;
     let ids = [server.submit(json!({})).await, server.submit(json!({})).await];
     for id in &ids {
-        server.faena.job_is(id, "SCHEDULED").await;
+        server.faena.wait_for_state(id, "SCHEDULED").await;
     }
     let mut pids = BTreeSet::new();
     for id in &ids {
@@ -260,9 +260,9 @@ async fn when_the_server_receives_sigterm_its_processes_finish_their_jobs_and_en
     let mut server = PoolServer::start("min = 2\nmax = 2").await;
     let pids = start_busy_processes(&server).await;
     let id = server.submit(json!({"ms": 500})).await;
-    server.faena.job_is(&id, "PROCESSING").await;
+    server.faena.wait_for_state(&id, "PROCESSING").await;
     server.faena.signal("TERM");
-    assert_eq!(server.faena.ended().await.code(), Some(0));
+    assert_eq!(server.faena.wait_for_exit().await.code(), Some(0));
     wait_until_ended(&pids).await;
     fs::remove_file(server.folder.path().join("faena.toml")).unwrap();
     let restarted = Faena::start(server.folder.path(), &[]).await;

@@ -1,40 +1,27 @@
-//! Schedules, by the command line and the clock of a real server.
+//! Schedules on a real server, through its command line and its clock.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use crate::{
-    faena::{Faena, eventually, run},
+    faena::{Faena, eventually},
     postgres::Database,
+    shell::Shell,
 };
 
-/// Exit code, stdout, stderr.
-fn faena(folder: &Path, server: &Faena, arguments: &[&str]) -> (i32, String, String) {
-    let output = run(folder, &[("FAENA_URL", &server.url)], arguments);
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
-}
-
-/// What it prints when all is well.
-fn says(folder: &Path, server: &Faena, arguments: &[&str]) -> String {
-    let (code, stdout, stderr) = faena(folder, server, arguments);
-    assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
-    stdout
-}
-
-async fn ran(server: &Faena, id: &str) -> u64 {
+async fn run_count(server: &Faena, id: &str) -> u64 {
     server.get(&format!("/api/v1/schedules/{id}")).await.1["runCount"].as_u64().unwrap()
 }
 
-async fn has_run(server: &Faena, id: &str, times: u64) {
+async fn wait_for_runs(server: &Faena, id: &str, times: u64) {
     eventually(&format!("schedule {id} has run {times} times"), async || {
-        (ran(server, id).await >= times).then_some(())
+        (run_count(server, id).await >= times).then_some(())
     })
     .await;
 }
 
-/// The jobs of a schedule by their due times.
+/// Returns the jobs of a schedule by due time.
 async fn jobs_by_due(server: &Faena, id: &str) -> BTreeMap<String, Vec<Value>> {
     let mut found = BTreeMap::new();
     let mut cursor = String::new();
@@ -51,52 +38,39 @@ async fn jobs_by_due(server: &Faena, id: &str) -> BTreeMap<String, Vec<Value>> {
     }
 }
 
-async fn every_due_time_becomes_one_job_although_the_server_is_killed(environment: &[(&str, &str)]) {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let mut server = Faena::start(folder, environment).await;
-    let create = [
-        "schedules",
-        "create",
-        "--name",
-        "pulse",
-        "--every",
-        "1s",
-        "--job",
-        "noop",
-        "--payload",
-        r#"{"at": "{{due}}"}"#,
-        "--json",
-    ];
-    let made: Value = serde_json::from_str(&says(folder, &server, &create)).unwrap();
-    let id = made["id"].as_str().unwrap();
+async fn assert_every_due_time_becomes_one_job_despite_kills(environment: &[(&str, &str)]) {
+    let mut shell = Shell::start(environment).await;
+    let create = "schedules create --name pulse --every 1s --job noop --json --payload";
+    let mut create: Vec<&str> = create.split(' ').collect();
+    create.push(r#"{"at": "{{due}}"}"#);
+    let created = shell.json(&create);
+    let id = created["id"].as_str().unwrap();
     for round in 1..=3 {
-        has_run(&server, id, round * 2).await;
-        server.kill();
-        server = Faena::start(folder, environment).await;
+        wait_for_runs(&shell.faena, id, round * 2).await;
+        shell.restart_after_kill(environment).await;
     }
-    has_run(&server, id, 8).await;
-    let off = says(folder, &server, &["schedules", "disable", "pulse"]);
-    assert!(off.ends_with("pulse  disabled\n"), "{off}");
-    let runs = ran(&server, id).await;
-    // Another one, made later, has its two times: this one would have had them too.
+    wait_for_runs(&shell.faena, id, 8).await;
+    let disabled = shell.stdout(&["schedules", "disable", "pulse"]);
+    assert!(disabled.ends_with("pulse  disabled\n"), "{disabled}");
+    let runs = run_count(&shell.faena, id).await;
+    // Another schedule fires twice. The disabled one would have fired meanwhile too.
     let other =
         ["schedules", "create", "--name", "other", "--every", "1s", "--max-runs", "2", "--job", "noop", "--json"];
-    let other: Value = serde_json::from_str(&says(folder, &server, &other)).unwrap();
-    has_run(&server, other["id"].as_str().unwrap(), 2).await;
-    assert_eq!(ran(&server, id).await, runs, "it goes on although it is off");
+    let other = shell.json(&other);
+    wait_for_runs(&shell.faena, other["id"].as_str().unwrap(), 2).await;
+    assert_eq!(run_count(&shell.faena, id).await, runs, "it fires although it is disabled");
 
-    server.everything_ended().await;
-    let jobs = jobs_by_due(&server, id).await;
+    shell.faena.wait_until_all_jobs_end().await;
+    let jobs = jobs_by_due(&shell.faena, id).await;
     assert_eq!(jobs.len() as u64, runs);
     let first = faena_domain::Timestamp::parse(jobs.keys().next().unwrap()).unwrap();
     for (n, (due, jobs)) in jobs.iter().enumerate() {
         let [job] = jobs.as_slice() else { panic!("{due} has {} jobs", jobs.len()) };
         assert_eq!((&job["status"], &job["payload"]), (&json!("COMPLETED"), &json!({"at": due})));
         let expected = first.plus_ms(1_000 * i64::try_from(n).unwrap());
-        assert_eq!(due, &expected.to_string(), "no due time is left out");
+        assert_eq!(due, &expected.to_string(), "a due time is missing");
     }
-    let (_, ticks) = server.get(&format!("/api/v1/schedules/{id}/ticks?limit=100")).await;
+    let (_, ticks) = shell.faena.get(&format!("/api/v1/schedules/{id}/ticks?limit=100")).await;
     let fired = ticks["ticks"].as_array().unwrap();
     assert_eq!(fired.len(), jobs.len());
     for tick in fired {
@@ -106,7 +80,7 @@ async fn every_due_time_becomes_one_job_although_the_server_is_killed(environmen
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_due_time_becomes_one_job_although_the_server_is_killed_on_sqlite() {
-    every_due_time_becomes_one_job_although_the_server_is_killed(&[]).await;
+    assert_every_due_time_becomes_one_job_despite_kills(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,94 +88,65 @@ async fn every_due_time_becomes_one_job_although_the_server_is_killed_on_postgre
     let database = Database::create().await;
     let environment =
         [("DATABASE_URL", database.url.as_str()), ("FAENA_NODE_LEASE", "300ms"), ("FAENA_ORPHAN_DELAY", "50ms")];
-    every_due_time_becomes_one_job_although_the_server_is_killed(&environment).await;
+    assert_every_due_time_becomes_one_job_despite_kills(&environment).await;
+}
+
+/// The options of a schedule, and the JSON field that shows each of them.
+fn nightly_options() -> [(&'static str, &'static str, &'static str, Value); 22] {
+    [
+        ("--name", "nightly", "name", json!("nightly")),
+        ("--cron", "30 2 * * *", "cronExpression", json!("30 2 * * *")),
+        ("--timezone", "Europe/Madrid", "timezone", json!("Europe/Madrid")),
+        ("--job", "noop", "jobType", json!("noop")),
+        ("--job-name", "The report", "jobName", json!("The report")),
+        ("--priority", "high", "jobPriority", json!("HIGH")),
+        ("--queue", "reports", "queue", json!("reports")),
+        ("--max-retries", "5", "maxRetries", json!(5)),
+        ("--webhook", "https://example.org/hook", "webhookUrl", json!("https://example.org/hook")),
+        ("--misfire", "catch_up", "misfire", json!("catch_up")),
+        ("--overlap", "skip", "overlap", json!("skip")),
+        ("--catch-up-limit", "7", "catchUpLimit", json!(7)),
+        ("--jitter", "30s", "jitterMs", json!(30_000)),
+        ("--start", "2035-03-23T12:00:00Z", "startAt", json!("2035-03-23T12:00:00.000Z")),
+        ("--end", "2036-01-01T00:00:00Z", "endAt", json!("2036-01-01T00:00:00.000Z")),
+        ("--except", "2035-12-25", "except", json!(["2035-12-25", "* * * * SUN"])),
+        ("--except", "* * * * SUN", "except", json!(["2035-12-25", "* * * * SUN"])),
+        ("--max-runs", "100", "maxRuns", json!(100)),
+        ("--dst-gap", "skip", "dstGap", json!("skip")),
+        ("--dst-overlap", "both", "dstOverlap", json!("both")),
+        ("--tag", "a", "tags", json!(["a", "b"])),
+        ("--tag", "b", "tags", json!(["a", "b"])),
+    ]
+}
+
+/// Creates the schedule with a payload from a file, and returns what the command prints.
+fn create_nightly(shell: &Shell) -> String {
+    let payload = r#"{"day": "{{due.date}}", "n": 12345678901234567890123}"#;
+    std::fs::write(shell.folder.path().join("payload.json"), payload).unwrap();
+    let options = nightly_options();
+    let mut arguments = vec!["schedules", "create", "--payload", "@payload.json"];
+    arguments.extend(options.iter().flat_map(|(option, value, ..)| [*option, *value]));
+    shell.stdout(&arguments)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let server = Faena::start(folder, &[]).await;
-    let says = |arguments: &[&str]| says(folder, &server, arguments);
-    std::fs::write(folder.join("payload.json"), r#"{"day": "{{due.date}}", "n": 12345678901234567890123}"#).unwrap();
-    let made = says(&[
-        "schedules",
-        "create",
-        "--name",
-        "nightly",
-        "--cron",
-        "30 2 * * *",
-        "--timezone",
-        "Europe/Madrid",
-        "--job",
-        "noop",
-        "--job-name",
-        "The report",
-        "--payload",
-        "@payload.json",
-        "--priority",
-        "high",
-        "--queue",
-        "reports",
-        "--max-retries",
-        "5",
-        "--webhook",
-        "https://example.org/hook",
-        "--misfire",
-        "catch_up",
-        "--overlap",
-        "skip",
-        "--catch-up-limit",
-        "7",
-        "--jitter",
-        "30s",
-        "--start",
-        "2035-03-23T12:00:00Z",
-        "--end",
-        "2036-01-01T00:00:00Z",
-        "--except",
-        "2035-12-25",
-        "--except",
-        "* * * * SUN",
-        "--max-runs",
-        "100",
-        "--dst-gap",
-        "skip",
-        "--dst-overlap",
-        "both",
-        "--tag",
-        "a",
-        "--tag",
-        "b",
-    ]);
-    assert!(made.contains("nightly  next run at 2035-03-24T01:30:00.000Z"), "{made}");
-    let shown: Value = serde_json::from_str(&says(&["schedules", "show", "nightly", "--json"])).unwrap();
-    for (name, value) in [
-        ("cronExpression", json!("30 2 * * *")),
-        ("timezone", json!("Europe/Madrid")),
-        ("jobType", json!("noop")),
-        ("jobName", json!("The report")),
-        ("jobPriority", json!("HIGH")),
-        ("queue", json!("reports")),
-        ("maxRetries", json!(5)),
-        ("webhookUrl", json!("https://example.org/hook")),
-        ("misfire", json!("catch_up")),
-        ("overlap", json!("skip")),
-        ("catchUpLimit", json!(7)),
-        ("jitterMs", json!(30_000)),
-        ("startAt", json!("2035-03-23T12:00:00.000Z")),
-        ("endAt", json!("2036-01-01T00:00:00.000Z")),
-        ("except", json!(["2035-12-25", "* * * * SUN"])),
-        ("maxRuns", json!(100)),
-        ("dstGap", json!("skip")),
-        ("dstOverlap", json!("both")),
-        ("tags", json!(["a", "b"])),
-    ] {
-        assert_eq!(shown[name], value, "{name}");
+async fn a_schedule_keeps_every_option_it_was_created_with() {
+    let shell = Shell::start(&[]).await;
+    let created = create_nightly(&shell);
+    assert!(created.contains("nightly  next run at 2035-03-24T01:30:00.000Z"), "{created}");
+    let shown = shell.json(&["schedules", "show", "nightly", "--json"]);
+    for (option, _, field, value) in nightly_options() {
+        assert_eq!(shown[field], value, "{option}");
     }
-    assert!(says(&["schedules", "show", "nightly", "--json"]).contains("12345678901234567890123"), "to the letter");
+    let payload_is_kept = shell.stdout(&["schedules", "show", "nightly", "--json"]).contains("12345678901234567890123");
+    assert!(payload_is_kept, "the payload was reformatted");
+}
 
-    let edited = says(&[
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_edited_triggered_and_deleted_by_name() {
+    let shell = Shell::start(&[]).await;
+    create_nightly(&shell);
+    let edited = shell.stdout(&[
         "schedules",
         "edit",
         "nightly",
@@ -215,21 +160,21 @@ async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
         "none",
     ]);
     assert!(edited.contains("next run at 2035-03-23T12:00:00.000Z: Every 90 minutes"), "{edited}");
-    let preview = says(&["schedules", "preview", "nightly", "--count", "2"]);
+    let preview = shell.stdout(&["schedules", "preview", "nightly", "--count", "2"]);
     assert!(
         preview.contains("2035-03-23T14:30:00+01:00") && !preview.contains("2035-03-23T16:00:00+01:00"),
         "{preview}"
     );
 
-    says(&["schedules", "edit", "nightly", "--webhook", "none", "--queue", "default"]);
-    assert!(says(&["schedules", "disable", "nightly"]).ends_with("nightly  disabled\n"));
-    let job = says(&["schedules", "trigger", "nightly"]);
-    server.job_is(job.trim(), "COMPLETED").await;
-    let ticks = says(&["schedules", "ticks", "nightly"]);
+    shell.stdout(&["schedules", "edit", "nightly", "--webhook", "none", "--queue", "default"]);
+    assert!(shell.stdout(&["schedules", "disable", "nightly"]).ends_with("nightly  disabled\n"));
+    let job = shell.stdout(&["schedules", "trigger", "nightly"]);
+    shell.faena.wait_for_state(job.trim(), "COMPLETED").await;
+    let ticks = shell.stdout(&["schedules", "ticks", "nightly"]);
     assert!(ticks.contains("triggered") && ticks.contains(job.trim()), "{ticks}");
-    let table = says(&["schedules", "list", "--inactive", "-q", "NIGHT"]);
+    let table = shell.stdout(&["schedules", "list", "--inactive", "-q", "NIGHT"]);
     assert!(table.contains("nightly") && table.contains("disabled") && table.ends_with("1 of 1 schedule\n"), "{table}");
-    let whole = says(&["schedules", "show", "nightly"]);
+    let shown = shell.stdout(&["schedules", "show", "nightly"]);
     for part in [
         "due              Every 90 minutes",
         "next due times, if it were enabled",
@@ -237,21 +182,19 @@ async fn schedules_are_made_looked_at_changed_and_removed_by_name() {
         "triggered",
         "noop (The report), queue default, HIGH",
     ] {
-        assert!(whole.contains(part), "{part}: {whole}");
+        assert!(shown.contains(part), "{part}: {shown}");
     }
-    assert!(says(&["schedules", "enable", "nightly"]).contains("next run at"));
-    assert_eq!(says(&["schedules", "delete", "nightly"]), "nightly was deleted; its jobs are kept\n");
-    assert!(says(&["schedules", "list"]).ends_with("0 of 0 schedules\n"));
+    assert!(shell.stdout(&["schedules", "enable", "nightly"]).contains("next run at"));
+    assert_eq!(shell.stdout(&["schedules", "delete", "nightly"]), "nightly was deleted; its jobs are kept\n");
+    assert!(shell.stdout(&["schedules", "list"]).ends_with("0 of 0 schedules\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_commands_about_schedules_say_what_to_do() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let server = Faena::start(folder, &[]).await;
-    let good = ["schedules", "create", "--name", "twin", "--every", "1h", "--job", "noop", "--disabled"];
-    says(folder, &server, &good);
-    says(folder, &server, &good);
+async fn invalid_schedule_commands_explain_what_to_do() {
+    let shell = Shell::start(&[]).await;
+    let create_twin = ["schedules", "create", "--name", "twin", "--every", "1h", "--job", "noop", "--disabled"];
+    shell.stdout(&create_twin);
+    shell.stdout(&create_twin);
     for (arguments, code, part) in [
         (&["schedules", "show", "twin"][..], 1, "2 schedules have the name \"twin\"; pass an id:\n  "),
         (&["schedules", "show", "none"], 1, "no schedule \"none\"; list them with \"faena schedules list\""),
@@ -305,8 +248,8 @@ async fn wrong_commands_about_schedules_say_what_to_do() {
         ),
         (&["schedules", "edit", "twin"], 2, "nothing to change"),
     ] {
-        let (got, stdout, stderr) = faena(folder, &server, arguments);
-        assert_eq!((got, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
+        let (exit_code, stdout, stderr) = shell.run(arguments);
+        assert_eq!((exit_code, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
         assert!(stderr.contains(part), "{arguments:?}: {stderr}");
     }
     let valid = [
@@ -321,7 +264,7 @@ async fn wrong_commands_about_schedules_say_what_to_do() {
         "--start",
         "2035-01-01T00:00:00Z",
     ];
-    let valid = says(folder, &server, &valid);
+    let valid = shell.stdout(&valid);
     assert!(valid.contains("2035-01-01T09:00:00.000Z") && valid.contains("(UTC)"), "{valid}");
-    assert_eq!(server.get("/api/v1/schedules").await.1["total"], 2);
+    assert_eq!(shell.faena.get("/api/v1/schedules").await.1["total"], 2);
 }

@@ -115,7 +115,7 @@ async fn assert_no_migrate_requires_a_migrated_schema(environment: &[(&str, &str
     assert_eq!(String::from_utf8_lossy(&migrated.stdout), "schema is up to date\n");
     assert!(run(folder.path(), environment, &["migrate"]).status.success(), "a second migration fails");
     let mut faena = Faena::spawn_with(command(folder.path()), folder.path(), environment, &["--no-migrate"]);
-    faena.listening().await;
+    faena.wait_until_listening().await;
 }
 
 #[test]
@@ -154,10 +154,10 @@ async fn a_second_server_on_the_same_sqlite_file_is_rejected_and_the_first_keeps
     let error = serve_error(folder.path(), &[], &[]);
     assert!(error.contains("in use by another faena"), "{error}");
     let id = first.submit(serde_json::json!({"name": "noop"})).await;
-    first.job_is(&id, "COMPLETED").await;
+    first.wait_for_state(&id, "COMPLETED").await;
     first.kill();
     let second = Faena::start(folder.path(), &[]).await;
-    second.job_is(&id, "COMPLETED").await;
+    second.wait_for_state(&id, "COMPLETED").await;
 }
 
 #[test]
@@ -177,7 +177,7 @@ async fn insecure_no_auth_allows_listening_on_every_address() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena =
         Faena::spawn_with(command(folder.path()), folder.path(), &[("HOST", "0.0.0.0")], &["--insecure-no-auth"]);
-    faena.listening().await;
+    faena.wait_until_listening().await;
     assert!(faena.url.starts_with("http://0.0.0.0:"), "{}", faena.url);
 }
 

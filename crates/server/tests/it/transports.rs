@@ -72,7 +72,7 @@ impl TestServer {
     /// Runs another job to its end. Every job that could be assigned before has been assigned then.
     async fn wait_for_another_job(&self) {
         let id = self.faena.submit(json!({"name": "noop"})).await;
-        self.faena.job_is(&id, "COMPLETED").await;
+        self.faena.wait_for_state(&id, "COMPLETED").await;
     }
 
     fn assert_no_panic(&self) {
@@ -95,7 +95,7 @@ async fn a_job_is_assigned_and_its_result_is_stored<W: TestWorker>(database: Dat
     worker.started(&job).await.unwrap();
     worker.log(&job, "half way").await.unwrap();
     worker.complete(&job, json!({"sent": [1, 2]})).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(
         (&done["result"], &done["workerId"], &done["run"]),
@@ -122,14 +122,14 @@ async fn a_failed_job_is_retried_unless_it_is_not_retryable<W: TestWorker>(datab
     assert_eq!((&second.id, second.retry_count), (&id, 1));
     assert!(second.run > first.run);
     worker.complete(&second, json!(null)).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["retryCount"], 1);
 
     let id = server.submit("mail").await;
     let job = worker.next_job().await;
     worker.fail(&job, Failure { retryable: Some(false), ..failure("no such address") }).await.unwrap();
-    let failed = server.faena.job_is(&id, "FAILED").await;
+    let failed = server.faena.wait_for_state(&id, "FAILED").await;
     assert_eq!(
         (&failed["error"], &failed["errorReason"], &failed["retryCount"]),
         (&json!("no such address"), &json!("error"), &json!(0))
@@ -146,7 +146,7 @@ async fn the_retry_delay_that_a_worker_requests_is_respected<W: TestWorker>(data
     let second = worker.next_job().await;
     assert_eq!(second.id, id);
     worker.complete(&second, json!(1)).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     let at = |event: &str, number: usize| -> jiff::Timestamp {
         let log = done["executionLog"].as_array().unwrap();
         let entry = log.iter().filter(|entry| entry["event"] == event).nth(number).unwrap();
@@ -162,7 +162,7 @@ async fn the_job_of_a_dead_worker_is_completed_by_another_worker<W: TestWorker>(
     let id = server.submit("mail").await;
     let first = crashing.next_job().await;
     crashing.started(&first).await.unwrap();
-    server.faena.job_is(&id, "PROCESSING").await;
+    server.faena.wait_for_state(&id, "PROCESSING").await;
     let name = crashing.id().to_owned();
     crashing.crash().await;
     let orphan = server.wait_for_job(&id, "it is orphaned", |job| job["retryCount"] == 1).await;
@@ -174,7 +174,7 @@ async fn the_job_of_a_dead_worker_is_completed_by_another_worker<W: TestWorker>(
     let second = other.next_job().await;
     assert!(second.id == id && second.run > first.run && second.retry_count == 1, "{second:?}");
     other.complete(&second, json!("by the other")).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["workerId"], other.id());
     assert!(events(&done).contains(&"orphaned"), "{done:#}");
@@ -192,7 +192,7 @@ async fn a_job_that_kills_each_of_its_workers_fails_as_orphaned<W: TestWorker>(d
         last_run = job.run;
         worker.crash().await;
     }
-    let failed = server.faena.job_is(&id, "FAILED").await;
+    let failed = server.faena.wait_for_state(&id, "FAILED").await;
     assert_eq!((&failed["errorReason"], &failed["run"]), (&json!("orphaned"), &json!(last_run)), "{failed:#}");
     assert_eq!(events(&failed).iter().filter(|event| **event == "orphaned").count(), 3, "{failed:#}");
 }
@@ -219,7 +219,7 @@ async fn a_worker_that_reconnects_in_time_keeps_its_jobs<W: TestWorker>(database
     assert_ne!(worker.reconnect().await, Some(false));
     worker.log(&job, "after").await.unwrap();
     worker.complete(&job, json!("the same run")).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["run"], &done["retryCount"]), (&json!(job.run), &json!(0)));
     assert_eq!(details(&done, "message"), ["before", "after"]);
@@ -231,7 +231,7 @@ async fn a_worker_that_reconnects_in_time_keeps_its_jobs<W: TestWorker>(database
     let next = worker.next_job().await;
     assert_eq!(next.id, id);
     worker.complete(&next, json!(null)).await.unwrap();
-    server.faena.job_is(&id, "COMPLETED").await;
+    server.faena.wait_for_state(&id, "COMPLETED").await;
     server.assert_no_panic();
 }
 
@@ -241,14 +241,14 @@ async fn a_result_that_is_reported_twice_counts_once_and_is_acknowledged_twice<W
     let id = server.submit("mail").await;
     let job = worker.next_job().await;
     assert_eq!(worker.complete_twice(&job, json!({"n": 1})).await, [Ok(()), Ok(())]);
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     // After another job, any effect of the repeated report would be visible.
     let id = server.submit("mail").await;
     let next = worker.next_job().await;
     assert_eq!(next.id, id, "the first is not assigned again");
     worker.complete(&next, json!(null)).await.unwrap();
-    server.faena.job_is(&id, "COMPLETED").await;
+    server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_eq!(server.faena.job(&job.id).await, done);
     // The SDK's connection was closed while it had no job in flight: its new registration counts from zero.
     let counted = if W::RETURNS_ANSWERS { 2 } else { 1 };
@@ -266,7 +266,7 @@ async fn a_late_report_of_a_lost_run_is_rejected<W: TestWorker>(database: Databa
     let mut other = W::connect(&server.faena, WorkerOptions::new("other", &["mail"])).await;
     let second = other.next_job().await;
     assert_eq!(second.id, id);
-    server.faena.job_is(&id, "PROCESSING").await;
+    server.faena.wait_for_state(&id, "PROCESSING").await;
     assert_ne!(late.reconnect().await, Some(true), "that registration has ended");
     let answer = late.complete(&first, json!("too late")).await;
     if W::RETURNS_ANSWERS {
@@ -276,7 +276,7 @@ async fn a_late_report_of_a_lost_run_is_rejected<W: TestWorker>(database: Databa
         server.wait_for_job(&id, "the rejection is in the log", |job| events(job).contains(&"stale_report")).await;
     assert_eq!((&rejected["status"], &rejected["run"]), (&json!("PROCESSING"), &json!(second.run)), "{rejected:#}");
     other.complete(&second, json!("in time")).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["result"], &done["workerId"]), (&json!("in time"), &json!(other.id())));
     server.assert_no_panic();
@@ -300,12 +300,12 @@ async fn a_drained_worker_gets_no_jobs_until_the_drain_is_cancelled<W: TestWorke
     let second = worker.next_job().await;
     assert_eq!(second.id, waiting);
     worker.complete(&first, json!(null)).await.unwrap();
-    server.faena.job_is(&running, "COMPLETED").await;
+    server.faena.wait_for_state(&running, "COMPLETED").await;
     // Drain again, and complete the running job.
     server.faena.post(&drain, json!({})).await;
     server.wait_for_worker(worker.id(), "it drains", |worker| worker["state"] == "Draining").await;
     worker.complete(&second, json!(null)).await.unwrap();
-    assert_completed_once(&server.faena.job_is(&waiting, "COMPLETED").await);
+    assert_completed_once(&server.faena.wait_for_state(&waiting, "COMPLETED").await);
     let left = server.submit("mail").await;
     server.wait_for_another_job().await;
     assert_eq!(server.faena.job(&left).await["status"], "QUEUED");
@@ -322,7 +322,7 @@ async fn the_worker_of_a_cancelled_job_is_asked_to_stop<W: TestWorker>(database:
     assert_eq!(answer["cancelRequested"], true, "{answer}");
     assert_eq!(worker.next_cancel().await, (id.clone(), job.run));
     worker.fail(&job, failure("stopped by the cancel")).await.unwrap();
-    let cancelled = server.faena.job_is(&id, "CANCELLED").await;
+    let cancelled = server.faena.wait_for_state(&id, "CANCELLED").await;
     assert_eq!(
         (&cancelled["errorReason"], &cancelled["retryCount"]),
         (&json!("cancelled"), &json!(0)),
@@ -344,7 +344,7 @@ async fn a_job_that_exceeds_its_timeout_is_stopped_and_retried<W: TestWorker>(da
         assert_eq!(answer, Err("STALE_RUN".into()));
     }
     worker.complete(&second, json!("quick")).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["result"], "quick");
     assert!(events(&done).contains(&"timeout"), "{done:#}");
@@ -363,7 +363,7 @@ async fn progress_is_visible_while_the_job_runs<W: TestWorker>(database: Databas
         assert_eq!(seen["progress"]["message"], "on it");
     }
     worker.complete(&job, json!(null)).await.unwrap();
-    server.faena.job_is(&id, "COMPLETED").await;
+    server.faena.wait_for_state(&id, "COMPLETED").await;
 }
 
 async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(database: DatabaseKind) {
@@ -394,7 +394,7 @@ async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(data
     assert_eq!(by[..4], ["crashing"; 4]);
     assert_eq!(by[4..], ["other"; 5]);
     other.complete(&job, json!(by)).await.unwrap();
-    let done = server.faena.job_is(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(events(&done).iter().filter(|event| **event == "step_completed").count(), 9, "{done:#}");
     assert_eq!(done["progress"]["completedSteps"], 9, "{done:#}");
@@ -420,8 +420,8 @@ async fn jobs_go_to_workers_with_a_matching_capability_and_queue<W: TestWorker>(
     let job = plain.next_job().await;
     assert_eq!((&job.id, job.queue.as_str()), (&mail, "any"));
     plain.complete(&job, json!(null)).await.unwrap();
-    server.faena.job_is(&image, "COMPLETED").await;
-    server.faena.job_is(&mail, "COMPLETED").await;
+    server.faena.wait_for_state(&image, "COMPLETED").await;
+    server.faena.wait_for_state(&mail, "COMPLETED").await;
     for id in [&slow, &unmatched] {
         assert_eq!(server.faena.job(id).await["status"], "QUEUED");
     }
@@ -451,7 +451,7 @@ async fn a_job_carries_its_correlation_id_and_trace_context<W: TestWorker>(datab
     let job = worker.next_job().await;
     assert_eq!((job.correlation_id.as_str(), job.traceparent.as_deref()), ("order-4711", Some(trace)));
     worker.complete(&job, json!(null)).await.unwrap();
-    assert_eq!(server.faena.job_is(&job.id, "COMPLETED").await["correlationId"], "order-4711");
+    assert_eq!(server.faena.wait_for_state(&job.id, "COMPLETED").await["correlationId"], "order-4711");
 }
 
 async fn a_job_names_the_schedule_that_created_it<W: TestWorker>(database: DatabaseKind) {
@@ -491,7 +491,7 @@ async fn a_worker_gets_no_more_jobs_than_its_concurrency<W: TestWorker>(database
     for job in &jobs {
         worker.complete(job, json!(null)).await.unwrap();
     }
-    server.faena.everything_ended().await;
+    server.faena.wait_until_all_jobs_end().await;
     assert_eq!(server.faena.count("status=COMPLETED&type=mail").await, 5);
 }
 

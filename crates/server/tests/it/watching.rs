@@ -165,7 +165,7 @@ async fn faena_events_continues_after_lost_connections_and_a_killed_server() {
     let events = Events::follow(folder.path(), &proxy.url, &["--json", "--types", "job.completed", "--from", "0"]);
     crate::faena::eventually("faena events is connected", async || {
         let id = faena.submit(json!({"name": "noop"})).await;
-        faena.job_is(&id, "COMPLETED").await;
+        faena.wait_for_state(&id, "COMPLETED").await;
         let trace = faena.get(&format!("/api/v1/trace/{id}")).await.1;
         trace["timeline"].as_array()?.iter().any(|entry| entry["what"] == "job.completed").then_some(())
     })
@@ -185,7 +185,7 @@ async fn faena_events_continues_after_lost_connections_and_a_killed_server() {
         }
         for _ in 0..20 {
             let id = faena.submit(json!({"name": "noop"})).await;
-            faena.job_is(&id, "COMPLETED").await;
+            faena.wait_for_state(&id, "COMPLETED").await;
             submitted.push(id);
         }
     }
@@ -205,7 +205,7 @@ async fn faena_events_and_faena_trace_print_readable_lines() {
     let faena = Faena::start(folder.path(), &[]).await;
     let watcher = Watcher::connect(&faena, None).await;
     let id = faena.submit(json!({"name": "noop", "correlationId": "order/7"})).await;
-    faena.job_is(&id, "COMPLETED").await;
+    faena.wait_for_state(&id, "COMPLETED").await;
     drop(watcher);
     let events = Events::follow(folder.path(), &faena.url, &["--from", "0", "--correlation", "order/7"]);
     let first = events.next();

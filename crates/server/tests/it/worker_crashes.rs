@@ -117,7 +117,7 @@ async fn start_at(port: u16, folder: &Path, environment: &[(&str, &str)]) -> Fae
     shell.arg("-c").arg(format!("exec {} serve --port {port}", binary.display()));
     shell.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", folder);
     let mut faena = Faena::spawn_with(shell, folder, environment, &[]);
-    faena.listening().await;
+    faena.wait_until_listening().await;
     faena
 }
 
@@ -303,7 +303,7 @@ async fn each_of_a_hundred_dead_workers_is_detected_within_its_limit_plus_one_in
         assert_eq!(job.retry_count, 1);
         successor.complete(&job, json!(null)).await.unwrap();
     }
-    faena.everything_ended().await;
+    faena.wait_until_all_jobs_end().await;
     let (mut closed, mut silent) = (Vec::new(), Vec::new());
     for (number, (id, crashed_at)) in crashes.iter().enumerate() {
         let job = faena.job(id).await;
@@ -351,7 +351,7 @@ async fn a_handler_that_blocks_the_only_thread_does_not_stop_the_heartbeats() {
         };
         runtime.block_on(faena::Worker::new().url(url).handle("block", block).run_until(stopped)).unwrap();
     });
-    let done = faena.job_is(&id, "COMPLETED").await;
+    let done = faena.wait_for_state(&id, "COMPLETED").await;
     assert_eq!((&done["result"], &done["retryCount"]), (&json!("done"), &json!(0)));
     stop.cancel();
     worker.join().unwrap();

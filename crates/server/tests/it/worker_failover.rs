@@ -53,13 +53,13 @@ async fn assert_keeps_its_job_on_another_node<W: TestWorker>(first_connection: F
         let (_, worker) = second.get("/api/v1/workers/roaming").await;
         let history = worker["history"].as_array().unwrap().clone();
         let marker = second.submit(json!({"name": "sleep", "payload": {"ms": 900}})).await;
-        second.job_is(&marker, "COMPLETED").await;
+        second.wait_for_state(&marker, "COMPLETED").await;
         (now_ms() - job_created_ms(&id) > 4_500).then_some((worker["endedAt"].clone(), history))
     })
     .await;
     assert!(lost.0.is_null(), "{lost:?}");
     assert_eq!(worker.complete(&job, json!("arrived")).await, Ok(()));
-    let done = second.job_is(&id, "COMPLETED").await;
+    let done = second.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["run"], &done["retryCount"]), (&json!(job.run), &json!(0)), "{done:#}");
     // The worker gets jobs from this node.
@@ -67,7 +67,7 @@ async fn assert_keeps_its_job_on_another_node<W: TestWorker>(first_connection: F
     let job = worker.next_job().await;
     assert_eq!(job.id, next);
     assert_eq!(worker.complete(&job, Value::Null).await, Ok(()));
-    second.job_is(&next, "COMPLETED").await;
+    second.wait_for_state(&next, "COMPLETED").await;
     drop(old);
 }
 
@@ -130,7 +130,7 @@ async fn an_http_worker_on_postgres_may_call_any_node() {
             let (status, answer) = node().post(&format!("{path}/{report}"), body).await;
             assert_eq!(status, StatusCode::OK, "{report} of job {n}: {answer}");
         }
-        let done = node().job_is(&id, "COMPLETED").await;
+        let done = node().wait_for_state(&id, "COMPLETED").await;
         assert_completed_once(&done);
         assert_eq!((&done["run"], &done["retryCount"]), (&job["run"], &json!(0)));
     }
@@ -153,12 +153,12 @@ async fn a_drain_on_postgres_is_requested_and_cancelled_through_another_node() {
     .await;
     let id = first.submit(json!({"name": "walk"})).await;
     let marker = first.submit(json!({"name": "noop"})).await;
-    first.job_is(&marker, "COMPLETED").await;
+    first.wait_for_state(&marker, "COMPLETED").await;
     assert_eq!(first.job(&id).await["status"], "QUEUED");
     let answer = second.http.delete(format!("{}/api/v1/workers/drained/drain", second.url)).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
     let job = worker.next_job().await;
     assert_eq!(job.id, id);
     assert_eq!(worker.complete(&job, Value::Null).await, Ok(()));
-    first.job_is(&id, "COMPLETED").await;
+    first.wait_for_state(&id, "COMPLETED").await;
 }

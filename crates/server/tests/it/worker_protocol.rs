@@ -54,9 +54,9 @@ async fn a_client_that_uses_only_the_five_basic_frames_works() {
     };
     let received_ids = within_timeout("the client completes all three jobs", conversation).await;
     assert_eq!(received_ids, [quick.clone(), bad.clone(), long.clone()], "each once");
-    assert_completed_once(&faena.job_is(&quick, "COMPLETED").await);
-    assert_eq!(faena.job_is(&bad, "FAILED").await["error"], "no");
-    let done = faena.job_is(&long, "COMPLETED").await;
+    assert_completed_once(&faena.wait_for_state(&quick, "COMPLETED").await);
+    assert_eq!(faena.wait_for_state(&bad, "FAILED").await["error"], "no");
+    let done = faena.wait_for_state(&long, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["retryCount"], &done["result"]), (&json!(0), &json!("done")));
     assert!(!faena.log().contains("panick"), "{}", faena.log());

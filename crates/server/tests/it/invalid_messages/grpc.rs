@@ -121,7 +121,7 @@ async fn each_invalid_message_is_answered_with_its_code_and_the_stream_stays_ope
     }
     let Ok(FromServer::Ack(ack)) = stream.call(complete(&running, None, "\"well\"")).await else { panic!("no ack") };
     assert!(ack.ok, "{ack:?}");
-    assert_completed_once(&fixture.faena.job_is(&running, "COMPLETED").await);
+    assert_completed_once(&fixture.faena.wait_for_state(&running, "COMPLETED").await);
     fixture.assert_undisturbed().await;
 }
 

@@ -64,6 +64,6 @@ async fn each_invalid_request_is_answered_with_its_status_and_code() {
     }
     let (status, answer) = fixture.faena.post(&format!("/api/v1/workers{own}/complete"), json!({"result": 1})).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
-    assert_completed_once(&fixture.faena.job_is(&running, "COMPLETED").await);
+    assert_completed_once(&fixture.faena.wait_for_state(&running, "COMPLETED").await);
     fixture.assert_undisturbed().await;
 }

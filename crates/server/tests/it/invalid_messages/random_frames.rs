@@ -109,7 +109,7 @@ async fn check_random_frames(fixture: &Fixture, case: usize, frames: &[RandomFra
 #[tokio::test(flavor = "multi_thread")]
 async fn for_any_sequence_of_frames_the_server_answers_and_no_job_ends_twice() {
     let fixture = Fixture::start(&[]).await;
-    fixture.faena.job_is(&fixture.job.id, "PROCESSING").await;
+    fixture.faena.wait_for_state(&fixture.job.id, "PROCESSING").await;
     let case = std::cell::Cell::new(0);
     let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
     tokio::task::block_in_place(|| {

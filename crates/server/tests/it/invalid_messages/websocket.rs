@@ -98,11 +98,11 @@ async fn each_invalid_frame_is_answered_with_its_code_and_the_connection_stays_o
     let large = json!({"type": "complete", "jobId": running, "result": "x".repeat(2 << 20)});
     assert_eq!(code(&socket.call(large.to_string()).await), "PAYLOAD_TOO_LARGE");
     // The worker still has its job.
-    let job = fixture.faena.job_is(&running, "PROCESSING").await;
+    let job = fixture.faena.wait_for_state(&running, "PROCESSING").await;
     assert_eq!((&job["run"], &job["retryCount"]), (&assigned["job"]["run"], &json!(0)), "{job:#}");
     let answer = socket.call(json!({"type": "complete", "jobId": running, "result": "well"}).to_string()).await;
     assert_eq!(answer["ok"], true, "{answer}");
-    assert_eq!(fixture.faena.job_is(&running, "COMPLETED").await["result"], "well");
+    assert_eq!(fixture.faena.wait_for_state(&running, "COMPLETED").await["result"], "well");
     let old_now = fixture.faena.job(&old.id).await;
     assert_completed_once(&old_now);
     assert_eq!(events(&old_now).iter().filter(|event| **event == "stale_report").count(), 2, "{old_now:#}");
@@ -142,7 +142,7 @@ async fn an_oversized_frame_closes_the_connection_and_the_worker_may_resume_its_
     let mut socket = RawSocket::register(&fixture.faena, "bad", "bad").await;
     let answer = socket.call(json!({"type": "complete", "jobId": id, "result": "short"}).to_string()).await;
     assert_eq!(answer["ok"], true, "{answer}");
-    let done = fixture.faena.job_is(&id, "COMPLETED").await;
+    let done = fixture.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!(done["retryCount"], 0);
     fixture.assert_undisturbed().await;
@@ -185,7 +185,7 @@ async fn the_jobs_of_a_worker_that_never_reads_are_completed_by_another_worker()
         other.complete(&job, json!(null)).await.unwrap();
     }
     for id in &ids {
-        assert_completed_once(&fixture.faena.job_is(id, "COMPLETED").await);
+        assert_completed_once(&fixture.faena.wait_for_state(id, "COMPLETED").await);
     }
     let (_, worker) = fixture.faena.get("/api/v1/workers/never-reads").await;
     assert_eq!(worker["state"], "Terminated", "{worker:#}");
