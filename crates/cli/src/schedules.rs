@@ -222,15 +222,15 @@ async fn show_list(list: List) -> Result<ExitCode, CommandError> {
 }
 
 fn listed(list: &ScheduleList) -> String {
-    let mut table = table(["id", "next run", "last run", "runs", "job", "name", "due"]);
+    let mut table = table(["id", "next", "last", "runs", "name", "job", "due"]);
     for schedule in &list.schedules {
         table.add_row([
             schedule.id.to_string(),
             schedule.next_run_at.map_or_else(|| inactive(schedule), relative),
             schedule.last_run_at.map(relative).unwrap_or_default(),
             schedule.run_count.to_string(),
-            schedule.job_type.clone(),
             schedule.name.clone(),
+            schedule.job_type.clone(),
             schedule.explanation.clone(),
         ]);
     }

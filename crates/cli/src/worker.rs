@@ -10,9 +10,11 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use crate::CommandError;
 
 pub const HELP: &str = "\
-The command reads the payload from standard input and writes the result, JSON or any text, to standard output.
-Standard error becomes the job's log. Exit code 0 completes the job, 65 fails it without a retry, any other
-code fails the attempt. The whole process group is killed when the job is finished, cancelled or timed out.
+The command reads the payload from standard input.
+It writes the result, JSON or any text, to standard output.
+Standard error becomes the job's log.
+Exit code 0 completes the job, 65 fails it without a retry, any other fails the attempt.
+The whole process group is killed when the job is finished, cancelled or timed out.
 
 Example:
   faena worker --type resize --concurrency 4 -- ./resize.sh";

@@ -77,7 +77,7 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 fn listed(list: &WorkerList) -> String {
-    let mut table = table(["id", "transport", "state", "runs", "last seen", "types"]);
+    let mut table = table(["id", "transport", "state", "runs", "seen", "types"]);
     for worker in &list.workers {
         let transport = match (&worker.pool, worker.transport.as_str()) {
             (Some(pool), _) => format!("pool {pool}"),
