@@ -1,13 +1,13 @@
-//! The engine over real stores: what becomes of jobs.
+//! The engine over real stores.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on shall say where")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue must say where")]
 
 mod bulk;
 mod driver;
+mod event_reader;
 mod http;
 mod inbox;
 mod limits;
-mod event_reader;
 mod outbox;
 mod runs;
 mod schedules;
@@ -16,7 +16,8 @@ mod simulation;
 mod sources;
 mod stop;
 mod trace;
+mod wakeups;
 mod webhooks;
 mod why;
-mod world;
 mod workers;
+mod world;
