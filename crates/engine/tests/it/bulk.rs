@@ -1,4 +1,4 @@
-//! Actions on many jobs, at handed-in times.
+//! Actions on many jobs, at simulated times.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ async fn states(store: &dyn Store, ids: &[JobId], state: JobState) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_throttled_action_keeps_to_its_rate_and_comes_to_its_end() {
+async fn a_throttled_action_keeps_its_rate_and_finishes() {
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 25, now).await;
@@ -64,7 +64,7 @@ async fn a_throttled_action_keeps_to_its_rate_and_comes_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_that_came_later_are_not_touched() {
+async fn jobs_submitted_later_are_not_touched() {
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 3, now).await;
@@ -76,7 +76,7 @@ async fn jobs_that_came_later_are_not_touched() {
     assert_eq!(states(&*store, &later, JobState::Queued).await, 3);
 }
 
-/// Retries cancelled jobs, and cancels each again at once: whoever had its turn twice would be counted twice.
+/// Retries cancelled jobs and cancels each again immediately: a job that was processed twice would be counted twice.
 async fn round_and_cancel(store: &dyn Store, ids: &[JobId], now: Timestamp) {
     bulk::run_once(store, now).await.unwrap();
     for id in ids {
@@ -87,7 +87,7 @@ async fn round_and_cancel(store: &dyn Store, ids: &[JobId], now: Timestamp) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_action_goes_on_after_its_process_has_died_and_no_job_has_its_turn_twice() {
+async fn an_action_continues_after_its_process_has_died_and_processes_no_job_twice() {
     let (store, place) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 6, now).await;
@@ -130,13 +130,13 @@ async fn two_nodes_share_an_action_without_doing_it_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_should_be_done_at_once_is_finished_by_a_loop_when_its_caller_died() {
+async fn an_action_whose_caller_died_is_finished_by_a_loop() {
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 130, now).await;
     let id = begin(&*store, BulkAction::Delete, JobState::Queued, ids[129], None, now).await;
     let early = bulk::run_once(&*store, now.plus_ms(4_999)).await.unwrap();
-    assert_eq!((early.handled, early.next_at), (0, Some(now.plus_ms(5_000))), "its caller may still be at it");
+    assert_eq!((early.handled, early.next_at), (0, Some(now.plus_ms(5_000))), "its caller may still run it");
     assert_eq!(bulk::run_once(&*store, now.plus_ms(5_000)).await.unwrap().handled, 130);
     assert_eq!(get(&*store, id).await.finished_at, Some(now.plus_ms(5_000)));
 }

@@ -1,4 +1,4 @@
-//! The driver keeps every loop going, whatever happens in a round.
+//! The driver keeps every loop running, whatever happens in a round.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ fn driver() -> Driver {
 const NEVER: Duration = Duration::from_secs(3_600);
 
 #[tokio::test]
-async fn a_loop_that_panics_or_fails_is_driven_on_and_its_trouble_is_seen() {
+async fn a_loop_that_panics_or_fails_runs_again_and_its_error_is_visible() {
     let driver = driver();
     let rounds = Arc::new(AtomicU32::new(0));
     let counted = rounds.clone();
@@ -40,7 +40,7 @@ async fn a_loop_that_panics_or_fails_is_driven_on_and_its_trouble_is_seen() {
             }
         }
     });
-    eventually("a good round", async || (driver.health.all()["shaky"].handled == 7).then_some(())).await;
+    eventually("a successful round", async || (driver.health.all()["shaky"].handled == 7).then_some(())).await;
     assert_eq!(
         *seen.lock(),
         [
@@ -50,32 +50,32 @@ async fn a_loop_that_panics_or_fails_is_driven_on_and_its_trouble_is_seen() {
         ]
     );
     let status = driver.health.all()["shaky"].clone();
-    assert_eq!((status.failures, status.last_error), (0, None), "a good round wipes the slate clean");
+    assert_eq!((status.failures, status.last_error), (0, None), "a successful round clears the failures");
 }
 
 #[tokio::test]
-async fn a_nudge_brings_a_round_and_none_is_lost_while_one_is_under_way() {
+async fn a_wake_up_starts_a_round_and_none_is_lost_during_a_round() {
     let driver = driver();
-    let (nudge, gate, rounds) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
-    let (held, counted) = (gate.clone(), rounds.clone());
-    driver.start("nudged", NEVER, nudge.clone(), move |_| {
-        let (held, counted) = (held.clone(), counted.clone());
+    let (wakeup, gate, rounds) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
+    let (barrier, counted) = (gate.clone(), rounds.clone());
+    driver.start("woken", NEVER, wakeup.clone(), move |_| {
+        let (barrier, counted) = (barrier.clone(), counted.clone());
         async move {
-            held.notified().await;
+            barrier.notified().await;
             counted.fetch_add(1, Ordering::Relaxed);
             Ok(Round::default())
         }
     });
-    eventually("the first round is under way", async || driver.health.all()["nudged"].busy_since).await;
-    nudge.notify_one();
+    eventually("the first round has started", async || driver.health.all()["woken"].busy_since).await;
+    wakeup.notify_one();
     gate.notify_one();
-    eventually("the first round is over", async || (rounds.load(Ordering::Relaxed) == 1).then_some(())).await;
+    eventually("the first round has ended", async || (rounds.load(Ordering::Relaxed) == 1).then_some(())).await;
     gate.notify_one();
-    eventually("the nudge is heard", async || (rounds.load(Ordering::Relaxed) == 2).then_some(())).await;
+    eventually("the wake-up starts a round", async || (rounds.load(Ordering::Relaxed) == 2).then_some(())).await;
 }
 
 #[tokio::test]
-async fn more_means_at_once_and_a_next_time_is_kept() {
+async fn more_work_starts_a_round_immediately_and_a_due_time_is_kept() {
     let driver = driver();
     let times = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let kept = times.clone();
@@ -92,9 +92,9 @@ async fn more_means_at_once_and_a_next_time_is_kept() {
     });
     eventually("five rounds", async || (times.lock().len() == 5).then_some(())).await;
     let times = times.lock().clone();
-    assert!(times[4].ms_since(times[3]) >= 50, "no timer early: {times:?}");
+    assert!(times[4].ms_since(times[3]) >= 50, "a timer fired early: {times:?}");
     driver.stop.cancel();
     driver.tasks.close();
     driver.tasks.wait().await;
-    assert!(driver.health.all()["busy"].stopped, "a loop that has ended is seen");
+    assert!(driver.health.all()["busy"].stopped, "a loop that has ended is visible");
 }

@@ -1,4 +1,4 @@
-//! Watching what happens: all of it, once, in order, whoever else is slow, wherever it happens.
+//! Event streams: every event, once, in order, on every node, however slow other subscribers are.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,17 +20,17 @@ async fn everything(engine: &Arc<Engine>) -> Subscription {
 }
 
 async fn next(subscription: &mut Subscription) -> StreamItem {
-    tokio::time::timeout(Duration::from_secs(60), subscription.next()).await.expect("something comes").unwrap()
+    tokio::time::timeout(Duration::from_secs(60), subscription.next()).await.expect("an item arrives").unwrap()
 }
 
 async fn event(subscription: &mut Subscription) -> Arc<StoredEvent> {
     match next(subscription).await {
         StreamItem::Event(event) => event,
-        StreamItem::Gap(gap) => panic!("nothing was lost, and yet {gap:?}"),
+        StreamItem::Gap(gap) => panic!("unexpected gap {gap:?}"),
     }
 }
 
-/// The types that come, up to and with this one.
+/// Returns the types of the next events, up to and including this one.
 async fn until(subscription: &mut Subscription, kind: &str) -> Vec<String> {
     let mut kinds = Vec::new();
     while kinds.last().map(String::as_str) != Some(kind) {
@@ -40,9 +40,9 @@ async fn until(subscription: &mut Subscription, kind: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_who_watches_is_told_from_then_on() {
+async fn the_first_subscriber_receives_events_from_then_on() {
     let world = World::new().await;
-    assert!(!world.store.has_event_subscriptions(), "nobody watches, so nothing is written down");
+    assert!(!world.store.has_event_subscriptions(), "without subscribers no event is stored");
     let mut watcher =
         watch(&world.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
     world.ends(job("noop", "{}"), JobState::Completed).await;
@@ -51,14 +51,14 @@ async fn the_first_who_watches_is_told_from_then_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
+async fn a_subscriber_that_reconnects_continues_without_a_gap_or_a_repetition() {
     let world = World::new().await;
     let mut watcher = everything(&world.engine).await;
     let mut places = Vec::new();
     for round in 0..5 {
         let ids: Vec<_> = (0..20).map(|_| job("noop", "{}")).collect();
         world.store.job_submit(ids, Timestamp::now()).await.unwrap();
-        // It leaves in the middle, while more happens.
+        // It disconnects in the middle, while more events are committed.
         for _ in 0..17 + round {
             places.push(event(&mut watcher).await.position);
         }
@@ -68,7 +68,7 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
         world.ends(job("noop", "{}"), JobState::Completed).await;
         watcher = watch(&world.engine, Some(place), EventFilter::default()).await;
     }
-    eventually("everything has ended", async || {
+    eventually("all jobs have ended", async || {
         let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
         let ended = stored.iter().filter(|event| event.kind == "job.completed").count();
         (ended == 105).then_some(())
@@ -82,16 +82,16 @@ async fn who_comes_back_goes_on_where_it_was_without_a_gap_and_nothing_twice() {
     assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>());
 }
 
-/// What a sink alone wanted before anybody watched is kept, and so it is told.
+/// Events that were kept only for a sink before there was a subscriber are delivered too.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
+async fn events_kept_for_a_sink_are_delivered_to_a_later_subscriber() {
     for (types, is_complete) in [("*", true), ("job.*", false)] {
         let world = World::new().await;
         let mode = SubscriptionMode::Queue(OnRejected::Skip);
         let sink = EventSubscription { name: "sink".into(), types: vec![types.into()], mode, until: Timestamp::MAX };
         world.store.event_subscribe(vec![sink], Timestamp::now()).await.unwrap();
         world.store.job_submit((0..300).map(|_| job("noop", "{}")).collect(), Timestamp::now()).await.unwrap();
-        let stored = eventually("all have ended", async || {
+        let stored = eventually("all jobs have ended", async || {
             let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
             (stored.iter().filter(|event| event.kind == "job.completed").count() == 300).then_some(stored)
         })
@@ -103,7 +103,10 @@ async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
         let (before, after) = stored.split_at(700);
         let mut back = watch(&world.engine, Some(before[699].position), EventFilter::default()).await;
         if !is_complete {
-            assert!(matches!(next(&mut back).await, StreamItem::Gap(_)), "of workers and schedules nobody was told");
+            assert!(
+                matches!(next(&mut back).await, StreamItem::Gap(_)),
+                "events of workers and schedules were not kept"
+            );
         }
         for expected in after {
             assert_eq!(event(&mut back).await.position, expected.position);
@@ -112,7 +115,7 @@ async fn what_was_kept_for_others_before_anybody_watched_is_told_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_let_through_what_was_asked_for() {
+async fn filters_deliver_only_matching_events() {
     let world = World::new().await;
     let mut wanted = NewJob::new("noop");
     wanted.queue = "mail".into();
@@ -141,22 +144,22 @@ async fn filters_let_through_what_was_asked_for() {
     }
 }
 
-/// An engine whose reader takes a step when it is told to.
+/// Starts an engine whose reader only runs when the test runs it.
 async fn at_rest() -> (Arc<Engine>, crate::world::Place) {
     let (store, place) = open_sqlite().await;
     (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), place)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
+async fn a_slow_subscriber_delays_no_other_and_catches_up_by_itself() {
     let (engine, _place) = at_rest().await;
     let mut slow = everything(&engine).await;
     let mut fast = everything(&engine).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
-    // More steps than are kept for those who are slow.
+    // More batches than are buffered for slow subscribers.
     let mut seen = Vec::new();
     for _ in 0..200 {
-        submit(&*engine.store, NewJob::new("nobody")).await;
+        submit(&*engine.store, NewJob::new("unserved")).await;
         let round = engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
         assert_eq!(round.handled, 2);
         for _ in 0..2 {
@@ -168,40 +171,40 @@ async fn one_who_is_slow_holds_nobody_up_and_catches_up_by_itself() {
         late.push(event(&mut slow).await.position);
     }
     assert_eq!(late, seen);
-    // And hears the rest like everybody else.
-    submit(&*engine.store, NewJob::new("nobody")).await;
+    // It receives the rest like every other subscriber.
+    submit(&*engine.store, NewJob::new("unserved")).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut slow).await, event(&mut fast).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_before_the_reader_has_begun_is_told_without_waiting_for_more() {
+async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_further_event() {
     let (engine, _place) = at_rest().await;
     let mut watcher = everything(&engine).await;
     let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
-    assert!(nothing.is_err(), "it has looked, and found nothing");
-    let id = submit(&*engine.store, NewJob::new("nobody")).await;
+    assert!(nothing.is_err(), "it has read, and found nothing");
+    let id = submit(&*engine.store, NewJob::new("unserved")).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut watcher).await.subject, id.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_who_was_too_slow_for_what_is_kept_is_told_and_goes_on() {
+async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
     let (engine, _place) = at_rest().await;
     let mut slow = everything(&engine).await;
     let began = slow.position();
     for _ in 0..100 {
-        submit(&*engine.store, NewJob::new("nobody")).await;
+        submit(&*engine.store, NewJob::new("unserved")).await;
         engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     }
     let end = engine.store.event_end().await.unwrap();
     engine.store.event_settle(Timestamp::now().plus_ms(60_000), 1_000, Timestamp::now()).await.unwrap();
-    let StreamItem::Gap(gap) = next(&mut slow).await else { panic!("what is gone is not told as if it were not") };
+    let StreamItem::Gap(gap) = next(&mut slow).await else { panic!("pruned events must be reported as a gap") };
     assert_eq!((gap.after, gap.first), (began, end + 1));
-    let id = submit(&*engine.store, NewJob::new("nobody")).await;
+    let id = submit(&*engine.store, NewJob::new("unserved")).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut slow).await.subject, id.0);
-    // Whoever comes back to a place before that is told the same, and whoever comes back to one after it is not.
+    // A subscriber that continues before the gap receives the same gap, one that continues after it does not.
     let mut again = watch(&engine, Some(began), EventFilter::default()).await;
     assert_eq!(next(&mut again).await, StreamItem::Gap(gap));
     assert_eq!(event(&mut again).await.subject, id.0);
@@ -210,17 +213,17 @@ async fn one_who_was_too_slow_for_what_is_kept_is_told_and_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_place_of_another_database_is_a_gap_and_not_silence() {
+async fn a_position_of_another_database_is_reported_as_a_gap() {
     let (engine, _place) = at_rest().await;
     let mut lost = watch(&engine, Some(1_000_000), EventFilter::default()).await;
     assert!(matches!(next(&mut lost).await, StreamItem::Gap(gap) if gap.after == 1_000_000 && gap.first < 10));
-    let id = submit(&*engine.store, NewJob::new("nobody")).await;
+    let id = submit(&*engine.store, NewJob::new("unserved")).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     assert_eq!(event(&mut lost).await.subject, id.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
+async fn an_hour_after_the_last_subscriber_events_are_no_longer_kept() {
     let (engine, _place) = at_rest().await;
     let start = Timestamp::now();
     let minutes = |count: i64| start.plus_ms(count * 60_000);
@@ -228,7 +231,7 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
     for minute in (0..120).step_by(5) {
         engine.run_loop("event-reader", minutes(minute)).await.unwrap();
         engine.run_loop("retention", minutes(minute)).await.unwrap();
-        assert!(engine.store.has_event_subscriptions(), "{minute} minutes, and somebody watches");
+        assert!(engine.store.has_event_subscriptions(), "{minute} minutes, and there is a subscriber");
     }
     drop(watcher);
     for minute in 120..250 {
@@ -237,14 +240,14 @@ async fn an_hour_after_the_last_who_watched_nothing_is_wanted_any_more() {
         let away = minute - 120;
         assert!(
             engine.store.has_event_subscriptions() || away >= 55,
-            "whoever comes back within the hour misses nothing: {away}"
+            "a subscriber that reconnects within the hour misses nothing: {away}"
         );
     }
-    assert!(!engine.store.has_event_subscriptions(), "two hours later it costs nothing again");
+    assert!(!engine.store.has_event_subscriptions(), "two hours later no event is stored");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn there_may_be_so_many_and_no_more() {
+async fn the_number_of_subscribers_is_limited() {
     let (engine, _place) = at_rest().await;
     let mut watchers = Vec::new();
     for _ in 0..MAX_SUBSCRIBERS {
@@ -258,7 +261,7 @@ async fn there_may_be_so_many_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_on_one_node_is_told_on_the_other() {
+async fn events_of_one_node_are_delivered_on_another() {
     let (store, place) = open_postgres().await;
     let watching = World::over((store, place), EngineConfig::default()).await;
     let other = crate::world::beside(&watching).await;
@@ -267,7 +270,7 @@ async fn what_happens_on_one_node_is_told_on_the_other() {
     let mut places = Vec::new();
     for cut in [false, true, true] {
         if cut {
-            // Nobody hears of the other for a while; everything is found all the same.
+            // Signals of the other node are lost for a while; its events are found nevertheless.
             crate::world::end_listening(&watching).await;
         }
         for _ in 0..50 {
@@ -282,21 +285,21 @@ async fn what_happens_on_one_node_is_told_on_the_other() {
         }
     }
     let stored = watching.store.event_list(EventQuery::After(places[0] - 1), places.len()).await.unwrap();
-    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>(), "each once, none passed by");
+    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>(), "each once, none skipped");
     working.stop(Default::default()).await;
     watching.stop().await;
     other.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_nobody_can_listen_what_others_do_is_found_by_looking() {
+async fn without_notifications_events_of_other_nodes_are_found_by_polling() {
     let (store, place) = open_postgres().await;
     let working = World::over((store, place), EngineConfig::default()).await;
     let deaf = crate::world::without_listening(&working).await;
     let engine = Engine::start(deaf.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&engine).await;
     for _ in 0..3 {
-        let id = submit(&*working.store, NewJob::new("nobody")).await;
+        let id = submit(&*working.store, NewJob::new("unserved")).await;
         while event(&mut watcher).await.subject != id.0 {}
     }
     engine.stop(Default::default()).await;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::world::{World, count, events, job, once, open_postgres, open_sqlite, result};
 
-/// The far end: remembers what it was asked, and answers as the path says.
+/// A server that records its requests and answers according to the path.
 struct FarEnd {
     url: String,
     calls: Arc<Mutex<Vec<Value>>>,
@@ -85,7 +85,7 @@ fn error(job: &JobView) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_payload_says_is_sent_and_the_answer_is_the_result() {
+async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let mut call = request(json!({
         "method": "put", "url": format!("{}/json?a=b", far.url), "headers": {"X-Own": "mine", "Content-Type": "text/odd"},
@@ -110,7 +110,7 @@ async fn what_the_payload_says_is_sent_and_the_answer_is_the_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_text_is_sent_as_it_is_and_json_as_it_was_written() {
+async fn a_text_body_is_sent_unchanged_and_json_as_written() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let url = format!("{}/text", far.url);
     let text =
@@ -125,7 +125,7 @@ async fn a_body_that_is_text_is_sent_as_it_is_and_json_as_it_was_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_expected_status_decides_what_is_a_success() {
+async fn the_expected_status_decides_about_success() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let call =
         |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
@@ -138,7 +138,7 @@ async fn the_expected_status_decides_what_is_a_success() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_may_pass_is_tried_again_and_what_will_not_is_given_up_at_once() {
+async fn temporary_errors_are_retried_and_permanent_errors_are_not() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let call = |path: &str| {
         let mut call = job("http.request", json!({"url": format!("{}{path}", far.url)}).to_string());
@@ -147,14 +147,14 @@ async fn what_may_pass_is_tried_again_and_what_will_not_is_given_up_at_once() {
     };
     let lucky = world.ends(call("/second-time-lucky"), JobState::Completed).await;
     assert_eq!((lucky.retry_count, count(&lucky, LogEvent::RetrySuccess)), (1, 1), "{:?}", events(&lucky));
-    for (path, tries) in [("/too-many", 3), ("/gone", 0), ("/nothing", 0), ("/elsewhere", 3)] {
+    for (path, retries) in [("/too-many", 3), ("/gone", 0), ("/nothing", 0), ("/elsewhere", 3)] {
         let job = world.ends(call(path), JobState::Failed).await;
-        assert_eq!(job.retry_count, tries, "{path}: {:?}", job.error);
+        assert_eq!(job.retry_count, retries, "{path}: {:?}", job.error);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_far_end_may_say_when_to_come_again() {
+async fn a_retry_after_header_delays_the_retry() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let id = world.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
     let job = world.job_is(id, JobState::Retrying).await;
@@ -164,7 +164,7 @@ async fn the_far_end_may_say_when_to_come_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_large_answer_only_the_allowed_part_is_kept() {
+async fn a_large_response_is_truncated() {
     let world = World::with(EngineConfig { http_answer_bytes: 10, ..allowed() }).await;
     let far = FarEnd::start().await;
     for path in ["/large", "/endless"] {
@@ -174,7 +174,7 @@ async fn of_a_large_answer_only_the_allowed_part_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_far_end_that_does_not_answer_is_given_up() {
+async fn a_request_without_an_answer_times_out() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let url = format!("{}/silent", far.url);
     let job = world.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
@@ -186,7 +186,7 @@ async fn a_far_end_that_does_not_answer_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirection_is_not_followed() {
+async fn a_redirect_is_not_followed() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let job = world.ends(request(json!({"url": format!("{}/elsewhere", far.url)})), JobState::Failed).await;
     assert!(error(&job).starts_with("HTTP 302"), "{}", error(&job));
@@ -194,7 +194,7 @@ async fn a_redirection_is_not_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn this_machine_is_not_called_unless_it_is_allowed() {
+async fn loopback_is_not_called_unless_it_is_allowed() {
     let (world, far) = (World::new().await, FarEnd::start().await);
     let port = far.url.rsplit(':').next().unwrap();
     for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "0.0.0.0", "127.1"] {
@@ -205,14 +205,14 @@ async fn this_machine_is_not_called_unless_it_is_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_of_this_machine_may_be_called_when_its_network_is_allowed() {
+async fn a_host_name_of_an_allowed_network_is_called() {
     let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
     let url = far.url.replace("127.0.0.1", "localhost");
     world.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_makes_no_request_is_not_tried_again() {
+async fn a_payload_that_is_not_a_request_is_not_retried() {
     let world = World::with(allowed()).await;
     for payload in [
         json!({}),
@@ -232,7 +232,7 @@ async fn a_payload_that_makes_no_request_is_not_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_does_not_tell_the_secrets_of_its_address() {
+async fn an_error_does_not_contain_the_secrets_of_its_url() {
     let world = World::with(allowed()).await;
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let job = world.ends(request(json!({"url": format!("http://{free}/?token=geheim")})), JobState::Failed).await;
@@ -241,12 +241,12 @@ async fn an_error_does_not_tell_the_secrets_of_its_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_no_database_takes_as_text_hold_up_nothing_on_sqlite() {
+async fn a_response_that_is_not_text_is_stored_on_sqlite() {
     strange_bytes(World::over(open_sqlite().await, allowed()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_no_database_takes_as_text_hold_up_nothing_on_postgres() {
+async fn a_response_that_is_not_text_is_stored_on_postgres() {
     strange_bytes(World::over(open_postgres().await, allowed()).await).await;
 }
 

@@ -1,4 +1,4 @@
-//! Messages of a broker that become jobs.
+//! Inboxes: messages of a broker become jobs.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -46,14 +46,14 @@ async fn jobs_done(store: &Arc<dyn Store>, count: i64) {
     .await;
 }
 
-/// What the inbox of this server has done: jobs, messages that had come before, messages that were rejected.
+/// Returns the counts of the inbox: jobs, duplicates, rejected messages.
 fn figures(world: &World) -> (u64, u64, u64) {
     let inbox = &world.engine.inputs.inboxes[0];
     let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     (figure(&inbox.jobs), figure(&inbox.duplicates), figure(&inbox.rejected))
 }
 
-async fn the_database_goes_away_and_comes_back(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
+async fn with_an_outage_of_the_database(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
     place.shut().await;
     send().await;
     eventually("a message waits for it", async || {
@@ -92,7 +92,7 @@ mod rabbitmq {
         }
     }
 
-    /// Waits until the inbox has made its queue.
+    /// Waits until the inbox has created its queue.
     async fn is_there(url: &str, queue: &str) {
         eventually("the queue is there", async || {
             let (_connection, channel) = channel(url).await;
@@ -110,7 +110,7 @@ mod rabbitmq {
     }
 
     #[tokio::test]
-    async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
+    async fn each_message_becomes_one_job_and_invalid_ones_are_dead_lettered() {
         for place in [open_sqlite().await, open_postgres().await] {
             let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
             let world = World::over(place, config(from(&url, &name))).await;
@@ -127,8 +127,8 @@ mod rabbitmq {
             ];
             publish(&url, &name, &messages).await;
             jobs_done(&world.store, 3).await;
-            eventually("all are dealt with", async || (figures(&world) == (3, 2, 3)).then_some(())).await;
-            eventually("the bad ones are kept", async || {
+            eventually("all are processed", async || (figures(&world) == (3, 2, 3)).then_some(())).await;
+            eventually("the invalid ones are kept", async || {
                 (waiting(&url, &format!("{name}.dead")).await == 3).then_some(())
             })
             .await;
@@ -140,23 +140,23 @@ mod rabbitmq {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn an_outage_of_the_database_loses_and_doubles_nothing() {
+    async fn an_outage_of_the_database_loses_and_duplicates_nothing() {
         let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
         let (store, place) = open_postgres().await;
         let engine = Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
         is_there(&url, &name).await;
         publish(&url, &name, &[(Some("before"), b"{}")]).await;
-        the_database_goes_away_and_comes_back(&engine, &place, async || {
+        with_an_outage_of_the_database(&engine, &place, async || {
             publish(&url, &name, &[(Some("1"), b"{}"), (Some("2"), b"{}"), (Some("1"), b"{}")]).await;
         })
         .await;
         jobs_done(&store, 3).await;
         engine.stop(tokio_util::sync::CancellationToken::new()).await;
-        assert_eq!(waiting(&url, &format!("{name}.dead")).await, 0, "an outage is no message's fault");
+        assert_eq!(waiting(&url, &format!("{name}.dead")).await, 0, "an outage rejects no message");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_broker_that_is_killed_or_cut_off_is_found_again_and_nothing_doubles() {
+    async fn an_inbox_reconnects_to_a_killed_broker_and_duplicates_nothing() {
         let mut broker = Broker::rabbitmq("").await;
         let proxy = Proxy::to(broker.port()).await;
         let world = World::over(open_sqlite().await, config(from(&broker.url_with_port(proxy.port()), "orders"))).await;
@@ -202,14 +202,14 @@ mod nats {
     }
 
     #[tokio::test]
-    async fn each_message_becomes_one_job_and_what_cannot_goes_to_the_dead_letters() {
+    async fn each_message_becomes_one_job_and_invalid_ones_are_dead_lettered() {
         let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("inbox"));
         let world = World::over(open_sqlite().await, config(from(&url, &name))).await;
-        // Without an id its place in the stream is its id: the same said twice is two messages.
+        // A message without an id is identified by its position in the stream, so the same text twice is two messages.
         let messages = [(Some("a"), "{}"), (None, "{}"), (None, "{}"), (Some("b"), "7")];
         publish(&url, &name, &messages).await;
         jobs_done(&world.store, 3).await;
-        eventually("all are dealt with", async || (figures(&world) == (3, 0, 1)).then_some(())).await;
+        eventually("all are processed", async || (figures(&world) == (3, 0, 1)).then_some(())).await;
         let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
         let dead = context.get_stream(format!("{name}-inbox-{name}-dead")).await.unwrap();
         assert_eq!(dead.cached_info().state.messages, 1);
@@ -217,13 +217,13 @@ mod nats {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn outages_of_the_database_and_of_the_broker_lose_and_double_nothing() {
+    async fn outages_of_the_database_and_the_broker_lose_and_duplicate_nothing() {
         let mut broker = Broker::nats("").await;
         let (store, place) = open_postgres().await;
         let engine = Engine::start(store.clone(), config(from(&broker.url(), "orders"))).await.unwrap();
         let url = broker.url();
         publish(&url, "orders", &[(Some("before"), "{}")]).await;
-        the_database_goes_away_and_comes_back(&engine, &place, async || {
+        with_an_outage_of_the_database(&engine, &place, async || {
             publish(&url, "orders", &[(Some("1"), "{}"), (Some("2"), "{}")]).await;
         })
         .await;

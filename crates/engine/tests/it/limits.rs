@@ -1,4 +1,4 @@
-//! Work under limits: never more at once than allowed, and nobody waits for a poll when there is room again.
+//! Limits: never more concurrent jobs than allowed, and no job waits for a poll when a slot is free again.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use faena_engine::EngineConfig;
 
 use crate::world::{World, job, open_postgres, open_sqlite};
 
-/// Far below the poll of SQLite, far above what the work takes.
+/// Far below the poll period of SQLite, far above the duration of the work.
 const SOON: Duration = Duration::from_secs(20);
 
 fn most(concurrency: u32) -> Limit {
@@ -30,15 +30,15 @@ async fn all_done(world: &World, jobs: Vec<NewJob>) -> Vec<JobView> {
     for stored in world.store.job_submit(jobs, Timestamp::now()).await.unwrap() {
         done.push(world.job_is(stored.id, JobState::Completed).await);
     }
-    assert!(began.elapsed() < SOON, "somebody waited for a poll: {:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "a job waited for a poll: {:?}", began.elapsed());
     done
 }
 
-/// How many of these ran at once at the most, from their own records.
-fn at_once<'a>(jobs: impl Iterator<Item = &'a JobView>) -> i32 {
+/// Returns how many of these jobs ran concurrently at most, according to their records.
+fn max_concurrent<'a>(jobs: impl Iterator<Item = &'a JobView>) -> i32 {
     let mut changes: Vec<(Timestamp, i32)> =
         jobs.flat_map(|job| [(job.started_at.unwrap(), 1), (job.completed_at.unwrap(), -1)]).collect();
-    // Who ends in the same millisecond as another begins makes room for it.
+    // A job that ends in the millisecond in which another starts does not overlap with it.
     changes.sort();
     changes
         .iter()
@@ -50,21 +50,21 @@ fn at_once<'a>(jobs: impl Iterator<Item = &'a JobView>) -> i32 {
         .unwrap()
 }
 
-async fn two_at_a_time(world: World) {
+async fn limit_of_two(world: World) {
     limited(&world, Scope::System, most(2)).await;
     let done = all_done(&world, (0..60).map(|_| job("sleep", r#"{"ms": 4}"#)).collect()).await;
-    assert_eq!(at_once(done.iter()), 2);
+    assert_eq!(max_concurrent(done.iter()), 2);
     assert!(done.iter().map(|job| job.started_at.unwrap()).is_sorted(), "first come, first served");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_at_a_time_run_two_at_a_time_on_sqlite() {
-    two_at_a_time(World::with(EngineConfig::default()).await).await;
+async fn a_limit_of_two_runs_two_jobs_concurrently_on_sqlite() {
+    limit_of_two(World::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_at_a_time_run_two_at_a_time_on_postgres() {
-    two_at_a_time(World::over(open_postgres().await, EngineConfig::default()).await).await;
+async fn a_limit_of_two_runs_two_jobs_concurrently_on_postgres() {
+    limit_of_two(World::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
 async fn one_of_each_key(world: World) {
@@ -72,18 +72,18 @@ async fn one_of_each_key(world: World) {
     let done = all_done(&world, (0..80).map(|n| of_key(n % 4, r#"{"ms": 3}"#)).collect()).await;
     for n in 0..4 {
         let key = Some(format!("tenant-{n}"));
-        assert_eq!(at_once(done.iter().filter(|job| job.concurrency_key == key)), 1);
+        assert_eq!(max_concurrent(done.iter().filter(|job| job.concurrency_key == key)), 1);
     }
-    assert!(at_once(done.iter()) > 1, "different keys run beside each other");
+    assert!(max_concurrent(done.iter()) > 1, "jobs of different keys run concurrently");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_of_one_key_run_one_after_the_other_on_sqlite() {
+async fn jobs_of_one_key_run_one_after_another_on_sqlite() {
     one_of_each_key(World::over(open_sqlite().await, EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_of_one_key_run_one_after_the_other_on_postgres() {
+async fn jobs_of_one_key_run_one_after_another_on_postgres() {
     one_of_each_key(World::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
@@ -92,16 +92,16 @@ async fn a_backlog(world: World) {
     limited(&world, Scope::Key("*".into()), most(3)).await;
     let jobs = (0..500).map(|n| if n % 2 == 0 { job("noop", "{}") } else { of_key(n % 7, r#"{"ms": 0}"#) });
     all_done(&world, jobs.collect()).await;
-    assert_eq!(world.engine.load().0, 0, "nothing is left in its hands");
+    assert_eq!(world.engine.load().0, 0, "no job is in flight");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backlog_under_limits_flows_on_sqlite() {
+async fn a_backlog_under_limits_is_processed_on_sqlite() {
     a_backlog(World::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backlog_under_limits_flows_on_postgres() {
+async fn a_backlog_under_limits_is_processed_on_postgres() {
     a_backlog(World::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
@@ -116,23 +116,23 @@ async fn by_rate(world: World) {
         let mut starts: Vec<Timestamp> =
             done.iter().filter(|job| job.kind == kind).map(|job| job.started_at.unwrap()).collect();
         starts.sort();
-        // Five at once, the other ten one per 50 ms.
+        // Five immediately, the other ten one per 50 ms.
         assert!(starts[14].ms_since(starts[0]) >= 450, "{kind}: {starts:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_start_at_the_rate_that_was_set_on_sqlite() {
+async fn jobs_start_at_the_configured_rate_on_sqlite() {
     by_rate(World::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_start_at_the_rate_that_was_set_on_postgres() {
+async fn jobs_start_at_the_configured_rate_on_postgres() {
     by_rate(World::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
-/// Jobs of one key that wait, and what lets them go.
-async fn goes_on_when(limit: Limit, scope: Scope) {
+/// Blocks jobs of one key, changes the limit, and checks that they continue.
+async fn continues_after(limit: Limit, scope: Scope) {
     let world = World::over(open_sqlite().await, EngineConfig::default()).await;
     limited(&world, Scope::Key("*".into()), most(1)).await;
     let jobs = (0..3).map(|_| of_key(7, r#"{"ms": 60000}"#)).collect();
@@ -144,20 +144,20 @@ async fn goes_on_when(limit: Limit, scope: Scope) {
     for id in ids {
         world.job_is(id, JobState::Processing).await;
     }
-    assert!(began.elapsed() < SOON, "somebody waited for a poll: {:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "a job waited for a poll: {:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_raised_limit_of_keys_lets_their_jobs_go_at_once() {
-    goes_on_when(most(3), Scope::Key("*".into())).await;
+async fn a_raised_limit_of_keys_starts_their_jobs_immediately() {
+    continues_after(most(3), Scope::Key("*".into())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_for_one_key_goes_before_that_of_all_at_once() {
-    goes_on_when(most(3), Scope::Key("tenant-7".into())).await;
+async fn a_limit_of_one_key_takes_precedence_immediately() {
+    continues_after(most(3), Scope::Key("tenant-7".into())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_limit_for_a_key_means_no_limit() {
-    goes_on_when(Limit::default(), Scope::Key("tenant-7".into())).await;
+async fn a_key_without_a_limit_is_not_limited() {
+    continues_after(Limit::default(), Scope::Key("tenant-7".into())).await;
 }

@@ -1,4 +1,4 @@
-//! What becomes of a run: success, failure, timeout, expiry, cancellation, and in which order runs begin.
+//! Runs of the built-in worker: success, failure, timeout, expiry, cancellation, and the order of starts.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn one_slot() -> EngineConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_and_a_moment_of_sleep_complete() {
+async fn noop_and_sleep_jobs_complete() {
     let world = World::new().await;
     for kind in [job("noop", "{}"), job("sleep", r#"{"ms": 1}"#)] {
         let job = world.ends(kind, JobState::Completed).await;
@@ -24,7 +24,7 @@ async fn nothing_and_a_moment_of_sleep_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_is_wrong_is_not_tried_again() {
+async fn a_job_with_an_invalid_payload_is_not_retried() {
     let world = World::new().await;
     for payload in ["{}", r#"{"ms": -1}"#, r#"{"ms": 1, "more": 2}"#, r#"{"ms": 1, "steps": 1001}"#] {
         let job = world.ends(job("sleep", payload), JobState::Failed).await;
@@ -34,7 +34,7 @@ async fn a_payload_that_is_wrong_is_not_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn progress_is_told_as_it_happens() {
+async fn progress_is_reported_while_the_job_runs() {
     let world = World::new().await;
     let id = world.submit(job("sleep", r#"{"ms": 400, "steps": 4}"#)).await;
     let mut seen = Vec::new();
@@ -52,7 +52,7 @@ async fn progress_is_told_as_it_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tries_run_out_and_the_last_error_stays() {
+async fn when_all_attempts_are_used_the_last_error_is_kept() {
     let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
     let mut failing = job("shell.run", r#"{"argv": ["sh", "-c", "echo broken >&2; exit 3"]}"#);
     failing.options.retry.max_retries = 2;
@@ -67,10 +67,10 @@ async fn tries_run_out_and_the_last_error_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_try_that_succeeds_after_others_failed_is_told_so() {
+async fn a_success_after_failed_attempts_is_logged() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
-    // Fails while the file is not there, and makes it.
+    // Fails if the file does not exist, and creates it.
     let script = "test -e made || { touch made; exit 1; }";
     let payload = serde_json::json!({"argv": ["sh", "-c", script], "cwd": folder.path()});
     let mut job = job("shell.run", payload.to_string());
@@ -79,11 +79,11 @@ async fn a_try_that_succeeds_after_others_failed_is_told_so() {
     assert_eq!(job.retry_count, 1);
     assert_eq!((count(&job, LogEvent::Failed), count(&job, LogEvent::RetryScheduled)), (1, 1), "{:?}", events(&job));
     assert_eq!(events(&job)[6..], ["queued", "assigned", "started", "retry_success", "completed"]);
-    assert_eq!((job.error, job.error_reason), (None, None), "what is completed has no error");
+    assert_eq!((job.error, job.error_reason), (None, None), "a completed job has no error");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_looks_transient_is_tried_again_when_asked_so() {
+async fn with_retry_on_transient_only_transient_failures_are_retried() {
     let world = World::with(EngineConfig { shell_allowed: true, ..EngineConfig::default() }).await;
     let failing = |text: &str| {
         let mut job =
@@ -97,7 +97,7 @@ async fn only_what_looks_transient_is_tried_again_when_asked_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_takes_too_long_is_stopped_and_the_reason_is_timeout() {
+async fn a_job_that_exceeds_its_timeout_is_stopped_with_reason_timeout() {
     let world = World::with(one_slot()).await;
     let mut slow = once("sleep", r#"{"ms": 3600000}"#);
     slow.options.timeout_ms = Some(20);
@@ -109,7 +109,7 @@ async fn a_job_that_takes_too_long_is_stopped_and_the_reason_is_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_without_a_limit_of_its_own_has_that_of_the_server() {
+async fn a_job_without_a_timeout_has_that_of_the_server() {
     let config = EngineConfig { processing_timeout: Duration::from_millis(20), ..EngineConfig::default() };
     let world = World::with(config).await;
     let job = world.ends(once("sleep", r#"{"ms": 3600000}"#), JobState::Failed).await;
@@ -117,7 +117,7 @@ async fn a_job_without_a_limit_of_its_own_has_that_of_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_nobody_could_start_in_time_expires() {
+async fn a_job_that_is_not_started_in_time_expires() {
     let world = World::with(one_slot()).await;
     let blocker = world.submit(job("sleep", r#"{"ms": 600000}"#)).await;
     world.job_is(blocker, JobState::Processing).await;
@@ -132,7 +132,7 @@ async fn a_job_that_nobody_could_start_in_time_expires() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delayed_job_starts_at_its_time_and_not_before() {
+async fn a_delayed_job_starts_when_it_is_due_and_not_before() {
     let world = World::new().await;
     let due = Timestamp::now().plus_ms(300);
     let mut delayed = job("noop", "{}");
@@ -163,7 +163,7 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_becomes_free_is_filled_at_once_and_the_jobs_keep_their_order() {
+async fn a_free_slot_is_filled_immediately_and_jobs_keep_their_order() {
     let world = World::with(one_slot()).await;
     let jobs: Vec<NewJob> = (0..50).map(|_| job("sleep", r#"{"ms": 1}"#)).collect();
     let stored = world.store.job_submit(jobs, Timestamp::now()).await.unwrap();
@@ -176,13 +176,13 @@ async fn a_slot_that_becomes_free_is_filled_at_once_and_the_jobs_keep_their_orde
     for pair in ended.windows(2) {
         assert!(pair[0].completed_at <= pair[1].started_at, "one slot runs one job at a time");
     }
-    // None of them waited for a poll or a safety round: the longest pause is far below every period.
+    // None of them waited for a poll or a fallback round: the longest pause is far below every period.
     let pauses = ended.windows(2).map(|pair| pair[1].started_at.unwrap().ms_since(pair[0].completed_at.unwrap()));
     assert!(pauses.max().unwrap() < 5_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn higher_priorities_go_first_and_equal_ones_in_their_order() {
+async fn higher_priorities_start_first_and_equal_ones_in_order() {
     let world = World::with(one_slot()).await;
     let blocker = world.submit(job("sleep", r#"{"ms": 300}"#)).await;
     world.job_is(blocker, JobState::Processing).await;
@@ -208,7 +208,7 @@ async fn higher_priorities_go_first_and_equal_ones_in_their_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_here_can_run_stays_queued_and_holds_up_nobody() {
+async fn a_job_that_no_worker_can_run_stays_queued_and_blocks_no_other() {
     let world = World::with(one_slot()).await;
     let mut unknown = Vec::new();
     for n in 0..300 {
@@ -235,8 +235,8 @@ async fn many_queues_share_one_slot() {
     }
 }
 
-/// A server takes the job and is never heard of again.
-async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
+/// Claims the job as a server that dies.
+async fn claimed_by_a_dead_server(store: &dyn Store, id: JobId) -> Run {
     let long_ago = Timestamp::now().plus_ms(-3_600_000);
     let dead = NodeId::new();
     store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
@@ -247,36 +247,36 @@ async fn taken_to_the_grave(store: &dyn Store, id: JobId) -> Run {
     claim.jobs[0].run
 }
 
-async fn runs_again_with_its_start_on_record(world: World, id: JobId, lost: Run) {
+async fn runs_again_with_its_start_recorded(world: World, id: JobId, lost: Run) {
     let running = world.job_is(id, JobState::Processing).await;
     assert!(running.run > Some(lost));
-    assert_eq!(running.retry_count, 0, "nobody knows that it had begun");
+    assert_eq!(running.retry_count, 0, "its start was not recorded");
     let done = world.job_is(id, JobState::Completed).await;
     assert_eq!((count(&done, LogEvent::Recovered), count(&done, LogEvent::Started)), (1, 1), "{:?}", events(&done));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_a_dead_server_held_runs_again_with_its_start_on_record_on_sqlite() {
+async fn a_job_of_a_dead_server_runs_again_with_its_start_recorded_on_sqlite() {
     let (store, place) = open_sqlite().await;
     let id = submit(&*store, job("sleep", r#"{"ms": 300}"#)).await;
-    let lost = taken_to_the_grave(&*store, id).await;
-    // The next process opens the file: whoever was there before it is dead.
+    let lost = claimed_by_a_dead_server(&*store, id).await;
+    // The next process opens the file, so the process before it is dead.
     let world = World::over(reopened(store, place).await, EngineConfig::default()).await;
-    runs_again_with_its_start_on_record(world, id, lost).await;
+    runs_again_with_its_start_recorded(world, id, lost).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_a_dead_server_held_runs_again_with_its_start_on_record_on_postgres() {
+async fn a_job_of_a_dead_server_runs_again_with_its_start_recorded_on_postgres() {
     let (store, place) = open_postgres().await;
     let id = submit(&*store, job("sleep", r#"{"ms": 300}"#)).await;
-    let lost = taken_to_the_grave(&*store, id).await;
+    let lost = claimed_by_a_dead_server(&*store, id).await;
     let config = EngineConfig { node_lease: Duration::from_millis(300), ..EngineConfig::default() };
     let world = World::over((store, place), config).await;
-    runs_again_with_its_start_on_record(world, id, lost).await;
+    runs_again_with_its_start_recorded(world, id, lost).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backlog_of_short_jobs_is_done_once_each_on_postgres() {
+async fn each_job_of_a_backlog_runs_once_on_postgres() {
     let world = World::over(open_postgres().await, EngineConfig::default()).await;
     let jobs: Vec<NewJob> = (0..3_000).map(|_| job("noop", "{}")).collect();
     let stored = world.store.job_submit(jobs, Timestamp::now()).await.unwrap();
@@ -284,16 +284,16 @@ async fn a_backlog_of_short_jobs_is_done_once_each_on_postgres() {
         let job = world.job_is(job.id, JobState::Completed).await;
         assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
     }
-    assert_eq!(world.engine.load().0, 0, "nothing is left in its hands");
+    assert_eq!(world.engine.load().0, 0, "no job is in flight");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
-    // How far ahead is claimed depends on how quickly jobs go, and so on what else this machine does.
+async fn jobs_claimed_ahead_are_released_when_they_wait_behind_a_long_job() {
+    // How many jobs are claimed ahead depends on their speed, and so on the load of this machine.
     let mut found = None;
     for _ in 0..20 {
         let world = behind_a_long_job().await;
-        if held(&world).await > 1 {
+        if in_flight(&world).await > 1 {
             found = Some(world);
             break;
         }
@@ -301,25 +301,25 @@ async fn what_was_claimed_ahead_goes_back_when_it_stands_behind_a_long_job() {
     let world = found.expect("nothing was ever claimed ahead");
     let now = Timestamp::now();
     world.engine.run_guardian(now.plus_ms(9_000)).await.unwrap();
-    assert!(held(&world).await > 1, "not before their time");
+    assert!(in_flight(&world).await > 1, "they are not released early");
     world.engine.run_guardian(now.plus_ms(10_500)).await.unwrap();
-    eventually("only the long job is in hands", async || (held(&world).await == 1).then_some(())).await;
+    eventually("only the long job is in flight", async || (in_flight(&world).await == 1).then_some(())).await;
     let (_, idle) = world.engine.load();
-    assert_eq!((held(&world).await, idle), (1, 0), "they are not claimed again");
+    assert_eq!((in_flight(&world).await, idle), (1, 0), "they are not claimed again");
 }
 
-async fn held(world: &World) -> i64 {
+async fn in_flight(world: &World) -> i64 {
     world.store.counts().await.unwrap().total(Tally::InFlight)
 }
 
-/// A server with one slot, in which a long job runs in the middle of many short ones.
+/// Starts a server with one slot, in which a long job runs among many short ones.
 async fn behind_a_long_job() -> World {
     let world = World::with(EngineConfig { concurrency: 1, ..EngineConfig::default() }).await;
     let short = |_| job("noop", "{}");
     let long = job("sleep", r#"{"ms": 600000}"#);
     let (before, after) = ((0..2_000).map(short), (0..2_000).map(short));
     world.store.job_submit(before.chain([long]).chain(after).collect(), Timestamp::now()).await.unwrap();
-    eventually("the long job has begun", async || {
+    eventually("the long job has started", async || {
         let running = Filter { states: vec![JobState::Processing], kind: Some("sleep".into()), ..Filter::default() };
         let page = world.store.job_list(&running, Page::After { id: None, limit: 1 }).await.unwrap();
         (page.total == 1).then_some(())

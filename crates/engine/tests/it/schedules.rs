@@ -1,8 +1,8 @@
-//! Three servers with clocks that differ, one of them killed fifty times in the middle of what it does, in a week that the test makes:
-//! each due time is met at most once, and under `catch_up` exactly once.
+//! Three servers with different clocks, one of them killed fifty times during its rounds, in a simulated week: each due time
+//! fires at most once, and with `catch_up` exactly once.
 //!
-//! The seed decides what happens to whom; when exactly a server dies inside its round is up to the machine. FAENA_TEST_SEEDS=100 runs
-//! that many.
+//! The seed decides what happens; when exactly a server dies inside its round depends on the machine. FAENA_TEST_SEEDS=100
+//! runs that many seeds.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
 const KILLS: usize = 50;
 
-/// A schedule, and how many jobs it must have made, where that is sure.
+/// A schedule and how many jobs it must have created, where that is certain.
 struct Case {
     spec: ScheduleSpec,
     exactly: Option<usize>,
@@ -49,7 +49,7 @@ fn every(minutes: u64) -> Timing {
     Timing { interval_ms: Some(minutes * 60_000), ..Timing::default() }
 }
 
-/// The clocks of Madrid go back in the night of 2026-10-25, in the middle of the week.
+/// Daylight saving time ends in Madrid on 2026-10-25, in the middle of the week.
 fn cases() -> Vec<Case> {
     use Misfire::{CatchUp, RunOnce, Skip};
     let both = Timing { dst_overlap: Some(DstOverlap::Both), ..cron("30 2 * * *", "Europe/Madrid") };
@@ -114,7 +114,7 @@ impl Simulation {
         self.stores[node % self.stores.len()].clone()
     }
 
-    /// All who are awake ask at the same moment. `victim` dies while it does.
+    /// Runs a round of all live servers at the same time. `victim` dies during its round.
     async fn step(&mut self, victim: Option<usize>) {
         self.now = self.now.plus_ms(self.random.random_range(1..90 * MINUTE));
         for node in &mut self.nodes {
@@ -136,7 +136,7 @@ impl Simulation {
         self.end_some_jobs().await;
     }
 
-    /// Another server takes the place of the one that died. PostgreSQL: half of the time everybody's connections are gone too.
+    /// Replaces the dead server. On PostgreSQL, half of the time all connections are closed too.
     async fn replace(&mut self, victim: usize) {
         let place = self.place.take().unwrap();
         if self.stores.len() > 1 {
@@ -145,7 +145,7 @@ impl Simulation {
             }
             let dead = std::mem::replace(&mut self.stores[victim], opened_beside(&place).await);
             self.nodes[victim].engine = engine(self.stores[victim].clone(), self.now).await;
-            // As the system does with the connections of a process that is gone.
+            // As the system closes the connections of a process that has ended.
             tokio::spawn(async move { dead.close().await });
             self.place = Some(place);
         } else {
@@ -160,7 +160,7 @@ impl Simulation {
         }
     }
 
-    /// So that schedules which look at their last job find it going at one time and over at another.
+    /// Ends some jobs, so that schedules find their last job running at one time and finished at another.
     async fn end_some_jobs(&mut self) {
         for schedule in self.schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow) {
             if self.random.random_range(0..100) < 10
@@ -183,7 +183,7 @@ impl Simulation {
         panic!("the schedules do not come to rest");
     }
 
-    /// Every due time is on record once, and each that fired has the one job that was made for it.
+    /// Checks that every due time is recorded once and that each fired one has exactly one job.
     async fn prove(&self, seed: u64) {
         let store = &self.stores[0];
         let mut jobs: HashSet<JobId> = HashSet::new();
@@ -193,8 +193,8 @@ impl Simulation {
             assert!(now.next_at.is_some_and(|at| at > self.now), "{what}: nothing is left over");
             let dues = self.dues(schedule, now.cursor_at);
             let rows = store.schedule_ticks(schedule.id, None, 100_000).await.unwrap();
-            let told: u64 = rows.iter().map(|row| row.count.unwrap()).sum();
-            assert_eq!(told, dues.len() as u64, "{what}: each due time is on record once");
+            let recorded: u64 = rows.iter().map(|row| row.count.unwrap()).sum();
+            assert_eq!(recorded, dues.len() as u64, "{what}: each due time is recorded once");
             let fired: Vec<_> = rows.iter().rev().filter(|row| row.outcome == TickOutcome::Fired).collect();
             assert_eq!(now.runs, fired.len() as u64, "{what}");
             if let Some(count) = case.exactly {
@@ -257,14 +257,14 @@ fn seeds() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_week_of_deaths_every_due_time_is_met_once_by_three_servers() {
+async fn with_dying_servers_every_due_time_fires_once() {
     for seed in 0..seeds() {
         simulate(seed, open_postgres().await).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_week_of_restarts_every_due_time_is_met_once_on_a_file() {
+async fn with_restarts_every_due_time_fires_once_on_sqlite() {
     for seed in 0..seeds() {
         simulate(seed, open_sqlite().await).await;
     }

@@ -16,7 +16,7 @@ fn script(text: &str) -> NewJob {
     once("shell.run", json!({"argv": ["sh", "-c", text]}).to_string())
 }
 
-/// A program whose child sleeps for an hour; the child's number is written to `folder`.
+/// Returns a job whose child process sleeps for an hour; the child's process id is written to `folder`.
 fn with_child(folder: &Path) -> NewJob {
     let text = "sleep 3600 & echo $! >pid.tmp; mv pid.tmp pid; wait";
     once("shell.run", json!({"argv": ["sh", "-c", text], "cwd": folder}).to_string())
@@ -29,7 +29,7 @@ async fn child(folder: &Path) -> PathBuf {
     process
 }
 
-/// Dead and not yet reaped counts.
+/// Returns whether a process has ended, reaped or not.
 fn is_gone(process: &Path) -> bool {
     match std::fs::read_to_string(process.join("stat")) {
         Ok(stat) => stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'),
@@ -60,7 +60,7 @@ async fn output_and_exit_code_are_the_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arguments_are_no_shell_line() {
+async fn arguments_are_not_interpreted_by_a_shell() {
     let world = World::with(allowed()).await;
     let payload = json!({"argv": ["echo", "$HOME; ls", "*"]});
     let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
@@ -68,14 +68,14 @@ async fn arguments_are_no_shell_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_long_output_only_the_allowed_part_is_kept_and_the_program_is_not_held_up() {
+async fn a_long_output_is_truncated_and_the_program_is_not_blocked() {
     let world = World::with(EngineConfig { shell_output_bytes: 10, ..allowed() }).await;
     let job = world.ends(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
     assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "xxxxxxxxxx", "stderr": "end\n", "truncated": true}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_the_servers_environment_nothing_private_is_handed_on() {
+async fn the_servers_private_environment_is_not_passed_on() {
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "there is something to leak");
     let world = World::with(allowed()).await;
     let payload = json!({"argv": ["env"], "env": {"OWN": "mine"}});
@@ -89,7 +89,7 @@ async fn of_the_servers_environment_nothing_private_is_handed_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_started_is_not_tried_again() {
+async fn a_program_that_cannot_be_started_is_not_retried() {
     let world = World::with(allowed()).await;
     for payload in [
         json!({"argv": []}),
@@ -107,7 +107,7 @@ async fn what_cannot_be_started_is_not_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_takes_too_long_is_killed_with_its_children() {
+async fn a_program_that_times_out_is_killed_with_its_children() {
     let world = World::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
     let mut slow = with_child(folder.path());
@@ -116,7 +116,7 @@ async fn a_program_that_takes_too_long_is_killed_with_its_children() {
     let process = child(folder.path()).await;
     let job = world.job_is(id, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
-    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,25 +127,25 @@ async fn a_program_that_is_cancelled_is_killed_with_its_children() {
     let process = child(folder.path()).await;
     world.engine.cancel(id, "enough", "test", Timestamp::now()).await.unwrap();
     world.job_is(id, JobState::Cancelled).await;
-    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_leaves_a_child_behind_ends_with_itself() {
+async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
     let world = World::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
-    // The child holds the outputs open; one of the two has even left the group.
+    // The child keeps the outputs open; one of the two has left the process group.
     let text = "sleep 3600 & echo $! >pid; setsid sleep 20 & echo done";
     let payload = json!({"argv": ["sh", "-c", text], "cwd": folder.path()});
     let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], "done\n");
     let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
     let process = PathBuf::from(format!("/proc/{}", pid.trim()));
-    eventually("the child is gone", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_output_that_is_no_text_holds_up_nothing_on_postgres() {
+async fn an_output_that_is_not_text_is_stored_on_postgres() {
     let world = World::over(open_postgres().await, allowed()).await;
     let job = world.ends(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
     assert!(job.error.as_deref().unwrap().starts_with("sh: exit status: 1: a"), "{:?}", job.error);

@@ -1,8 +1,8 @@
-//! Servers, workers and senders of webhooks that die, stall, fall silent and come back, in a time that the test makes: every job in the
-//! hands of an owner that is gone is found within one interval of the guardian after that owner's limit, and none is touched before.
-//! The same of webhooks.
+//! Servers, workers and webhook senders that die, stall, fall silent and reconnect, in simulated time: every job of a dead
+//! owner is recovered within one interval of the guardian after that owner's deadline, and none is touched before. The same
+//! holds for webhooks.
 //!
-//! The seed decides everything that happens; a failure names it. FAENA_TEST_SEEDS=100 runs that many.
+//! The seed decides everything that happens; a failure names it. FAENA_TEST_SEEDS=100 runs that many seeds.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,12 +19,12 @@ use crate::world::{Place, open_postgres};
 const REMOTE: &str = "remote";
 const INSIDE: &str = "inside";
 const STEPS: usize = 150;
-/// The longest step of the simulated time: what has to be done "at once" is done within it.
+/// Longest step of the simulated time: an immediate action happens within it.
 const STEP_MS: i64 = 6_000;
 
 struct Server {
     engine: Arc<Engine>,
-    /// When the driver would wake its guardian.
+    /// When the driver would wake the guardian.
     guard_at: Timestamp,
     renewed_at: Timestamp,
     alive: bool,
@@ -34,11 +34,11 @@ struct Server {
 enum Mood {
     /// Works and reports.
     Good,
-    /// LoopHealth, and never says anything about its jobs.
+    /// Sends heartbeats and never reports anything about its jobs.
     Stalled,
-    /// Its connection is there, and nothing comes over it.
+    /// It is connected and silent.
     Silent,
-    /// Its connection has closed.
+    /// It is disconnected.
     Cut,
 }
 
@@ -48,7 +48,7 @@ struct Worker {
     server: usize,
     mood: Mood,
     seen_at: Timestamp,
-    /// Between which times it must be found lost.
+    /// Earliest and latest time at which it must be declared lost.
     lost: Option<(Timestamp, Timestamp)>,
 }
 
@@ -58,7 +58,7 @@ enum Holder {
     Server(usize),
 }
 
-struct HandOut {
+struct Claimed {
     holder: Holder,
     started_at: Timestamp,
     timeout_ms: i64,
@@ -81,7 +81,7 @@ struct Simulation {
     now: Timestamp,
     servers: Vec<Server>,
     workers: Vec<Worker>,
-    out: HashMap<(JobId, Run), HandOut>,
+    out: HashMap<(JobId, Run), Claimed>,
     jobs: Vec<JobId>,
     completed: HashMap<JobId, usize>,
     found: usize,
@@ -132,15 +132,15 @@ impl Simulation {
         self.servers.push(Server { engine, guard_at: self.now, renewed_at: self.now, alive: true });
     }
 
-    /// As `kill -9`: nothing is told to anybody.
+    /// Kills a server as `kill -9` does: it reports nothing.
     fn kill_server(&mut self, at: usize) {
         self.servers[at].alive = false;
         let lease_ends = self.servers[at].renewed_at.plus_ms(15_000);
-        // Its workers have from the end of its lease, which somebody sees within a step or two, the time to connect elsewhere.
+        // Its workers may reconnect within the grace period after its lease has expired, which another server notices within two steps.
         let earliest = lease_ends.plus_ms(10_000).max(self.now);
         let latest = lease_ends.plus_ms(10_000 + 30_000 + 3 * STEP_MS);
         for worker in self.workers.iter_mut().filter(|worker| worker.server == at) {
-            // Who had been lost before keeps no earlier time: the server that watched it is gone.
+            // An earlier deadline of a lost worker does not count: the server that watched it is dead.
             let known = worker.lost.map_or(earliest, |(known, _)| known.min(earliest));
             worker.mood = Mood::Cut;
             worker.lost = Some((known, latest));
@@ -173,7 +173,7 @@ impl Simulation {
         }
     }
 
-    async fn something_happens(&mut self) {
+    async fn inject_event(&mut self) {
         match self.one_of(12) {
             0 if self.living().len() > 1 => {
                 let living = self.living();
@@ -182,9 +182,9 @@ impl Simulation {
             }
             1 if self.living().len() < 3 => self.start_server().await,
             2 if self.workers.len() < 8 => self.connect(None).await,
-            3 | 4 => self.upset_worker(Mood::Cut).await,
-            5 => self.upset_worker(Mood::Silent).await,
-            6 => self.upset_worker(Mood::Stalled).await,
+            3 | 4 => self.disturb_worker(Mood::Cut).await,
+            5 => self.disturb_worker(Mood::Silent).await,
+            6 => self.disturb_worker(Mood::Stalled).await,
             7 | 8 => {
                 let away: Vec<usize> =
                     (0..self.workers.len()).filter(|at| self.workers[*at].mood != Mood::Good).collect();
@@ -199,11 +199,11 @@ impl Simulation {
             self.submit().await;
         }
         if self.chance(30) {
-            self.take_inside().await;
+            self.claim_built_in().await;
         }
     }
 
-    async fn upset_worker(&mut self, mood: Mood) {
+    async fn disturb_worker(&mut self, mood: Mood) {
         let good: Vec<usize> = (0..self.workers.len())
             .filter(|at| self.workers[*at].mood == Mood::Good && self.servers[self.workers[*at].server].alive)
             .collect();
@@ -232,14 +232,14 @@ impl Simulation {
         for _ in 0..self.random.random_range(1..4) {
             let mut job = NewJob::new(if self.chance(75) { REMOTE } else { INSIDE });
             job.options.retry.max_retries = 10;
-            job.options.webhook_url = self.chance(50).then(|| "https://example.org/told".to_owned());
+            job.options.webhook_url = self.chance(50).then(|| "https://example.org/hook".to_owned());
             job.options.timeout_ms = Some(u64::from(self.random.random_range(60..400u32)) * 1_000);
             self.jobs.push(self.store.job_submit(vec![job], self.now).await.unwrap()[0].id);
         }
     }
 
-    /// What the worker inside a server would do.
-    async fn take_inside(&mut self) {
+    /// Claims jobs as the built-in worker of a server does.
+    async fn claim_built_in(&mut self) {
         let living = self.living();
         if living.is_empty() {
             return;
@@ -253,12 +253,12 @@ impl Simulation {
         let owner = Owner::Node(self.servers[at].engine.node_id());
         let ask = ClaimRequest { owner, lanes, limit: 3, at_once: 3 };
         for job in self.store.job_claim(vec![ask], self.now).await.unwrap().remove(0).jobs {
-            let hand_out = HandOut { holder: Holder::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
+            let hand_out = Claimed { holder: Holder::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
             self.out.insert((job.id, job.run), hand_out);
         }
     }
 
-    async fn turns(&mut self) {
+    async fn run_loops(&mut self) {
         for at in self.living() {
             let engine = self.servers[at].engine.clone();
             engine.run_loop("lease", self.now).await.unwrap();
@@ -267,8 +267,8 @@ impl Simulation {
                 engine.run_loop(name, self.now).await.unwrap();
             }
             engine.persist_worker_status(self.now).await.unwrap();
-            let told = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
-            if told || self.servers[at].guard_at <= self.now {
+            let has_orphans = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
+            if has_orphans || self.servers[at].guard_at <= self.now {
                 let mut round = engine.run_loop("guardian", self.now).await.unwrap();
                 while round.more {
                     round = engine.run_loop("guardian", self.now).await.unwrap();
@@ -292,7 +292,7 @@ impl Simulation {
             for order in connected.drain_commands() {
                 if let WorkerCommand::Job(delivery) = order {
                     let job = &delivery.job.claimed;
-                    let hand_out = HandOut {
+                    let hand_out = Claimed {
                         holder: Holder::Worker(at),
                         started_at: delivery.job.started_at().unwrap_or(self.now),
                         timeout_ms: i64::try_from(job.options.timeout_ms.unwrap()).unwrap(),
@@ -306,7 +306,7 @@ impl Simulation {
         }
     }
 
-    /// Ends some of what a worker has in hand.
+    /// Ends some of the jobs of a worker.
     async fn report_some(&mut self, at: usize) {
         let mine: Vec<(JobId, Run)> = self
             .out
@@ -328,7 +328,7 @@ impl Simulation {
             let connected = self.workers[at].connected.clone();
             let report = Report { job_id: id, run: Some(run), kind };
             let (answer, _) = tokio::join!(engine.reports.handler.handle_one(&connected, report, self.now), async {
-                // The reporter's turn comes when there is something to report.
+                // The reporter runs when there is something to report.
                 tokio::task::yield_now().await;
                 engine.run_loop("reporter", self.now).await.unwrap();
             });
@@ -341,7 +341,7 @@ impl Simulation {
         }
     }
 
-    /// Every living server takes what is due, and tells of some of what it sends how it went.
+    /// Every live server takes due webhooks and stores the results of some of them.
     async fn send_webhooks(&mut self) {
         for at in self.living() {
             let ask = WebhookTakeRequest {
@@ -400,8 +400,8 @@ impl Simulation {
         }
     }
 
-    /// The earliest and the latest time at which a job may be taken from its holder.
-    fn limits(&self, out: &HandOut) -> (Timestamp, Timestamp) {
+    /// Returns the earliest and the latest time at which a job may be recovered.
+    fn limits(&self, out: &Claimed) -> (Timestamp, Timestamp) {
         let far = Timestamp::MAX;
         match out.holder {
             Holder::Worker(at) => {
@@ -417,7 +417,7 @@ impl Simulation {
             Holder::Server(at) if self.servers[at].alive => (far, far),
             Holder::Server(at) => {
                 let lease_ends = self.servers[at].renewed_at.plus_ms(15_000);
-                // Who judges has lived through one lease itself.
+                // A server declares others dead only after it has kept its own lease for a whole period.
                 (lease_ends, lease_ends.plus_ms(15_000 + 30_000 + 2 * STEP_MS))
             }
         }
@@ -458,14 +458,14 @@ impl Simulation {
 
     async fn step(&mut self) {
         self.now = self.now.plus_ms(self.random.random_range(500..=STEP_MS));
-        self.something_happens().await;
-        self.turns().await;
+        self.inject_event().await;
+        self.run_loops().await;
         self.workers_work().await;
         self.send_webhooks().await;
         self.check().await;
     }
 
-    /// From here on nothing bad happens any more: whatever is left comes to its end.
+    /// Stops all faults and lets the remaining jobs finish.
     async fn settle(&mut self) {
         if self.living().is_empty() {
             self.start_server().await;
@@ -473,8 +473,8 @@ impl Simulation {
         self.connect(None).await;
         for _ in 0..600 {
             self.now = self.now.plus_ms(STEP_MS);
-            self.take_inside().await;
-            self.turns().await;
+            self.claim_built_in().await;
+            self.run_loops().await;
             self.workers_work().await;
             let inside: Vec<(JobId, Run)> = self
                 .out
@@ -483,7 +483,7 @@ impl Simulation {
                 .map(|(k, _)| *k)
                 .collect();
             if !inside.is_empty() {
-                self.end_inside(inside).await;
+                self.end_built_in(inside).await;
             }
             self.send_webhooks().await;
             self.check().await;
@@ -498,7 +498,7 @@ impl Simulation {
         panic!("seed {}: not everything came to its end: {:?}", self.seed, self.store.counts().await);
     }
 
-    async fn end_inside(&mut self, runs: Vec<(JobId, Run)>) {
+    async fn end_built_in(&mut self, runs: Vec<(JobId, Run)>) {
         for (id, run) in runs {
             let job = self.store.job_get(id).await.unwrap().unwrap();
             let lanes = self.store.lanes().await.unwrap();
@@ -544,7 +544,7 @@ async fn simulate(seed: u64) -> [usize; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_orphan_is_found_in_time_and_none_is_touched_early() {
+async fn every_orphan_is_recovered_in_time_and_none_early() {
     let seeds: u64 = std::env::var("FAENA_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let mut sum = [0; 3];
     for seed in 0..seeds {

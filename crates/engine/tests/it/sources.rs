@@ -1,4 +1,4 @@
-//! An application's own outbox: what arrives of it, what becomes a job, and what trouble costs.
+//! Sources: rows of an application's outbox at a sink or as jobs, also during outages.
 
 pub mod application;
 mod jobs;

@@ -1,4 +1,4 @@
-//! Stopping: what runs may finish, the rest goes back without costing a try.
+//! Shutdown: running jobs may finish, the others are released without using an attempt.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::world::{Place, World, count, events, job, once, open_postgres, open_sqlite};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_waits_for_what_runs() {
+async fn a_stop_waits_for_running_jobs() {
     let world = World::new().await;
     let id = world.submit(once("sleep", r#"{"ms": 400}"#)).await;
     world.job_is(id, JobState::Processing).await;
@@ -20,16 +20,16 @@ async fn a_stop_waits_for_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_outlasts_the_grace_time_goes_back_and_costs_no_try_on_sqlite() {
-    hands_back(open_sqlite().await).await;
+async fn a_job_that_outlasts_the_grace_period_is_released_without_using_an_attempt_on_sqlite() {
+    releases_jobs(open_sqlite().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_outlasts_the_grace_time_goes_back_and_costs_no_try_on_postgres() {
-    hands_back(open_postgres().await).await;
+async fn a_job_that_outlasts_the_grace_period_is_released_without_using_an_attempt_on_postgres() {
+    releases_jobs(open_postgres().await).await;
 }
 
-async fn hands_back(place: (Arc<dyn Store>, Place)) {
+async fn releases_jobs(place: (Arc<dyn Store>, Place)) {
     let config = EngineConfig { drain_grace: Duration::from_millis(50), concurrency: 1, ..EngineConfig::default() };
     let world = World::over(place, config).await;
     let running = world.submit(once("sleep", r#"{"ms": 600000}"#)).await;
@@ -50,14 +50,14 @@ async fn hands_back(place: (Arc<dyn Store>, Place)) {
     let hurry = CancellationToken::new();
     hurry.cancel();
     world.engine.stop(hurry).await;
-    assert_eq!(world.job(running).await.status, JobState::Queued, "whoever is in a hurry hands back at once");
+    assert_eq!(world.job(running).await.status, JobState::Queued, "a hurried stop releases jobs immediately");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backlog_that_was_claimed_ahead_goes_back_whole() {
+async fn a_backlog_that_was_claimed_ahead_is_released_completely() {
     let config = EngineConfig { concurrency: 2, drain_grace: Duration::from_millis(1), ..EngineConfig::default() };
     let world = World::with(config).await;
-    // Short ones first, so that the engine learns to claim many at a time; long ones behind them.
+    // Short jobs first, so that the engine claims many at a time; long jobs behind them.
     let mut jobs: Vec<_> = (0..2_000).map(|_| once("noop", "{}")).collect();
     jobs.extend((0..200).map(|_| once("sleep", r#"{"ms": 600000}"#)));
     let stored = world.store.job_submit(jobs, faena_domain::Timestamp::now()).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_backlog_that_was_claimed_ahead_goes_back_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_engine_takes_no_new_jobs_and_its_loops_are_seen_as_stopped() {
+async fn a_stopped_engine_starts_no_jobs_and_its_loops_are_reported_as_stopped() {
     let world = World::new().await;
     world.stop().await;
     let id = world.submit(job("noop", "{}")).await;

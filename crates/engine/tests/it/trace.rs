@@ -1,4 +1,4 @@
-//! Everything with one correlation id, as one timeline.
+//! Traces: everything with one correlation id in one timeline.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use faena_engine::{EngineConfig, WebhookConfig, event_reader::EventFilter, trace
 use crate::world::{World, eventually, job, once};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
+async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order() {
     let world = World::new().await;
     let _watcher = world.engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
     let correlated = |mut job: NewJob| {
@@ -34,7 +34,7 @@ async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
     assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
     assert!(found.omitted.is_empty());
     let ids: Vec<_> = found.jobs.iter().map(|job| job.id).collect();
-    assert_eq!(ids, [parent.id, child.id], "the third job is another story");
+    assert_eq!(ids, [parent.id, child.id], "the third job has another correlation id");
     assert_eq!((&found.jobs[1].depends_on, &found.jobs[0].dependents), (&vec![parent.id], &vec![child.id]));
     let runs: Vec<_> = found.jobs.iter().map(|job| job.runs.len()).collect();
     assert_eq!(runs, [1, 2], "{:#?}", found.jobs);
@@ -56,12 +56,12 @@ async fn a_timeline_tells_of_parents_children_runs_events_and_acts_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_was_given_none_is_found_by_its_own_id_and_one_that_was_is_not() {
+async fn a_job_without_a_correlation_id_is_found_by_its_own_id() {
     let world = World::new().await;
     let own = world.ends(job("noop", "{}"), JobState::Completed).await;
     let found = trace(&*world.store, &own.id.to_string()).await.unwrap().unwrap();
     assert_eq!(found.jobs.len(), 1);
-    assert!(found.timeline.iter().all(|entry| entry.kind == TraceKind::Job), "nobody wanted events");
+    assert!(found.timeline.iter().all(|entry| entry.kind == TraceKind::Job), "no events were kept");
     let mut given = job("noop", "{}");
     given.correlation_id = Some("x".into());
     let given = world.ends(given, JobState::Completed).await;
@@ -70,10 +70,10 @@ async fn a_job_that_was_given_none_is_found_by_its_own_id_and_one_that_was_is_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_very_many_jobs_the_latest_are_shown_and_that_is_said() {
+async fn of_many_jobs_the_latest_are_shown_and_the_omission_is_reported() {
     let world = World::new().await;
     let many = |count: usize| {
-        let one = || NewJob { correlation_id: Some("flood".into()), ..NewJob::new("nobody") };
+        let one = || NewJob { correlation_id: Some("flood".into()), ..NewJob::new("unserved") };
         std::iter::repeat_with(one).take(count).collect::<Vec<_>>()
     };
     world.store.job_submit(many(1_050), Timestamp::now()).await.unwrap();
@@ -82,8 +82,8 @@ async fn of_very_many_jobs_the_latest_are_shown_and_that_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_attempt_to_deliver_a_webhook_stands_in_the_timeline() {
-    // Says no, and then yes.
+async fn every_attempt_of_a_webhook_is_in_the_timeline() {
+    // Fails first, then succeeds.
     let calls = Arc::new(AtomicU32::new(0));
     let answer = move || {
         let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
@@ -98,15 +98,15 @@ async fn every_attempt_to_deliver_a_webhook_stands_in_the_timeline() {
     let mut hooked = job("noop", "{}");
     hooked.options.webhook_url = Some(url);
     let id = world.ends(hooked, JobState::Completed).await.id.to_string();
-    let told = eventually("it is delivered", async || {
+    let delivered = eventually("it is delivered", async || {
         let found = trace(&*world.store, &id).await.unwrap().unwrap();
         let webhook = found.timeline.into_iter().filter(|entry| entry.kind == TraceKind::Webhook);
-        let told: Vec<TraceEntry> = webhook.collect();
-        (told.last().is_some_and(|last| last.what == "delivered")).then_some(told)
+        let delivered: Vec<TraceEntry> = webhook.collect();
+        (delivered.last().is_some_and(|last| last.what == "delivered")).then_some(delivered)
     })
     .await;
-    let what: Vec<&str> = told.iter().map(|entry| entry.what.as_str()).collect();
+    let what: Vec<&str> = delivered.iter().map(|entry| entry.what.as_str()).collect();
     assert_eq!(what, ["created", "not delivered", "delivered"]);
-    assert!(told[1].details.starts_with("attempt 1: answered 500 after"), "{told:?}");
-    assert!(told[2].details.starts_with("attempt 2: answered 200 after"), "{told:?}");
+    assert!(delivered[1].details.starts_with("attempt 1: answered 500 after"), "{delivered:?}");
+    assert!(delivered[2].details.starts_with("attempt 2: answered 200 after"), "{delivered:?}");
 }

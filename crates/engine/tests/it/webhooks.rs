@@ -1,4 +1,4 @@
-//! Webhooks against real receivers on loopback: good ones, bad ones, and ones that go away.
+//! Webhooks to real receivers on loopback that work, fail or disappear.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,7 @@ use crate::world::{World, eventually, open_postgres, open_sqlite, submit};
 const NEW_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD_SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// The far end, in a runtime of its own, so that it can die with all its connections.
+/// A receiver in a runtime of its own, so that it can die with all its connections.
 struct Receiver {
     port: u16,
     heard: Arc<Heard>,
@@ -36,7 +36,7 @@ struct Receiver {
 #[derive(Default)]
 struct Heard {
     calls: Mutex<Vec<Call>>,
-    /// Of a hundred calls so many fail, by this seed.
+    /// Percentage of calls that fail, by this seed.
     failing: Mutex<(u64, u64)>,
 }
 
@@ -78,7 +78,7 @@ impl Receiver {
         self.runtime = Some(runtime);
     }
 
-    /// Everything it had begun is cut off.
+    /// Closes all connections.
     fn close(&mut self) {
         self.runtime.take().unwrap().shutdown_background();
     }
@@ -163,7 +163,7 @@ async fn webhook_of(store: &dyn Store, job: JobId) -> WebhookView {
     store.webhook_get(found[0].id).await.unwrap().unwrap()
 }
 
-/// Waits until the webhook of a job stands so.
+/// Waits until the webhook of a job is in this state.
 async fn webhook_is(store: &dyn Store, job: JobId, state: WebhookState) -> WebhookView {
     let filter = WebhookFilter { job: Some(job), state: Some(state), ..WebhookFilter::default() };
     eventually(state.as_str(), async || {
@@ -178,7 +178,7 @@ fn verifies(call: &Call, secret: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sent_says_how_the_job_ended_and_who_it_comes_from() {
+async fn a_webhook_contains_the_end_of_the_job_and_a_signature() {
     let (world, receiver) = (World::with(config(fast())).await, Receiver::start());
     let mut job = hooked(receiver.url("/good?token=1"));
     job.correlation_id = Some("order-7".into());
@@ -199,7 +199,7 @@ async fn what_is_sent_says_how_the_job_ended_and_who_it_comes_from() {
     assert_eq!(call.header("content-type"), "application/json");
     assert_eq!((call.header("x-job-id"), call.header("x-correlation-id")), (id.to_string(), "order-7".into()));
     assert_eq!(call.header("traceparent"), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    assert!(verifies(call, NEW_SECRET) && verifies(call, OLD_SECRET), "whoever knows one of the secrets is content");
+    assert!(verifies(call, NEW_SECRET) && verifies(call, OLD_SECRET), "either secret verifies it");
     assert!(!verifies(call, "whsec_QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJC"));
     let mut forged = call.clone();
     forged.body = Bytes::from_static(b"{}");
@@ -224,12 +224,12 @@ async fn without_secrets_nothing_is_signed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_fails_and_is_restarted_is_told_everything_on_sqlite() {
+async fn a_receiver_that_fails_and_restarts_receives_everything_on_sqlite() {
     everything_arrives(open_sqlite().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_fails_and_is_restarted_is_told_everything_on_postgres() {
+async fn a_receiver_that_fails_and_restarts_receives_everything_on_postgres() {
     everything_arrives(open_postgres().await).await;
 }
 
@@ -245,7 +245,7 @@ async fn everything_arrives(place: (Arc<dyn Store>, crate::world::Place)) {
     eventually("a third of the calls", async || (receiver.calls().len() > JOBS / 3).then_some(())).await;
     receiver.close();
     let failed = WebhookFilter { state: Some(WebhookState::Waiting), ..WebhookFilter::default() };
-    eventually("some that found nobody there", async || {
+    eventually("some attempts without a receiver", async || {
         let waiting = world.store.webhook_list(failed.clone(), None, 1).await.unwrap();
         waiting.first().filter(|one| one.attempts > 0).map(|_| ())
     })
@@ -257,7 +257,7 @@ async fn everything_arrives(place: (Arc<dyn Store>, crate::world::Place)) {
         webhooks.insert(webhook.id.to_string(), webhook);
     }
     let calls = receiver.calls();
-    assert!(calls.len() > JOBS, "some had to be sent again: {}", calls.len());
+    assert!(calls.len() > JOBS, "some were sent again: {}", calls.len());
     let mut per_id: HashMap<String, u32> = HashMap::new();
     for call in &calls {
         assert!(verifies(call, NEW_SECRET) && verifies(call, OLD_SECRET));
@@ -271,7 +271,7 @@ async fn everything_arrives(place: (Arc<dyn Store>, crate::world::Place)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
+async fn a_failing_receiver_delays_no_other() {
     let silent = Receiver::start();
     let (endless, slow_end, broken, elsewhere, good) =
         (Receiver::start(), Receiver::start(), Receiver::start(), Receiver::start(), Receiver::start());
@@ -288,20 +288,20 @@ async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
     for _ in 0..20 {
         bad.push(world.submit(hooked(silent.url("/silent"))).await);
     }
-    eventually("as many as one host may have", async || (silent.calls().len() == 8).then_some(())).await;
+    eventually("the most concurrent calls to one host", async || (silent.calls().len() == 8).then_some(())).await;
     let broken = world.submit(hooked(broken.url("/broken"))).await;
     let elsewhere_id = world.submit(hooked(elsewhere.url("/elsewhere"))).await;
     let rude = world.submit(hooked(rude_url)).await;
     let endless = world.submit(hooked(endless.url("/endless"))).await;
     let slow_end = world.submit(hooked(slow_end.url("/slow-end"))).await;
-    let mut told = Vec::new();
+    let mut submitted = Vec::new();
     for _ in 0..40 {
-        told.push(world.submit(hooked(good.url("/good"))).await);
+        submitted.push(world.submit(hooked(good.url("/good"))).await);
     }
-    for id in told {
+    for id in submitted {
         webhook_is(&*world.store, id, WebhookState::Delivered).await;
     }
-    assert_eq!(silent.calls().len(), 8, "and no more at once than it may have");
+    assert_eq!(silent.calls().len(), 8, "no more concurrent calls than allowed");
     for id in bad {
         let webhook = webhook_of(&*world.store, id).await;
         assert!(!webhook.state.is_terminal(), "{webhook:?}");
@@ -309,7 +309,7 @@ async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
     let endless = webhook_is(&*world.store, endless, WebhookState::Delivered).await;
     assert_eq!(endless.history[0].answer.as_ref().unwrap().len(), 1_024);
     let slow_end = webhook_is(&*world.store, slow_end, WebhookState::Delivered).await;
-    assert_eq!(slow_end.history[0].answer.as_deref(), Some("soon"), "the rest is not waited for");
+    assert_eq!(slow_end.history[0].answer.as_deref(), Some("soon"), "the rest of the body is not awaited");
     for (id, error) in [(broken, "HTTP 500"), (elsewhere_id, "redirects are not followed"), (rude, "error sending")] {
         let webhook = eventually("a failed attempt", async || {
             Some(webhook_of(&*world.store, id).await).filter(|webhook| !webhook.history.is_empty())
@@ -322,19 +322,19 @@ async fn a_receiver_that_misbehaves_keeps_no_other_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_does_not_answer_in_time_has_failed() {
+async fn a_receiver_that_does_not_answer_in_time_counts_as_failed() {
     let impatient = WebhookConfig { timeout: Duration::from_millis(50), attempts: 2, ..fast() };
     let (world, receiver) = (World::with(config(impatient)).await, Receiver::start());
     let id = world.submit(hooked(receiver.url("/silent"))).await;
     let webhook = webhook_is(&*world.store, id, WebhookState::Failed).await;
     let errors: Vec<&str> = webhook.history.iter().map(|one| one.error.as_deref().unwrap()).collect();
     assert_eq!(errors, ["no answer within 50ms", "no answer within 50ms"]);
-    assert_eq!(receiver.calls().len(), 2, "not once more than allowed");
-    assert_eq!(world.job(id).await.status, JobState::Completed, "the job itself is none the worse");
+    assert_eq!(receiver.calls().len(), 2, "no more attempts than allowed");
+    assert_eq!(world.job(id).await.status, JobState::Completed, "the job is not affected");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_private_address_is_refused_at_once_whatever_its_name() {
+async fn a_private_address_is_refused_immediately_whatever_its_name() {
     let receiver = Receiver::start();
     let forbidden = EngineConfig { allowed_networks: Vec::new(), ..config(fast()) };
     let world = World::with(forbidden).await;
@@ -349,18 +349,18 @@ async fn a_private_address_is_refused_at_once_whatever_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_attempt_looks_at_its_address_anew() {
+async fn every_attempt_checks_its_address_again() {
     let (world, receiver) = (World::with(config(fast())).await, Receiver::start());
     for _ in 0..3 {
         let id = world.submit(hooked(receiver.url("/good"))).await;
         webhook_is(&*world.store, id, WebhookState::Delivered).await;
     }
     let connections: HashSet<SocketAddr> = receiver.calls().iter().map(|call| call.from).collect();
-    assert_eq!(connections.len(), 3, "no connection is used twice");
+    assert_eq!(connections.len(), 3, "no connection is reused");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_is_sent_again_by_hand() {
+async fn a_webhook_can_be_redelivered_manually() {
     let (world, receiver) = (World::with(config(fast())).await, Receiver::start());
     let id = world.submit(hooked(receiver.url("/good"))).await;
     let webhook = webhook_is(&*world.store, id, WebhookState::Delivered).await;
@@ -371,12 +371,12 @@ async fn a_webhook_is_sent_again_by_hand() {
     .await;
     assert_eq!(again.state, WebhookState::Delivered);
     let ids: Vec<String> = receiver.calls().iter().map(Call::id).collect();
-    assert_eq!(ids, [webhook.id.to_string(), webhook.id.to_string()], "by its id it is known again");
+    assert_eq!(ids, [webhook.id.to_string(), webhook.id.to_string()], "both have the same id");
 }
 
-// ---- rounds at a chosen time
+// Rounds at simulated times.
 
-/// A sender without an engine around it.
+/// A sender without an engine.
 struct Rounds {
     store: Arc<dyn Store>,
     webhooks: Arc<Webhooks>,
@@ -392,14 +392,14 @@ impl Rounds {
         Rounds { store, webhooks, node: NodeId::new(), start: Timestamp::now(), _place: place }
     }
 
-    /// A job that has ended.
+    /// Creates a job that has ended.
     async fn ended(&self, url: String) -> JobId {
         let id = submit(&*self.store, hooked(url)).await;
         self.store.job_cancel(id, "not wanted", None, self.start).await.unwrap();
         id
     }
 
-    /// One round at `ms`, and the next one as soon as its senders have all told.
+    /// Runs one round at `ms`, and another as soon as all its attempts have ended.
     async fn round(&self, ms: i64) -> Option<Timestamp> {
         let now = self.start.plus_ms(ms);
         let round = self.webhooks.run_once(&*self.store, self.node, now).await.unwrap();
@@ -421,7 +421,7 @@ fn sender(config: WebhookConfig) -> Arc<Webhooks> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_sender_had_in_its_hands_is_sent_by_another() {
+async fn the_webhooks_of_a_dead_sender_are_sent_by_another() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     let job = rounds.ended(receiver.url("/good")).await;
     let dead = WebhookTakeRequest {
@@ -439,11 +439,11 @@ async fn what_a_dead_sender_had_in_its_hands_is_sent_by_another() {
     rounds.round(40_000).await;
     let webhook = rounds.webhook(job).await;
     assert_eq!((webhook.state, webhook.history.len()), (WebhookState::Delivered, 2));
-    assert_eq!(receiver.calls()[0].id(), taken.deliveries[0].id.to_string(), "under the same id");
+    assert_eq!(receiver.calls()[0].id(), taken.deliveries[0].id.to_string(), "with the same id");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempts_are_put_off_longer_and_longer_or_as_long_as_the_receiver_wishes() {
+async fn the_delay_between_attempts_grows_or_follows_retry_after() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     for (path, wanted) in [("/missing", 1_000), ("/busy", 7_000), ("/very-busy", 300_000)] {
         let job = rounds.ended(receiver.url(path)).await;
@@ -464,7 +464,7 @@ async fn attempts_are_put_off_longer_and_longer_or_as_long_as_the_receiver_wishe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_keeps_failing_is_left_alone_and_that_costs_no_attempt() {
+async fn an_open_circuit_uses_no_attempts() {
     let once = WebhookConfig { attempts: 1, per_host: 5, ..WebhookConfig::default() };
     let (rounds, receiver) = (Rounds::new(once).await, Receiver::start());
     *receiver.heard.failing.lock() = (100, 1);
@@ -476,13 +476,13 @@ async fn a_host_that_keeps_failing_is_left_alone_and_that_costs_no_attempt() {
     assert_eq!(receiver.calls().len(), 5);
     *receiver.heard.failing.lock() = (0, 1);
     let next_at = rounds.round(10_000).await.unwrap();
-    assert_eq!(receiver.calls().len(), 5, "its breaker is open");
-    let told = rounds.webhooks.held_back(&receiver.url("/good"), rounds.start.plus_ms(10_000)).unwrap();
-    assert!(told.contains("its breaker is open until"), "{told}");
+    assert_eq!(receiver.calls().len(), 5, "its circuit is open");
+    let reason = rounds.webhooks.held_back(&receiver.url("/good"), rounds.start.plus_ms(10_000)).unwrap();
+    assert!(reason.contains("its circuit is open until"), "{reason}");
     assert!((29_000..=35_000).contains(&next_at.ms_since(rounds.start)), "{next_at}");
     for (ms, heard) in [(36_000, 8), (36_001, 10)] {
         rounds.round(ms).await;
-        assert_eq!(receiver.calls().len(), heard, "three probes, and when they went well, the rest");
+        assert_eq!(receiver.calls().len(), heard, "three probes, and the rest when they succeeded");
     }
     let mut states = HashMap::new();
     for job in jobs {
@@ -492,7 +492,7 @@ async fn a_host_that_keeps_failing_is_left_alone_and_that_costs_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_hosts_that_fail_are_all_told_again_on_time() {
+async fn several_failing_hosts_are_all_retried_on_time() {
     let rounds = Rounds::new(WebhookConfig::default()).await;
     let receivers: Vec<Receiver> = (0..6).map(|_| Receiver::start()).collect();
     for receiver in &receivers {
@@ -507,7 +507,7 @@ async fn several_hosts_that_fail_are_all_told_again_on_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_does_not_know_one_path_is_no_bad_host() {
+async fn a_client_error_does_not_open_the_circuit_of_a_host() {
     let once = WebhookConfig { attempts: 1, ..WebhookConfig::default() };
     let (rounds, receiver) = (Rounds::new(once).await, Receiver::start());
     for _ in 0..8 {
@@ -524,7 +524,7 @@ async fn a_receiver_that_does_not_know_one_path_is_no_bad_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn however_many_hosts_fail_the_others_have_half_of_the_senders() {
+async fn however_many_hosts_fail_the_others_have_half_of_the_capacity() {
     let few = WebhookConfig {
         concurrency: 4,
         base_delay: Duration::ZERO,
@@ -540,7 +540,7 @@ async fn however_many_hosts_fail_the_others_have_half_of_the_senders() {
     rounds.round(0).await;
     let all = || failing.iter().map(|receiver| receiver.calls().len()).sum::<usize>();
     assert_eq!(all(), 3);
-    // From now on they are silent; what they have waited for is longer due than what is for the good one.
+    // From now on they do not answer; their webhooks are due earlier than those of the healthy host.
     for receiver in &failing {
         for _ in 0..5 {
             rounds.ended(receiver.url("/silent")).await;
@@ -550,7 +550,7 @@ async fn however_many_hosts_fail_the_others_have_half_of_the_senders() {
         rounds.ended(good.url("/good")).await;
     }
     let now = rounds.start.plus_ms(5_000);
-    eventually("the good one has heard everything", async || {
+    eventually("the healthy host has received everything", async || {
         rounds.webhooks.run_once(&*rounds.store, rounds.node, now).await.unwrap();
         (good.calls().len() == 5).then_some(())
     })
@@ -562,7 +562,7 @@ async fn however_many_hosts_fail_the_others_have_half_of_the_senders() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_senders_at_once_send_each_webhook_once() {
+async fn concurrent_senders_send_each_webhook_once() {
     let (rounds, receiver) = (Rounds::new(WebhookConfig::default()).await, Receiver::start());
     for _ in 0..60 {
         rounds.ended(receiver.url("/good")).await;
@@ -582,7 +582,7 @@ async fn several_senders_at_once_send_each_webhook_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_stops_writes_down_what_it_has_sent_and_does_not_wait_for_the_silent() {
+async fn a_stopping_server_stores_the_last_results_and_does_not_wait_for_a_silent_receiver() {
     let receiver = Receiver::start();
     let world = World::with(config(fast())).await;
     let silent = world.submit(hooked(receiver.url("/silent"))).await;
@@ -590,5 +590,5 @@ async fn a_server_that_stops_writes_down_what_it_has_sent_and_does_not_wait_for_
     let began = std::time::Instant::now();
     world.stop().await;
     assert!(began.elapsed() < Duration::from_secs(9), "it waited {:?}", began.elapsed());
-    assert_eq!(webhook_of(&*world.store, silent).await.state, WebhookState::Sending, "its lease will run out");
+    assert_eq!(webhook_of(&*world.store, silent).await.state, WebhookState::Sending, "its lease will expire");
 }

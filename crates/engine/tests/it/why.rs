@@ -1,4 +1,4 @@
-//! Every reason that a job can have for being where it is, each with its facts.
+//! Every reason that explains the state of a job, with its facts.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::world::{World, eventually, job, once, open_postgres};
 
 const KIND: &str = "elsewhere";
 
-/// A server that runs nothing itself.
+/// Returns the configuration of a server without the built-in worker.
 fn without_worker() -> EngineConfig {
     EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() }
 }
@@ -40,7 +40,7 @@ async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     }
 }
 
-async fn tell(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
+async fn report(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
     let report = Report { job_id: id, run: None, kind };
     world.engine.reports.handler.handle_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
 }
@@ -57,7 +57,7 @@ fn codes(why: &Why) -> Vec<&str> {
     why.reasons.iter().map(|reason| reason.code.as_str()).collect()
 }
 
-/// The one reason of this kind.
+/// Returns the reason with this code.
 fn reason<'a>(why: &'a Why, code: &str) -> &'a Reason {
     why.reasons.iter().find(|reason| reason.code == code).unwrap_or_else(|| panic!("no {code} in {why:#?}"))
 }
@@ -69,7 +69,7 @@ async fn an_unknown_job_has_no_reasons() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_for_later_waits_until_its_time() {
+async fn a_delayed_job_says_when_it_is_due() {
     let world = World::new().await;
     let until = Timestamp::now().plus_ms(3_600_000);
     let mut later = NewJob::new("noop");
@@ -94,7 +94,7 @@ async fn a_child_names_the_parents_that_have_not_completed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_queue_says_who_paused_it_and_since_when() {
+async fn a_paused_queue_says_who_paused_it_and_when() {
     let world = World::new().await;
     let at = Timestamp::now();
     let pause = Pause { at, by: "ana".into(), reason: Some("the mail server is down".into()) };
@@ -128,27 +128,27 @@ async fn limited_by(scope: Scope, key: Option<&str>) {
     assert_eq!(facts["name"].as_str(), Some(key.unwrap_or(scope.parts().1)));
     assert_eq!((facts["limit"].as_u64(), facts["held"].as_u64()), (Some(1), Some(1)));
     assert_eq!(facts["heldBy"][0], first.to_string());
-    tell(&world, &worker, first, ReportKind::Complete { result: None }).await;
-    assert_eq!(next_delivery(&worker).await.job.id(), second, "its turn comes by itself");
+    report(&world, &worker, first, ReportKind::Complete { result: None }).await;
+    assert_eq!(next_delivery(&worker).await.job.id(), second, "the next job starts by itself");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_the_whole_system_names_its_holders() {
+async fn a_limit_of_the_whole_system_lists_the_running_jobs() {
     limited_by(Scope::System, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_a_queue_names_its_holders() {
+async fn a_limit_of_a_queue_lists_the_running_jobs() {
     limited_by(Scope::Queue("default".into()), None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_a_type_names_its_holders() {
+async fn a_limit_of_a_type_lists_the_running_jobs() {
     limited_by(Scope::Type(KIND.into()), None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_a_key_names_its_holders() {
+async fn a_limit_of_a_key_lists_the_running_jobs() {
     limited_by(Scope::Key("tenant-*".into()), Some("tenant-7")).await;
 }
 
@@ -162,7 +162,7 @@ async fn rate_limited_by(scope: Scope, key: Option<&str>) {
     let first = world.submit(one.clone()).await;
     next_delivery(&worker).await;
     let started = Timestamp::now();
-    tell(&world, &worker, first, ReportKind::Complete { result: None }).await;
+    report(&world, &worker, first, ReportKind::Complete { result: None }).await;
     let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
     let why = eventually("the rate is used up", async || {
         let why = why(&world, second).await;
@@ -185,12 +185,12 @@ async fn a_rate_of_a_key_says_when_the_next_may_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_type_that_nobody_can_run_is_named() {
+async fn a_type_that_no_worker_can_run_is_named() {
     let world = World::new().await;
     let why = why(&world, world.submit(NewJob::new("fly.to.the.moon")).await).await;
     assert_eq!(codes(&why), ["no_worker"]);
     assert_eq!(why.reasons[0].facts["type"], "fly.to.the.moon");
-    assert!(why.summary.contains("noop"), "what is there is named too: {}", why.summary);
+    assert!(why.summary.contains("noop"), "the known types are listed: {}", why.summary);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,13 +210,13 @@ async fn jobs_ahead_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_drains_is_named() {
+async fn a_draining_worker_is_named() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "leaving", 1).await;
     assert!(world.engine.set_worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
     eventually("it drains", async || (worker.state() == WorkerState::Draining).then_some(())).await;
     let id = world.submit(NewJob::new(KIND)).await;
-    let why = eventually("it is written down", async || {
+    let why = eventually("it is stored", async || {
         let why = why(&world, id).await;
         (codes(&why) == ["worker_draining"]).then_some(why)
     })
@@ -232,7 +232,7 @@ async fn an_open_breaker_is_named_with_its_time() {
         world.engine.workers.record_dispatch_failure(&worker, Timestamp::now());
     }
     let id = world.submit(NewJob::new(KIND)).await;
-    let why = eventually("the breaker is written down", async || {
+    let why = eventually("the breaker is stored", async || {
         let why = why(&world, id).await;
         (codes(&why) == ["breaker_open"]).then_some(why)
     })
@@ -244,14 +244,14 @@ async fn an_open_breaker_is_named_with_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_of_a_worker_that_is_gone_says_when_it_is_freed() {
+async fn a_job_of_a_disconnected_worker_says_when_it_is_recovered() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "cut", 1).await;
     let id = world.submit(NewJob::new(KIND)).await;
     next_delivery(&worker).await;
     let cut_at = Timestamp::now();
     world.engine.disconnect_worker(&worker, false, cut_at).await;
-    let why = eventually("its absence is written down", async || {
+    let why = eventually("its disconnection is stored", async || {
         let why = why(&world, id).await;
         codes(&why).contains(&"worker_lost").then_some(why)
     })
@@ -263,7 +263,7 @@ async fn a_job_of_a_worker_that_is_gone_says_when_it_is_freed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_of_a_server_that_is_gone_says_so() {
+async fn a_job_of_a_dead_server_says_so() {
     let world = World::over(open_postgres().await, without_worker()).await;
     let id = world.submit(NewJob::new(KIND)).await;
     let now = Timestamp::now();
@@ -282,7 +282,7 @@ async fn a_job_of_a_server_that_is_gone_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_job_says_what_it_is_doing_and_until_when_it_may() {
+async fn a_running_job_says_its_progress_and_deadline() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "busy", 1).await;
     let mut job = NewJob::new(KIND);
@@ -290,7 +290,7 @@ async fn a_running_job_says_what_it_is_doing_and_until_when_it_may() {
     let id = world.submit(job).await;
     next_delivery(&worker).await;
     let progress = Progress { percentage: Some(40.0), phase: Some("upload".into()), ..Progress::default() };
-    tell(&world, &worker, id, ReportKind::Progress(progress)).await;
+    report(&world, &worker, id, ReportKind::Progress(progress)).await;
     let why = why(&world, id).await;
     assert_eq!((why.status, codes(&why)), (JobState::Processing, vec!["running"]));
     let facts = &why.reasons[0].facts;
@@ -306,14 +306,14 @@ async fn a_running_job_says_what_it_is_doing_and_until_when_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_between_two_tries_says_when_and_why() {
+async fn a_retrying_job_says_when_and_why() {
     let world = World::with(without_worker()).await;
     let worker = connect(&world, "w", 1).await;
     let mut job = NewJob::new(KIND);
     job.options.retry.retry_delay_ms = 60_000;
     let id = world.submit(job).await;
     next_delivery(&worker).await;
-    tell(&world, &worker, id, ReportKind::Fail(Failure::error("no route to host"))).await;
+    report(&world, &worker, id, ReportKind::Fail(Failure::error("no route to host"))).await;
     world.job_is(id, JobState::Retrying).await;
     let why = why(&world, id).await;
     assert_eq!(codes(&why), ["waits_until"]);
@@ -343,7 +343,7 @@ async fn a_finished_job_says_how_it_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_past_its_expiry_says_that_nobody_took_it() {
+async fn an_expired_job_says_that_no_worker_started_it() {
     let world = World::with(without_worker()).await;
     let mut job = job(KIND, "{}");
     let expiry = Timestamp::now().plus_ms(50);

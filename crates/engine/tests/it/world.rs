@@ -1,4 +1,4 @@
-//! An engine of a test's own, over a store of its own.
+//! An engine and a store for each test.
 
 use std::{
     sync::Arc,
@@ -20,13 +20,13 @@ pub struct World {
     _place: Place,
 }
 
-/// Where the test's jobs are kept; gone when it is over.
+/// Storage of a test, deleted at its end.
 pub enum Place {
     Folder(tempfile::TempDir),
     Database(String),
 }
 
-/// Generous: it only decides how long a failure takes.
+/// How long to wait for a condition. Generous: it only decides how long a failure takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub async fn open_sqlite() -> (Arc<dyn Store>, Place) {
@@ -34,7 +34,7 @@ pub async fn open_sqlite() -> (Arc<dyn Store>, Place) {
     (open(&sqlite_url(&folder)).await, Place::Folder(folder))
 }
 
-/// The same SQLite file, opened by another.
+/// Opens the same SQLite file again.
 pub async fn reopened(store: Arc<dyn Store>, place: Place) -> (Arc<dyn Store>, Place) {
     store.close().await;
     drop(store);
@@ -46,13 +46,13 @@ fn sqlite_url(folder: &tempfile::TempDir) -> String {
     format!("sqlite:{}", folder.path().join("faena.db").display())
 }
 
-/// A database of its own on the server that `./test` has started.
+/// Opens a new database on the server that `./test` has started.
 pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
     let (url, place) = open_database().await;
     (open(&url).await, place)
 }
 
-/// An empty one: its address.
+/// Creates an empty database and returns its URL.
 pub async fn open_database() -> (String, Place) {
     let name = format!("faena_engine_{}", uuid::Uuid::new_v4().simple());
     run_sql(&format!("CREATE DATABASE {name}")).await;
@@ -61,7 +61,7 @@ pub async fn open_database() -> (String, Place) {
 }
 
 impl Place {
-    /// Nobody gets in any more, and who is in is thrown out.
+    /// Refuses new connections and ends the existing ones.
     pub async fn shut(&self) {
         let Place::Database(name) = self else { panic!("only PostgreSQL can be shut") };
         run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-/// Another server's way to the same PostgreSQL database.
+/// Opens the same PostgreSQL database for another server.
 pub async fn opened_beside(place: &Place) -> Arc<dyn Store> {
     let Place::Database(name) = place else { panic!("a file is opened by one at a time") };
     let server = postgres_server();
@@ -82,13 +82,13 @@ pub async fn opened_beside(place: &Place) -> Arc<dyn Store> {
     open(&format!("{base}/{name}")).await
 }
 
-/// Ends every connection to the database, whatever it is doing.
+/// Ends every connection to the database.
 pub async fn cut_connections(place: &Place) {
     let Place::Database(name) = place else { panic!("a file has no connections") };
     run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
 }
 
-/// Another store on the same PostgreSQL database: that of another node.
+/// Opens the same PostgreSQL database for another node.
 pub async fn beside(world: &World) -> Arc<dyn Store> {
     open(&address(world)).await
 }
@@ -97,7 +97,7 @@ fn address(world: &World) -> String {
     postgres_url(&world._place)
 }
 
-/// Where a database of a test's own is.
+/// Returns the URL of a test's database.
 pub fn postgres_url(place: &Place) -> String {
     let Place::Database(name) = place else { panic!("only PostgreSQL has an address") };
     let server = postgres_server();
@@ -105,7 +105,7 @@ pub fn postgres_url(place: &Place) -> String {
     format!("{base}/{name}")
 }
 
-/// Ends the sessions by which nodes hear of each other.
+/// Ends the sessions that receive notifications of other nodes.
 pub async fn end_listening(world: &World) {
     let Place::Database(name) = &world._place else { panic!("only a server has sessions") };
     let sql = format!(
@@ -114,7 +114,7 @@ pub async fn end_listening(world: &World) {
     run_sql(&sql).await;
 }
 
-/// The same behind something that lets nobody listen, as poolers of transactions do.
+/// Opens the same database behind a proxy that refuses listeners, as transaction-mode poolers do.
 pub async fn without_listening(world: &World) -> Arc<dyn Store> {
     let mut url = url::Url::parse(&address(world)).unwrap();
     let far = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
@@ -123,7 +123,7 @@ pub async fn without_listening(world: &World) -> Arc<dyn Store> {
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
             let far = far.clone();
-            tokio::spawn(async move { carry_all_but_listeners(near, &far).await });
+            tokio::spawn(async move { forward_all_but_listeners(near, &far).await });
         }
     });
     url.set_host(Some("127.0.0.1")).unwrap();
@@ -131,10 +131,10 @@ pub async fn without_listening(world: &World) -> Arc<dyn Store> {
     open(url.as_str()).await
 }
 
-async fn carry_all_but_listeners(mut near: TcpStream, far: &str) -> Option<()> {
+async fn forward_all_but_listeners(mut near: TcpStream, far: &str) -> Option<()> {
     let mut first = vec![0; 4_096];
     let count = near.read(&mut first).await.ok()?;
-    // Who connects says first by what name.
+    // A client names its application first.
     if String::from_utf8_lossy(&first[..count]).contains("faena listener") {
         return None;
     }
@@ -162,7 +162,7 @@ impl World {
         World { store, engine, _place: place }
     }
 
-    /// Another engine on the same store, after the first has stopped.
+    /// Stops the engine and starts another on the same store.
     pub async fn restarted(self, config: EngineConfig) -> World {
         self.stop().await;
         let engine = Engine::start(self.store.clone(), config).await.unwrap();
@@ -188,13 +188,13 @@ impl World {
             if job.status == state {
                 return job;
             }
-            assert!(!job.status.is_terminal(), "waited for {state}, and it ended otherwise: {job:#?}");
+            assert!(!job.status.is_terminal(), "expected {state}, but it ended otherwise: {job:#?}");
             assert!(began.elapsed() < PATIENCE, "waited for {state}: {job:#?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Submits and waits for this end.
+    /// Submits a job and waits until it is in this state.
     pub async fn ends(&self, job: NewJob, state: JobState) -> JobView {
         let id = self.submit(job).await;
         self.job_is(id, state).await
@@ -205,14 +205,14 @@ pub async fn submit(store: &dyn Store, job: NewJob) -> JobId {
     store.job_submit(vec![job], Timestamp::now()).await.unwrap()[0].id
 }
 
-/// Looks again and again until there is an answer.
+/// Repeats `look` until it returns a value.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look().await {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -221,7 +221,7 @@ pub fn job(kind: &str, payload: impl Into<String>) -> NewJob {
     NewJob { payload: payload.into(), ..NewJob::new(kind) }
 }
 
-/// One that is not tried again.
+/// Returns a job without retries.
 pub fn once(kind: &str, payload: impl Into<String>) -> NewJob {
     let mut job = job(kind, payload);
     job.options.retry.max_retries = 0;
@@ -244,7 +244,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let Place::Database(name) = self else { return };
         let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
-        // A test's own runtime cannot be waited for while it unwinds.
+        // The runtime of a test cannot wait while it unwinds.
         let dropped = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_sql(&sql));
         });

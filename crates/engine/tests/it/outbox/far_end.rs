@@ -1,4 +1,4 @@
-//! What has arrived at a broker, read by the broker's own means.
+//! Reads what has arrived at a broker.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -13,11 +13,11 @@ use super::Arrived;
 
 #[async_trait]
 pub trait FarEnd: Sync {
-    /// Everything since the beginning, in the order of its arrival.
+    /// Returns everything that has arrived so far, in order.
     async fn arrived(&self) -> Vec<Arrived>;
 }
 
-/// A durable queue on a topic exchange. What was looked at is not given back, so it is looked at once.
+/// A durable queue on a topic exchange. Reading consumes the messages, so a test reads once.
 pub struct Queue {
     pub url: String,
     pub exchange: String,
@@ -105,9 +105,9 @@ impl FarEnd for Key {
     async fn arrived(&self) -> Vec<Arrived> {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(std::time::Duration::from_secs(60)));
         let client = redis::Client::open(self.url.as_str()).unwrap();
-        let mut line = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
-        let held: StreamRangeReply = line.xrange_all(&self.name).await.unwrap();
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+        let entries: StreamRangeReply = connection.xrange_all(&self.name).await.unwrap();
         let field = |entry: &redis::streams::StreamId, name: &str| entry.get::<String>(name).unwrap();
-        held.ids.iter().map(|entry| Arrived::new(field(entry, "id"), field(entry, "body").as_bytes())).collect()
+        entries.ids.iter().map(|entry| Arrived::new(field(entry, "id"), field(entry, "body").as_bytes())).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Events of real jobs at real far ends: what arrives, in which order, and what trouble costs.
+//! Sinks: which events of real jobs arrive, in which order, and what happens during outages.
 
 pub mod far_end;
 mod file;
@@ -26,13 +26,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::world::{World, job};
 use far_end::FarEnd;
 
-/// A job tells five things: it is created, queued, assigned, started, completed.
+/// A job has five events: created, queued, assigned, started, completed.
 const EVENTS_PER_JOB: usize = 5;
 
-/// An event as it arrived.
+/// An event at the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// As the far end tells repetitions from news.
+    /// The id by which the receiver recognises repetitions.
     pub message_id: String,
     pub body: serde_json::Value,
 }
@@ -56,7 +56,7 @@ fn config(sinks: Vec<SinkConfig>) -> EngineConfig {
     EngineConfig { outbox, concurrency: 20, ..EngineConfig::default() }
 }
 
-/// An engine whose relays go when they are told.
+/// Starts an engine whose relays only run when the test runs them.
 async fn at_rest(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp) -> Arc<Engine> {
     let engine = Engine::without_loops(store.clone(), config(sinks), now).await.unwrap();
     engine.events.outbox.subscribe(&*engine.store, now).await.unwrap();
@@ -82,7 +82,7 @@ async fn jobs_done(store: &dyn Store, count: usize) {
     .await;
 }
 
-/// As `eventually`, for what takes minutes on a busy machine.
+/// Like `eventually`, for conditions that take minutes on a busy machine.
 async fn eventually_long<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..3_000 {
         if let Some(found) = look().await {
@@ -90,14 +90,14 @@ async fn eventually_long<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("waited in vain: {what}");
+    panic!("timed out: {what}");
 }
 
 async fn all_sent(store: &dyn Store, name: &str) {
     eventually_long("the outbox is empty", async || (view(store, name).await.pending == 0).then_some(())).await;
 }
 
-/// Everything that happened, in order.
+/// Returns all stored events, in order.
 async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
     let (mut all, mut place) = (Vec::new(), 0);
     loop {
@@ -108,15 +108,15 @@ async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
     }
 }
 
-/// Nothing is missing, nothing was made up, repetitions are known by their id, and of each subject the first arrivals are in order.
+/// Checks that no event is missing or invented, that repetitions have the same id, and that the first arrivals of each subject are in order.
 fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
     let expected: HashSet<&str> = happened.iter().map(|(id, ..)| id.as_str()).collect();
     let mut seen: HashMap<&str, &serde_json::Value> = HashMap::new();
     let mut latest: HashMap<&str, i64> = HashMap::new();
     for one in arrived {
-        assert_eq!(one.message_id, one.text("id"), "the far end knows it by the event's id");
+        assert_eq!(one.message_id, one.text("id"), "the message id is the id of the event");
         if let Some(before) = seen.insert(&one.message_id, &one.body) {
-            assert_eq!(*before, one.body, "a repetition says the same");
+            assert_eq!(*before, one.body, "a repetition is identical");
             continue;
         }
         let sequence: i64 = one.text("sequence").parse().unwrap();
@@ -125,18 +125,18 @@ fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
     }
     let missing: Vec<&&str> = expected.iter().filter(|id| !seen.contains_key(**id)).collect();
     assert!(missing.is_empty(), "{} of {} are missing: {:?}", missing.len(), expected.len(), missing.first());
-    assert_eq!(seen.len(), expected.len(), "something arrived that never happened");
+    assert_eq!(seen.len(), expected.len(), "an event arrived that was never stored");
 }
 
-/// Nothing was refused, nothing is dead.
-async fn assert_nothing_burned(store: &dyn Store, engine: &Engine) {
+/// Checks that nothing was rejected or dead-lettered.
+async fn assert_nothing_rejected(store: &dyn Store, engine: &Engine) {
     assert_eq!(store.outbox_dead(DeadFilter::default(), None, 10).await.unwrap(), []);
     for relay in &engine.events.outbox.relays {
         assert_eq!(relay.rejected(), 0);
     }
 }
 
-/// The events of a real job, as everybody who receives them may count on them.
+/// Checks the events of a real job at the receiver.
 async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
     let mut ordered = job("noop", "{}");
     ordered.correlation_id = Some("order-7".into());
@@ -163,9 +163,9 @@ async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
     }
 }
 
-/// What a broker can do to a relay, one after the other, while jobs run: it is away for longer than a message has attempts, is killed while it
-/// publishes, its line is cut in the middle of a batch, and falls silent.
-async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, far_end: &dyn FarEnd, jobs: usize) {
+/// Runs the faults of a broker one after another while jobs run: it is down for longer than a message has attempts, is killed
+/// while it publishes, its connection breaks during a batch, and it stops answering.
+async fn faults_lose_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, far_end: &dyn FarEnd, jobs: usize) {
     let (store, engine) = (&*world.store, &world.engine);
     let relay = engine.events.outbox.relays[0].clone();
     let confirmed = || relay.confirmed() as usize;
@@ -179,7 +179,7 @@ async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy
     submit_many(store, part).await;
     jobs_done(store, part).await;
     let down = eventually_long("the outage is known", async || view(store, "bus").await.down_since).await;
-    // Five refusals would take 50 ms, 100, 200, 400 and 800.
+    // Five rejections would take 50, 100, 200, 400 and 800 ms.
     eventually_long("five attempts' worth of time", async || (Timestamp::now().ms_since(down) > 3_000).then_some(()))
         .await;
     assert!(view(store, "bus").await.pending as usize >= part * EVENTS_PER_JOB);
@@ -193,13 +193,13 @@ async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy
     submit_many(store, part).await;
     flowed(part).await;
     proxy.cut_after(100_000);
-    eventually_long("the line is cut", async || (!proxy.is_open()).then_some(())).await;
+    eventually_long("the connection is cut", async || (!proxy.is_open()).then_some(())).await;
     proxy.restore();
 
     submit_many(store, jobs - 3 * part).await;
     flowed(part / 2).await;
     proxy.stall_after(100_000);
-    eventually_long("the line is silent", async || (!proxy.is_open()).then_some(())).await;
+    eventually_long("the connection is silent", async || (!proxy.is_open()).then_some(())).await;
     eventually_long("the silence is noticed", async || view(store, "bus").await.down_since).await;
     proxy.restore();
 
@@ -208,11 +208,11 @@ async fn trouble_costs_nothing(world: &World, broker: &mut Broker, proxy: &Proxy
     let happened = happened(store).await;
     assert!(happened.len() >= jobs * EVENTS_PER_JOB, "{}", happened.len());
     assert_all_arrived(&happened, &far_end.arrived().await);
-    assert_nothing_burned(store, engine).await;
+    assert_nothing_rejected(store, engine).await;
     assert_eq!(view(store, "bus").await.down_since, None);
 }
 
-/// Another server, which can die with everything it has begun.
+/// A server that can be killed with everything it has started.
 struct Mortal {
     engine: Arc<Engine>,
     runtime: Option<tokio::runtime::Runtime>,
@@ -285,7 +285,7 @@ impl std::io::Write for LogBuffer {
     }
 }
 
-/// A wrong password: the sink is down, which is said once, and nobody gets to read the password.
+/// Checks that a sink with a wrong password is down, which is logged once, and that the password is not shown.
 async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
     let log = Log::capture();
     let (store, _place) = crate::world::open_sqlite().await;
@@ -298,7 +298,7 @@ async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
     }
     let view = view(&*store, "bus").await;
     let reason = view.down_reason.clone().unwrap();
-    assert_eq!((view.pending, view.dead), (2, 0), "nothing is burned");
+    assert_eq!((view.pending, view.dead), (2, 0), "no attempt is used");
     assert_eq!(log.count("sink is down"), 1, "once per change, not per attempt: {}", log.text());
     for secret in secrets {
         assert!(!format!("{reason} {engine:?}", engine = engine.config).contains(secret), "{reason}");

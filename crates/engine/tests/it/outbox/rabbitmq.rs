@@ -15,9 +15,9 @@ use lapin::{
 use super::{
     a_wrong_password_is_not_shown, at_rest, config, events_of_a_job_arrive,
     far_end::{FarEnd, Queue, channel},
-    sink, submit_many,
+    faults_lose_nothing, sink, submit_many,
     support::{Broker, Proxy, required_variable},
-    trouble_costs_nothing, unique, view,
+    unique, view,
 };
 use crate::world::{World, job, open_postgres, open_sqlite, submit};
 
@@ -42,35 +42,35 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_trouble_of_the_broker_loses_or_reorders_one_of_100_000_events() {
+async fn no_fault_of_the_broker_loses_or_reorders_one_of_100_000_events() {
     let mut broker = Broker::rabbitmq("").await;
     let proxy = Proxy::to(broker.port()).await;
     let queue = Queue::bound(&broker.url(), "events", "#").await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
     let world = World::over(open_postgres().await, config(vec![bus])).await;
-    trouble_costs_nothing(&world, &mut broker, &proxy, &queue, 20_000).await;
+    faults_lose_nothing(&world, &mut broker, &proxy, &queue, 20_000).await;
     world.stop().await;
 }
 
-/// KeyLocks the relay `rounds` times, each at a time when every message is due again.
-async fn turn(engine: &std::sync::Arc<faena_engine::Engine>, now: Timestamp, rounds: i64) {
+/// Runs the relay `rounds` times, each at a time when every message is due again.
+async fn run_relay(engine: &std::sync::Arc<faena_engine::Engine>, now: Timestamp, rounds: i64) {
     for round in 0..rounds {
         engine.run_loop("relay:bus", now.plus_ms(round * 120_000)).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_message_that_no_queue_takes_is_a_dead_letter_after_five_attempts_and_the_others_flow_on() {
+async fn an_unroutable_message_is_dead_lettered_after_five_attempts_and_the_others_continue() {
     for (store, _place) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("unroutable");
         let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
         let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
         submit_many(&*store, 10).await;
-        turn(&engine, now.plus_ms(60_000), 1).await;
-        assert_eq!(queue.arrived().await.len(), 10, "the queued ones arrive at once");
+        run_relay(&engine, now.plus_ms(60_000), 1).await;
+        assert_eq!(queue.arrived().await.len(), 10, "the routable ones arrive immediately");
         assert_eq!((view(&*store, "bus").await.pending, view(&*store, "bus").await.dead), (10, 0));
-        turn(&engine, now.plus_ms(600_000), i64::from(MAX_ATTEMPTS) - 1).await;
+        run_relay(&engine, now.plus_ms(600_000), i64::from(MAX_ATTEMPTS) - 1).await;
         let sink = view(&*store, "bus").await;
         assert_eq!((sink.pending, sink.dead, sink.down_since), (0, 10, None));
         let dead = store.outbox_dead(DeadFilter::default(), None, 100).await.unwrap();
@@ -79,13 +79,13 @@ async fn a_message_that_no_queue_takes_is_a_dead_letter_after_five_attempts_and_
 
         queue.bind("job.created").await;
         let replayed = store.outbox_replay(DeadFilter::default(), None, "test", now.plus_ms(3_600_000)).await.unwrap();
-        turn(&engine, now.plus_ms(3_700_000), 1).await;
+        run_relay(&engine, now.plus_ms(3_700_000), 1).await;
         assert_eq!((replayed, queue.arrived().await.len()), (10, 10), "replayed");
     }
 }
 
 #[tokio::test]
-async fn what_stands_behind_a_refused_message_is_parked_until_it_is_resolved() {
+async fn messages_behind_a_rejected_one_are_parked_until_it_is_resolved() {
     for (store, _place) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("parked");
         let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
@@ -93,14 +93,14 @@ async fn what_stands_behind_a_refused_message_is_parked_until_it_is_resolved() {
         let bus = SinkConfig { on_rejected: OnRejected::Park, ..sink("bus", target(&shared(), &exchange)) };
         let engine = at_rest(&store, vec![bus], now).await;
         let parked = submit(&*store, job("noop", "{}")).await.to_string();
-        turn(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
+        run_relay(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
         let sink = view(&*store, "bus").await;
-        assert_eq!((sink.pending, sink.dead), (1, 1), "the news that it is queued waits behind the dead letter");
+        assert_eq!((sink.pending, sink.dead), (1, 1), "the next event of the job waits behind the dead letter");
         assert_eq!(queue.arrived().await, []);
 
         let later = now.plus_ms(3_600_000);
-        assert_eq!(store.outbox_resolve(DeadFilter::default(), "told by phone", "test", later).await.unwrap(), 1);
-        turn(&engine, later, 1).await;
+        assert_eq!(store.outbox_resolve(DeadFilter::default(), "reported by phone", "test", later).await.unwrap(), 1);
+        run_relay(&engine, later, 1).await;
         let arrived = queue.arrived().await;
         assert_eq!(arrived.len(), 1);
         assert_eq!((arrived[0].text("subject"), arrived[0].text("sequence")), (parked.as_str(), "2"));
@@ -108,7 +108,7 @@ async fn what_stands_behind_a_refused_message_is_parked_until_it_is_resolved() {
 }
 
 #[tokio::test]
-async fn an_exchange_of_another_type_is_told_and_its_events_wait() {
+async fn an_exchange_of_another_type_is_reported_and_its_events_wait() {
     let exchange = unique("fanout");
     let (_connection, channel) = channel(&shared()).await;
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
@@ -120,7 +120,7 @@ async fn an_exchange_of_another_type_is_told_and_its_events_wait() {
     let now = Timestamp::now();
     let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
     submit_many(&*store, 1).await;
-    turn(&engine, now, 3).await;
+    run_relay(&engine, now, 3).await;
     let sink = view(&*store, "bus").await;
     let reason = sink.down_reason.unwrap();
     assert!(reason.contains(&exchange) && reason.contains("type"), "{reason}");
@@ -128,26 +128,26 @@ async fn an_exchange_of_another_type_is_told_and_its_events_wait() {
 
     channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await.unwrap();
     let queue = Queue::bound(&shared(), &exchange, "#").await;
-    turn(&engine, now.plus_ms(3_600_000), 1).await;
+    run_relay(&engine, now.plus_ms(3_600_000), 1).await;
     assert_eq!(queue.arrived().await.len(), 2);
     assert_eq!(view(&*store, "bus").await.down_since, None);
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_but_not_shown() {
+async fn a_wrong_password_is_reported_but_not_shown() {
     let url = shared().replace("guest:guest", "guest:hush%2Fhush");
     a_wrong_password_is_not_shown(target(&url, "any"), &["hush/hush", "hush%2Fhush"]).await;
 }
 
 #[tokio::test]
-async fn what_was_sent_can_be_published_again() {
+async fn sent_events_can_be_republished() {
     for (store, _place) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("again");
         let queue = Queue::bound(&shared(), &exchange, "#").await;
         let now = Timestamp::now();
         let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
         submit_many(&*store, 5).await;
-        turn(&engine, now.plus_ms(60_000), 1).await;
+        run_relay(&engine, now.plus_ms(60_000), 1).await;
         let first = queue.arrived().await;
         let what = faena_store::Republish {
             sink: "bus".into(),
@@ -156,12 +156,12 @@ async fn what_was_sent_can_be_published_again() {
             event_type: None,
         };
         let count = store.outbox_republish(what, None, "test", now.plus_ms(120_000)).await.unwrap();
-        turn(&engine, now.plus_ms(120_000), 1).await;
+        run_relay(&engine, now.plus_ms(120_000), 1).await;
         let second = queue.arrived().await;
         assert_eq!((first.len(), second.len(), count), (10, 10, Some(10)));
         let ids = |all: &[super::Arrived]| {
             all.iter().map(|one| one.message_id.clone()).collect::<std::collections::BTreeSet<_>>()
         };
-        assert_eq!(ids(&first), ids(&second), "under the same ids");
+        assert_eq!(ids(&first), ids(&second), "with the same ids");
     }
 }

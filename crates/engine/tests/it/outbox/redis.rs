@@ -8,9 +8,9 @@ use faena_engine::Target;
 use super::{
     a_wrong_password_is_not_shown, config, events_of_a_job_arrive,
     far_end::Key,
-    sink,
+    faults_lose_nothing, sink,
     support::{Broker, Proxy, required_variable},
-    trouble_costs_nothing, unique,
+    unique,
 };
 use crate::world::{World, open_sqlite};
 
@@ -28,18 +28,18 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_trouble_of_the_broker_loses_or_reorders_one_of_30_000_events() {
+async fn no_fault_of_the_broker_loses_or_reorders_one_of_30_000_events() {
     let mut broker = Broker::redis("").await;
     let proxy = Proxy::to(broker.port()).await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
     let world = World::over(open_sqlite().await, config(vec![bus])).await;
     let far_end = Key { url: broker.url(), name: "events".into() };
-    trouble_costs_nothing(&world, &mut broker, &proxy, &far_end, 6_000).await;
+    faults_lose_nothing(&world, &mut broker, &proxy, &far_end, 6_000).await;
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_but_not_shown() {
+async fn a_wrong_password_is_reported_but_not_shown() {
     let broker = Broker::redis("").await;
     let client = redis::Client::open(broker.url()).unwrap();
     let mut admin = client.get_multiplexed_async_connection().await.unwrap();

@@ -16,7 +16,7 @@ use crate::world::{Place, open_postgres, postgres_url, run_sql};
 
 const JOBS: usize = 6_000;
 
-/// Short enough that a death is noticed in seconds.
+/// Returns a configuration in which a death is noticed within seconds.
 fn short_lived(exchange: &str) -> EngineConfig {
     let base = config(vec![sink("bus", rabbitmq::target(&required_variable("FAENA_TEST_RABBITMQ"), exchange))]);
     let outbox = OutboxConfig { lease: Duration::from_secs(8), batch: 200, ..base.outbox.clone() };
@@ -48,7 +48,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     submit_many(&*store, JOBS).await;
     let sent = async || view(&*store, "bus").await.sent;
     eventually_long("events flow", async || (sent().await > 2_000).then_some(())).await;
-    // Without a word, in the middle of whatever it is doing; another loses all its sessions.
+    // One server is killed during its work; another loses all its sessions.
     let victim = uuid::Uuid::new_v4().as_u128() as usize % 3;
     mortals[victim].kill();
     let Place::Database(name) = &place else { unreachable!() };
@@ -62,7 +62,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
         (parts.len() == 2 && parts.iter().sum::<u32>() == PARTITIONS as u32).then_some(())
     })
     .await;
-    // The dead server's jobs go on elsewhere, some of them once more.
+    // Other servers run the dead server's jobs, some of them again.
     jobs_done(&*store, JOBS).await;
     all_sent(&*store, "bus").await;
     let happened = happened(&*store).await;
@@ -72,12 +72,12 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
 }
 
 #[tokio::test]
-async fn a_relay_that_stops_leaves_its_parts_to_the_others_at_once() {
+async fn a_stopping_relay_releases_its_partitions_immediately() {
     let exchange = unique("leaving");
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, place) = open_postgres().await;
     let url = postgres_url(&place);
-    // The lease is an hour: who does not give its parts back keeps them for the whole test.
+    // The lease is an hour: a relay that does not release its partitions keeps them for the whole test.
     let mut long = short_lived(&exchange);
     long.outbox.lease = Duration::from_secs(3_600);
     let (one, other) = (Mortal::start(&url, long.clone()).await, Mortal::start(&url, long).await);

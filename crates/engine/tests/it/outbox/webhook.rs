@@ -1,4 +1,4 @@
-//! Events posted to a web address.
+//! Events posted to a URL.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 #[derive(Clone, Default)]
 struct Receiver {
     calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
-    /// What it says next; then that all is well.
+    /// Its next answers; after them it succeeds.
     says: Arc<Mutex<VecDeque<StatusCode>>>,
 }
 
@@ -82,7 +82,7 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order_and_signed() {
 }
 
 #[tokio::test]
-async fn a_receiver_in_trouble_is_down_and_costs_nothing_and_one_that_refuses_a_message_costs_it_an_attempt() {
+async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
     let (receiver, address) = Receiver::start().await;
     let (store, _place) = open_sqlite().await;
     let now = Timestamp::now();
@@ -102,7 +102,7 @@ async fn a_receiver_in_trouble_is_down_and_costs_nothing_and_one_that_refuses_a_
     receiver.says(&[422]);
     engine.run_loop("relay:bus", now.plus_ms(3_600_000)).await.unwrap();
     let sink = view(&*store, "bus").await;
-    assert_eq!((sink.down_since, sink.pending), (None, 1), "the other message went through");
+    assert_eq!((sink.down_since, sink.pending), (None, 1), "the other message was sent");
     engine.run_loop("relay:bus", now.plus_ms(3_800_000)).await.unwrap();
     let mut sequences: Vec<String> =
         receiver.arrived().await.iter().map(|one| one.text("sequence").to_owned()).collect();
@@ -126,7 +126,7 @@ async fn a_private_address_that_is_not_allowed_is_never_called() {
 }
 
 #[tokio::test]
-async fn a_thousand_events_reach_a_receiver_that_fails_now_and_then_in_order() {
+async fn a_thousand_events_reach_an_unreliable_receiver_in_order() {
     let (receiver, address) = Receiver::start().await;
     for round in 0..30 {
         receiver.says(&vec![200; round]);
@@ -137,6 +137,6 @@ async fn a_thousand_events_reach_a_receiver_that_fails_now_and_then_in_order() {
     super::jobs_done(&*world.store, 200).await;
     all_sent(&*world.store, "bus").await;
     super::assert_all_arrived(&super::happened(&*world.store).await, &receiver.arrived().await);
-    super::assert_nothing_burned(&*world.store, &world.engine).await;
+    super::assert_nothing_rejected(&*world.store, &world.engine).await;
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! An application with an outbox of its own, in a database of its own.
+//! An application with an outbox in its own database.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ pub struct Application {
     _place: Place,
 }
 
-/// One line of its outbox.
+/// One row of its outbox.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct OutboxRow {
     pub is_dispatched: bool,
     pub attempts: i32,
     pub error: Option<String>,
@@ -32,23 +32,23 @@ impl Application {
         Application { client, url, _place: place }
     }
 
-    /// One committed message. Answers its id.
-    pub async fn says(&self, kind: &str, payload: Value) -> String {
+    /// Commits one message and returns its id.
+    pub async fn insert(&self, kind: &str, payload: Value) -> String {
         let sql = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\", \"CorrelationId\", \"OccurredAt\")
                    VALUES ($1, $2::text::jsonb, 'c-1', clock_timestamp()) RETURNING \"Id\"::text";
         self.client.query_one(sql, &[&kind, &payload.to_string()]).await.unwrap().get(0)
     }
 
-    pub async fn says_many(&self, count: i32) {
+    pub async fn insert_many(&self, count: i32) {
         let sql = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\", \"OccurredAt\")
                    SELECT 'TicketCreatedEvent', jsonb_build_object('number', n), to_timestamp(n) FROM generate_series(1, $1) n";
         self.client.execute(sql, &[&count]).await.unwrap();
     }
 
-    pub async fn line(&self, id: &str) -> Line {
+    pub async fn row(&self, id: &str) -> OutboxRow {
         let sql = "SELECT \"DispatchedAt\" IS NOT NULL, \"Attempts\", \"Error\" FROM \"OutboxMessages\" WHERE \"Id\" = $1::text::uuid";
         let row = self.client.query_one(sql, &[&id]).await.unwrap();
-        Line { is_dispatched: row.get(0), attempts: row.get(1), error: row.get(2) }
+        OutboxRow { is_dispatched: row.get(0), attempts: row.get(1), error: row.get(2) }
     }
 
     pub async fn count(&self, what: &str) -> i64 {
@@ -67,8 +67,8 @@ impl Application {
             .get(0)
     }
 
-    /// Ends the session that holds the lock, as an administrator does. `false`: nobody holds it.
-    pub async fn end_the_holder(&self) -> bool {
+    /// Ends the session that has the lock, as an administrator does. Returns `false` if no session has it.
+    pub async fn end_lock_session(&self) -> bool {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_locks
                    WHERE locktype = 'advisory' AND objid = 42 AND granted
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
@@ -99,7 +99,7 @@ pub async fn connect(url: &str) -> Client {
     client
 }
 
-/// One that goes when it is told.
+/// A source that only runs when the test runs it.
 pub struct Worker {
     pub source: Source,
     store: Arc<dyn Store>,
@@ -111,7 +111,7 @@ impl Worker {
         self.source.run_once(&*self.store, &self.bus, now).await.unwrap()
     }
 
-    /// Rounds until nothing more is to be done at once.
+    /// Runs rounds until there is nothing more to do.
     pub async fn drain(&self, now: Timestamp) -> usize {
         let mut handled = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Rows that become jobs.
+//! Rows of an outbox that become jobs.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,7 +7,7 @@ use faena_engine::EngineConfig;
 use faena_store::{Store, Tally};
 use serde_json::json;
 
-use super::application::{Application, Line, all_jobs, connect};
+use super::application::{Application, OutboxRow, all_jobs, connect};
 use crate::world::{World, eventually, open_postgres, open_sqlite};
 
 async fn jobs(store: &Arc<dyn Store>) -> i64 {
@@ -27,14 +27,14 @@ mod postgres {
             let application = Application::new().await;
             let config = EngineConfig { sources: vec![application.config(None)], ..EngineConfig::default() };
             let world = World::over(place, config).await;
-            let other = application.says("TicketCreatedEvent", json!({})).await;
-            let id = application.says("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
+            let other = application.insert("TicketCreatedEvent", json!({})).await;
+            let id = application.insert("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
             eventually("it is done", async || (jobs_done(&world).await == 1).then_some(())).await;
-            eventually("it is marked", async || application.line(&id).await.is_dispatched.then_some(())).await;
+            eventually("it is marked", async || application.row(&id).await.is_dispatched.then_some(())).await;
             let job = all_jobs(&world.store).await.remove(0);
             assert_eq!((job.correlation_id.as_str(), job.status), ("c-1", JobState::Completed));
-            let untouched = Line { is_dispatched: false, attempts: 0, error: None };
-            assert_eq!(application.line(&other).await, untouched, "without a sink only jobs are taken");
+            let untouched = OutboxRow { is_dispatched: false, attempts: 0, error: None };
+            assert_eq!(application.row(&other).await, untouched, "without a sink only job rows are relayed");
             world.stop().await;
         }
     }
@@ -44,53 +44,53 @@ mod postgres {
     }
 
     #[tokio::test]
-    async fn a_bad_body_is_marked_with_its_faults_and_the_others_flow_on() {
+    async fn an_invalid_body_is_marked_with_its_errors_and_the_others_continue() {
         let (store, _place) = open_sqlite().await;
         let application = Application::new().await;
-        let bad = application.says("faena.job", json!({"type": "noop", "payload": 7})).await;
-        let worse = application.says("faena.job", json!([])).await;
-        let good = application.says("faena.job", json!({"type": "noop"})).await;
+        let bad = application.insert("faena.job", json!({"type": "noop", "payload": 7})).await;
+        let worse = application.insert("faena.job", json!([])).await;
+        let good = application.insert("faena.job", json!({"type": "noop"})).await;
         application.worker(&store, None).drain(Timestamp::now()).await;
-        let line = application.line(&bad).await;
-        assert_eq!((line.attempts, line.error.as_deref()), (1, Some("payload: must be a JSON object")));
-        assert_eq!(application.line(&worse).await.error.as_deref(), Some("body: must be a JSON object"));
-        assert!(application.line(&good).await.is_dispatched);
+        let row = application.row(&bad).await;
+        assert_eq!((row.attempts, row.error.as_deref()), (1, Some("payload: must be a JSON object")));
+        assert_eq!(application.row(&worse).await.error.as_deref(), Some("body: must be a JSON object"));
+        assert!(application.row(&good).await.is_dispatched);
         assert_eq!(jobs(&store).await, 1);
     }
 
     #[tokio::test]
-    async fn a_row_whose_mark_got_lost_makes_no_second_job() {
+    async fn a_row_whose_mark_was_lost_creates_no_second_job() {
         for (store, _place) in [open_sqlite().await, open_postgres().await] {
             let application = Application::new().await;
-            let id = application.says("faena.job", json!({"type": "noop"})).await;
+            let id = application.insert("faena.job", json!({"type": "noop"})).await;
             application.worker(&store, None).drain(Timestamp::now()).await;
             let forget = "UPDATE \"OutboxMessages\" SET \"DispatchedAt\" = NULL; TRUNCATE \"ProcessedEvents\"";
             application.client.batch_execute(forget).await.unwrap();
             application.worker(&store, None).drain(Timestamp::now()).await;
-            assert!(application.line(&id).await.is_dispatched);
+            assert!(application.row(&id).await.is_dispatched);
             assert_eq!(jobs(&store).await, 1);
         }
     }
 
     #[tokio::test]
-    async fn while_the_database_of_jobs_is_away_rows_wait_and_pay_nothing() {
+    async fn while_the_job_database_is_down_rows_wait_and_use_no_attempts() {
         let (store, place) = open_postgres().await;
         let application = Application::new().await;
-        let id = application.says("faena.job", json!({"type": "noop"})).await;
+        let id = application.insert("faena.job", json!({"type": "noop"})).await;
         let worker = application.worker(&store, None);
         let now = Timestamp::now();
         place.shut().await;
         for minute in 0..7 {
             worker.round(now.plus_ms(minute * 60_000)).await;
         }
-        assert_eq!(application.line(&id).await, Line { is_dispatched: false, attempts: 0, error: None });
+        assert_eq!(application.row(&id).await, OutboxRow { is_dispatched: false, attempts: 0, error: None });
         place.reopen().await;
         assert_eq!(worker.drain(now.plus_ms(600_000)).await, 1);
         assert_eq!(jobs(&store).await, 1);
     }
 
-    /// Several writers, some of whose transactions are rolled back; two workers that crash between the job and the mark. Exactly the committed ones
-    /// exist.
+    /// Several writers roll back some transactions, and two workers crash between storing a job and marking its row. Exactly
+    /// the committed jobs exist.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn exactly_the_committed_rows_become_jobs() {
         let (store, _place) = open_postgres().await;
@@ -117,7 +117,7 @@ mod postgres {
                 })
             })
             .collect();
-        // Every second mark ends the session that makes it: the jobs are stored, the rows are not marked.
+        // Every second mark ends its session: the jobs are stored, the rows are not marked.
         application
             .client
             .batch_execute(
@@ -135,7 +135,7 @@ mod postgres {
         loop {
             let [first, second] = &workers;
             tokio::join!(first.round(now), second.round(now));
-            // Whoever rests is done with it.
+            // A worker that waits has finished.
             now = now.plus_ms(60_000);
             let marks: i64 = application.client.query_one("SELECT last_value FROM crashes", &[]).await.unwrap().get(0);
             if writers.iter().all(|writer| writer.is_finished()) && marks > 1 {

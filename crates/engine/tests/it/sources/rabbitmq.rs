@@ -1,4 +1,4 @@
-//! To RabbitMQ.
+//! Sources that publish to RabbitMQ.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use faena_engine::{EngineConfig, Target};
 use faena_store::Store;
 use serde_json::json;
 
-use super::application::{Application, Line, Worker, connect};
+use super::application::{Application, OutboxRow, Worker, connect};
 use crate::{
     outbox::{
         far_end::{FarEnd, Queue},
@@ -34,8 +34,8 @@ fn later(now: Timestamp, minutes: i64) -> Timestamp {
     now.plus_ms(minutes * 60_000)
 }
 
-/// An application, a queue on a fresh exchange, and one worker between them.
-async fn story(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, Place)) {
+/// Creates an application, a queue on a new exchange, and one worker between them.
+async fn setup(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, Place)) {
     let place = open_sqlite().await;
     let (application, exchange) = (Application::new().await, unique("app"));
     let queue = Queue::bound(&shared(), &exchange, pattern).await;
@@ -44,9 +44,9 @@ async fn story(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, P
 }
 
 #[tokio::test]
-async fn one_worker_drains_everything_in_order_at_once_and_lets_the_lock_go() {
-    let (application, queue, worker, _place) = story("ticket.created").await;
-    application.says_many(120).await;
+async fn one_worker_publishes_everything_in_order_and_releases_the_lock() {
+    let (application, queue, worker, _place) = setup("ticket.created").await;
+    application.insert_many(120).await;
     assert_eq!(worker.drain(Timestamp::now()).await, 120, "not one batch of 50 per period");
     let arrived = queue.arrived().await;
     let numbers: Vec<i64> = arrived.iter().map(|one| one.body["number"].as_i64().unwrap()).collect();
@@ -58,33 +58,33 @@ async fn one_worker_drains_everything_in_order_at_once_and_lets_the_lock_go() {
 }
 
 #[tokio::test]
-async fn of_two_workers_one_has_lock_42_and_the_other_waits() {
-    let (application, queue, first, (store, _place)) = story("#").await;
+async fn of_two_workers_one_has_the_lock_and_the_other_waits() {
+    let (application, queue, first, (store, _place)) = setup("#").await;
     let second = application.worker(&store, Some(target(&shared(), &queue.exchange)));
-    application.says_many(60).await;
+    application.insert_many(60).await;
     let now = Timestamp::now();
     assert_eq!(first.round(now).await.handled, 50);
-    assert_eq!(second.round(now).await.handled, 0, "another worker is at it");
+    assert_eq!(second.round(now).await.handled, 0, "another worker has the lock");
     assert_eq!(first.drain(now).await, 10);
-    application.says_many(1).await;
-    assert_eq!(second.drain(now).await, 1, "the lock is let go when nothing is left");
+    application.insert_many(1).await;
+    assert_eq!(second.drain(now).await, 1, "the lock is released when nothing is left");
     assert_eq!(queue.arrived().await.len(), 61);
 }
 
 #[tokio::test]
-async fn a_broker_that_is_down_burns_no_attempts_however_long() {
+async fn a_broker_that_is_down_uses_no_attempts() {
     let mut broker = Broker::rabbitmq("").await;
     let queue = Queue::bound(&broker.url(), "app", "#").await;
     let (store, _place) = open_sqlite().await;
     let application = Application::new().await;
-    application.says_many(60).await;
+    application.insert_many(60).await;
     let worker = application.worker(&store, Some(target(&broker.url(), "app")));
     let now = Timestamp::now();
     broker.kill();
     for round in 0..12 {
         assert_eq!(worker.round(later(now, round)).await.handled, 0);
     }
-    assert!(worker.round(later(now, 11).plus_ms(500)).await.next_at.is_some(), "it rests");
+    assert!(worker.round(later(now, 11).plus_ms(500)).await.next_at.is_some(), "it waits");
     assert_eq!((application.pending().await, application.attempts().await), (60, 0));
     broker.start().await;
     assert_eq!(worker.drain(later(now, 20)).await, 60);
@@ -92,18 +92,18 @@ async fn a_broker_that_is_down_burns_no_attempts_however_long() {
 }
 
 #[tokio::test]
-async fn a_line_that_is_cut_while_publishing_loses_nothing() {
+async fn a_connection_that_breaks_while_publishing_loses_nothing() {
     let broker = Broker::rabbitmq("").await;
     let proxy = Proxy::to(broker.port()).await;
     let queue = Queue::bound(&broker.url(), "app", "#").await;
     let (store, _place) = open_sqlite().await;
     let application = Application::new().await;
-    application.says_many(200).await;
+    application.insert_many(200).await;
     let worker = application.worker(&store, Some(target(&broker.url_with_port(proxy.port()), "app")));
     let now = Timestamp::now();
     proxy.cut_after(8_000);
     worker.drain(now).await;
-    assert!(!proxy.is_open() && application.pending().await > 0, "it was cut in the middle");
+    assert!(!proxy.is_open() && application.pending().await > 0, "the connection broke while publishing");
     proxy.restore();
     worker.drain(later(now, 1)).await;
     assert_eq!((application.pending().await, application.attempts().await), (0, 0));
@@ -113,34 +113,34 @@ async fn a_line_that_is_cut_while_publishing_loses_nothing() {
 
 #[tokio::test]
 async fn a_message_that_is_already_in_processed_events_is_marked_and_not_published() {
-    let (application, queue, worker, _place) = story("#").await;
-    let id = application.says("TicketCreatedEvent", json!({})).await;
+    let (application, queue, worker, _place) = setup("#").await;
+    let id = application.insert("TicketCreatedEvent", json!({})).await;
     application
         .client
         .batch_execute("INSERT INTO \"ProcessedEvents\" SELECT \"Id\", now() FROM \"OutboxMessages\"")
         .await
         .unwrap();
     worker.drain(Timestamp::now()).await;
-    assert!(application.line(&id).await.is_dispatched);
+    assert!(application.row(&id).await.is_dispatched);
     assert_eq!(queue.arrived().await, []);
 }
 
 #[tokio::test]
-async fn a_key_that_no_queue_is_bound_to_counts_attempts_with_the_reason_and_the_others_flow_on() {
+async fn an_unroutable_row_uses_attempts_and_the_others_continue() {
     // `ticket.*` does not match `ticket.status.changed`.
-    let (application, queue, worker, _place) = story("ticket.*").await;
-    let lost = application.says("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
-    let good = application.says("TicketCreatedEvent", json!({"a": 1})).await;
+    let (application, queue, worker, _place) = setup("ticket.*").await;
+    let lost = application.insert("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
+    let good = application.insert("TicketCreatedEvent", json!({"a": 1})).await;
     let now = Timestamp::now();
     worker.drain(now).await;
     let reason = Some("no queue is bound for routing key \"ticket.status.changed\"".to_owned());
-    assert_eq!(application.line(&lost).await, Line { is_dispatched: false, attempts: 1, error: reason.clone() });
-    assert!(application.line(&good).await.is_dispatched);
-    assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it rests, its attempts are not burned at once");
+    assert_eq!(application.row(&lost).await, OutboxRow { is_dispatched: false, attempts: 1, error: reason.clone() });
+    assert!(application.row(&good).await.is_dispatched);
+    assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it waits, and uses no attempt meanwhile");
     for minute in 1..10 {
         worker.drain(later(now, minute)).await;
     }
-    assert_eq!(application.line(&lost).await, Line { is_dispatched: false, attempts: 5, error: reason });
+    assert_eq!(application.row(&lost).await, OutboxRow { is_dispatched: false, attempts: 5, error: reason });
     queue.bind("ticket.status.changed").await;
     application.client.batch_execute("UPDATE \"OutboxMessages\" SET \"Attempts\" = 0").await.unwrap();
     worker.drain(later(now, 20)).await;
@@ -149,8 +149,8 @@ async fn a_key_that_no_queue_is_bound_to_counts_attempts_with_the_reason_and_the
 }
 
 #[tokio::test]
-async fn a_payload_that_is_not_json_and_a_type_that_makes_no_key_are_marked_with_the_reason() {
-    let (application, queue, worker, _place) = story("#").await;
+async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
+    let (application, queue, worker, _place) = setup("#").await;
     application.client.batch_execute("ALTER TABLE \"OutboxMessages\" ALTER \"PayloadJson\" TYPE text").await.unwrap();
     let insert = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\") VALUES ($1, $2) RETURNING \"Id\"::text";
     let mut ids: Vec<String> = Vec::new();
@@ -160,7 +160,7 @@ async fn a_payload_that_is_not_json_and_a_type_that_makes_no_key_are_marked_with
         ids.push(application.client.query_one(insert, &[&kind, &payload]).await.unwrap().get(0));
     }
     worker.drain(Timestamp::now()).await;
-    let error = async |number: usize| application.line(&ids[number]).await.error.unwrap_or_default();
+    let error = async |number: usize| application.row(&ids[number]).await.error.unwrap_or_default();
     assert!(error(0).await.starts_with("the payload is not JSON: EOF while parsing"), "{}", error(0).await);
     assert_eq!(error(1).await, "type \"no key\" has no routing key: it contains \" \"");
     assert_eq!(error(2).await, "type is empty and has no routing key");
@@ -168,8 +168,8 @@ async fn a_payload_that_is_not_json_and_a_type_that_makes_no_key_are_marked_with
 }
 
 #[tokio::test]
-async fn a_table_that_is_written_while_it_is_read_loses_nothing() {
-    let (application, queue, worker, _place) = story("#").await;
+async fn rows_written_during_a_round_are_not_lost() {
+    let (application, queue, worker, _place) = setup("#").await;
     let writers = (0..4).map(|writer| {
         let url = application.url.clone();
         tokio::spawn(async move {
@@ -194,10 +194,10 @@ async fn a_table_that_is_written_while_it_is_read_loses_nothing() {
 }
 
 #[tokio::test]
-async fn after_a_crash_between_publish_and_mark_a_message_comes_again_under_the_same_id() {
-    let (application, queue, worker, (store, _place)) = story("#").await;
-    let id = application.says("TicketCreatedEvent", json!({})).await;
-    // The crash: whoever marks rows has its session ended, once.
+async fn after_a_crash_between_publishing_and_marking_a_message_is_published_again_with_the_same_id() {
+    let (application, queue, worker, (store, _place)) = setup("#").await;
+    let id = application.insert("TicketCreatedEvent", json!({})).await;
+    // The crash: the session that marks rows is ended once.
     application
         .client
         .batch_execute(
@@ -221,9 +221,9 @@ async fn after_a_crash_between_publish_and_mark_a_message_comes_again_under_the_
     assert_eq!(ids, [id.clone(), id]);
 }
 
-/// Servers as they are, with their loops, and an administrator who ends sessions.
+/// Real servers with their loops, and an administrator that ends sessions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ended_sessions_cost_no_message_and_make_no_second_holder() {
+async fn ended_sessions_lose_no_message_and_never_give_the_lock_to_two_servers() {
     let application = Application::new().await;
     let exchange = unique("app");
     let queue = Queue::bound(&shared(), &exchange, "#").await;
@@ -234,9 +234,9 @@ async fn ended_sessions_cost_no_message_and_make_no_second_holder() {
     let worlds = [World::with(config()).await, World::with(config()).await];
     let mut ended = 0;
     for round in 1..=10 {
-        application.says_many(300).await;
+        application.insert_many(300).await;
         while application.pending().await > 0 {
-            if application.end_the_holder().await {
+            if application.end_lock_session().await {
                 ended += 1;
                 break;
             }
