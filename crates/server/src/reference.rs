@@ -4,6 +4,7 @@
 
 mod cli;
 mod configuration;
+mod jobs;
 
 use clap::ValueEnum;
 
@@ -11,6 +12,7 @@ use clap::ValueEnum;
 pub enum Page {
     Cli,
     Configuration,
+    Jobs,
 }
 
 impl Page {
@@ -18,6 +20,7 @@ impl Page {
         match self {
             Page::Cli => cli::render(command),
             Page::Configuration => configuration::render(),
+            Page::Jobs => jobs::render(),
         }
     }
 }

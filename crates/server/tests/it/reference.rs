@@ -23,3 +23,8 @@ fn the_command_line_page_is_up_to_date() {
 fn the_configuration_page_is_up_to_date() {
     assert_up_to_date("configuration");
 }
+
+#[test]
+fn the_page_of_jobs_and_events_is_up_to_date() {
+    assert_up_to_date("jobs");
+}
