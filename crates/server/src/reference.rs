@@ -4,6 +4,7 @@
 
 mod cli;
 mod configuration;
+mod errors;
 mod jobs;
 
 use clap::ValueEnum;
@@ -12,6 +13,7 @@ use clap::ValueEnum;
 pub enum Page {
     Cli,
     Configuration,
+    Errors,
     Jobs,
 }
 
@@ -20,6 +22,7 @@ impl Page {
         match self {
             Page::Cli => cli::render(command),
             Page::Configuration => configuration::render(),
+            Page::Errors => errors::render(),
             Page::Jobs => jobs::render(),
         }
     }

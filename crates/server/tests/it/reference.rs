@@ -28,3 +28,8 @@ fn the_configuration_page_is_up_to_date() {
 fn the_page_of_jobs_and_events_is_up_to_date() {
     assert_up_to_date("jobs");
 }
+
+#[test]
+fn the_page_of_error_codes_is_up_to_date() {
+    assert_up_to_date("errors");
+}
