@@ -6,6 +6,7 @@ mod cli;
 mod configuration;
 mod errors;
 mod jobs;
+mod metrics;
 
 use clap::ValueEnum;
 
@@ -15,6 +16,7 @@ pub enum Page {
     Configuration,
     Errors,
     Jobs,
+    Metrics,
 }
 
 impl Page {
@@ -24,6 +26,7 @@ impl Page {
             Page::Configuration => configuration::render(),
             Page::Errors => errors::render(),
             Page::Jobs => jobs::render(),
+            Page::Metrics => metrics::render(),
         }
     }
 }

@@ -33,3 +33,8 @@ fn the_page_of_jobs_and_events_is_up_to_date() {
 fn the_page_of_error_codes_is_up_to_date() {
     assert_up_to_date("errors");
 }
+
+#[test]
+fn the_page_of_metrics_is_up_to_date() {
+    assert_up_to_date("metrics");
+}
