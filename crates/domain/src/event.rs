@@ -21,6 +21,19 @@ pub enum EventKind {
     JobDeadLettered,
 }
 
+/// The types of all events that the store records and publishes.
+pub const EVENT_TYPES: [&str; 9] = [
+    "job.created",
+    "job.status.changed",
+    "job.completed",
+    "job.failed",
+    "job.dead_lettered",
+    "worker.status.changed",
+    "worker.terminated",
+    "schedule.fired",
+    "schedule.missed",
+];
+
 impl EventKind {
     pub fn as_str(self) -> &'static str {
         match self {

@@ -29,7 +29,7 @@ pub use address::{AddressError, AddressRule};
 pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
 pub use error_code::{ErrorCode, UnknownErrorCode};
-pub use event::{Event, EventKind};
+pub use event::{EVENT_TYPES, Event, EventKind};
 pub use field_error::FieldError;
 pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
 pub use job::{Attempt, DEFAULT_QUEUE, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};

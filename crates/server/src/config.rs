@@ -289,6 +289,7 @@ impl Config {
         StoreOptions {
             migrate,
             statement_timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(30_000),
+            ..StoreOptions::default()
         }
     }
 

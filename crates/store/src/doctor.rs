@@ -11,7 +11,11 @@ mod judge;
 use faena_domain::Timestamp;
 use uuid::Uuid;
 
-use crate::{GracePeriods, Result, StoreError, StoreOptions, postgres, sqlite};
+use crate::{
+    GracePeriods, Result, StoreError, StoreOptions,
+    migrate::{MIGRATIONS, missing},
+    postgres, sqlite,
+};
 
 pub(crate) use checks::{code_of, steps};
 pub(crate) use fixes::{Fix, Statement, fix_of};
@@ -223,7 +227,7 @@ impl Dialect {
 
 /// Which version the schema has must be known before anything is asked of it. `Some`: it is too old to be looked at.
 pub(crate) fn judge_schema(found: i32, engine: &'static str) -> Result<Option<Inspection>> {
-    match crate::migrate::missing(found, true)? {
+    match missing(MIGRATIONS, found, true)? {
         [] => Ok(None),
         missing => {
             let code = code_of("schema-old");

@@ -24,6 +24,7 @@ mod postgres;
 mod progress;
 mod rules;
 mod schedules;
+mod sql;
 mod sqlite;
 mod types;
 mod webhooks;
@@ -55,6 +56,8 @@ pub use error::StoreError;
 pub use events::{EventPosition, EventQuery, EventRange, EventSubscription, OnRejected, StoredEvent, SubscriptionMode};
 pub use foreign::{ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake};
 pub use lanes::{Lane, LaneId};
+#[doc(hidden)]
+pub use migrate::{MIGRATIONS, Migration};
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, PARTITIONS,
     Partition, Republish, SinkView,

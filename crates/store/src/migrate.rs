@@ -1,7 +1,9 @@
-//! The schema's versions. Each goes forward from the one before; none is ever changed after it was released.
+//! The versions of the schema. Each migration continues from the one before; a released migration never changes.
 
-use crate::StoreError;
+use crate::{StoreError, sql::sql};
 
+/// One step from a version of the schema to the next, for each engine.
+#[derive(Clone, Copy, Debug)]
 pub struct Migration {
     pub version: i32,
     pub name: &'static str,
@@ -9,52 +11,30 @@ pub struct Migration {
     pub postgres: &'static str,
 }
 
-pub const MIGRATIONS: &[Migration] = &[
-    Migration {
-        version: 1,
-        name: "jobs",
-        sqlite: include_str!("../migrations/001_jobs.sqlite.sql"),
-        postgres: include_str!("../migrations/001_jobs.postgres.sql"),
-    },
-    Migration {
-        version: 2,
-        name: "workers",
-        sqlite: include_str!("../migrations/002_workers.sqlite.sql"),
-        postgres: include_str!("../migrations/002_workers.postgres.sql"),
-    },
-    Migration {
-        version: 3,
-        name: "limits",
-        sqlite: include_str!("../migrations/003_limits.sqlite.sql"),
-        postgres: include_str!("../migrations/003_limits.postgres.sql"),
-    },
-    Migration {
-        version: 4,
-        name: "schedules",
-        sqlite: include_str!("../migrations/004_schedules.sqlite.sql"),
-        postgres: include_str!("../migrations/004_schedules.postgres.sql"),
-    },
-    Migration {
-        version: 5,
-        name: "events",
-        sqlite: include_str!("../migrations/005_events.sqlite.sql"),
-        postgres: include_str!("../migrations/005_events.postgres.sql"),
-    },
-];
+pub const SCHEMA: Migration = Migration {
+    version: 1,
+    name: "schema",
+    sqlite: sql!(include_str!("../migrations/001_schema.sqlite.sql")),
+    postgres: sql!(include_str!("../migrations/001_schema.postgres.sql")),
+};
 
-/// Which migrations are still to run on a schema of version `found`, or why it cannot be used.
-pub fn missing(found: i32, allowed: bool) -> Result<&'static [Migration], StoreError> {
-    let newest = MIGRATIONS.last().map_or(0, |migration| migration.version);
+pub const MIGRATIONS: &[Migration] = &[SCHEMA];
+
+/// Returns the migrations that a schema of version `found` still needs.
+///
+/// Fails if the schema is newer than every known migration, or if it needs migrations and `allowed` is false.
+pub fn missing(migrations: &[Migration], found: i32, allowed: bool) -> Result<&[Migration], StoreError> {
+    let newest = migrations.last().map_or(0, |migration| migration.version);
     if found > newest {
         return Err(StoreError::Setup(format!(
             "the database has schema version {found}, this faena knows only up to {newest}; use a newer faena (nothing was changed)"
         )));
     }
-    let from = MIGRATIONS.partition_point(|migration| migration.version <= found);
-    if from < MIGRATIONS.len() && !allowed {
+    let from = migrations.partition_point(|migration| migration.version <= found);
+    if from < migrations.len() && !allowed {
         return Err(StoreError::Setup(format!(
-            "the database has schema version {found}, this faena needs {newest}; run `faena migrate` first, or start without --no-migrate"
+            "the database has schema version {found}, this faena needs {newest}; run \"faena migrate\" first, or start without --no-migrate"
         )));
     }
-    Ok(&MIGRATIONS[from..])
+    Ok(&migrations[from..])
 }

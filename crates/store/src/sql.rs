@@ -135,7 +135,7 @@ pub(crate) const fn fill<const LEN: usize>(text: &str) -> [u8; LEN] {
 
 #[cfg(test)]
 mod tests {
-    use faena_domain::{EventKind, Fairness, Scope};
+    use faena_domain::{EVENT_TYPES, Fairness, Scope};
 
     use super::*;
     use crate::{migrate::SCHEMA, rules::fairness_code, sqlite::events::EVENTS_ON};
@@ -173,7 +173,7 @@ mod tests {
             let mut found: Vec<&str> = words.iter().copied().filter(is_event).collect();
             found.sort_unstable();
             found.dedup();
-            let mut known: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+            let mut known = EVENT_TYPES;
             known.sort_unstable();
             assert_eq!(found, known);
             let states = JobState::ALL.map(|state| state.to_string());

@@ -10,7 +10,10 @@ use faena_domain::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::LaneId;
+use crate::{
+    LaneId,
+    migrate::{MIGRATIONS, Migration},
+};
 
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -18,11 +21,14 @@ pub struct StoreOptions {
     pub migrate: bool,
     /// How long one statement may take.
     pub statement_timeout_ms: u64,
+    /// The migrations to apply. Only tests of the migrations change it.
+    #[doc(hidden)]
+    pub migrations: &'static [Migration],
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { migrate: true, statement_timeout_ms: 30_000 }
+        StoreOptions { migrate: true, statement_timeout_ms: 30_000, migrations: MIGRATIONS }
     }
 }
 
@@ -773,34 +779,13 @@ pub struct StoredLimit {
     pub bucket: Option<Bucket>,
 }
 
-/// The number by which a state is stored.
+/// Returns the number by which a state is stored.
 pub fn state_code(state: JobState) -> i16 {
-    JobState::ALL.iter().position(|known| *known == state).and_then(|at| i16::try_from(at).ok()).expect("nine states")
+    state as i16
 }
 
 pub fn state_of_code(code: i16) -> JobState {
     usize::try_from(code).ok().and_then(|at| JobState::ALL.get(at)).copied().unwrap_or(JobState::Pending)
 }
 
-/// The order of the two kinds of finished jobs that are not completed, and of the two kinds of waiting ones.
-pub const PENDING: i16 = 0;
-pub const RETRYING: i16 = 5;
-pub const FAILED: i16 = 7;
-pub const CANCELLED: i16 = 8;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stored_numbers_stay_what_they_are() {
-        assert_eq!(JobState::ALL.map(state_code), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(state_code(JobState::Pending), PENDING);
-        assert_eq!(state_code(JobState::Retrying), RETRYING);
-        assert_eq!(state_code(JobState::Failed), FAILED);
-        assert_eq!(state_code(JobState::Cancelled), CANCELLED);
-        for state in JobState::ALL {
-            assert_eq!(state_of_code(state_code(state)), state);
-        }
-    }
-}
+pub use crate::sql::{CANCELLED, FAILED, PENDING, RETRYING};

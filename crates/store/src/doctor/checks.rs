@@ -8,6 +8,7 @@ use super::{
     fixes::{Fix, fix_of},
     judge,
 };
+use crate::sql::sql;
 
 pub(crate) struct Code {
     pub code: &'static str,
@@ -241,18 +242,18 @@ const CODES: &[Code] = &[
 
 /// What a query may refer to: `handed`, every id of every hand-out; `held`, those of them whose run is not over; `places`, where
 /// ids stand, with the tally they are counted under.
-pub(crate) const WITH: &str = "WITH RECURSIVE {claimed},
+pub(crate) const WITH: &str = sql!("WITH RECURSIVE {claimed},
 in_flight (id, lane, run, owner) AS MATERIALIZED (
     SELECT h.id, j.lane, h.run, h.owner FROM claimed h CROSS JOIN job j WHERE j.id = h.id
        AND NOT EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = h.id AND d.run = h.run)
-       AND NOT EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = h.id AND e.run = h.run)
+       AND NOT EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = h.id AND e.run = h.run)
        AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.id = h.id AND a.run = h.run)),
 places (id, lane, place) AS (
-    SELECT id, lane, 1 FROM ready
-    UNION ALL SELECT id, lane, CASE state WHEN 0 THEN 0 ELSE 3 END FROM waiting
-    UNION ALL SELECT id, lane, 2 FROM in_flight
-    UNION ALL SELECT id, lane, 4 FROM done
-    UNION ALL SELECT id, lane, CASE state WHEN 7 THEN 5 ELSE 6 END FROM ended)";
+    SELECT id, lane, {TALLY_QUEUED} FROM ready
+    UNION ALL SELECT id, lane, CASE state WHEN {PENDING} THEN {TALLY_PENDING} ELSE {TALLY_RETRYING} END FROM waiting
+    UNION ALL SELECT id, lane, {TALLY_IN_FLIGHT} FROM in_flight
+    UNION ALL SELECT id, lane, {TALLY_COMPLETED} FROM done
+    UNION ALL SELECT id, lane, CASE state WHEN {FAILED} THEN {TALLY_FAILED} ELSE {TALLY_CANCELLED} END FROM ended)");
 
 /// One part of the walk: what is read, and who judges its rows.
 pub(crate) struct Step {
@@ -299,7 +300,7 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
         walk("timings of schedules", "SELECT id, anchor_at, spec, name FROM schedule", judge::schedule),
         walk(
             "jobs of schedules",
-            "SELECT l.value, j.id, j.options FROM label l CROSS JOIN job j WHERE l.kind = 1 AND j.id = l.id ORDER BY l.value",
+            sql!("SELECT l.value, j.id, j.options FROM label l CROSS JOIN job j WHERE l.kind = {SCHEDULE_LABEL} AND j.id = l.id ORDER BY l.value"),
             judge::due,
         ),
     ]);
@@ -325,13 +326,15 @@ const PLACES: &str = "
           GROUP BY id) g
     WHERE jobs <> 1 OR n <> 1 OR low <> high";
 
-const COUNTERS: &str = "
+const COUNTERS: &str = sql!(
+    "
     SELECT 'counter-drift' AS code, CAST(NULL AS uuid) AS id, coalesce(l.queue || '/' || l.type, 'no lane') AS words,
            CAST(d.tally AS bigint) AS x, d.says AS y, d.counted AS z
     FROM (SELECT lane, tally, CAST(sum(says) AS bigint) AS says, CAST(sum(counted) AS bigint) AS counted
-          FROM (SELECT lane, tally, n AS says, 0 AS counted FROM counter WHERE tally < 7
+          FROM (SELECT lane, tally, n AS says, 0 AS counted FROM counter WHERE tally < {TALLY_RAN}
                 UNION ALL SELECT lane, place, 0, count(*) FROM places GROUP BY lane, place) c
-          GROUP BY lane, tally HAVING sum(says) <> sum(counted)) d LEFT JOIN lane l ON l.id = d.lane";
+          GROUP BY lane, tally HAVING sum(says) <> sum(counted)) d LEFT JOIN lane l ON l.id = d.lane"
+);
 
 const LANES: &str = "
     SELECT 'lane-missing' AS code, CAST(NULL AS uuid) AS id, '' AS words, CAST(lane AS bigint) AS x, CAST(NULL AS bigint) AS y,
@@ -354,7 +357,7 @@ const ORPHANS: &str = orphans!(
 );
 
 /// Whatever is in somebody's hands is in the hands of somebody alive.
-const OWNERS: &str = "
+const OWNERS: &str = sql!("
     SELECT 'claim-without-owner' AS code, b.owner AS id, '' AS words, b.run AS x,
            CAST((SELECT count(*) FROM in_flight h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM claim b WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = b.owner)
@@ -370,10 +373,10 @@ const OWNERS: &str = "
     WHERE w.ended_at IS NULL AND w.deadline < {now} - 300000
     UNION ALL
     SELECT 'worker-state', w.id, w.key, w.state, NULL, NULL FROM worker w
-    WHERE (w.ended_at IS NULL) = (w.state = 6) OR (w.ended_at IS NOT NULL AND w.deadline IS NOT NULL)
+    WHERE (w.ended_at IS NULL) = (w.state = {WORKER_TERMINATED}) OR (w.ended_at IS NOT NULL AND w.deadline IS NOT NULL)
     UNION ALL
     SELECT 'running-without-claim', r.id, '', r.run, NULL, NULL FROM running r
-    WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = r.id AND h.run = r.run)";
+    WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = r.id AND h.run = r.run)");
 
 /// Whatever waits is looked at in time.
 const WAITING: &str = "
@@ -396,12 +399,12 @@ const STATES: &str = "
           UNION ALL SELECT worker, 'worker_change', state FROM worker_change WHERE state NOT BETWEEN 0 AND 6
           UNION ALL SELECT id, 'webhook', state FROM webhook WHERE state NOT BETWEEN 0 AND 3) s";
 
-const KEYS: &str = "
+const KEYS: &str = sql!("
     SELECT 'unique-key-held' AS code, k.id, k.key AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
-    FROM job_key k CROSS JOIN job j WHERE k.kind = 1 AND j.id = k.id
+    FROM job_key k CROSS JOIN job j WHERE k.kind = {UNIQUE_KEY} AND j.id = k.id
       AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
-           OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id))";
+           OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id))");
 
 /// Lines and holds of keyed lanes. A closed line is opened by its time, or when one of those that hold its key ends.
 const LIMITS: &str = "
@@ -422,15 +425,15 @@ const LIMITS: &str = "
     SELECT 'key-in-flight-missing', d.id, '', NULL, NULL, NULL FROM in_flight d JOIN lane l ON l.id = d.lane
     WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)";
 
-const DELIVERIES: &str = "
+const DELIVERIES: &str = sql!("
     SELECT 'webhook-stuck' AS code, id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM webhook WHERE state IN (0, 1) AND due_at IS NULL
+    FROM webhook WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at IS NULL
     UNION ALL
-    SELECT 'webhook-overdue', id, '', {now} - due_at, NULL, NULL FROM webhook WHERE state IN (0, 1) AND due_at < {now} - 300000
+    SELECT 'webhook-overdue', id, '', {now} - due_at, NULL, NULL FROM webhook WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at < {now} - 300000
     UNION ALL
     SELECT 'bulk-stuck', id, '', NULL, NULL, NULL FROM bulk WHERE due_at IS NULL AND finished_at IS NULL
     UNION ALL
-    SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000";
+    SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000");
 
 /// A job that somebody deleted is missing with good reason.
 const SCHEDULES: &str = "
@@ -459,17 +462,17 @@ const RULES: &str = "
     FROM queue WHERE fairness NOT IN (0, 1)";
 
 /// Each try that was not the last one is on record. After a person's retry they count from the beginning.
-const ATTEMPTS: &str = "
+const ATTEMPTS: &str = sql!("
     SELECT 'attempts-missing' AS code, t.id, '' AS words, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM (SELECT p.id, p.retry_count, (SELECT count(DISTINCT a.retry_count) FROM attempt a
-                                       WHERE a.id = p.id AND a.state = 5 AND a.retry_count < p.retry_count) AS known
+                                       WHERE a.id = p.id AND a.state = {RETRYING} AND a.retry_count < p.retry_count) AS known
           FROM (SELECT id, retry_count FROM ready WHERE retry_count > 0
                 UNION ALL SELECT id, retry_count FROM waiting WHERE retry_count > 0
                 UNION ALL SELECT id, retry_count FROM running WHERE retry_count > 0
                 UNION ALL SELECT id, retry_count FROM done WHERE retry_count > 0
                 UNION ALL SELECT id, retry_count FROM ended WHERE retry_count > 0) p) t
-    WHERE t.known < t.retry_count";
+    WHERE t.known < t.retry_count");
 
 /// What waits for a sink has an event to publish and a sink to publish it to.
 const OUTBOX: &str = "

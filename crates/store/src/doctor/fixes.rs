@@ -4,6 +4,7 @@
 use faena_domain::Timestamp;
 
 use super::{Cell, Dialect, judge::compile_timing};
+use crate::sql::{PENDING, sql};
 use crate::{assemble::parse_options, plan::key_number};
 
 /// What a repair is made of.
@@ -56,10 +57,10 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         )]),
         "run-behind" => Fix::MoveSequence,
         "unique-key-held" => Fix::Sql(&[Counted(
-            "DELETE FROM job_key WHERE kind = 1 AND EXISTS (
+            sql!("DELETE FROM job_key WHERE kind = {UNIQUE_KEY} AND EXISTS (
                  SELECT 1 FROM job j WHERE j.id = job_key.id
                    AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
-                        OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id)))",
+                        OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id)))"),
         )]),
         "key-missing" => Fix::Rows {
             select: "SELECT r.lane, r.id, j.options, CAST(CASE WHEN l.keyed THEN 1 ELSE 0 END AS bigint)
@@ -84,7 +85,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
             make: hold,
         },
         "webhook-stuck" => {
-            Fix::Sql(&[Counted("UPDATE webhook SET due_at = {now} WHERE state IN (0, 1) AND due_at IS NULL")])
+            Fix::Sql(&[Counted(sql!("UPDATE webhook SET due_at = {now} WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at IS NULL"))])
         }
         "bulk-stuck" => {
             Fix::Sql(&[Counted("UPDATE bulk SET due_at = {now} WHERE due_at IS NULL AND finished_at IS NULL")])
@@ -117,11 +118,11 @@ const JOB_NOWHERE: &[Statement] = &[
          FROM (SELECT id FROM job EXCEPT SELECT id FROM places) u",
     ),
     Counted(
-        "INSERT INTO ready (lane, ready_at, id, retry_count, start_first) {with}
+        sql!("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) {with}
          SELECT j.lane, {now}, j.id, CAST(coalesce((
-                    SELECT CASE a.state WHEN 5 THEN a.retry_count + 1 WHEN 1 THEN a.retry_count ELSE 0 END
+                    SELECT CASE a.state WHEN {RETRYING} THEN a.retry_count + 1 WHEN {QUEUED} THEN a.retry_count ELSE 0 END
                     FROM attempt a WHERE a.id = j.id ORDER BY a.run DESC LIMIT 1), 0) AS smallint), TRUE
-         FROM job j WHERE j.id IN (SELECT id FROM job EXCEPT SELECT id FROM places)",
+         FROM job j WHERE j.id IN (SELECT id FROM job EXCEPT SELECT id FROM places)"),
     ),
 ];
 
@@ -129,12 +130,12 @@ const JOB_NOWHERE: &[Statement] = &[
 /// attempt; of two ready rows the earlier stays. What is finished and in hand under a later run is left to that run.
 const JOB_TWICE: &[Statement] = &[
     Counted(
-        "{with} DELETE FROM waiting WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
-             AND id IN (SELECT id FROM places WHERE place IN (1, 2, 4, 5, 6))",
+        sql!("{with} DELETE FROM waiting WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM places WHERE place IN ({TALLY_QUEUED}, {TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
     ),
     Counted(
-        "{with} DELETE FROM ready WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
-             AND id IN (SELECT id FROM places WHERE place IN (2, 4, 5, 6))",
+        sql!("{with} DELETE FROM ready WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM places WHERE place IN ({TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
     ),
     Counted(
         "DELETE FROM ready WHERE EXISTS (SELECT 1 FROM ready o WHERE o.lane = ready.lane AND o.id = ready.id
@@ -173,10 +174,12 @@ const ORPHANS: &[Statement] = delete_orphans!(
 );
 
 /// By how much each counter is wrong: added to it, whoever counts at the same time.
-pub(crate) const DRIFT: &str = "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
+pub(crate) const DRIFT: &str = sql!(
+    "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
         SELECT lane, CAST(place AS smallint) AS tally, count(*) AS n FROM places GROUP BY lane, place
-        UNION ALL SELECT lane, tally, -n FROM counter WHERE tally < 7) c
-    GROUP BY lane, tally HAVING sum(n) <> 0";
+        UNION ALL SELECT lane, tally, -n FROM counter WHERE tally < {TALLY_RAN}) c
+    GROUP BY lane, tally HAVING sum(n) <> 0"
+);
 
 pub(crate) const LARGEST_RUN: &str = "SELECT max(run) FROM (
     SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
@@ -189,7 +192,7 @@ fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
     vec![
         format!(
-            "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = 0 AND id = {id} AND blocked"
+            "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = {PENDING} AND id = {id} AND blocked"
         ),
         note(&id, dialect.now, "faena doctor found it waiting for parents that are gone"),
     ]

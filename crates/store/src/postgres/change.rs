@@ -22,6 +22,7 @@ use crate::{
     audit::{act, retried_by},
     lanes::LaneName,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, stored_options},
+    sql::sql,
     types::{CANCELLED, PENDING},
 };
 
@@ -58,7 +59,7 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
     }
     let row = client
         .query_opt(
-            "DELETE FROM faena.waiting WHERE lane = $1 AND state IN (0, 5) AND id = $2 RETURNING retry_count",
+            sql!("DELETE FROM faena.waiting WHERE lane = $1 AND state IN ({PENDING}, {RETRYING}) AND id = $2 RETURNING retry_count"),
             &[&lane, &id.0],
         )
         .await?;
@@ -169,20 +170,25 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
     let lane = found.lane;
     client
         .execute(
-            "INSERT INTO faena.attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+            sql!("INSERT INTO faena.attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
              SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
-             FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2 AND run > 0 ON CONFLICT DO NOTHING",
+             FROM faena.ended WHERE lane = $1 AND state IN ({FAILED}, {CANCELLED}) AND id = $2 AND run > 0 ON CONFLICT DO NOTHING"),
             &[&lane, &id.0],
         )
         .await?;
     client
         .execute(
-            "INSERT INTO faena.job_log (id, run, log)
-             SELECT id, NULL, log FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2 AND run = 0",
+            sql!("INSERT INTO faena.job_log (id, run, log)
+             SELECT id, NULL, log FROM faena.ended WHERE lane = $1 AND state IN ({FAILED}, {CANCELLED}) AND id = $2 AND run = 0"),
             &[&lane, &id.0],
         )
         .await?;
-    client.execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&lane, &id.0]).await?;
+    client
+        .execute(
+            sql!("DELETE FROM faena.ended WHERE lane = $1 AND state IN ({FAILED}, {CANCELLED}) AND id = $2"),
+            &[&lane, &id.0],
+        )
+        .await?;
     add_note(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     if open.is_empty() {
         let mut line = QueueRows::default();
@@ -284,7 +290,8 @@ async fn patch_in(
         client.query_opt("SELECT 1 FROM faena.dependency WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
     let mut new_state = state;
     let mut ready = None;
-    let shift = "UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN (0, 5) AND id = $3";
+    let shift =
+        sql!("UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN ({PENDING}, {RETRYING}) AND id = $3");
     match patch.scheduled_at {
         // Waits for its parents or its next try: only the lane can change.
         _ if blocked || state == JobState::Retrying => {
@@ -358,7 +365,10 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
     }
     client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
     client
-        .execute("DELETE FROM faena.ended WHERE lane = $1 AND state IN (7, 8) AND id = $2", &[&found.lane, &id.0])
+        .execute(
+            sql!("DELETE FROM faena.ended WHERE lane = $1 AND state IN ({FAILED}, {CANCELLED}) AND id = $2"),
+            &[&found.lane, &id.0],
+        )
         .await?;
     remove(client, &[id.0]).await?;
     // Late reports of it are found out by looking closely.
@@ -402,8 +412,10 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
     if !keys.0.is_empty() {
         client
             .execute(
-                "DELETE FROM faena.job_key k USING unnest($1::text[], $2::uuid[]) AS u(key, id)
-                 WHERE k.kind = 0 AND k.key = u.key AND k.id = u.id",
+                sql!(
+                    "DELETE FROM faena.job_key k USING unnest($1::text[], $2::uuid[]) AS u(key, id)
+                 WHERE k.kind = {IDEMPOTENCY_KEY} AND k.key = u.key AND k.id = u.id"
+                ),
                 &[&keys.0, &keys.1],
             )
             .await?;

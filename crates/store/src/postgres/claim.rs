@@ -19,6 +19,7 @@ use crate::{
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, deal},
+    sql::sql,
 };
 
 /// How far the claims of this process have come in each lane.
@@ -79,7 +80,7 @@ pub const BEGIN_CLAIM: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL 
 /// The statement that claims; `$guard` must hold for anything to be picked.
 macro_rules! claim_sql {
     ($before:literal, $guard:literal) => {
-        concat!(
+        sql!(concat!(
             "
     WITH ",
             $before,
@@ -99,12 +100,12 @@ macro_rules! claim_sql {
     counted AS (
         INSERT INTO faena.counter AS c (shard, lane, tally, n)
         SELECT $6, $1, t.tally, t.sign * (SELECT count(*) FROM picked)
-        FROM claim, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
+        FROM claim, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
     SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
            job.correlation, job.options, job.payload
     FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim"
-        )
+        ))
     };
 }
 
@@ -122,7 +123,7 @@ pub const CLAIM_FOR_WORKER: &str = claim_sql!(
 /// The same for many workers that want a few jobs each of one lane: what is picked is dealt out to them in their order, each gets
 /// a block of its own. Dealt by place in an array: a join would compare everybody with everybody (with hash joins off, which
 /// the claim needs). Run numbers of those who get nothing are lost; they only have to grow.
-pub const CLAIM_FOR_MANY: &str = "
+pub const CLAIM_FOR_MANY: &str = sql!("
     WITH owner AS MATERIALIZED (
         SELECT w.id, k.n, k.quota, nextval('faena.run') AS run
         FROM unnest($3::uuid[], $4::int8[], $5::int8[]) WITH ORDINALITY AS k(id, session, quota, n)
@@ -150,12 +151,12 @@ pub const CLAIM_FOR_MANY: &str = "
     counted AS (
         INSERT INTO faena.counter AS c (shard, lane, tally, n)
         SELECT $7, $1, t.tally, t.sign * picks.n
-        FROM (SELECT count(*) AS n FROM picked) AS picks, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
+        FROM (SELECT count(*) AS n FROM picked) AS picks, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         WHERE picks.n > 0
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
     SELECT dealt.run, dealt.ready_at, dealt.id, dealt.retry_count, dealt.start_first,
            job.correlation, job.options, job.payload, dealt.n
-    FROM dealt JOIN faena.job ON job.id = dealt.id";
+    FROM dealt JOIN faena.job ON job.id = dealt.id");
 
 /// Up to how many jobs for one worker are claimed together with those of others. Who wants more is better served alone.
 const SMALL_REQUEST: usize = 32;

@@ -12,6 +12,7 @@ use crate::{
     admit::{counts, distinct},
     assemble::parse_options,
     plan::key_number,
+    sql::sql,
 };
 
 /// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
@@ -59,10 +60,10 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
     if !keys.0.is_empty() {
         client
             .execute(
-                "DELETE FROM faena.job_key WHERE ctid = ANY (ARRAY(
+                sql!("DELETE FROM faena.job_key WHERE ctid = ANY (ARRAY(
                      SELECT k.ctid FROM unnest($1::text[], $2::uuid[]) AS u(key, id)
                      CROSS JOIN LATERAL (
-                         SELECT ctid FROM faena.job_key WHERE kind = 1 AND key = u.key AND id = u.id LIMIT 1) AS k))",
+                         SELECT ctid FROM faena.job_key WHERE kind = {UNIQUE_KEY} AND key = u.key AND id = u.id LIMIT 1) AS k))"),
                 &[&keys.0, &keys.1],
             )
             .await?;

@@ -11,6 +11,7 @@ use super::{
     Lease,
     end::{Work, ended, key, small},
 };
+use crate::sql::sql;
 use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache};
 
 /// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
@@ -43,7 +44,7 @@ pub async fn complete(
     let closed: Vec<Run> = ends.iter().filter(|end| end.closes_claim).map(|end| end.run).collect();
     let put = client
         .prepare_cached(
-            "WITH put AS (
+            sql!("WITH put AS (
                  INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
                  SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
                                       $8::text[], $9::text[])
@@ -51,9 +52,9 @@ pub async fn complete(
              sums AS (SELECT lane, count(*) AS n FROM put GROUP BY lane),
              counted AS (
                  INSERT INTO faena.counter AS c (shard, lane, tally, n)
-                 SELECT $10, sums.lane, t.tally, t.sign * sums.n FROM sums, (VALUES (2::int2, -1), (4::int2, 1), (7::int2, 1)) AS t(tally, sign)
+                 SELECT $10, sums.lane, t.tally, t.sign * sums.n FROM sums, (VALUES ({TALLY_IN_FLIGHT}::int2, -1), ({TALLY_COMPLETED}::int2, 1), ({TALLY_RAN}::int2, 1)) AS t(tally, sign)
                  ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-             SELECT coalesce(sum(n), 0)::int8 FROM sums",
+             SELECT coalesce(sum(n), 0)::int8 FROM sums"),
         )
         .await?;
     let close = client.prepare_cached("DELETE FROM faena.claim WHERE run = ANY($1)").await?;

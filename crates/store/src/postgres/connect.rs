@@ -77,7 +77,7 @@ pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
     } else {
         0
     };
-    let missing = migrate::missing(found, options.migrate)?;
+    let missing = migrate::missing(options.migrations, found, options.migrate)?;
     if !known {
         tx.batch_execute(
             "CREATE SCHEMA IF NOT EXISTS faena;

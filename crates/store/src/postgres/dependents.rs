@@ -18,6 +18,7 @@ use crate::{
     JobExit, LaneId, Result, Signal, Tally,
     assemble::parse_options,
     plan::{Deltas, Taken, parent_cause},
+    sql::sql,
     types::{CANCELLED, PENDING},
 };
 
@@ -84,8 +85,8 @@ async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
     let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
     client
         .execute(
-            "SELECT FROM faena.job j JOIN faena.waiting w ON w.lane = j.lane AND w.state = 0 AND w.id = j.id
-             WHERE j.id IN (SELECT child FROM faena.dependency WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w",
+            sql!("SELECT FROM faena.job j JOIN faena.waiting w ON w.lane = j.lane AND w.state = {PENDING} AND w.id = j.id
+             WHERE j.id IN (SELECT child FROM faena.dependency WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w"),
             &[&ids],
         )
         .await?;
@@ -126,11 +127,13 @@ async fn free(
     let stay: Vec<Uuid> = cancelled.keys().copied().collect();
     let rows = client
         .query(
-            "DELETE FROM faena.waiting w USING faena.job j
+            sql!(
+                "DELETE FROM faena.waiting w USING faena.job j
              WHERE j.id = ANY($1) AND NOT (j.id = ANY($2))
-               AND w.lane = j.lane AND w.state = 0 AND w.id = j.id AND w.blocked
+               AND w.lane = j.lane AND w.state = {PENDING} AND w.id = j.id AND w.blocked
                AND NOT EXISTS (SELECT FROM faena.dependency d WHERE d.child = j.id)
-             RETURNING w.id, w.lane, j.options",
+             RETURNING w.id, w.lane, j.options"
+            ),
             &[children, &stay],
         )
         .await?;
@@ -167,9 +170,11 @@ async fn cancel(
     client.execute("DELETE FROM faena.dependency WHERE child = ANY($1)", &[&ids]).await?;
     let rows = client
         .query(
-            "DELETE FROM faena.waiting w USING faena.job j
-             WHERE j.id = ANY($1) AND w.lane = j.lane AND w.state = 0 AND w.id = j.id AND w.blocked
-             RETURNING w.id, w.lane",
+            sql!(
+                "DELETE FROM faena.waiting w USING faena.job j
+             WHERE j.id = ANY($1) AND w.lane = j.lane AND w.state = {PENDING} AND w.id = j.id AND w.blocked
+             RETURNING w.id, w.lane"
+            ),
             &[&ids],
         )
         .await?;

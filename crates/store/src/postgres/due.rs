@@ -18,6 +18,7 @@ use super::{
 use crate::{
     DueResult, JobExit, LaneId, Result, Retention, Signal, StoreError, Tally,
     plan::{Deltas, Taken, next_look_at, no_handler},
+    sql::{TALLY_COMPLETED, sql},
     types::{CANCELLED, FAILED, state_of_code},
 };
 
@@ -226,8 +227,8 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
         let next: Vec<i64> = ids.iter().map(|id| next_look_at(JobId(*id), now).as_ms()).collect();
         client
             .execute(
-                "UPDATE faena.waiting w SET due_at = n.at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS n(lane, id, at)
-                 WHERE w.lane = n.lane AND w.state = 0 AND w.id = n.id",
+                sql!("UPDATE faena.waiting w SET due_at = n.at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS n(lane, id, at)
+                 WHERE w.lane = n.lane AND w.state = {PENDING} AND w.id = n.id"),
                 &[&lanes, &ids, &next],
             )
             .await?;
@@ -383,7 +384,7 @@ async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<
                  SELECT d.ctid FROM faena.lane l CROSS JOIN LATERAL (
                      SELECT ctid FROM faena.{name} WHERE lane = l.id AND id < $1 AND finished_at < $2
                      ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED) d LIMIT $3))
-             RETURNING lane, id, 4::int2"
+             RETURNING lane, id, {TALLY_COMPLETED}::int2"
         );
         rows.extend(client.query(&sql, &[&bound, &cutoff.as_ms(), &(left as i64)]).await?);
     }

@@ -24,6 +24,7 @@ use crate::{
     JobExit, LaneId, Result, RunEnd, RunNote, RunOutcome, Signal, StoreError, Tally,
     assemble::parse_options,
     plan::{Deltas, key_number},
+    sql::sql,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -282,7 +283,7 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     let statement = client
         .prepare_cached(
             // Subqueries that cannot become joins: each is one look into an index.
-            "INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
+            sql!("INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
              SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
                                   $8::text[], $9::text[])
                  AS e(lane, id, finished_at, run, retry_count, started_at, worker, result, log)
@@ -290,8 +291,8 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
                         AND d.finished_at BETWEEN $10 AND $11 LIMIT 1) IS NULL
                AND (SELECT 1 FROM faena.attempt a WHERE a.id = e.id AND a.run = e.run) IS NULL
                AND (SELECT 1 FROM faena.job j WHERE j.id = e.id) IS NOT NULL
-               AND (SELECT 1 FROM faena.ended x WHERE x.lane = e.lane AND x.state IN (7, 8) AND x.id = e.id LIMIT 1) IS NULL
-             ON CONFLICT DO NOTHING RETURNING lane, id, run",
+               AND (SELECT 1 FROM faena.ended x WHERE x.lane = e.lane AND x.state IN ({FAILED}, {CANCELLED}) AND x.id = e.id LIMIT 1) IS NULL
+             ON CONFLICT DO NOTHING RETURNING lane, id, run"),
         )
         .await?;
     let mut parameters = columns.parameters();
@@ -472,16 +473,16 @@ pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<Hash
     let runs: Vec<Run> = keys.iter().map(|key| key.2).collect();
     let statement = client
         .prepare_cached(
-            "SELECT k.id, k.run, o.state, o.finished_at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS k(lane, id, run)
+            sql!("SELECT k.id, k.run, o.state, o.finished_at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS k(lane, id, run)
              CROSS JOIN LATERAL (
-                 SELECT 6::int2 AS state, finished_at FROM faena.done d
+                 SELECT {COMPLETED}::int2 AS state, finished_at FROM faena.done d
                  WHERE d.lane = k.lane AND d.id = k.id AND d.run = k.run
                  UNION ALL
                  SELECT state, finished_at FROM faena.ended e
-                 WHERE e.lane = k.lane AND e.state IN (7, 8) AND e.id = k.id AND e.run = k.run
+                 WHERE e.lane = k.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = k.id AND e.run = k.run
                  UNION ALL
                  SELECT state, finished_at FROM faena.attempt a WHERE a.id = k.id AND a.run = k.run
-                 LIMIT 1) o",
+                 LIMIT 1) o"),
         )
         .await?;
     let rows = client.query(&statement, &[&lanes, &ids, &runs]).await?;

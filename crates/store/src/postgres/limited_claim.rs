@@ -25,6 +25,7 @@ use crate::{
     admit::{self, Admission, BUSY_MS, LimitedClaim, OpenKeyQueue, ReadRequest},
     assemble::parse_options,
     claim_limits::{ClaimLimit, ClaimLimits},
+    sql::sql,
 };
 
 /// Locks the limits of some scopes.
@@ -36,11 +37,11 @@ pub const LOCK_LIMITS: &str =
      ORDER BY r.scope, r.name FOR UPDATE OF r";
 
 /// How many jobs of each scope are in hands.
-pub const IN_FLIGHT: &str = "SELECT s.scope, s.name, (
+pub const IN_FLIGHT: &str = sql!("SELECT s.scope, s.name, (
          SELECT coalesce(sum(c.n), 0)::int8 FROM faena.lane l
-         CROSS JOIN LATERAL (SELECT n FROM faena.counter WHERE lane = l.id AND tally = 2) c
-         WHERE s.scope = 0 OR (s.scope = 1 AND l.queue = s.name) OR (s.scope = 2 AND l.type = s.name))
-     FROM unnest($1::int2[], $2::text[]) AS s(scope, name)";
+         CROSS JOIN LATERAL (SELECT n FROM faena.counter WHERE lane = l.id AND tally = {TALLY_IN_FLIGHT}) c
+         WHERE s.scope = {SCOPE_SYSTEM} OR (s.scope = {SCOPE_QUEUE} AND l.queue = s.name) OR (s.scope = {SCOPE_TYPE} AND l.type = s.name))
+     FROM unnest($1::int2[], $2::text[]) AS s(scope, name)");
 
 /// The open lines of a lane in turn, each locked unless somebody else has it. Whoever puts jobs into a line does not stand in the way.
 pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
@@ -67,7 +68,7 @@ pub const KEY_QUEUE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
          ORDER BY key, ready_at, id LIMIT l.count) AS r";
 
 /// Makes a block of jobs with keys. One that somebody is just cancelling or moving is passed.
-pub const TAKE: &str = "
+pub const TAKE: &str = sql!("
     WITH picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
             SELECT r.ctid FROM unnest($1::int4[], $2::int8[], $3::uuid[]) AS c(lane, ready_at, id)
@@ -85,12 +86,12 @@ pub const TAKE: &str = "
     counted AS (
         INSERT INTO faena.counter AS c (shard, lane, tally, n)
         SELECT $6, s.lane, t.tally, t.sign * s.n
-        FROM (SELECT lane, count(*) AS n FROM picked GROUP BY lane) AS s, (VALUES (1::int2, -1), (2::int2, 1)) AS t(tally, sign)
+        FROM (SELECT lane, count(*) AS n FROM picked GROUP BY lane) AS s, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         ORDER BY 2, 3
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
     SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
            job.correlation, job.options, job.payload, picked.lane, picked.key
-    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim";
+    FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim");
 
 /// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
 const ROUNDS: usize = 16;

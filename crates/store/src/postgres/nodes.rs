@@ -3,6 +3,7 @@
 use faena_domain::{NodeId, Run, Timestamp};
 
 use super::{Shared, release::release_claims, webhooks, workers::detach};
+use crate::sql::sql;
 use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
 
 pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
@@ -30,8 +31,10 @@ pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, n
     // Its own, and those of the workers inside it.
     let rows = client
         .query(
-            "SELECT run FROM faena.claim WHERE owner = $1
-                 OR owner IN (SELECT id FROM faena.worker WHERE node = $1 AND kind = 0) ORDER BY run",
+            sql!(
+                "SELECT run FROM faena.claim WHERE owner = $1
+                 OR owner IN (SELECT id FROM faena.worker WHERE node = $1 AND kind = {BUILT_IN_WORKER}) ORDER BY run"
+            ),
             &[&node.0],
         )
         .await?;

@@ -18,6 +18,7 @@ use crate::{
     lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
     plan::key_number,
     progress::Steps,
+    sql::{CANCELLED, COMPLETED, FAILED, PENDING, RETRYING, sql},
     types::state_of_code,
     workers::Holder,
 };
@@ -55,18 +56,18 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let statement = client
         .prepare_cached(
-            "SELECT j.id, coalesce(
-                 (SELECT 6::int2 FROM faena.done d WHERE d.lane = j.lane AND d.id = j.id LIMIT 1),
-                 (SELECT 1::int2 FROM faena.ready r WHERE r.lane = j.lane AND r.id = j.id LIMIT 1),
-                 (SELECT w.state FROM faena.waiting w WHERE w.lane = j.lane AND w.state IN (0, 5) AND w.id = j.id LIMIT 1),
-                 (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN (7, 8) AND e.id = j.id LIMIT 1),
-                 (SELECT 4::int2 FROM faena.running u WHERE u.id = j.id),
+            sql!("SELECT j.id, coalesce(
+                 (SELECT {COMPLETED}::int2 FROM faena.done d WHERE d.lane = j.lane AND d.id = j.id LIMIT 1),
+                 (SELECT {QUEUED}::int2 FROM faena.ready r WHERE r.lane = j.lane AND r.id = j.id LIMIT 1),
+                 (SELECT w.state FROM faena.waiting w WHERE w.lane = j.lane AND w.state IN ({PENDING}, {RETRYING}) AND w.id = j.id LIMIT 1),
+                 (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id LIMIT 1),
+                 (SELECT {PROCESSING}::int2 FROM faena.running u WHERE u.id = j.id),
                  -- Handed to a worker that is not connected yet; looks only at what such workers hold.
-                 (SELECT 2::int2 FROM faena.worker k JOIN faena.claim b ON b.owner = k.id
-                  WHERE k.ended_at IS NULL AND k.state < 2 AND b.ids @> ARRAY[j.id]
+                 (SELECT {SCHEDULED}::int2 FROM faena.worker k JOIN faena.claim b ON b.owner = k.id
+                  WHERE k.ended_at IS NULL AND k.state < {WORKER_READY} AND b.ids @> ARRAY[j.id]
                     AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = b.run) LIMIT 1),
-                 3::int2)
-             FROM faena.job j WHERE j.id = ANY($1)",
+                 {ASSIGNED}::int2)
+             FROM faena.job j WHERE j.id = ANY($1)"),
         )
         .await?;
     let rows = client.query(&statement, &[&ids]).await?;
@@ -80,7 +81,9 @@ pub async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result
         return Ok(Holders::new());
     }
     let statement = client
-        .prepare_cached("SELECT id, key, ended_at IS NULL AND state < 2 FROM faena.worker WHERE id = ANY($1)")
+        .prepare_cached(sql!(
+            "SELECT id, key, ended_at IS NULL AND state < {WORKER_READY} FROM faena.worker WHERE id = ANY($1)"
+        ))
         .await?;
     let rows = client.query(&statement, &[&ids]).await?;
     Ok(rows.iter().map(|row| (row.get(0), Holder { key: row.get(1), is_coming: row.get(2) })).collect())
@@ -330,12 +333,12 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
     let keys = "unnest($1::int4[], $2::uuid[]) AS k(lane, id)";
     let finished = client
         .prepare_cached(&format!(
-            "SELECT k.id, 6::int2, d.run, d.retry_count, d.worker, d.started_at, d.finished_at, d.result,
+            "SELECT k.id, {COMPLETED}::int2, d.run, d.retry_count, d.worker, d.started_at, d.finished_at, d.result,
                     NULL::text, NULL::text, d.log
              FROM {keys} JOIN faena.done d ON d.lane = k.lane AND d.id = k.id
              UNION ALL
              SELECT k.id, e.state, e.run, e.retry_count, e.worker, e.started_at, e.finished_at, NULL, e.error, e.reason, e.log
-             FROM {keys} JOIN faena.ended e ON e.lane = k.lane AND e.state IN (7, 8) AND e.id = k.id"
+             FROM {keys} JOIN faena.ended e ON e.lane = k.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = k.id"
         ))
         .await?;
     for row in client.query(&finished, &[&lanes, &ids]).await? {
@@ -355,7 +358,7 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
     let waiting = client
         .prepare_cached(&format!(
             "SELECT k.id, w.state, w.due_at, w.blocked, w.retry_count
-             FROM {keys} JOIN faena.waiting w ON w.lane = k.lane AND w.state IN (0, 5) AND w.id = k.id"
+             FROM {keys} JOIN faena.waiting w ON w.lane = k.lane AND w.state IN ({PENDING}, {RETRYING}) AND w.id = k.id"
         ))
         .await?;
     for row in client.query(&waiting, &[&lanes, &ids]).await? {
@@ -744,6 +747,11 @@ async fn ids_by_correlation(client: &Object, query: &ListQuery, text: &str, befo
 }
 
 async fn key_holders(client: &Object, key: &str) -> Result<Vec<JobId>> {
-    let rows = client.query("SELECT id FROM faena.job_key WHERE kind IN (0, 1) AND key = $1", &[&key]).await?;
+    let rows = client
+        .query(
+            sql!("SELECT id FROM faena.job_key WHERE kind IN ({IDEMPOTENCY_KEY}, {UNIQUE_KEY}) AND key = $1"),
+            &[&key],
+        )
+        .await?;
     Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
 }

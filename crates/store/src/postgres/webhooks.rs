@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::{Shared, audit, end::storable};
 use crate::{
     Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest, WebhookTaken,
+    sql::sql,
     types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
@@ -23,15 +24,17 @@ pub async fn announce(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<
     let ids: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let rows = client
         .query(
-            "SELECT j.id, l.type, e.state, e.finished_at, e.result, e.error, j.correlation
+            sql!(
+                "SELECT j.id, l.type, e.state, e.finished_at, e.result, e.error, j.correlation
              FROM faena.job j JOIN faena.lane l ON l.id = j.lane CROSS JOIN LATERAL (
-                 SELECT 6::int2 AS state, finished_at, result, NULL AS error FROM faena.done d
+                 SELECT {COMPLETED}::int2 AS state, finished_at, result, NULL AS error FROM faena.done d
                  WHERE d.lane = j.lane AND d.id = j.id
                  UNION ALL
                  SELECT state, finished_at, NULL, error FROM faena.ended x
-                 WHERE x.lane = j.lane AND x.state IN (7, 8) AND x.id = j.id
+                 WHERE x.lane = j.lane AND x.state IN ({FAILED}, {CANCELLED}) AND x.id = j.id
                  LIMIT 1) e
-             WHERE j.id = ANY($1)",
+             WHERE j.id = ANY($1)"
+            ),
             &[&ids],
         )
         .await?;
@@ -179,7 +182,7 @@ async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32
     }
     client
         .execute(
-            "UPDATE faena.webhook SET state = 3, due_at = NULL, node = NULL, settled_at = $1, lost = $2 WHERE id = $3",
+            sql!("UPDATE faena.webhook SET state = {WEBHOOK_FAILED}, due_at = NULL, node = NULL, settled_at = $1, lost = $2 WHERE id = $3"),
             &[&now.as_ms(), &stored(due_webhook.lost), &delivery.id.0],
         )
         .await?;
@@ -190,7 +193,7 @@ async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32
 async fn put_taken(client: &Object, due_webhook: &DueWebhook, node: NodeId, until: Timestamp) -> Result<()> {
     let statement = client
         .prepare_cached(
-            "UPDATE faena.webhook SET state = 1, attempts = $1, lost = $2, due_at = $3, node = $4 WHERE id = $5",
+            sql!("UPDATE faena.webhook SET state = {WEBHOOK_SENDING}, attempts = $1, lost = $2, due_at = $3, node = $4 WHERE id = $5"),
         )
         .await?;
     client
@@ -247,15 +250,15 @@ async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -
 async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> Result<Option<(Uuid, String)>> {
     let settled_at = (result.next.state() != WebhookState::Waiting).then_some(now.as_ms());
     let statement = client
-        .prepare_cached(
+        .prepare_cached(sql!(
             "WITH settled AS (
                  UPDATE faena.webhook SET state = $1, due_at = $2, settled_at = $3, node = NULL
-                 WHERE id = $4 AND attempts = $5 AND state = 1 RETURNING id, job, url),
+                 WHERE id = $4 AND attempts = $5 AND state = {WEBHOOK_SENDING} RETURNING id, job, url),
              attempt AS (
                  INSERT INTO faena.webhook_attempt (webhook, number, at, took_ms, status, error, answer)
                  SELECT id, $5, $6, $7, $8, $9, $10 FROM settled)
-             SELECT job, url FROM settled",
-        )
+             SELECT job, url FROM settled"
+        ))
         .await?;
     let row = client
         .query_opt(
@@ -301,8 +304,10 @@ pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let freed = client
         .execute(
-            "UPDATE faena.webhook w SET due_at = $1 WHERE state = 1 AND due_at > $1
-                 AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)",
+            sql!(
+                "UPDATE faena.webhook w SET due_at = $1 WHERE state = {WEBHOOK_SENDING} AND due_at > $1
+                 AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)"
+            ),
             &[&now.as_ms()],
         )
         .await?;
@@ -332,7 +337,7 @@ async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) 
     }
     client
         .execute(
-            "UPDATE faena.webhook SET state = 0, due_at = $1, settled_at = NULL, spent = attempts, lost = 0 WHERE id = $2",
+            sql!("UPDATE faena.webhook SET state = {WEBHOOK_WAITING}, due_at = $1, settled_at = NULL, spent = attempts, lost = 0 WHERE id = $2"),
             &[&now.as_ms(), &id.0],
         )
         .await?;

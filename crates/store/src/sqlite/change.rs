@@ -16,6 +16,7 @@ use crate::{
     CancelOutcome, JobExit, JobPatch, LaneId, Result, Signal, StoreError, Tally,
     lanes::LaneName,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, next_look_at, stored_options},
+    sql::sql,
     types::{CANCELLED, PENDING},
 };
 
@@ -59,7 +60,9 @@ pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     }
     let retry_count: Option<u32> = tx
         .connection
-        .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ? RETURNING retry_count")?
+        .prepare_cached(sql!(
+            "DELETE FROM waiting WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ? RETURNING retry_count"
+        ))?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
     tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([id.0])?;
@@ -94,17 +97,22 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
     tx.connection.execute(
-        "INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
+        sql!("INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
          SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
-         FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ? AND run > 0",
+         FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ? AND run > 0"),
         (lane, id.0),
     )?;
     tx.connection.execute(
-        "INSERT INTO job_log (id, run, log)
-         SELECT id, NULL, log FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ? AND run = 0",
+        sql!(
+            "INSERT INTO job_log (id, run, log)
+         SELECT id, NULL, log FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ? AND run = 0"
+        ),
         (lane, id.0),
     )?;
-    tx.connection.execute("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?", (lane, id.0))?;
+    tx.connection.execute(
+        sql!("DELETE FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ?"),
+        (lane, id.0),
+    )?;
     add_note(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
     for parent in &open {
         tx.connection
@@ -223,7 +231,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     Ok(())
 }
 
-const SHIFT: &str = "UPDATE waiting SET lane = ? WHERE lane = ? AND state IN (0, 5) AND id = ?";
+const SHIFT: &str = sql!("UPDATE waiting SET lane = ? WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?");
 
 pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
@@ -274,7 +282,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     }
     connection.prepare_cached("DELETE FROM done WHERE lane = ? AND id = ?")?.execute((lane, id.0))?;
     connection
-        .prepare_cached("DELETE FROM ended WHERE lane = ? AND state IN (7, 8) AND id = ?")?
+        .prepare_cached(sql!("DELETE FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ?"))?
         .execute((lane, id.0))?;
     connection.prepare_cached("DELETE FROM attempt WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job_log WHERE id = ?")?.execute([id.0])?;
@@ -286,7 +294,9 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
 /// When a blocked job is looked at next, if nobody tells before.
 pub fn look_again(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
     tx.connection
-        .prepare_cached("UPDATE waiting SET due_at = ? WHERE lane = ? AND state = 0 AND id = ? AND blocked = 1")?
+        .prepare_cached(sql!(
+            "UPDATE waiting SET due_at = ? WHERE lane = ? AND state = {PENDING} AND id = ? AND blocked = 1"
+        ))?
         .execute((next_look_at(id, now).as_ms(), lane, id.0))?;
     Ok(())
 }

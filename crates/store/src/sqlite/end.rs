@@ -16,6 +16,7 @@ use super::{
 use crate::{
     JobExit, LaneId, Result, RunEnd, RunOutcome, Tally,
     plan::{Deltas, Taken, parent_cause},
+    sql::sql,
     types::{CANCELLED, FAILED, RETRYING, state_code},
 };
 
@@ -223,7 +224,7 @@ fn parent_ended(
 fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
     let taken = tx
         .connection
-        .prepare_cached("DELETE FROM waiting WHERE lane = ? AND state = 0 AND id = ? AND blocked = 1")?
+        .prepare_cached(sql!("DELETE FROM waiting WHERE lane = ? AND state = {PENDING} AND id = ? AND blocked = 1"))?
         .execute((lane, child.0))?;
     Ok(taken == 1)
 }
@@ -301,11 +302,11 @@ fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
 pub fn ended_as(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
     let ended = connection
         .prepare_cached(
-            "SELECT 6, finished_at FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3
+            sql!("SELECT {COMPLETED}, finished_at FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3
              UNION ALL
-             SELECT state, finished_at FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2 AND run = ?3
+             SELECT state, finished_at FROM ended WHERE lane = ?1 AND state IN ({FAILED}, {CANCELLED}) AND id = ?2 AND run = ?3
              UNION ALL SELECT state, finished_at FROM attempt WHERE id = ?2 AND run = ?3
-             LIMIT 1",
+             LIMIT 1"),
         )?
         .query_row((lane, id.0, run), |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;

@@ -7,6 +7,7 @@ use super::{Shared, writer::Tx};
 use crate::{
     EventPosition, EventQuery, EventRange, EventSubscription, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, SubscriptionMode},
+    sql::sql,
 };
 
 pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
@@ -64,7 +65,10 @@ pub fn from_glob(pattern: &str) -> String {
     pattern.replace("[?]", "?").replace("[[]", "[")
 }
 
-/// Events are written down while somebody wants them.
+pub const EVENTS_ON: &str = sql!(include_str!("events_on.sql"));
+const EVENTS_OFF: &str = include_str!("events_off.sql");
+
+/// Switches events on or off, depending on whether a subscription exists.
 pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Result<()> {
     let wanted =
         connection.prepare_cached("SELECT 1 FROM subscription WHERE until > ? LIMIT 1")?.exists([now.as_ms()])?;
@@ -72,9 +76,9 @@ pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Resul
         .prepare_cached("SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND name = 'event_job'")?
         .exists([])?;
     if wanted && !on {
-        connection.execute_batch(include_str!("events_on.sql"))?;
+        connection.execute_batch(EVENTS_ON)?;
     } else if !wanted && on {
-        connection.execute_batch(include_str!("events_off.sql"))?;
+        connection.execute_batch(EVENTS_OFF)?;
     }
     shared.events_on.store(wanted, std::sync::atomic::Ordering::Relaxed);
     Ok(())

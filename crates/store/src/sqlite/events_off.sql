@@ -1,7 +1,8 @@
+-- Removes what events_on.sql created.
 DROP TRIGGER event_job;
-DROP TRIGGER event_job_gone;
-DROP TRIGGER event_worker_gone;
-DROP TRIGGER event_schedule_gone;
+DROP TRIGGER event_job_deleted;
+DROP TRIGGER event_worker_deleted;
+DROP TRIGGER event_schedule_deleted;
 DROP TRIGGER event_ready;
 DROP TRIGGER event_waiting;
 DROP TRIGGER event_claim;
@@ -14,6 +15,6 @@ DROP TRIGGER event_tick;
 DROP VIEW put_state;
 DROP VIEW put_job_event;
 DROP VIEW put_event;
-DROP TABLE place;
+DROP TABLE claim_index;
 DROP TABLE event_actor;
 DELETE FROM event_head;

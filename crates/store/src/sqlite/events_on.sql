@@ -1,14 +1,16 @@
--- Derives events from where rows go. Temporary: they hold for the one connection that writes, and are gone with it.
+-- The triggers that create events when jobs, workers and schedules change. They are temporary: they exist only on the connection of
+-- the writer thread, and only while a subscription exists. Names in braces stand for numbers and are filled in by src/sql.rs.
 
+-- The actor of the current transaction.
 CREATE TEMP TABLE event_actor (actor TEXT NOT NULL);
 INSERT INTO event_actor VALUES ('system');
 
--- Where the ids of a block stand in it.
-CREATE TEMP TABLE place (n INTEGER PRIMARY KEY);
-INSERT INTO place
+-- The indexes of ids in a claim.
+CREATE TEMP TABLE claim_index (n INTEGER PRIMARY KEY);
+INSERT INTO claim_index
 WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < 65535) SELECT n FROM number;
 
--- One event. Only what somebody wants is kept.
+-- Records one event if a subscription matches it.
 CREATE TEMP VIEW put_event AS
 SELECT NULL AS type, NULL AS subject, NULL AS at, NULL AS correlation, NULL AS actor, NULL AS traceparent, NULL AS data;
 CREATE TEMP TRIGGER put_event INSTEAD OF INSERT ON put_event
@@ -26,7 +28,7 @@ BEGIN
     WHERE s.queued AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = s.id AND NEW.type GLOB p.pattern);
 END;
 
--- One event of a job: everything but its type and state is looked up.
+-- Records one event of a job. Everything but its type and state is looked up.
 CREATE TEMP VIEW put_job_event AS
 SELECT NULL AS type, NULL AS id, NULL AS state, NULL AS was, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS error,
        NULL AS reason;
@@ -60,7 +62,7 @@ BEGIN
     FROM job j JOIN lane l ON l.id = j.lane WHERE j.id = NEW.id;
 END;
 
--- A job stands somewhere else now. What it passed through on the way is told first.
+-- Records that a job has moved to another state. Events for what it passed through on the way come first.
 CREATE TEMP VIEW put_state AS
 SELECT NULL AS id, NULL AS state, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS error, NULL AS reason,
        NULL AS started_at;
@@ -69,37 +71,39 @@ WHEN NEW.state IS NOT (SELECT state FROM event_head WHERE subject = NEW.id)
 BEGIN
     INSERT OR IGNORE INTO event_head (subject) VALUES (NEW.id);
     INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count)
-    SELECT 'job.status.changed', NEW.id, 4, h.state, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count FROM event_head h
-    WHERE h.subject = NEW.id AND h.state IN (1, 2, 3) AND NEW.state IN (5, 6, 7, 8) AND NEW.started_at IS NOT NULL;
-    UPDATE event_head SET state = 4
-    WHERE subject = NEW.id AND state IN (1, 2, 3) AND NEW.state IN (5, 6, 7, 8) AND NEW.started_at IS NOT NULL;
+    SELECT 'job.status.changed', NEW.id, {PROCESSING}, h.state, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count FROM event_head h
+    WHERE h.subject = NEW.id AND h.state IN ({QUEUED}, {SCHEDULED}, {ASSIGNED})
+      AND NEW.state IN ({RETRYING}, {COMPLETED}, {FAILED}, {CANCELLED}) AND NEW.started_at IS NOT NULL;
+    UPDATE event_head SET state = {PROCESSING}
+    WHERE subject = NEW.id AND state IN ({QUEUED}, {SCHEDULED}, {ASSIGNED})
+      AND NEW.state IN ({RETRYING}, {COMPLETED}, {FAILED}, {CANCELLED}) AND NEW.started_at IS NOT NULL;
     INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, error, reason)
-    SELECT CASE NEW.state WHEN 6 THEN 'job.completed' WHEN 7 THEN 'job.failed' ELSE 'job.status.changed' END,
+    SELECT CASE NEW.state WHEN {COMPLETED} THEN 'job.completed' WHEN {FAILED} THEN 'job.failed' ELSE 'job.status.changed' END,
            NEW.id, NEW.state, h.state, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason
     FROM event_head h WHERE h.subject = NEW.id;
     INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, error, reason)
-    SELECT 'job.dead_lettered', NEW.id, 7, 7, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason WHERE NEW.state = 7;
+    SELECT 'job.dead_lettered', NEW.id, {FAILED}, {FAILED}, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason WHERE NEW.state = {FAILED};
     UPDATE event_head SET state = NEW.state WHERE subject = NEW.id;
 END;
 
 CREATE TEMP TRIGGER event_job AFTER INSERT ON main.job
 BEGIN
-    INSERT OR IGNORE INTO event_head (subject, state) VALUES (NEW.id, 0);
+    INSERT OR IGNORE INTO event_head (subject, state) VALUES (NEW.id, {PENDING});
     INSERT INTO put_job_event (type, id, state, at, retry_count)
-    VALUES ('job.created', NEW.id, 0, CAST(unixepoch('subsec') * 1000 AS INTEGER), 0);
+    VALUES ('job.created', NEW.id, {PENDING}, CAST(unixepoch('subsec') * 1000 AS INTEGER), 0);
 END;
 
-CREATE TEMP TRIGGER event_job_gone AFTER DELETE ON main.job
+CREATE TEMP TRIGGER event_job_deleted AFTER DELETE ON main.job
 BEGIN
     DELETE FROM event_head WHERE subject = OLD.id;
 END;
 
-CREATE TEMP TRIGGER event_worker_gone AFTER DELETE ON main.worker
+CREATE TEMP TRIGGER event_worker_deleted AFTER DELETE ON main.worker
 BEGIN
     DELETE FROM event_head WHERE subject = OLD.id;
 END;
 
-CREATE TEMP TRIGGER event_schedule_gone AFTER DELETE ON main.schedule
+CREATE TEMP TRIGGER event_schedule_deleted AFTER DELETE ON main.schedule
 BEGIN
     DELETE FROM event_head WHERE subject = OLD.id;
 END;
@@ -107,50 +111,52 @@ END;
 CREATE TEMP TRIGGER event_ready AFTER INSERT ON main.ready
 BEGIN
     INSERT INTO put_state (id, state, at, retry_count)
-    VALUES (NEW.id, 1, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count);
+    VALUES (NEW.id, {QUEUED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count);
 END;
 
--- What it waits for after a run that was not the last word is told with that.
+-- A job that waits for its next attempt: the event includes how the last run ended.
 CREATE TEMP TRIGGER event_waiting AFTER INSERT ON main.waiting
 BEGIN
     INSERT INTO put_state (id, state, at, retry_count, run, worker, error, reason, started_at)
     SELECT NEW.id, NEW.state, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count, a.run, a.worker, a.error, a.reason, a.started_at
-    FROM (SELECT 1) LEFT JOIN (SELECT * FROM attempt WHERE id = NEW.id AND NEW.state = 5 ORDER BY run DESC LIMIT 1) a;
+    FROM (SELECT 1) LEFT JOIN (SELECT * FROM attempt WHERE id = NEW.id AND NEW.state = {RETRYING} ORDER BY run DESC LIMIT 1) a;
 END;
 
--- SCHEDULED while the worker's process is being started.
+-- A claim: SCHEDULED while the worker's process is being started, otherwise ASSIGNED.
 CREATE TEMP TRIGGER event_claim AFTER INSERT ON main.claim
 BEGIN
     INSERT INTO put_state (id, state, at, run, retry_count)
-    SELECT substr(NEW.ids, 16 * place.n + 1, 16),
-           CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.owner AND w.ended_at IS NULL AND w.state < 2) THEN 2 ELSE 3 END,
+    SELECT substr(NEW.ids, 16 * claim_index.n + 1, 16),
+           CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.owner AND w.ended_at IS NULL AND w.state < {WORKER_READY})
+                THEN {SCHEDULED} ELSE {ASSIGNED} END,
            NEW.claimed_at, NEW.run,
-           -- Two bytes each, the lower one first; without any, all are 0.
-           coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(NEW.retries, 2 * place.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
+           -- Two bytes each, little endian; absent if all are 0.
+           coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(NEW.retries, 2 * claim_index.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
                FROM (SELECT 1 AS at, 16 AS worth UNION ALL SELECT 2, 1 UNION ALL SELECT 3, 4096 UNION ALL SELECT 4, 256) digit
                WHERE NEW.retries IS NOT NULL), 0)
-    FROM place WHERE place.n < length(NEW.ids) / 16;
+    FROM claim_index WHERE claim_index.n < length(NEW.ids) / 16;
 END;
 
-CREATE TEMP TRIGGER event_worker_connected AFTER UPDATE OF state ON main.worker WHEN OLD.state < 2 AND NEW.state >= 2 AND NEW.ended_at IS NULL
+CREATE TEMP TRIGGER event_worker_connected AFTER UPDATE OF state ON main.worker 
+WHEN OLD.state < {WORKER_READY} AND NEW.state >= {WORKER_READY} AND NEW.ended_at IS NULL
 BEGIN
     INSERT INTO put_state (id, state, at, run)
-    SELECT h.subject, 3, CAST(unixepoch('subsec') * 1000 AS INTEGER), b.run
-    FROM claim b JOIN place ON place.n < length(b.ids) / 16
-    JOIN event_head h ON h.subject = substr(b.ids, 16 * place.n + 1, 16) AND h.state = 2
+    SELECT h.subject, {ASSIGNED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), b.run
+    FROM claim b JOIN claim_index ON claim_index.n < length(b.ids) / 16
+    JOIN event_head h ON h.subject = substr(b.ids, 16 * claim_index.n + 1, 16) AND h.state = {SCHEDULED}
     WHERE b.owner = NEW.id;
 END;
 
 CREATE TEMP TRIGGER event_running AFTER INSERT ON main.running
 BEGIN
     INSERT INTO put_state (id, state, at, run, worker, retry_count)
-    VALUES (NEW.id, 4, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count);
+    VALUES (NEW.id, {PROCESSING}, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count);
 END;
 
 CREATE TEMP TRIGGER event_done AFTER INSERT ON main.done
 BEGIN
     INSERT INTO put_state (id, state, at, run, worker, retry_count, started_at)
-    VALUES (NEW.id, 6, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count, NEW.started_at);
+    VALUES (NEW.id, {COMPLETED}, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count, NEW.started_at);
 END;
 
 CREATE TEMP TRIGGER event_ended AFTER INSERT ON main.ended
@@ -162,7 +168,7 @@ END;
 CREATE TEMP TRIGGER event_worker AFTER INSERT ON main.worker_change
 BEGIN
     INSERT INTO put_event (type, subject, at, correlation, actor, data)
-    SELECT CASE NEW.state WHEN 6 THEN 'worker.terminated' ELSE 'worker.status.changed' END, NEW.worker, NEW.at, w.key,
+    SELECT CASE NEW.state WHEN {WORKER_TERMINATED} THEN 'worker.terminated' ELSE 'worker.status.changed' END, NEW.worker, NEW.at, w.key,
            (SELECT actor FROM event_actor),
            json_patch('{}', json_object('workerId', w.key, 'state', json_extract(
                '["Creating","Connecting","Ready","Busy","Draining","Terminating","Terminated"]', '$[' || NEW.state || ']'),
@@ -173,7 +179,7 @@ END;
 CREATE TEMP TRIGGER event_tick AFTER INSERT ON main.tick
 BEGIN
     INSERT INTO put_event (type, subject, at, correlation, actor, data)
-    SELECT CASE WHEN NEW.outcome IN (0, 3) THEN 'schedule.fired' ELSE 'schedule.missed' END, NEW.schedule, NEW.at,
+    SELECT CASE WHEN NEW.outcome IN ({TICK_FIRED}, {TICK_TRIGGERED}) THEN 'schedule.fired' ELSE 'schedule.missed' END, NEW.schedule, NEW.at,
            coalesce(job.text, schedule.text), (SELECT actor FROM event_actor),
            json_patch('{}', json_object('scheduleId', schedule.text, 'name', (SELECT name FROM schedule WHERE id = NEW.schedule),
                'dueAt', strftime('%Y-%m-%dT%H:%M:%fZ', NEW.due_at / 1000.0, 'unixepoch'),

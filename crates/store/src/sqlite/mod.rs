@@ -7,7 +7,7 @@ mod claim;
 pub mod doctor;
 mod due;
 mod end;
-mod events;
+pub mod events;
 mod release;
 mod inbox;
 mod cleanup;
@@ -226,7 +226,7 @@ fn migrate_in_transaction(connection: &Connection, options: &StoreOptions) -> Re
     } else {
         0
     };
-    let missing = migrate::missing(found, options.migrate)?;
+    let missing = migrate::missing(options.migrations, found, options.migrate)?;
     if !known {
         let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
         if tables > 0 {

@@ -9,6 +9,7 @@ use super::{
     workers::{detach, live_workers},
     writer::Tx,
 };
+use crate::sql::sql;
 use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
 
 pub fn join(tx: &Tx, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
@@ -28,8 +29,8 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
     let runs: Vec<Run> = tx
         .connection
         .prepare(
-            "SELECT run FROM claim WHERE owner = ?1 OR owner IN (SELECT id FROM worker WHERE node = ?1 AND kind = 0)
-             ORDER BY run",
+            sql!("SELECT run FROM claim WHERE owner = ?1 OR owner IN (SELECT id FROM worker WHERE node = ?1 AND kind = {BUILT_IN_WORKER})
+             ORDER BY run"),
         )?
         .query_map([node.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;

@@ -14,6 +14,7 @@ use crate::{
     lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
     plan::key_number,
     progress::Steps,
+    sql::sql,
     types::state_of_code,
     workers::Holder,
 };
@@ -49,14 +50,14 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
         .optional()?;
     let Some(lane) = lane else { return Ok(None) };
     let code: Option<i16> = connection
-        .prepare_cached(
-            "SELECT 6 FROM done WHERE lane = ?1 AND id = ?2
-             UNION ALL SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id = ?2
-             UNION ALL SELECT state FROM waiting WHERE lane = ?1 AND state IN (0, 5) AND id = ?2
-             UNION ALL SELECT state FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2
-             UNION ALL SELECT 4 FROM running WHERE id = ?2
-             LIMIT 1",
-        )?
+        .prepare_cached(sql!(
+            "SELECT {COMPLETED} FROM done WHERE lane = ?1 AND id = ?2
+             UNION ALL SELECT {QUEUED} FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id = ?2
+             UNION ALL SELECT state FROM waiting WHERE lane = ?1 AND state IN ({PENDING}, {RETRYING}) AND id = ?2
+             UNION ALL SELECT state FROM ended WHERE lane = ?1 AND state IN ({FAILED}, {CANCELLED}) AND id = ?2
+             UNION ALL SELECT {PROCESSING} FROM running WHERE id = ?2
+             LIMIT 1"
+        ))?
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
     match code {
@@ -69,11 +70,11 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
 /// Whether a job that is handed out waits for a worker that is not connected yet. Looks only at what such workers hold.
 fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
     Ok(connection
-        .prepare_cached(
+        .prepare_cached(sql!(
             "SELECT 1 FROM worker CROSS JOIN claim ON claim.owner = worker.id
-             WHERE worker.ended_at IS NULL AND worker.state < 2 AND instr(claim.ids, ?1) > 0
-               AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.id = ?1 AND attempt.run = claim.run)",
-        )?
+             WHERE worker.ended_at IS NULL AND worker.state < {WORKER_READY} AND instr(claim.ids, ?1) > 0
+               AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.id = ?1 AND attempt.run = claim.run)"
+        ))?
         .exists([id.0])?)
 }
 
@@ -81,8 +82,8 @@ fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
 pub fn holders(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
     let mut holders = Holders::new();
     let ids: HashSet<Uuid> = ids.collect();
-    let mut statement =
-        connection.prepare_cached("SELECT key, ended_at IS NULL AND state < 2 FROM worker WHERE id = ?")?;
+    let mut statement = connection
+        .prepare_cached(sql!("SELECT key, ended_at IS NULL AND state < {WORKER_READY} FROM worker WHERE id = ?"))?;
     for id in ids {
         let holder =
             statement.query_row([id], |row| Ok(Holder { key: row.get(0)?, is_coming: row.get(1)? })).optional()?;
@@ -274,13 +275,13 @@ fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
 
 fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     if let Some(end) = connection
-        .prepare_cached(
-            "SELECT 6, run, retry_count, worker, started_at, finished_at, result, NULL, NULL, log
+        .prepare_cached(sql!(
+            "SELECT {COMPLETED}, run, retry_count, worker, started_at, finished_at, result, NULL, NULL, log
              FROM done WHERE lane = ?1 AND id = ?2
              UNION ALL
              SELECT state, run, retry_count, worker, started_at, finished_at, NULL, error, reason, log
-             FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2",
-        )?
+             FROM ended WHERE lane = ?1 AND state IN ({FAILED}, {CANCELLED}) AND id = ?2"
+        ))?
         .query_row((lane, id.0), finished_row)
         .optional()?
     {
@@ -297,7 +298,7 @@ fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     }
     if let Some(place) = connection
         .prepare_cached(
-            "SELECT state, due_at, blocked, retry_count FROM waiting WHERE lane = ? AND state IN (0, 5) AND id = ?",
+            sql!("SELECT state, due_at, blocked, retry_count FROM waiting WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?"),
         )?
         .query_row((lane, id.0), |r| {
             Ok(Place::Waiting {
@@ -637,7 +638,8 @@ fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, be
 }
 
 fn key_holders(connection: &Connection, key: &str) -> Result<Vec<JobId>> {
-    let mut statement = connection.prepare_cached("SELECT id FROM job_key WHERE kind IN (0, 1) AND key = ?")?;
+    let mut statement = connection
+        .prepare_cached(sql!("SELECT id FROM job_key WHERE kind IN ({IDEMPOTENCY_KEY}, {UNIQUE_KEY}) AND key = ?"))?;
     let ids = statement.query_map([key], |row| Ok(JobId(row.get(0)?)))?.collect::<rusqlite::Result<_>>();
     ids.map_err(StoreError::from)
 }

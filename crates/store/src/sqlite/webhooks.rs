@@ -8,6 +8,7 @@ use super::{audit, note::add_note, writer::Tx};
 use crate::{
     Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest,
     WebhookTaken,
+    sql::sql,
     types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
@@ -19,11 +20,11 @@ pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOpti
     let ended = tx
         .connection
         .prepare_cached(
-            "SELECT l.type, e.state, e.finished_at, e.result, e.error, j.correlation
+            sql!("SELECT l.type, e.state, e.finished_at, e.result, e.error, j.correlation
              FROM (SELECT 6 AS state, finished_at, result, NULL AS error FROM done WHERE lane = ?1 AND id = ?2
                    UNION ALL
-                   SELECT state, finished_at, NULL, error FROM ended WHERE lane = ?1 AND state IN (7, 8) AND id = ?2) e
-             CROSS JOIN job j ON j.id = ?2 CROSS JOIN lane l ON l.id = ?1 LIMIT 1",
+                   SELECT state, finished_at, NULL, error FROM ended WHERE lane = ?1 AND state IN ({FAILED}, {CANCELLED}) AND id = ?2) e
+             CROSS JOIN job j ON j.id = ?2 CROSS JOIN lane l ON l.id = ?1 LIMIT 1"),
         )?
         .query_row((lane, id.0), |row| {
             Ok(Ended {
@@ -145,7 +146,7 @@ fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timesta
     }
     tx.connection
         .prepare_cached(
-            "UPDATE webhook SET state = 3, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?",
+            sql!("UPDATE webhook SET state = {WEBHOOK_FAILED}, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?"),
         )?
         .execute((now.as_ms(), due_webhook.lost, delivery.id.0))?;
     if has_job(tx, delivery.job)? {
@@ -156,7 +157,9 @@ fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timesta
 
 fn put_taken(tx: &Tx, due_webhook: &DueWebhook, node: NodeId, until: Timestamp) -> Result<()> {
     tx.connection
-        .prepare_cached("UPDATE webhook SET state = 1, attempts = ?, lost = ?, due_at = ?, node = ? WHERE id = ?")?
+        .prepare_cached(sql!(
+            "UPDATE webhook SET state = {WEBHOOK_SENDING}, attempts = ?, lost = ?, due_at = ?, node = ? WHERE id = ?"
+        ))?
         .execute((due_webhook.delivery.number, due_webhook.lost, until.as_ms(), node.0, due_webhook.delivery.id.0))?;
     Ok(())
 }
@@ -179,10 +182,10 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
     let settled_at = (result.next.state() != WebhookState::Waiting).then_some(now.as_ms());
     let row: Option<(Uuid, String)> = tx
         .connection
-        .prepare_cached(
+        .prepare_cached(sql!(
             "UPDATE webhook SET state = ?1, due_at = ?2, settled_at = ?3, node = NULL
-             WHERE id = ?4 AND attempts = ?5 AND state = 1 RETURNING job, url",
-        )?
+             WHERE id = ?4 AND attempts = ?5 AND state = {WEBHOOK_SENDING} RETURNING job, url"
+        ))?
         .query_row(
             (result.next.state().code(), result.next.due_at_ms(), settled_at, result.id.0, result.number),
             |row| Ok((row.get(0)?, row.get(1)?)),
@@ -221,7 +224,7 @@ pub fn free(tx: &Tx, now: Timestamp) -> Result<()> {
     let freed = tx
         .connection
         .prepare_cached(
-            "UPDATE webhook SET due_at = ?1 WHERE state = 1 AND due_at > ?1 AND node NOT IN (SELECT id FROM node)",
+            sql!("UPDATE webhook SET due_at = ?1 WHERE state = {WEBHOOK_SENDING} AND due_at > ?1 AND node NOT IN (SELECT id FROM node)"),
         )?
         .execute([now.as_ms()])?;
     if freed > 0 {
@@ -243,7 +246,7 @@ pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Opt
     }
     tx.connection
         .prepare_cached(
-            "UPDATE webhook SET state = 0, due_at = ?, settled_at = NULL, spent = attempts, lost = 0 WHERE id = ?",
+            sql!("UPDATE webhook SET state = {WEBHOOK_WAITING}, due_at = ?, settled_at = NULL, spent = attempts, lost = 0 WHERE id = ?"),
         )?
         .execute((now.as_ms(), id.0))?;
     audit::add(tx, &redelivered(id, job, &url, was, by), now)?;

@@ -161,7 +161,9 @@ async fn end_unheard(world: &World, parent: &faena_store::ClaimedJob, children: 
     world.complete(parent, ms).await;
     let (parent, ledger) = (world.ledger.literal(parent.id), &world.ledger);
     for child in children {
-        ledger.run(&format!("INSERT INTO dependency (parent, child) VALUES ({parent}, {})", ledger.literal(*child))).await;
+        ledger
+            .run(&format!("INSERT INTO dependency (parent, child) VALUES ({parent}, {})", ledger.literal(*child)))
+            .await;
     }
 }
 

@@ -213,8 +213,10 @@ pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
         world.store.outbox_sinks(world.at(1_001)).await.unwrap().into_iter().map(|view| view.name).collect();
     assert_eq!(names, ["s"]);
     for table in ["outbox_node", "outbox_lease", "outbox"] {
-        let strays =
-            world.ledger.rows(&format!("SELECT count(*) FROM {table} WHERE sink NOT IN (SELECT id FROM subscription)")).await;
+        let strays = world
+            .ledger
+            .rows(&format!("SELECT count(*) FROM {table} WHERE sink NOT IN (SELECT id FROM subscription)"))
+            .await;
         assert_eq!(strays, [["0"]], "{table}");
     }
 }

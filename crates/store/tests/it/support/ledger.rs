@@ -244,7 +244,8 @@ impl Ledger {
             .into_iter()
             .map(|row| row[0].clone())
             .collect();
-        let lines: HashSet<(String, String)> = self.pairs("SELECT lane, key FROM key_queue").await.into_iter().collect();
+        let lines: HashSet<(String, String)> =
+            self.pairs("SELECT lane, key FROM key_queue").await.into_iter().collect();
         let sql = format!("SELECT {id}, lane, key FROM ready");
         for row in self.rows(&sql).await {
             let [id, lane, key] = [&row[0], &row[1], &row[2]];
