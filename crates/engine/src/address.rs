@@ -5,7 +5,7 @@
 
 use std::{error::Error, net::SocketAddr};
 
-use faena_domain::{AddressError, AddressRule};
+use faena_domain::{error_chain, AddressError, AddressRule};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Resolver that passes on only the addresses that the rule permits.
@@ -42,15 +42,5 @@ pub fn is_forbidden(error: &reqwest::Error) -> bool {
 /// Describes an error with its causes, without the URL, which may contain a token.
 pub fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        source = cause.source();
-    }
-    text
+    error_chain(&error)
 }

@@ -68,7 +68,7 @@ pub async fn recover_dead(
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     // SQLite: a process that owned something before this one is certainly dead.
-    if store.engine() != "sqlite" && !lease_history.can_reap(now, lease_ms) {
+    if store.is_shared() && !lease_history.can_reap(now, lease_ms) {
         return Ok(Round::default());
     }
     let freed = store.node_recover(grace_periods, now).await?;

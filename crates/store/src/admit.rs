@@ -1,8 +1,8 @@
-//! Whom the limits let go (SPEC 3.4): what both engines decide alike, once they have read what is running.
+//! Decides which jobs a claim may take under limits, once an engine has read what is running.
 //!
-//! A gate (`claim_limits.rs`) is one limit as a claim finds it. A claim passes the gates of
-//! the system, the queue and the type of a lane, and in a keyed lane the gate of the key. Jobs that do not pass stay where they are; the
-//! line of a key without room is closed, so that the next claim does not look at it, and opened when one of the key's jobs ends.
+//! A claim must respect the limits of the system, the queue and the type of a lane and, in a keyed lane, the limit of the key
+//! (`claim_limits.rs`). Jobs beyond a limit stay where they are. The key queue of a key at its limit is closed, so that the
+//! next claim does not read it, and is opened when a job of the key ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -18,17 +18,18 @@ use crate::{
     fair_share::{Candidate, deal},
 };
 
-/// A line that waits for its rate is looked at again after this time at the latest: the rule may have changed while it was closed.
+/// A key queue that waits for its rate is read again after this time at the latest, because the limit may have changed while
+/// it was closed.
 const LONGEST_WAIT_MS: i64 = 60_000;
 
-/// Lines that are busy in another claim are looked at again after this time.
+/// Key queues that another claim has locked are read again after this time.
 pub const BUSY_MS: i64 = 10;
 
-/// What an ask got under the rules.
+/// Result of a request under limits.
 #[derive(Default)]
 pub struct LimitedClaim {
     pub claim: ClaimResult,
-    /// Lanes of which it may not claim more ahead, but others may take.
+    /// Lanes from which this request may not claim more ahead, but other requests may claim.
     pub for_others: Vec<LaneId>,
 }
 
@@ -38,23 +39,23 @@ impl From<ClaimResult> for LimitedClaim {
     }
 }
 
-/// Since when a job that waits in a line had to wait for which limit, as the line tells it.
+/// Returns since when a job of a key queue had to wait, and for which limit.
 pub fn waited_in_key_queue(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
     let (at, by) = limited?;
     (at >= ready_at.as_ms()).then(|| (Timestamp::from_ms(at), by))
 }
 
-/// A line that a claim looks at.
+/// A key queue that a claim reads.
 #[derive(Clone, Debug)]
 pub struct OpenKeyQueue {
     pub lane: LaneId,
     pub key: i64,
     pub turn: i64,
-    /// Since when it had to wait for which limit, the last time.
+    /// Since when it had to wait the last time, and for which limit.
     pub limited: Option<(i64, String)>,
 }
 
-/// A job of a line that may go.
+/// A job of a key queue that may start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waiting {
     pub lane: LaneId,
@@ -71,7 +72,7 @@ struct ReadKeyQueue {
     taken: usize,
 }
 
-/// What a claim writes into a line's row.
+/// Change of the row of a key queue.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KeyQueueChange {
     pub lane: LaneId,
@@ -83,7 +84,7 @@ pub struct KeyQueueChange {
     pub limited: Option<(i64, String)>,
 }
 
-/// How many jobs of which line are to be read.
+/// How many jobs to read from a key queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadRequest {
     pub lane: LaneId,
@@ -91,8 +92,9 @@ pub struct ReadRequest {
     pub count: usize,
 }
 
-/// When jobs without a key of queues that are fair were served last. Only in memory: after a restart, and on another node, they begin
-/// with the ready time of their first job.
+/// When the jobs without a key of fair queues were last served.
+///
+/// Only in memory: after a restart, and on another node, they start with the ready time of their first job.
 #[derive(Default)]
 pub struct RoundRobin {
     served: Mutex<HashMap<String, i64>>,
@@ -100,13 +102,13 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// Which queue is served first changes from claim to claim.
+    /// Returns which queue is served first; it changes from claim to claim.
     fn next(&self) -> usize {
         self.claims.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// One ask at the gates.
+/// One request under the limits.
 pub struct Admission<'a> {
     pub claim_limits: &'a mut ClaimLimits,
     lanes: HashMap<LaneId, Lane>,
@@ -118,7 +120,7 @@ pub struct Admission<'a> {
     now: Timestamp,
     keys: HashMap<i64, ClaimLimit>,
     key_queues: BTreeMap<(LaneId, i64), ReadKeyQueue>,
-    /// Lines that are there without a job.
+    /// Key queues without jobs.
     empty: Vec<(LaneId, i64)>,
     plain: Vec<(LaneId, Timestamp, JobId)>,
     chosen: Vec<Waiting>,
@@ -151,7 +153,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// The lanes whose gates let something through; the others are held back.
+    /// Returns the lanes whose limits allow something; the others are marked as limited.
     pub fn open_lanes(&mut self) -> Vec<Lane> {
         let mut open: Vec<Lane> = self.lanes.values().cloned().collect();
         open.sort_by_key(|lane| lane.id);
@@ -166,7 +168,8 @@ impl<'a> Admission<'a> {
         open
     }
 
-    /// How many ready jobs of a lane without keys are worth looking at: one more than may go, to see whether any is held back.
+    /// Returns how many ready jobs of a lane without keys to read: one more than may start, to see whether any is
+    /// delayed.
     pub fn heads_wanted(&self, lane: LaneId) -> usize {
         self.limit.min(self.claim_limits.room(lane).saturating_add(1))
     }
@@ -175,12 +178,12 @@ impl<'a> Admission<'a> {
         self.plain.push((lane, ready_at, id));
     }
 
-    /// A line of which nothing is ready.
+    /// Adds a key queue without ready jobs.
     pub fn add_empty(&mut self, key_queue: &OpenKeyQueue) {
         self.empty.push((key_queue.lane, key_queue.key));
     }
 
-    /// A line, with the gate of its key.
+    /// Adds a key queue with the limit of its key.
     pub fn add_key_queue(&mut self, key_queue: OpenKeyQueue, claim_limit: impl FnOnce() -> ClaimLimit, at_once: usize) {
         self.keys.entry(key_queue.key).or_insert_with(|| {
             let mut claim_limit = claim_limit();
@@ -199,7 +202,7 @@ impl<'a> Admission<'a> {
         self.keys.get(&key).map_or(usize::MAX, ClaimLimit::room)
     }
 
-    /// What to read first of each line.
+    /// Returns what to read first from each key queue.
     pub fn wanted(&mut self) -> Vec<ReadRequest> {
         let share = (self.limit * 2 / self.key_queues.len().max(1)).max(4);
         let key_queues: Vec<(LaneId, i64)> = self.key_queues.keys().copied().collect();
@@ -207,7 +210,7 @@ impl<'a> Admission<'a> {
     }
 
     fn want(&mut self, lane: LaneId, key: i64, share: usize) -> Option<ReadRequest> {
-        // One more than may go shows whether there is more.
+        // One more than may start shows whether there are more.
         let room = self.key_room(key).min(self.claim_limits.room(lane));
         let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
         let seen = self.key_queues.get_mut(&(lane, key))?;
@@ -222,7 +225,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Chooses who goes. Answers with lines of which more must be read before the choice is final.
+    /// Chooses the jobs. Returns key queues from which more must be read before the choice is final.
     pub fn choose(&mut self) -> Vec<ReadRequest> {
         let candidates = self.candidates();
         let count = candidates.len();
@@ -318,12 +321,12 @@ impl<'a> Admission<'a> {
             .collect()
     }
 
-    /// Who goes, in the order in which they shall run.
+    /// Returns the chosen jobs in the order in which they run.
     pub fn chosen(&self) -> &[Waiting] {
         &self.chosen
     }
 
-    /// How many jobs each lane without keys may give.
+    /// Returns how many jobs each lane without keys may give.
     pub fn quotas(&self) -> BTreeMap<LaneId, usize> {
         let mut quotas = BTreeMap::new();
         for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
@@ -332,7 +335,8 @@ impl<'a> Admission<'a> {
         quotas
     }
 
-    /// Jobs with keys that were chosen and then not there: somebody is just cancelling or moving them. Their keys have room still.
+    /// Removes chosen jobs with keys that were gone when they were claimed, because a caller is cancelling or moving
+    /// them. Their keys still have room.
     pub fn missed(&mut self, is_missed: impl Fn(&Waiting) -> bool) {
         let missed: Vec<Waiting> = self.chosen.iter().copied().filter(is_missed).collect();
         self.chosen.retain(|waiting| !missed.contains(waiting));
@@ -348,8 +352,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// What becomes of the lines: who was served goes to the end of the turn, who has no room is closed. Of the served ones the place
-    /// in turn is remembered.
+    /// Returns the changes of key queues: served ones move to the end of the round, those without room are closed.
     pub fn key_queue_changes(&mut self) -> Vec<KeyQueueChange> {
         let last_turn = self.key_queues.values().map(|seen| seen.key_queue.turn).max().unwrap_or(i64::MIN);
         let mut served = self.round_robin.served.lock();
@@ -390,7 +393,7 @@ impl<'a> Admission<'a> {
         changes
     }
 
-    /// Lines that have, or may have, no job left.
+    /// Returns key queues that have, or may have, no job left.
     pub fn maybe_empty(&self) -> Vec<(LaneId, i64)> {
         let emptied =
             self.key_queues.iter().filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.asked);
@@ -400,7 +403,7 @@ impl<'a> Admission<'a> {
         all
     }
 
-    /// What is left of the rates of keys that were served.
+    /// Returns what is left of the rates of the keys that were served.
     pub fn buckets(&self) -> Vec<(i64, Bucket)> {
         let served = self.keys.iter().filter(|(_, claim_limit)| claim_limit.taken > 0);
         let mut buckets: Vec<(i64, Bucket)> =
@@ -409,7 +412,7 @@ impl<'a> Admission<'a> {
         buckets
     }
 
-    /// Since when this job had to wait for which limit, if it had to.
+    /// Returns since when this job had to wait, and for which limit.
     pub fn waited(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
         let key_queue = key.and_then(|key| self.key_queues.get(&(lane, key)));
         key_queue
@@ -417,7 +420,7 @@ impl<'a> Admission<'a> {
             .or_else(|| self.claim_limits.waited(lane, ready_at))
     }
 
-    /// Lanes that are held back, but not for those who can start jobs at once.
+    /// Returns lanes that are limited for this request, but not for requests that can start jobs immediately.
     pub fn for_others(&self) -> Vec<LaneId> {
         let by_key = self.key_queues.iter().filter(|((_, key), seen)| {
             let ahead = |claim_limit: &ClaimLimit| {
@@ -429,7 +432,7 @@ impl<'a> Admission<'a> {
         distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))
     }
 
-    /// A lane of which something may go on at this time.
+    /// Marks a lane that may have something at this time.
     pub fn look_again(&mut self, lane: LaneId, at: Timestamp) {
         let until = self.limited.entry(lane).or_insert(Some(at));
         *until = until.map(|until| until.min(at));
@@ -440,7 +443,7 @@ impl<'a> Admission<'a> {
     }
 }
 
-/// The lanes of an ask that may be served at all, and those whose queue is paused.
+/// Separates the lanes of a request from those whose queue is paused.
 pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
     if rules.queues.values().all(|rule| rule.paused.is_none()) {
         return (lanes, Vec::new());
@@ -449,34 +452,34 @@ pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
     (open, paused.into_iter().map(|lane| Limited { lane: lane.id, until: None }).collect())
 }
 
-/// Whether a claim of these lanes has to look at rules or keys.
+/// Returns whether a claim of these lanes has to respect limits or keys.
 pub fn concerns<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
     lanes.into_iter().any(|lane| lane.keyed || !rules.lane_limits(&lane.queue, &lane.kind).is_empty())
 }
 
-/// Whether the end of a job in one of these lanes may let another one go.
+/// Returns whether the end of a job in one of these lanes may allow another job to start.
 pub fn counts<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
     lanes.into_iter().any(|lane| rules.has_concurrency_limit(&lane.queue, &lane.kind))
 }
 
-/// Whether any key has a rate.
+/// Returns whether any key has a rate.
 pub fn keys_have_rates(rules: &Rules) -> bool {
     rules.limits.iter().any(|(scope, limit)| matches!(scope, Scope::Key(_)) && limit.rate.is_some())
 }
 
-/// The most jobs in hands that any key may have, as far as it has to be counted.
+/// Returns the highest concurrency of any key, up to which jobs in flight must be counted.
 pub fn most_of_a_key(rules: &Rules) -> usize {
     let keys = rules.limits.iter().filter(|(scope, _)| matches!(scope, Scope::Key(_)));
     keys.filter_map(|(_, limit)| limit.concurrency).max().unwrap_or(0) as usize
 }
 
-/// How many lines of a lane one claim looks at.
+/// Returns how many key queues of a lane one claim reads.
 pub fn key_queues_read(limit: usize, lanes: usize) -> usize {
     let most = (256 / lanes.max(1)).max(16);
     limit.saturating_mul(2).clamp(16, most)
 }
 
-/// The lanes that a claim asks for, each once.
+/// Returns the lanes of a claim, each once.
 pub fn distinct(lanes: impl IntoIterator<Item = LaneId>) -> Vec<LaneId> {
     let mut seen = HashSet::new();
     let mut lanes: Vec<LaneId> = lanes.into_iter().filter(|lane| seen.insert(*lane)).collect();
@@ -485,204 +488,4 @@ pub fn distinct(lanes: impl IntoIterator<Item = LaneId>) -> Vec<LaneId> {
 }
 
 #[cfg(test)]
-mod tests {
-    use faena_domain::{Limit, Priority, QueueRule, Rate};
-
-    use super::*;
-    use crate::claim_limits::AHEAD_MS;
-
-    const NOW: i64 = 100_000;
-
-    fn now() -> Timestamp {
-        Timestamp::from_ms(NOW)
-    }
-
-    fn lane(id: LaneId, queue: &str, keyed: bool) -> Lane {
-        Lane { id, queue: queue.into(), kind: format!("type-{id}"), priority: Priority::Normal, keyed }
-    }
-
-    fn most(concurrency: u32) -> Limit {
-        Limit { concurrency: Some(concurrency), rate: None }
-    }
-
-    fn claim_limit(scope: Scope, limit: Limit, held: usize) -> ClaimLimit {
-        ClaimLimit::new(scope, limit, held, None, now())
-    }
-
-    fn key_queue(lane: LaneId, key: i64) -> OpenKeyQueue {
-        OpenKeyQueue { lane, key, turn: 0, limited: None }
-    }
-
-    /// Everything an ask sees: lanes, limits, lines with their keys' gates and the ready times of their jobs.
-    struct Scene {
-        lanes: Vec<Lane>,
-        claim_limits: ClaimLimits,
-        rules: Rules,
-        round_robin: RoundRobin,
-    }
-
-    impl Scene {
-        fn new(lanes: Vec<Lane>, claim_limits: Vec<ClaimLimit>) -> Scene {
-            let claim_limits = ClaimLimits::new(claim_limits, &lanes);
-            Scene { lanes, claim_limits, rules: Rules::default(), round_robin: RoundRobin::default() }
-        }
-
-        fn request(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
-            let told = (&self.rules, &self.round_robin);
-            Admission::new(&mut self.claim_limits, self.lanes.clone(), told, (limit, at_once), now())
-        }
-    }
-
-    /// Reads what is wanted from `jobs` (lane, key, ready time) until the choice is final.
-    fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId, i64)> {
-        let mut wanted = admission.wanted();
-        for _ in 0..10 {
-            for want in &wanted {
-                let key_queue = jobs.iter().filter(|(lane, key, _)| (*lane, *key) == (want.lane, want.key));
-                for (lane, key, ready_at) in key_queue.take(want.count) {
-                    let id = JobId(uuid::Uuid::from_u128(*ready_at as u128));
-                    admission.add_job(*lane, *key, Timestamp::from_ms(*ready_at), id);
-                }
-            }
-            wanted = admission.choose();
-            if wanted.is_empty() {
-                let chosen = admission.chosen().iter();
-                return chosen.map(|waiting| (waiting.lane, waiting.ready_at.as_ms())).collect();
-            }
-        }
-        panic!("it never comes to an end");
-    }
-
-    #[test]
-    fn a_limit_is_shared_by_waiting_time_and_says_which_lanes_it_holds_back() {
-        let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
-        let mut scene = Scene::new(lanes, vec![claim_limit(Scope::Queue("q".into()), most(5), 2)]);
-        let mut admission = scene.request(10, 10);
-        assert_eq!(admission.open_lanes().len(), 2);
-        assert_eq!(admission.heads_wanted(1), 4, "one more than may go");
-        for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
-            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
-            admission.add_head(lane, Timestamp::from_ms(ready_at), id);
-        }
-        assert!(admission.choose().is_empty());
-        assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
-        assert_eq!(admission.limited(), [1, 2].map(|lane| Limited { lane, until: None }));
-        let changes = scene.claim_limits.changes(now());
-        assert_eq!(changes[0].reached_at, Some(now()));
-    }
-
-    #[test]
-    fn what_is_claimed_ahead_is_a_quarter_or_what_can_start_at_once() {
-        let mut free = claim_limit(Scope::System, most(100), 60);
-        let mut room = |at_once| {
-            free.begin(at_once);
-            free.room()
-        };
-        assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
-        let mut scene = Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, most(100), 98)]);
-        let mut admission = scene.request(10, 0);
-        assert!(admission.open_lanes().is_empty());
-        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(AHEAD_MS)) }]);
-        assert_eq!(admission.for_others(), [1], "who can start something may have it");
-        assert!(scene.claim_limits.changes(now()).is_empty(), "the limit was not reached");
-    }
-
-    #[test]
-    fn an_empty_bucket_says_when_it_goes_on() {
-        let limit = Limit { concurrency: None, rate: Some(Rate { count: 2, period_ms: 1_000 }) };
-        let mut scene =
-            Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::Type("type-1".into()), limit, 0)]);
-        let mut admission = scene.request(9, 9);
-        for ready_at in 1..=3 {
-            let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
-            admission.add_head(1, Timestamp::from_ms(ready_at), id);
-        }
-        assert!(admission.choose().is_empty());
-        assert_eq!(admission.chosen().len(), 2);
-        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
-        scene.claim_limits.give_back(1, 1);
-        let left = scene.claim_limits.changes(now())[0].bucket.expect("it has a rate");
-        assert_eq!(left.available(), 1, "what was not started is not taken");
-    }
-
-    #[test]
-    fn a_key_without_room_is_closed_and_the_others_go() {
-        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.request(10, 10);
-        for (key, held) in [(7, 1), (8, 0), (9, 0)] {
-            let scope = Scope::Key(format!("k{key}"));
-            admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), held), 10);
-        }
-        admission.add_empty(&key_queue(1, 99));
-        let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
-        assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
-        let changes = admission.key_queue_changes();
-        let told: Vec<_> =
-            changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
-        let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
-        assert_eq!(told, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
-        assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
-    }
-
-    #[test]
-    fn a_job_that_was_gone_when_it_was_taken_leaves_its_line_open() {
-        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.request(10, 10);
-        admission.add_key_queue(key_queue(1, 7), || claim_limit(Scope::Key("k".into()), most(1), 0), 10);
-        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
-        admission.missed(|_| true);
-        assert!(admission.key_queue_changes().is_empty() && admission.maybe_empty().is_empty());
-        assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(BUSY_MS)) }]);
-    }
-
-    #[test]
-    fn one_key_in_two_lanes_has_one_room() {
-        let mut scene = Scene::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
-        let mut admission = scene.request(10, 10);
-        for lane in [1, 2] {
-            admission.add_key_queue(key_queue(lane, 7), || claim_limit(Scope::Key("k".into()), most(2), 0), 10);
-        }
-        let jobs = [(1, 7, 1), (1, 7, 4), (2, 7, 2), (2, 7, 3)];
-        assert_eq!(choose(&mut admission, &jobs), [(1, 1), (2, 2)]);
-        assert!(admission.key_queue_changes().iter().all(|change| !change.open));
-    }
-
-    #[test]
-    fn a_line_that_may_give_more_is_read_again() {
-        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let mut admission = scene.request(50, 50);
-        for key in 0..40 {
-            admission.add_key_queue(key_queue(1, key), || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 50);
-        }
-        let old = (0..60).map(|n| (1, 0, n));
-        let jobs: Vec<_> = old.chain((1..40).map(|key| (1, key, 1_000 + key))).collect();
-        let chosen = choose(&mut admission, &jobs);
-        assert_eq!(chosen, (0..50).map(|n| (1, n)).collect::<Vec<_>>(), "the oldest, all of one key");
-    }
-
-    #[test]
-    fn who_was_served_goes_to_the_end_of_the_turn_in_a_fair_queue() {
-        let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-        let fair = QueueRule { fairness: Some(Fairness::Key), ..QueueRule::default() };
-        scene.rules.queues.insert("q".into(), fair);
-        let mut admission = scene.request(1, 1);
-        for key in [7, 8] {
-            let turn = if key == 7 { NOW + 5 } else { NOW };
-            let key_queue = OpenKeyQueue { turn, ..key_queue(1, key) };
-            admission.add_key_queue(key_queue, || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 1);
-        }
-        assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
-        let changes = admission.key_queue_changes();
-        assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind everybody");
-    }
-
-    #[test]
-    fn a_paused_queue_is_put_aside() {
-        let pause = faena_domain::Pause { at: now(), by: "ana".into(), reason: None };
-        let mut rules = Rules::default();
-        rules.queues.insert("p".into(), QueueRule { paused: Some(pause), ..QueueRule::default() });
-        let (open, limited) = unpaused(&rules, vec![lane(1, "p", false), lane(2, "q", false)]);
-        assert_eq!(open.iter().map(|lane| lane.id).collect::<Vec<_>>(), [2]);
-        assert_eq!(limited, [Limited { lane: 1, until: None }]);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Puts the rows of one job together into what people see.
+//! Builds the view of a job from its rows.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use faena_domain::{
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::{Lane, Result, StoreError, progress, workers::Holder};
+use crate::{Cause, Lane, Result, StoreError, progress, workers::Holder};
 
 pub struct JobRow {
     pub id: JobId,
@@ -18,12 +18,12 @@ pub struct JobRow {
     pub payload: String,
 }
 
-/// Where the job stands.
+/// Where a job is: its state, with the columns of its row.
 pub enum Place {
     Ready {
         ready_at: Timestamp,
         retry_count: u32,
-        /// Since when it waits for which limit. Only looked for when the job is shown whole.
+        /// Since when it waits, and for which limit. Only read for a single job.
         limited: Option<(Timestamp, String)>,
     },
     Waiting {
@@ -32,10 +32,10 @@ pub enum Place {
         blocked: bool,
         retry_count: u32,
     },
-    /// In a block, nothing told yet.
+    /// In a claim, without a report yet.
     Assigned {
         run: Run,
-        /// The node or the worker that has it.
+        /// The node or worker that owns the claim.
         owner: Uuid,
         claimed_at: Timestamp,
         ready_at: Timestamp,
@@ -43,12 +43,12 @@ pub enum Place {
     },
     Running(RunningRow),
     Finished(FinishedRow),
-    /// The job row is there and nothing else: it was caught between two places by a read that is not one snapshot.
+    /// Only the job row exists: a read without a snapshot met it between two tables.
     Between,
 }
 
 impl Place {
-    /// Who has or had it in hand, as far as that can be a worker.
+    /// Returns the owner or last owner, if it can be a worker.
     pub fn holder(&self) -> Option<Uuid> {
         match self {
             Place::Assigned { owner, .. } => Some(*owner),
@@ -59,7 +59,7 @@ impl Place {
     }
 }
 
-/// The workers that are known of those that the jobs name.
+/// The known workers among the owners of jobs.
 pub type Holders = HashMap<Uuid, Holder>;
 
 pub struct RunningRow {
@@ -73,7 +73,7 @@ pub struct RunningRow {
     pub progress: Option<String>,
 }
 
-/// How a run ended: the last one (`done`, `ended`) or an earlier one (`attempt`).
+/// End of a run: the last one (`done`, `ended`) or an earlier one (`attempt`).
 pub struct FinishedRow {
     pub state: JobState,
     pub run: Run,
@@ -87,7 +87,7 @@ pub struct FinishedRow {
     pub log: String,
 }
 
-/// What belongs to the job besides; only read when it is shown whole.
+/// Further rows of a job, only read for a single job.
 #[derive(Default)]
 pub struct Details {
     pub attempts: Vec<FinishedRow>,
@@ -112,7 +112,7 @@ impl StepRow {
 pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     match text {
         None => Ok(JobOptions::default()),
-        Some(text) => serde_json::from_str(text).map_err(|e| StoreError::Broken(format!("options of a job: {e}"))),
+        Some(text) => serde_json::from_str(text).map_err(|e| StoreError::Broken(Cause::new("options of a job", e))),
     }
 }
 
@@ -258,7 +258,7 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
     Ok(view)
 }
 
-/// Says what is stored once and not with every line: who was handed the job, how long it took.
+/// Adds what is stored once and not in every entry: who received the job, how long it took.
 fn say_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], holders: &Holders) {
     let worker_of = |run: Option<Run>| match attempts.iter().find(|attempt| Some(attempt.run) == run) {
         Some(attempt) => attempt.worker.map(|worker| worker_name(worker, holders)),
@@ -275,7 +275,7 @@ fn say_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], ho
     }
 }
 
-/// How the runs of a job ended, as they are shown.
+/// Returns the ends of a job's runs as they are shown.
 pub fn attempts(rows: Vec<FinishedRow>, holders: &Holders) -> Vec<Attempt> {
     rows.into_iter()
         .map(|row| Attempt {
@@ -290,20 +290,19 @@ pub fn attempts(rows: Vec<FinishedRow>, holders: &Holders) -> Vec<Attempt> {
         .collect()
 }
 
-/// What a worker calls itself; its life's id where that is forgotten.
+/// Returns the key of a worker, or the id of its registration if that was deleted.
 fn worker_name(id: Uuid, holders: &Holders) -> String {
     holders.get(&id).map_or_else(|| id.to_string(), |holder| holder.key.clone())
 }
 
-/// Puts the lines in the order in which things happened. What happened within one millisecond goes by run, and inside a run
-/// by the order of a job's life.
+/// Sorts entries by time; within one millisecond by run, and within a run by the order of a job's life.
 fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
     let turn = |entry: &LogEntry| match entry.run {
         Some(run) => attempts.iter().position(|attempt| attempt.run == run).unwrap_or(attempts.len()),
         None => attempts.iter().filter(|attempt| attempt.finished_at <= entry.timestamp).count(),
     };
     for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
-        // A job that was given back stands at its old place in line, but only since it was given back.
+        // A job that was returned keeps its old ready time, but was queued again only when it was returned.
         if let Some(before) = turn(entry).checked_sub(1).and_then(|at| attempts.get(at)) {
             entry.timestamp = entry.timestamp.max(before.finished_at);
         }
@@ -314,7 +313,7 @@ fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
     }
 }
 
-/// The order of what happens to one run within one millisecond.
+/// Order of the events of one run within one millisecond.
 fn rank(event: LogEvent) -> u8 {
     match event {
         LogEvent::Created => 0,
@@ -332,5 +331,5 @@ fn rank(event: LogEvent) -> u8 {
 }
 
 fn raw(text: String) -> Result<Box<RawValue>> {
-    RawValue::from_string(text).map_err(|e| StoreError::Broken(format!("stored JSON: {e}")))
+    RawValue::from_string(text).map_err(|e| StoreError::Broken(Cause::new("stored JSON", e)))
 }

@@ -1,17 +1,123 @@
-//! Actions on many jobs, as both engines keep them and tell of them in the audit log.
+//! Bulk actions: the verbs, how they are stored, and their entries in the audit log.
 //!
-//! An action goes through the jobs in the order of their ids, parents before their children, and notes in the transaction of
-//! each step how far it has come: that note is the fence between nodes, and what goes on after a crash.
+//! An action processes jobs in the order of their ids, parents before children. Each step records its progress in its own
+//! transaction: the progress is the fence between nodes, and where another node continues after a crash.
 
-use faena_domain::{BulkId, JobId, Timestamp};
+use async_trait::async_trait;
+use faena_domain::{BulkId, JobId, JobState, Timestamp};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{AuditEntry, Bulk, BulkAction, BulkStep, Filter, NewBulk, Result, StoreError};
+use crate::{AuditEntry, Filter, Result, StoreError};
+
+/// Bulk actions.
+#[async_trait]
+pub trait BulkStore: Send + Sync + 'static {
+    /// Stores a bulk action whose first step is due at `due_at`, with its entry in the audit log unless it is finished at once.
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
+
+    /// Returns the bulk action that is due first, even if that is later than now.
+    async fn bulk_due(&self) -> Result<Option<Bulk>>;
+
+    /// Processes the next jobs of a bulk action that are still in a matching state, and records the progress in the same transaction.
+    ///
+    /// No job is processed twice, whichever node dies. The last step adds an entry to the audit log. Returns `false`, and does nothing, if the
+    /// action has progressed since it was read or is finished.
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool>;
+
+    /// Stops a bulk action early. Returns `false` if it is finished or does not exist.
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool>;
+
+    /// Returns a bulk action.
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>>;
+
+    /// Lists bulk actions, newest first.
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>>;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BulkAction {
+    Cancel,
+    Retry,
+    Delete,
+}
+
+impl BulkAction {
+    pub const ALL: [BulkAction; 3] = [BulkAction::Cancel, BulkAction::Retry, BulkAction::Delete];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            BulkAction::Cancel => "cancel",
+            BulkAction::Retry => "retry",
+            BulkAction::Delete => "delete",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<BulkAction> {
+        BulkAction::ALL.into_iter().find(|action| action.as_str() == text)
+    }
+
+    /// Returns whether the action applies to a job in this state.
+    pub fn fits(self, state: JobState) -> bool {
+        match self {
+            BulkAction::Cancel => !state.is_terminal(),
+            BulkAction::Retry => state.can_transition_to(JobState::Pending),
+            BulkAction::Delete => !state.is_in_flight(),
+        }
+    }
+}
+
+/// A new action on every job that matches a filter.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NewBulk {
+    pub id: BulkId,
+    pub action: BulkAction,
+    /// Includes the states to which the action applies.
+    pub filter: Filter,
+    pub actor: String,
+    /// `None`: as fast as possible.
+    pub per_second: Option<u32>,
+    /// The newest job to process.
+    pub upto: JobId,
+    pub matched: u64,
+}
+
+/// A bulk action and its progress.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bulk {
+    pub id: BulkId,
+    pub action: BulkAction,
+    pub filter: Filter,
+    pub actor: String,
+    pub per_second: Option<u32>,
+    pub created_at: Timestamp,
+    pub upto: JobId,
+    /// Every job up to this one was processed.
+    pub last: Option<JobId>,
+    pub matched: u64,
+    pub done: u64,
+    /// Jobs that changed their state before they were processed.
+    pub skipped: u64,
+    /// When the next step is due.
+    pub due_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    pub error: Option<String>,
+}
+
+/// The next jobs of a bulk action; all are processed or none.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BulkStep {
+    /// The action as it was read. If it has progressed since, the step does nothing.
+    pub bulk: Bulk,
+    pub ids: Vec<JobId>,
+    pub last: Option<JobId>,
+    /// `None`: this is the last step.
+    pub due_at: Option<Timestamp>,
+}
 
 pub const CANCEL_REASON: &str = "cancelled by request";
 
-/// What became of the jobs of one step.
+/// Outcome of the jobs of one step.
 #[derive(Default)]
 pub struct Acted {
     pub done: i64,
@@ -19,7 +125,7 @@ pub struct Acted {
 }
 
 impl Acted {
-    /// Counts one job; an error that is no answer to this one job ends the step.
+    /// Counts one job. An error that does not concern this job alone ends the step.
     pub fn count(&mut self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.done += 1,
@@ -55,7 +161,7 @@ pub const COLUMNS: &str = "id, action, filter, actor, per_second, created_at, up
 impl BulkRow {
     pub fn bulk(self) -> Result<Bulk> {
         let broken =
-            |what: &str| StoreError::Broken(format!("the {what} of bulk action {} is not understood", self.id));
+            |what: &str| StoreError::Broken(format!("the {what} of bulk action {} is not readable", self.id).into());
         Ok(Bulk {
             id: BulkId(self.id),
             action: BulkAction::parse(&self.action).ok_or_else(|| broken("kind"))?,
@@ -75,22 +181,22 @@ impl BulkRow {
     }
 }
 
-/// Rows that are looked at for one that is due.
+/// Number of rows that are read to find a due one.
 pub const LOOK: usize = 50;
 
-/// The first that this version understands. Others (of a newer version, say) are left alone and hold nobody up.
+/// Returns the first action that this version understands. Others, for example of a newer version, are skipped.
 pub fn first_good(rows: Vec<BulkRow>) -> Option<Bulk> {
     rows.into_iter().find_map(|row| match row.bulk() {
         Ok(bulk) => Some(bulk),
         Err(error) => {
-            tracing::warn!(%error, "a bulk action is left alone");
+            tracing::warn!(%error, "bulk action skipped");
             None
         }
     })
 }
 
 impl Filter {
-    /// As the API writes it, without what it does not ask for.
+    /// Returns the filter as the API writes it, without absent fields.
     pub fn shown(&self) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         if let Value::Object(fields) = &mut value {
@@ -100,7 +206,7 @@ impl Filter {
     }
 }
 
-/// One that takes its time is told of when it begins and when it is over; one that is done at once, when it is done.
+/// Returns the entry for the start. An action that finishes at once only has an entry for its end.
 pub fn begin_audit(bulk: &NewBulk) -> Option<AuditEntry> {
     bulk.per_second.map(|per_second| AuditEntry {
         actor: bulk.actor.clone(),
@@ -132,7 +238,7 @@ pub fn stop_audit(bulk: &Bulk, by: &str) -> AuditEntry {
     }
 }
 
-/// Whether a bulk action still stands where the step begins.
+/// Returns whether the stored progress is still where the step starts.
 pub fn is_where(step: &BulkStep, last: Option<Uuid>, due_at: Option<i64>) -> bool {
     due_at.is_some() && due_at == step.bulk.due_at.map(Timestamp::as_ms) && last == step.bulk.last.map(|id| id.0)
 }

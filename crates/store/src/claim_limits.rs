@@ -1,6 +1,6 @@
-//! What limits let through: a gate is one limit as a claim finds it, with what is running and what is left of its rate.
+//! Limits as a claim reads them: what is running, and what is left of a rate.
 //!
-//! Pure; both engines read the numbers, ask here, and write down what has changed.
+//! Pure. Both engines read the numbers, decide here, and write what has changed.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,10 +8,10 @@ use faena_domain::{Bucket, Limit, Rules, Scope, Timestamp};
 
 use crate::{Lane, LaneId, Limited, StoredLimit};
 
-/// Who can start nothing at once and was given nothing ahead asks again after this time.
+/// A request that can start nothing immediately, and got nothing ahead, is repeated after this time.
 pub const AHEAD_MS: i64 = 50;
 
-/// A limit as a claim finds it.
+/// A limit as a claim reads it.
 #[derive(Clone, Debug)]
 pub struct ClaimLimit {
     scope: Scope,
@@ -19,10 +19,10 @@ pub struct ClaimLimit {
     held: usize,
     bucket: Option<Bucket>,
     reached_at: Option<Timestamp>,
-    /// What the ask that is served now may take besides.
+    /// What the current request may still take.
     allowed: usize,
     pub taken: usize,
-    /// It held a job back.
+    /// Whether it delayed a job.
     cut: bool,
     now: Timestamp,
 }
@@ -43,7 +43,7 @@ impl ClaimLimit {
         ClaimLimit::new(Scope::Key(key), limit, held, bucket, now)
     }
 
-    /// How many more may be in hands at once.
+    /// Returns how many more jobs may be in flight.
     pub fn free(&self) -> usize {
         self.limit.concurrency.map_or(usize::MAX, |most| (most as usize).saturating_sub(self.held + self.taken))
     }
@@ -52,7 +52,7 @@ impl ClaimLimit {
         self.bucket.map_or(usize::MAX, |bucket| bucket.available().saturating_sub(self.taken))
     }
 
-    /// What is claimed ahead of what can start at once must leave room for others.
+    /// Begins a request. What it claims ahead of what can start immediately must leave room for other requests.
     pub fn begin(&mut self, at_once: usize) {
         self.allowed = at_once.max(self.free() / 4);
     }
@@ -75,25 +75,25 @@ impl ClaimLimit {
         self.bucket.map(|bucket| bucket.without(self.taken))
     }
 
-    /// When it lets the next one go, if that hangs on time.
+    /// Returns when the limit allows the next job, if that depends on time.
     pub fn opens_at(&self) -> Option<Timestamp> {
         if self.free() == 0 {
             return None;
         }
         if self.tokens() > 0 {
-            // Whoever was given something asks again when that has ended.
+            // A worker that got something asks again when that has ended.
             return (self.room() == 0 && self.taken == 0).then(|| self.now.plus_ms(AHEAD_MS));
         }
         self.limit.rate.zip(self.left()).map(|(rate, bucket)| rate.next_at(bucket))
     }
 
-    /// For people, with real values: `queue mail: 2 of 2 running`.
+    /// Returns a text for people, with current values: `queue mail: 2 of 2 running`.
     pub fn text(&self) -> String {
         limit_text(&self.scope, &self.limit, self.held + self.taken, self.left())
     }
 }
 
-/// What is held by a limit, for people: `queue mail: 2 of 2 running`, `type x: rate of 10 starts per 1000 ms`.
+/// Describes a limit for people: `queue mail: 2 of 2 running`, `type x: rate of 10 starts per 1000 ms`.
 pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<Bucket>) -> String {
     let full = limit.concurrency.filter(|most| running >= *most as usize);
     match (full, limit.concurrency, limit.rate) {
@@ -113,7 +113,7 @@ pub struct ClaimLimits {
     of_lane: HashMap<LaneId, Vec<usize>>,
 }
 
-/// What a claim writes into a limit's row.
+/// Change of the row of a limit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LimitChange {
     pub scope: Scope,
@@ -122,7 +122,7 @@ pub struct LimitChange {
 }
 
 impl ClaimLimits {
-    /// The scopes whose limits a claim of these lanes has to look at, in the order in which they are locked.
+    /// Returns the scopes whose limits apply to these lanes, in the order in which they are locked.
     pub fn scopes<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> Vec<Scope> {
         let scopes: BTreeSet<Scope> = lanes
             .into_iter()
@@ -140,7 +140,7 @@ impl ClaimLimits {
         ClaimLimits { of_lane: of_lane.collect(), claim_limits }
     }
 
-    /// From here on another ask is served.
+    /// Begins another request.
     pub fn begin(&mut self, at_once: usize) {
         self.claim_limits.iter_mut().for_each(|claim_limit| claim_limit.begin(at_once));
     }
@@ -159,21 +159,21 @@ impl ClaimLimits {
         }
     }
 
-    /// Less was there than a lane might have given.
+    /// Returns room: a lane had fewer jobs than it might have given.
     pub fn give_back(&mut self, lane: LaneId, count: usize) {
         for at in self.of_lane.get(&lane).into_iter().flatten() {
             self.claim_limits[*at].give_back(count);
         }
     }
 
-    /// This lane has, or may have, jobs that its gates do not let through now.
+    /// Marks a lane that has, or may have, jobs that its limits do not allow now.
     pub fn hold_back(&mut self, lane: LaneId) -> Limited {
         let mut until: Option<Timestamp> = None;
         let mut by_time_only = true;
         for at in self.of_lane.get(&lane).into_iter().flatten() {
             let claim_limit = &mut self.claim_limits[*at];
             if claim_limit.room() == 0 {
-                // What was claimed ahead is no reason to say that the limit is reached.
+                // Claiming ahead does not mean that the limit is reached.
                 claim_limit.cut |= claim_limit.free() == 0 || claim_limit.tokens() == 0;
                 match claim_limit.opens_at() {
                     Some(at) => until = until.max(Some(at)),
@@ -184,14 +184,14 @@ impl ClaimLimits {
         Limited { lane, until: until.filter(|_| by_time_only) }
     }
 
-    /// Whether nothing but what may be claimed ahead holds this lane back.
+    /// Returns whether only the bound on claiming ahead limits this lane.
     pub fn has_room_for_others(&self, lane: LaneId) -> bool {
         let claim_limits = || self.of(lane).iter().map(|at| &self.claim_limits[*at]);
         claim_limits().any(|claim_limit| claim_limit.room() == 0)
             && claim_limits().all(|claim_limit| claim_limit.free() > 0 && claim_limit.tokens() > 0)
     }
 
-    /// Since when a job of this lane that has been ready since `ready_at` had to wait for which limit.
+    /// Returns since when a job that became ready at `ready_at` had to wait, and for which limit.
     pub fn waited(&self, lane: LaneId, ready_at: Timestamp) -> Option<(Timestamp, String)> {
         self.of(lane).iter().map(|at| &self.claim_limits[*at]).find_map(|claim_limit| {
             let reached_at = claim_limit.reached_at.filter(|at| *at >= ready_at)?;
@@ -199,7 +199,8 @@ impl ClaimLimits {
         })
     }
 
-    /// What is to be written. That a limit was reached is told once a second if nothing else is written.
+    /// Returns the changes to write. If nothing else changes, the time at which a limit was reached is written once a
+    /// second.
     pub fn changes(&self, now: Timestamp) -> Vec<LimitChange> {
         let mut changes = Vec::new();
         for claim_limit in &self.claim_limits {
@@ -214,7 +215,7 @@ impl ClaimLimits {
     }
 }
 
-/// Whether a limit counts the jobs of a lane.
+/// Returns whether a limit counts the jobs of a lane.
 pub fn applies_to(scope: &Scope, lane: &Lane) -> bool {
     match scope {
         Scope::System => true,
@@ -224,7 +225,7 @@ pub fn applies_to(scope: &Scope, lane: &Lane) -> bool {
     }
 }
 
-/// Since when a job that is ready since `ready_at` waits for which of these limits.
+/// Returns since when a job that became ready at `ready_at` waits, and for which of these limits.
 pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Option<(Timestamp, String)> {
     limits.iter().filter(|stored| applies_to(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
         let reached_at = stored.reached_at.filter(|at| *at >= ready_at)?;
@@ -232,7 +233,7 @@ pub fn waits_for(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Op
     })
 }
 
-/// It was full when it was reached, whatever has ended since.
+/// Describes a limit as it was when it was reached, whatever has ended since.
 fn reached_text(scope: &Scope, limit: &Limit, bucket: Option<Bucket>) -> String {
     let out_of_tokens = bucket.is_some_and(|bucket| bucket.available() == 0);
     let running = limit.concurrency.filter(|_| !out_of_tokens).unwrap_or(0);

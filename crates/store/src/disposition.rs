@@ -1,19 +1,19 @@
-//! What becomes of a job that is taken from whoever had it in hand. Decided once, written by both engines.
+//! Decides what happens to a job whose claim is released. Both engines write it.
 
 use faena_domain::{LogEvent, WorkerId};
 
-/// Why jobs are taken back.
+/// Why a claim is released.
 #[derive(Clone, Copy, Debug)]
 pub enum ReleaseReason<'a> {
-    /// Somebody took leave, or never heard of them: nothing costs a try.
+    /// The owner left, or never received the jobs: no attempt is used.
     Left { text: &'a str, worker: Option<WorkerId> },
-    /// Their server died. What had started costs a try; the others were perhaps only standing by.
+    /// The server died. Jobs that had started use an attempt; the others may only have been waiting.
     Died { delay_ms: i64 },
-    /// Their worker was lost. Nobody can tell which of them it had begun, so each costs a try: crashes count.
+    /// The worker was lost. It is unknown which jobs it had started, so each uses an attempt: crashes count.
     Lost { text: &'a str, worker: WorkerId, delay_ms: i64 },
 }
 
-/// Where it goes.
+/// Where the job goes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Disposition<'a> {
     Cancelled { cause: &'a str },
@@ -23,10 +23,10 @@ pub enum Disposition<'a> {
 }
 
 const DIED: &str = "the server that ran it died";
-const DIED_BEFORE: &str = "its server died before it is known to have started";
+const DIED_BEFORE: &str = "its server died before a start was recorded";
 
 impl<'a> ReleaseReason<'a> {
-    /// `cancel`: somebody wants it cancelled; then it goes back to no line.
+    /// Returns where a job goes. `cancel`: the reason of a cancel request; such a job does not go back to a queue.
     pub fn disposition(self, cancel: Option<&'a str>, started: bool, tries_left: bool) -> Disposition<'a> {
         if let Some(cause) = cancel {
             return Disposition::Cancelled { cause };
@@ -42,12 +42,12 @@ impl<'a> ReleaseReason<'a> {
         if tries_left { Disposition::Retry { error, delay_ms } } else { Disposition::Failed { error } }
     }
 
-    /// Nobody knows whether what goes back had begun: the next one writes its start down first.
+    /// Returns whether the next start must be recorded first, because it is unknown whether the job had started.
     pub fn start_first(self) -> bool {
         matches!(self, ReleaseReason::Died { .. })
     }
 
-    /// In whose hands they were, if that was a worker.
+    /// Returns the worker that had the jobs, if a worker had them.
     pub fn worker(self) -> Option<uuid::Uuid> {
         match self {
             ReleaseReason::Left { worker, .. } => worker.map(|id| id.0),
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_its_fate() {
+    fn every_release_reason_has_its_disposition() {
         let left = ReleaseReason::Left { text: "it stopped", worker: None };
         let died = ReleaseReason::Died { delay_ms: 5 };
         let lost = ReleaseReason::Lost { text: "gone", worker: WorkerId::new(), delay_ms: 7 };

@@ -1,13 +1,15 @@
-//! What can go wrong, as far as somebody branches on it.
+//! Errors of the store: one variant per reaction of the caller.
 
-use faena_domain::{FieldError, JobId, JobState};
+use std::{error::Error, fmt, sync::Arc};
+
+use faena_domain::{FieldError, JobId, JobState, error_chain};
 
 #[derive(thiserror::Error, Debug)]
 pub enum StoreError {
-    /// The database does not answer, or refuses to write. Nothing was changed; the same call may work later.
+    /// The database does not answer or refuses to write. Nothing was changed; the same call may succeed later.
     #[error("the database is not available: {0}")]
-    Unavailable(String),
-    /// Something that the operator must put right before Faena can start.
+    Unavailable(#[source] Cause),
+    /// The operator must change something before Faena can start.
     #[error("{0}")]
     Setup(String),
     #[error("there is no job {0}")]
@@ -18,12 +20,65 @@ pub enum StoreError {
     Conflict { message: String, holder: Option<JobId> },
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
-    /// Two transactions stood in each other's way; the same call works when it is made again.
+    /// Two transactions blocked each other; the same call succeeds when it is repeated.
     #[error("the database is busy: {0}")]
-    Contended(String),
-    /// A defect of Faena or of the database's content.
+    Contended(#[source] Cause),
+    /// A bug in Faena, or damaged data.
     #[error("{0}")]
-    Broken(String),
+    Broken(#[source] Cause),
+}
+
+impl StoreError {
+    /// Copies the error of a shared transaction for one of its callers.
+    pub(crate) fn for_each_caller(&self) -> StoreError {
+        match self {
+            StoreError::Unavailable(cause) => StoreError::Unavailable(cause.clone()),
+            StoreError::Broken(cause) => StoreError::Broken(cause.clone()),
+            other => StoreError::Broken(other.to_string().into()),
+        }
+    }
+}
+
+/// What went wrong, with the error of the database that caused it. Callers that share a transaction share its cause.
+#[derive(Clone, Debug)]
+pub struct Cause {
+    message: String,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl Cause {
+    pub fn new(message: impl fmt::Display, source: impl Error + Send + Sync + 'static) -> Cause {
+        let message = format!("{message}: {}", error_chain(&source));
+        Cause { message, source: Some(Arc::new(source)) }
+    }
+
+    pub fn of(source: impl Error + Send + Sync + 'static) -> Cause {
+        Cause { message: error_chain(&source), source: Some(Arc::new(source)) }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Cause {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}
+
+impl From<String> for Cause {
+    fn from(message: String) -> Cause {
+        Cause { message, source: None }
+    }
+}
+
+impl From<&str> for Cause {
+    fn from(message: &str) -> Cause {
+        Cause::from(message.to_owned())
+    }
 }
 
 impl From<rusqlite::Error> for StoreError {
@@ -32,48 +87,29 @@ impl From<rusqlite::Error> for StoreError {
         match error.sqlite_error_code() {
             Some(DiskFull) => StoreError::Unavailable("the disk is full; free some space".into()),
             Some(DatabaseBusy | DatabaseLocked | SystemIoFailure | CannotOpen | ReadOnly | PermissionDenied) => {
-                StoreError::Unavailable(error.to_string())
+                StoreError::Unavailable(Cause::of(error))
             }
-            _ => StoreError::Broken(format!("SQLite: {error}")),
+            _ => StoreError::Broken(Cause::new("SQLite", error)),
         }
     }
 }
 
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
-        let text = chain(&error);
-        match error.code().map(|code| code.code()) {
-            // No SQLSTATE: the connection itself failed. 08: connection, 53: out of resources, 57P: shutting down, 25006: the
-            // server has become read-only (a demoted primary), 57014: statement timeout, 55P03: lock timeout, 40: conflicts that
-            // outlived their retries, 58: I/O.
-            None => StoreError::Unavailable(text),
-            Some(code) if code.starts_with("40") || code == "55P03" => StoreError::Contended(text),
-            Some(code)
-                if code.starts_with("08")
-                    || code.starts_with("53")
-                    || code.starts_with("57")
-                    || code.starts_with("58")
-                    || code == "25006"
-                    || code == "26000" =>
-            {
-                StoreError::Unavailable(text)
-            }
-            Some(code) => StoreError::Broken(format!("PostgreSQL {code}: {text}")),
+        let Some(code) = error.code().map(|code| code.code().to_owned()) else {
+            // No SQLSTATE: the connection itself failed.
+            return StoreError::Unavailable(Cause::of(error));
+        };
+        // 08: connection, 53: out of resources, 57: shutdown or statement timeout, 58: I/O, 25006: the server has become read-only
+        // (a demoted primary), 26000: a prepared statement is gone (a pooler).
+        let unavailable = ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class));
+        // 40: conflicts that outlived their retries, 55P03: lock timeout.
+        if code.starts_with("40") || code == "55P03" {
+            StoreError::Contended(Cause::of(error))
+        } else if unavailable || code == "25006" || code == "26000" {
+            StoreError::Unavailable(Cause::of(error))
+        } else {
+            StoreError::Broken(Cause::new(format!("PostgreSQL {code}"), error))
         }
     }
-}
-
-/// The error with its causes: the library leaves them out of its text.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        source = cause.source();
-    }
-    text
 }

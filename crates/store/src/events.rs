@@ -1,35 +1,67 @@
-//! Events, as far as both engines agree: who wants which, and what one is. How they come to be stands in
-//! `docs/decisions/004-events-from-rows.md`: triggers derive them from where rows go, in the transaction that moves them, and exist only
-//! while somebody wants events.
+//! Events: the verbs, subscriptions and stored events.
+//!
+//! Triggers create events in the transaction that moves a row, while a subscription exists
+//! (`docs/decisions/004-events-from-rows.md`).
 
+use async_trait::async_trait;
 use faena_domain::{CloudEvent, Timestamp};
 use uuid::Uuid;
 
-/// Somebody wants events of some types.
+use crate::Result;
+
+/// Events and the subscriptions to them.
+#[async_trait]
+pub trait EventStore: Send + Sync + 'static {
+    /// Registers or renews subscriptions to events.
+    ///
+    /// While a subscription exists, events are recorded in the transaction in which they happen. Without one they cost nothing.
+    async fn event_subscribe(&self, subscriptions: Vec<EventSubscription>, now: Timestamp) -> Result<()>;
+
+    /// Returns whether a subscription exists, as far as this process knows.
+    fn has_event_subscriptions(&self) -> bool;
+
+    /// Deletes expired subscriptions, and up to `limit` events from before `before` that no sink waits for. Returns their number.
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
+
+    /// Lists matching events in commit order.
+    ///
+    /// A reader that continues from the position of the last event skips none, however late other transactions commit.
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>>;
+
+    /// Returns the position after everything that has happened so far.
+    async fn event_end(&self) -> Result<EventPosition>;
+
+    /// Returns the range of events that are kept for a subscription. `None` if it does not exist.
+    ///
+    /// A reader at a position before this range has permanently missed events.
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>>;
+}
+
+/// A subscription to events of some types.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EventSubscription {
     pub name: String,
-    /// `job.*`, `schedule.missed`, `*`.
+    /// For example `job.*`, `schedule.missed`, `*`.
     pub types: Vec<String>,
     pub mode: SubscriptionMode,
-    /// The wish is forgotten then, unless it is repeated.
+    /// When the subscription expires unless it is renewed.
     pub until: Timestamp,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubscriptionMode {
-    /// They are kept, for whoever reads them.
+    /// Events are kept for readers.
     Keep,
-    /// They wait in the outbox until the sink of this name has confirmed them.
+    /// Events wait in the outbox until the sink with the name of the subscription confirms them.
     Queue(OnRejected),
 }
 
-/// What becomes of the later messages of a subject when a sink refuses one.
+/// What happens to later events of a subject when a sink rejects one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnRejected {
-    /// They wait until it has gone through or somebody has resolved it.
+    /// They wait until it is confirmed or resolved.
     Park,
-    /// They go on without it.
+    /// They are published without it.
     #[default]
     Skip,
 }
@@ -44,19 +76,19 @@ impl SubscriptionMode {
     }
 }
 
-/// Where an event stands among all. Readers go on from there.
+/// Position of an event in commit order. Readers continue from the last position they read.
 pub type EventPosition = i64;
 
-/// From where to where events are kept.
+/// The range of events that are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventRange {
-    /// Everything that happened after this place is kept. Before, nobody wanted it, or it was removed as old.
+    /// Every event after this position is kept. Earlier ones were pruned or never recorded.
     pub after: EventPosition,
-    /// No event has a later place yet.
+    /// No event has a later position yet.
     pub last: EventPosition,
 }
 
-/// What happened.
+/// A recorded event.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StoredEvent {
     pub position: EventPosition,
@@ -73,7 +105,7 @@ pub struct StoredEvent {
 }
 
 impl StoredEvent {
-    /// As it is told to the outside.
+    /// Returns the event as a CloudEvent.
     pub fn cloud_event<'a>(&'a self, source: &'a str) -> CloudEvent<'a> {
         CloudEvent {
             source,
@@ -90,17 +122,17 @@ impl StoredEvent {
     }
 }
 
-/// Which events are looked for.
+/// Which events to list.
 #[derive(Clone, PartialEq, Debug)]
 pub enum EventQuery {
-    /// What was committed after this place.
+    /// Events after this position.
     After(EventPosition),
-    /// What belongs together, the first one first.
+    /// Events with this correlation id, oldest first.
     Correlation(String),
 }
 
-/// What `event` rows are read from.
+/// The columns of `event` rows that are read.
 pub const COLUMNS: &str = "position, id, type, subject, sequence, at, correlation, actor, traceparent, data";
 
-/// How long is remembered what came in from outside, so that it is dealt with once.
+/// How long ids of processed messages are kept.
 pub const INBOX_KEPT_MS: i64 = 30 * 24 * 3_600_000;

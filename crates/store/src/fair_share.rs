@@ -1,6 +1,7 @@
-//! Who goes first when a claim sees ready jobs of several lanes: by score inside a queue, in turn between queues. In a queue that
-//! is fair each key has its turn: one job of each, who was served longest ago first, so that one key with many jobs cannot keep
-//! the others waiting.
+//! Decides the order when a claim reads ready jobs of several lanes: by score inside a queue, round robin between queues.
+//!
+//! In a fair queue the keys take turns: one job of each, the key that was served longest ago first, so that a key with many
+//! jobs does not delay the others.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +12,9 @@ pub struct Candidate<T> {
     pub queue: String,
     pub ordering: Ordering,
     pub fairness: Fairness,
-    /// Jobs without one share a turn.
+    /// Jobs without a key take turns as if they had one.
     pub key: Option<i64>,
-    /// In a queue that is fair: when its key was served last.
+    /// In a fair queue: when its key was last served.
     pub turn: i64,
     pub priority: Priority,
     pub ready_at: Timestamp,
@@ -21,7 +22,8 @@ pub struct Candidate<T> {
     pub row: T,
 }
 
-/// The first `limit` of `candidates`. `turn` chooses which queue is served first, so that with few slots all get theirs.
+/// Returns the first `limit` of `candidates`. `turn` chooses the queue that is served first, so that every queue gets its
+/// share of a few slots.
 pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<Candidate<T>> {
     let mut queues: BTreeMap<String, Vec<Candidate<T>>> = BTreeMap::new();
     for candidate in candidates {
@@ -52,11 +54,11 @@ pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<
     dealt
 }
 
-/// One job of each key per round. `line` is in the order in which each key's jobs shall go.
+/// Returns one job of each key per round. `jobs` has the jobs of each key in their order.
 fn in_run_order<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     struct Turn {
         served_at: i64,
-        /// Where its first job stands.
+        /// Index of its first job.
         place: usize,
         jobs: usize,
     }
@@ -64,7 +66,7 @@ fn in_run_order<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     let mut rounds = Vec::with_capacity(line.len());
     for (place, candidate) in line.iter().enumerate() {
         let turn = round_robin.entry(candidate.key).or_insert(Turn { served_at: candidate.turn, place, jobs: 0 });
-        // A key has a line in each lane; what counts is when any of them was served.
+        // A key has a key queue in each lane; what counts is when any of them was served.
         turn.served_at = turn.served_at.max(candidate.turn);
         rounds.push(turn.jobs);
         turn.jobs += 1;
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_goes_by_score_and_equal_scores_by_id() {
+    fn a_queue_is_ordered_by_score_and_then_by_id() {
         let all = vec![
             candidate("a", Ordering::Aging, Priority::Normal, 2_000_000),
             candidate("a", Ordering::Aging, Priority::Normal, 0),
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_queue_lets_nothing_pass_a_higher_priority() {
+    fn a_strict_queue_prefers_the_higher_priority() {
         let all = vec![
             candidate("a", Ordering::Strict, Priority::Low, 0),
             candidate("a", Ordering::Strict, Priority::High, 9_000_000_000),
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_take_turns_and_a_short_one_gives_way() {
+    fn queues_take_turns_and_a_short_one_leaves_its_share() {
         let all: Vec<_> = (0..10)
             .map(|n| candidate("long", Ordering::Aging, Priority::Normal, n))
             .chain([candidate("short", Ordering::Aging, Priority::Normal, 99)])
@@ -150,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn in_a_fair_queue_who_was_served_longest_ago_goes_first() {
+    fn in_a_fair_queue_the_key_served_longest_ago_goes_first() {
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(2), 50, 10), of_key(Some(3), 70, 5)];
         let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 3, 1]);
-        // Its line in another lane was not served, but the key was.
+        // Its key queue in another lane was not served, but the key was.
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(1), 1, 2), of_key(Some(2), 50, 10)];
         let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 1, 1]);

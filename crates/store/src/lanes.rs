@@ -1,8 +1,8 @@
-//! A lane is one queue, type and priority. Ready jobs stand in line per lane, first in first out. Jobs with a `concurrencyKey` have
-//! lanes of their own, in which there is one line per key.
+//! A lane is one queue, type and priority. Its ready jobs are claimed first in, first out. Jobs with a `concurrencyKey` have
+//! lanes of their own, with one key queue per key.
 //!
-//! So a claim reads just the lanes that it can serve, whatever is piled up in the others; counters and lists go by lane; and
-//! how a queue weighs priorities against waiting is decided when a job leaves, not when it comes.
+//! So a claim reads only the lanes it can serve, whatever has piled up in others; counters and lists go by lane; and how a
+//! queue weighs priority against waiting time is decided when jobs are claimed, not when they are submitted.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ use crate::{Result, StoreError};
 
 pub type LaneId = i32;
 
-/// More than this many is a sign that an id has been put into a type or queue name.
+/// More lanes mean that a caller puts ids into type or queue names.
 pub const MAX_LANES: usize = 20_000;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -22,11 +22,11 @@ pub struct Lane {
     pub queue: String,
     pub kind: String,
     pub priority: Priority,
-    /// Its jobs have a `concurrencyKey` and stand in one line per key.
+    /// Its jobs have a `concurrencyKey` and form one key queue per key.
     pub keyed: bool,
 }
 
-/// What a lane is known by.
+/// What identifies a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneName<'a> {
     pub queue: &'a str,
@@ -57,7 +57,7 @@ impl Lane {
     }
 }
 
-/// The lanes this process has met. Lanes are never removed, so what is in here stays true.
+/// The lanes this process has seen. Lanes are never removed, so the cache stays valid.
 #[derive(Default)]
 pub struct LaneCache {
     inner: RwLock<Inner>,
@@ -66,7 +66,7 @@ pub struct LaneCache {
 #[derive(Default)]
 struct Inner {
     by_id: HashMap<LaneId, Lane>,
-    /// Queue, type, priority and whether it is keyed.
+    /// Queue, then type, then priority and whether it is keyed.
     by_name: HashMap<String, HashMap<String, [Option<LaneId>; 8]>>,
     keyed: HashSet<LaneId>,
 }
@@ -77,12 +77,12 @@ impl LaneCache {
         inner.by_name.get(name.queue)?.get(name.kind)?[place(name)]
     }
 
-    /// Whether any of these lanes is keyed. One that is not known may be.
+    /// Returns whether any of these lanes is keyed. An unknown lane counts as keyed.
     pub fn any_keyed(&self, lanes: impl IntoIterator<Item = LaneId>) -> bool {
         let inner = self.inner.read();
         let mut last = None;
         lanes.into_iter().any(|lane| {
-            // Neighbours are mostly alike.
+            // Neighbours are mostly equal.
             let same = last.replace(lane) == Some(lane);
             !same && (inner.keyed.contains(&lane) || !inner.by_id.contains_key(&lane))
         })
@@ -93,7 +93,7 @@ impl LaneCache {
     }
 
     pub fn require(&self, id: LaneId) -> Result<Lane> {
-        self.get(id).ok_or_else(|| StoreError::Broken(format!("lane {id} is not known")))
+        self.get(id).ok_or_else(|| StoreError::Broken(format!("lane {id} is unknown").into()))
     }
 
     pub fn contains(&self, id: LaneId) -> bool {

@@ -1,7 +1,7 @@
-//! How a list is answered: from which index its ids come, and what bounds them. The engines only run the queries.
+//! Decides how a list is answered: which index gives the ids, and what bounds them. The engines only run the queries.
 //!
-//! Every place where a job can stand keeps its ids in order per lane, so a page is the newest few of each lane and place, put
-//! together; the cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
+//! Every table of jobs has its ids in order per lane, so a page consists of the newest few ids of each lane and table; the
+//! cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
 use faena_domain::{ErrorReason, FieldError, JobId, JobOptions, JobState};
 use uuid::Uuid;
@@ -9,37 +9,37 @@ use uuid::Uuid;
 use crate::{
     Counts, DeadLetterStats, Filter, Lane, LaneId, Page, Result, StoreError, Tally,
     plan::LabelKind,
-    types::{CANCELLED, FAILED, PENDING, RETRYING},
+    sql::{CANCELLED, FAILED, PENDING, RETRYING},
 };
 
-/// Counting goes up to here where no counter knows the answer.
+/// Counting stops here where no counter has the answer.
 pub const COUNT_LIMIT: usize = 10_000;
 
 pub enum Source {
-    /// The newest few of each lane and place.
+    /// The newest few of each lane and table.
     Lanes(Vec<LaneId>),
     Label {
         kind: LabelKind,
         value: String,
     },
     Correlation(String),
-    /// The newest (or oldest) failed jobs of each lane, looked through for what they say.
+    /// The newest (or oldest) failed jobs of each lane, searched by error and reason.
     DeadLetterMatches(Vec<LaneId>),
 }
 
 pub struct ListQuery {
     pub source: Source,
-    /// Ids below this one, the cursor included.
+    /// Ids below this one, including the cursor.
     pub before: JobId,
     /// Ids below this one, without the cursor.
     pub upper: JobId,
     pub from: JobId,
-    /// How many ids each index has to give.
+    /// How many ids each index must give.
     pub wanted: usize,
     filter: Filter,
-    /// The lanes that the filter's type, queue and priority leave.
+    /// The lanes that match type, queue and priority of the filter.
     lanes: Vec<LaneId>,
-    /// Those of them whose names the search finds.
+    /// Those of them whose names match the search text.
     found: Vec<LaneId>,
     offset: usize,
     limit: usize,
@@ -53,14 +53,14 @@ enum Direction {
     Up,
 }
 
-/// How much of an error is searched: what people write there is short, what programs write there may not be.
+/// How much of an error is searched. Errors written by people are short, those of programs may not be.
 pub const SEARCHED: usize = 2_000;
 
-/// What a search through one lane found.
+/// Result of a search through one lane.
 #[derive(Default)]
 pub struct Scan {
     pub seen: usize,
-    /// The last one that was looked at.
+    /// The last job that was read.
     pub last: Option<JobId>,
     pub ids: Vec<JobId>,
 }
@@ -75,25 +75,25 @@ impl Scan {
     }
 }
 
-/// How many failed jobs of each lane are looked at in one search.
+/// Returns how many failed jobs of each lane one search reads.
 pub fn per_lane(lanes: usize) -> usize {
     (20 * COUNT_LIMIT / lanes.max(1)).clamp(100, COUNT_LIMIT)
 }
 
-/// The lanes that have failed jobs.
+/// Returns the lanes that have failed jobs.
 pub fn failing(counts: &Counts) -> Vec<LaneId> {
     let failed = counts.by_lane.iter().filter(|((_, tally), n)| *tally == Tally::Failed && **n > 0);
     failed.map(|((lane, _), _)| *lane).collect()
 }
 
-/// Those of these lanes that have failed jobs.
+/// Returns those of these lanes that have failed jobs.
 pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
     let has = |lane: &LaneId| counts.by_lane.get(&(*lane, Tally::Failed)).is_some_and(|n| *n > 0);
     lanes.iter().copied().filter(has).collect()
 }
 
 impl DeadLetterStats {
-    /// Takes in the newest letters of each lane, with their reasons.
+    /// Adds the newest dead letters of each lane, with their reasons.
     pub fn tell(&mut self, mut dead_letters: Vec<(JobId, String)>) {
         dead_letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
         dead_letters.truncate(COUNT_LIMIT);
@@ -105,19 +105,19 @@ impl DeadLetterStats {
     }
 }
 
-/// Failed jobs that say what is searched for.
+/// Failed jobs that match a search.
 pub struct DeadLetterMatches {
     pub ids: Vec<JobId>,
     /// Where the search ended, if not with the last job.
     pub end: Option<JobId>,
 }
 
-/// The first id after this one.
+/// Returns the first id after this one.
 fn following(id: JobId) -> JobId {
     JobId(Uuid::from_u128(id.0.as_u128().saturating_add(1)))
 }
 
-/// What a job's own row says, as far as filters ask for it.
+/// The columns of a job that filters compare.
 pub struct Candidate<'a> {
     pub id: JobId,
     pub state: JobState,
@@ -189,7 +189,7 @@ impl ListQuery {
         })
     }
 
-    /// The text that may be a whole key, id or correlation id, when the ids come from the lanes.
+    /// Returns the text that may be a whole key, id or correlation id, when the ids come from the lanes.
     pub fn search(&self) -> Option<&str> {
         match self.source {
             Source::Lanes(_) => self.filter.q.as_deref(),
@@ -205,7 +205,7 @@ impl ListQuery {
         [JobState::Scheduled, JobState::Assigned, JobState::Processing].into_iter().any(|state| self.includes(state))
     }
 
-    /// The queries of the places that can hold what is asked for.
+    /// Returns the queries of the tables that can contain matching jobs.
     pub fn places(
         &self,
         ready: &str,
@@ -233,7 +233,7 @@ impl ListQuery {
         queries
     }
 
-    /// The exact total, where the counters know it.
+    /// Returns the exact total, if the counters have it.
     pub fn counted(&self, counts: &Counts, lanes: &[LaneId]) -> Option<u64> {
         // These share a counter.
         let held = [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.includes(state));
@@ -252,7 +252,7 @@ impl ListQuery {
         Some(u64::try_from(total).unwrap_or(0))
     }
 
-    /// In order, without what comes before the page.
+    /// Sorts the ids and leaves out those before the page.
     pub fn cut_sorted(&self, mut ids: Vec<JobId>) -> Vec<JobId> {
         self.sort(&mut ids);
         self.cut(ids)
@@ -266,7 +266,7 @@ impl ListQuery {
         ids.dedup();
     }
 
-    /// How SQL says in which order the ids come.
+    /// Returns the sort order for SQL.
     pub fn order(&self) -> &'static str {
         match self.direction {
             Direction::Down => "DESC",
@@ -274,19 +274,19 @@ impl ListQuery {
         }
     }
 
-    /// Whether a failed job says what is searched for.
+    /// Returns whether the error and reason of a failed job match.
     pub fn fits(&self, error: Option<&str>, reason: Option<&str>) -> bool {
         let needle = self.filter.error.as_ref().map(|text| text.to_lowercase());
         needle.is_none_or(|needle| error.is_some_and(|error| error.to_lowercase().contains(&needle)))
             && self.filter.reason.is_none_or(|wanted| reason == Some(wanted.as_str()))
     }
 
-    /// What a failed job shall say: part of its error, its reason.
+    /// Returns what a failed job must contain: part of its error, its reason.
     pub fn search_terms(&self) -> (Option<&str>, Option<&'static str>) {
         (self.filter.error.as_deref(), self.filter.reason.map(ErrorReason::as_str))
     }
 
-    /// Puts the searches of all lanes together. Behind the place where the first of them stopped early, nothing is certain.
+    /// Joins the searches of all lanes. Ids behind the point where the first search stopped early are not certain.
     pub fn dead_letters(&self, scans: Vec<Scan>, per_lane: usize) -> DeadLetterMatches {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
         let end = match self.direction {
@@ -303,7 +303,7 @@ impl ListQuery {
         DeadLetterMatches { ids, end }
     }
 
-    /// Whether more is asked of a failed job than what it says and where it stood.
+    /// Returns whether the filter compares more than the error, reason and lane of a failed job.
     pub fn asks_for_more(&self) -> bool {
         let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
         [tag, schedule_id, correlation_id, q].into_iter().any(Option::is_some)
@@ -313,12 +313,12 @@ impl ListQuery {
         ids.into_iter().skip(self.offset).take(self.limit).collect()
     }
 
-    /// From where to go on. `window`: where the search ended, if not with the last job.
+    /// Returns where the next page starts. `window`: where the search ended, if not with the last job.
     pub fn next(&self, page: &[JobId], window: Option<JobId>) -> Option<JobId> {
         if page.len() == self.limit { page.last().copied() } else { window }
     }
 
-    /// Whether a job has everything that is asked for.
+    /// Returns whether a job matches the whole filter.
     pub fn matches(&self, job: &Candidate) -> bool {
         let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
         let own = job.id.to_string();
@@ -339,7 +339,7 @@ impl ListQuery {
             })
     }
 
-    /// Whether the lanes of the search give this job anyway.
+    /// Returns whether the lanes of the search contain this job anyway.
     pub fn is_in_lanes(&self, lane: LaneId) -> bool {
         self.found.contains(&lane)
     }

@@ -1,27 +1,97 @@
-//! The outbox, as far as both engines agree: what a relay takes, what it tells, what people see and do.
+//! The outbox and the inbox: the verbs, leases of partitions, dead letters of sinks.
 
-use faena_domain::{FieldError, NodeId, Timestamp};
+use async_trait::async_trait;
+use faena_domain::{FieldError, NewJob, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{AuditEntry, StoreError, StoredEvent};
+use crate::{AuditEntry, Result, StoreError, StoredEvent, Submitted};
 
-/// Into how many parts a sink's events are divided, so that several nodes can publish.
+/// The outbox of events for sinks, and the inbox of messages from brokers.
+#[async_trait]
+pub trait OutboxStore: Send + Sync + 'static {
+    /// Leases this node's share of a sink's partitions, and reads their due events.
+    ///
+    /// No partition belongs to two nodes at the same time. Returns nothing if the sink has no subscription.
+    async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken>;
+
+    /// Records the answers of a sink in one transaction: confirmed events leave the outbox, rejected ones are due again or become dead
+    /// letters.
+    ///
+    /// For a partition that another node has leased meanwhile, only confirmations count.
+    async fn outbox_settle(
+        &self,
+        sink: &str,
+        held: Vec<Partition>,
+        results: Vec<OutboxResult>,
+        now: Timestamp,
+    ) -> Result<()>;
+
+    /// Records since when and why a sink is unusable, or (`None`) that it works again. Uses no attempt of any event.
+    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()>;
+
+    /// Releases this node's partitions of every sink. Called on shutdown.
+    async fn outbox_leave(&self, node: NodeId) -> Result<()>;
+
+    /// Lists the sinks with the state of their outbox.
+    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>>;
+
+    /// Lists matching dead letters of sinks below `after`, newest first.
+    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>>;
+
+    /// Puts matching unresolved dead letters back into the outbox and marks them resolved, with an entry in the audit log.
+    ///
+    /// They keep their order and their ids, and are due at a rate of `per_second` (`None`: now). Returns their number.
+    async fn outbox_replay(
+        &self,
+        filter: DeadFilter,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<usize>;
+
+    /// Marks matching dead letters as resolved, so that parked events continue, with an entry in the audit log. Returns their number.
+    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize>;
+
+    /// Puts events that were already published back into the outbox, if they are still kept, with an entry in the audit log.
+    ///
+    /// They keep their order and their ids. Returns `None` if the sink does not exist.
+    async fn outbox_republish(
+        &self,
+        what: Republish,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<usize>>;
+
+    /// Stores the jobs of a message from outside, once per consumer and message id, in one transaction.
+    ///
+    /// Returns `None` if the message was processed before.
+    async fn inbox_submit(
+        &self,
+        consumer: &str,
+        message: &str,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
+    ) -> Result<Option<Vec<Submitted>>>;
+}
+
+/// Number of partitions of a sink's events, so that several nodes can publish.
 pub const PARTITIONS: i16 = 16;
 
-/// How often a sink may refuse a message before it goes to the dead letters.
+/// How often a sink may reject an event before the event becomes a dead letter.
 pub const MAX_ATTEMPTS: u32 = 5;
 
-/// A part of a sink's events that one node alone publishes for a while.
+/// A partition of a sink's events, which one node publishes while its lease lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Partition {
     pub number: i16,
-    /// Grows with each holder: who comes with an old one changes nothing.
+    /// Grows with each owner; results with an old epoch are ignored.
     pub epoch: i64,
 }
 
-/// What a relay wants to publish to one sink.
+/// A request for the due events of one sink.
 #[derive(Clone, Debug)]
 pub struct OutboxTakeRequest {
     pub sink: String,
@@ -32,11 +102,11 @@ pub struct OutboxTakeRequest {
 
 #[derive(Clone, Debug, Default)]
 pub struct OutboxTaken {
-    /// The parts that are this node's until the lease ends.
+    /// The partitions of this node until the lease ends.
     pub partitions: Vec<Partition>,
-    /// What is due of them, in order; of a subject of which an earlier message is late or dead and that is parked, nothing.
+    /// Their due events in order. Parked subjects, which have an earlier event that is late or dead, are left out.
     pub events: Vec<OutboxEvent>,
-    /// When something that is late is due again.
+    /// When the next late event is due again.
     pub next_at: Option<Timestamp>,
 }
 
@@ -44,21 +114,22 @@ pub struct OutboxTaken {
 pub struct OutboxEvent {
     pub partition: i16,
     pub event: StoredEvent,
-    /// How often the sink refused it.
+    /// How often the sink rejected it.
     pub attempts: u32,
 }
 
-/// What a sink said of one message.
+/// Answer of a sink to one event.
 #[derive(Clone, Debug)]
 pub struct OutboxResult {
     pub partition: i16,
     pub position: i64,
-    /// Why it was refused; `None`: it was confirmed. After `MAX_ATTEMPTS` it is a dead letter, until then it is due again at `again_at`.
+    /// Why it was rejected; `None`: confirmed. After `MAX_ATTEMPTS` it becomes a dead letter, until then it is due again
+    /// at `again_at`.
     pub refused: Option<String>,
     pub again_at: Timestamp,
 }
 
-/// How a sink stands.
+/// State of a sink.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SinkView {
@@ -66,7 +137,7 @@ pub struct SinkView {
     pub types: Vec<String>,
     /// `park` or `skip`.
     pub on_bad: String,
-    /// Events that wait; counted up to 1 000 000.
+    /// Waiting events, counted up to 1 000 000.
     pub pending: u64,
     pub oldest_pending_at: Option<Timestamp>,
     /// Unresolved dead letters.
@@ -74,11 +145,11 @@ pub struct SinkView {
     pub sent: u64,
     pub down_since: Option<Timestamp>,
     pub down_reason: Option<String>,
-    /// The nodes that publish to it now, and how many parts each.
+    /// The nodes that publish to it, each with its number of partitions.
     pub holders: Vec<(NodeId, u32)>,
 }
 
-/// A message that a sink would not take, in the words of seed 000's table.
+/// A dead letter: an event that a sink rejected too often.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadEvent {
@@ -102,7 +173,7 @@ pub struct DeadEvent {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DeadFilter {
     pub sink: Option<String>,
-    /// A whole type, or with `*`.
+    /// A type, or a pattern with `*`.
     pub event_type: Option<String>,
     pub aggregate_id: Option<Uuid>,
     pub moved_after: Option<Timestamp>,
@@ -112,29 +183,29 @@ pub struct DeadFilter {
     pub ids: Vec<Uuid>,
 }
 
-/// Which sent events shall be published again.
+/// Which published events to publish again.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Republish {
     pub sink: String,
     pub from: Timestamp,
     pub to: Timestamp,
-    /// A whole type, or with `*`.
+    /// A type, or a pattern with `*`.
     pub event_type: Option<String>,
 }
 
-/// Dead letters that one replay puts back at most; asked again, it goes on.
+/// Number of dead letters that one replay puts back; another call continues.
 pub const REPLAYED_AT_ONCE: i64 = 100_000;
 
-/// Events that are published again at once at most: it is one transaction.
+/// Number of events that one call republishes, because it is one transaction.
 pub const REPUBLISHED_AT_ONCE: i64 = 250_000;
 
-/// How far is counted what waits and what is dead.
+/// Counting of waiting and dead events stops here.
 pub const COUNTED: i64 = 1_000_000;
 
-/// What is written down of a dead letter that was replayed.
+/// Resolution of a dead letter that was replayed.
 pub const REPLAYED: &str = "replayed";
 
-/// What `outbox_dlq` rows are read from.
+/// The columns of `outbox_dlq` rows that are read.
 pub const DEAD_COLUMNS: &str = "id, sink, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata, error_message, \
      retry_count, original_created_at, moved_at, resolved_at, resolved_by, resolution_notes";
 
@@ -157,16 +228,17 @@ impl Lease {
     }
 }
 
-/// Who publishes to a sink, as it is read in one look.
+/// The leases of a sink's partitions, and the nodes that share them.
 #[derive(Clone, Default, Debug)]
 pub struct PartitionLeases {
     pub leases: Vec<Lease>,
-    /// Who asks, until when it counts.
+    /// Nodes that request events, with the time until which they count.
     pub nodes: Vec<(NodeId, Timestamp)>,
 }
 
 impl PartitionLeases {
-    /// What has to be written so that the asker has its share, and keeps it: the leases that change. `None`: nothing, not even that it asks.
+    /// Returns the leases that must change so that the requesting node has its share and keeps it. `None` if nothing must
+    /// be written, not even the request.
     pub fn rebalance(&self, request: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
         let until = now.plus_ms(request.lease_ms);
         let is_late = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;
@@ -188,31 +260,31 @@ impl PartitionLeases {
         Some(changed)
     }
 
-    /// What is this node's now.
+    /// Returns the partitions that a node has leased now.
     pub fn owned_by(&self, node: NodeId, now: Timestamp) -> Vec<Partition> {
         let own = self.leases.iter().filter(|lease| lease.is_of(node) && lease.until > now);
         own.map(|lease| Partition { number: lease.partition, epoch: lease.epoch }).collect()
     }
 }
 
-/// How many rows of each part are looked at first: an even share, and as much again. Should one part have more than that and the others
-/// too little, it is looked at again.
+/// Returns how many rows to read per partition first: twice an even share. If one partition has more and the others have too
+/// few, they are read again.
 pub fn share(limit: usize, parts: usize) -> usize {
     (2 * limit).div_ceil(parts.max(1)).min(limit)
 }
 
-/// Whether there may be more than was read with this share.
+/// Returns whether more events may be due than were read with this share.
 pub fn is_short(events: &[OutboxEvent], limit: usize, share: usize) -> bool {
     let full = |number: i16| events.iter().filter(|event| event.partition == number).count() >= share;
     share < limit && events.len() < limit && (0..PARTITIONS).any(full)
 }
 
-/// The part that a subject's events are in.
+/// Returns the partition of a subject.
 pub fn partition_of(subject: Uuid) -> i16 {
     i16::from(subject.as_bytes()[15]) & (PARTITIONS - 1)
 }
 
-/// Refusals that count: those of parts that have had no other holder since.
+/// Returns the rejections that count: those of partitions that have kept their owner.
 pub fn counted<'a>(
     results: &'a [OutboxResult],
     owned_by: &[Partition],
@@ -225,7 +297,7 @@ pub fn counted<'a>(
     results.iter().filter(|result| result.refused.is_some() && ours(result.partition)).collect()
 }
 
-/// The n-th of several that go out at a pace.
+/// Returns when the n-th of several events is due at this rate.
 pub fn due_at(n: usize, per_second: Option<u32>, now: Timestamp) -> i64 {
     match per_second {
         None => 0,

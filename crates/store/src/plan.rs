@@ -1,4 +1,4 @@
-//! Which rows a submit writes: decided once, written by both engines.
+//! Decides which rows a submit writes. Both engines write them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{Lane, LaneId, StoreError, Tally};
 
-/// Labels are the things besides its lane that a job can be listed by.
+/// Labels by which jobs are listed, besides their lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i16)]
 pub enum LabelKind {
@@ -16,7 +16,7 @@ pub enum LabelKind {
     Schedule = 1,
 }
 
-/// Keys name at most one job each.
+/// Keys that name at most one job each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(i16)]
 pub enum KeyKind {
@@ -32,7 +32,7 @@ pub struct PlannedJob {
     pub options: Option<String>,
     pub payload: String,
     pub place: Placement,
-    /// Of its `concurrencyKey`.
+    /// The number of its `concurrencyKey`.
     pub key: Option<i64>,
     pub labels: Vec<(LabelKind, String)>,
     pub expires_at: Option<Timestamp>,
@@ -45,11 +45,11 @@ pub enum Placement {
     Delayed {
         due_at: Timestamp,
     },
-    /// Waits for parents; looked at again at this time even if nobody tells.
+    /// Waits for parents; checked again at this time even if no parent reports.
     Blocked {
         look_again_at: Timestamp,
     },
-    /// A parent has ended badly already.
+    /// A parent has already failed.
     Cancelled {
         cause: String,
     },
@@ -65,10 +65,10 @@ impl Placement {
     }
 }
 
-/// What is known about a parent: `None` while it has not finished.
+/// State of each parent: `None` while it has not finished.
 pub type Parents = HashMap<JobId, Option<JobState>>;
 
-/// Faults of parents that do not exist. `siblings` are the jobs of the same batch.
+/// Checks that every parent exists, or is a job of the same batch.
 pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError> {
     let siblings: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
     let mut faults = Vec::new();
@@ -83,7 +83,7 @@ pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError>
     if faults.is_empty() { Ok(()) } else { Err(StoreError::Invalid(faults)) }
 }
 
-/// Whether a submit of this job cannot be refused by what is stored already.
+/// Returns whether no stored row can make a submit of this job fail.
 pub fn is_plain(job: &NewJob) -> bool {
     let options = &job.options;
     options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
@@ -96,7 +96,7 @@ pub fn outside_parents(jobs: &[NewJob]) -> Vec<JobId> {
     parents
 }
 
-/// The jobs of a batch that repeat an earlier one of it under its idempotency key, each with the one it repeats.
+/// Returns the jobs of a batch that repeat an earlier one under its idempotency key, each with the job it repeats.
 pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
     let conflict = |message: &str| Err(StoreError::Conflict { message: message.into(), holder: None });
     let mut repeated = HashMap::new();
@@ -153,19 +153,20 @@ pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plan
     }
 }
 
-/// The number that stands for a `concurrencyKey`: the first eight bytes of its SHA-256. Two keys with the same number would share
-/// their limit, and that is all.
+/// Returns the number of a `concurrencyKey`: the first eight bytes of its SHA-256.
+///
+/// Two keys with the same number would share their limit; nothing else would happen.
 pub fn key_number(key: &str) -> i64 {
     let digest = Sha256::digest(key.as_bytes());
     i64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
 }
 
-/// Only what differs from the default is stored, and mostly nothing does.
+/// Only options that differ from the defaults are stored, usually none.
 pub fn stored_options(options: &JobOptions) -> Option<String> {
     (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
 }
 
-/// Nobody tells of a parent that has finished already.
+/// Leaves out parents that have finished: no report of them will follow.
 fn open_parents(options: &JobOptions, known: &Parents) -> Vec<JobId> {
     let open = |parent: &&JobId| known.get(*parent).copied().flatten().is_none();
     options.depends_on.iter().filter(open).copied().collect()
@@ -190,8 +191,9 @@ fn place(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
     }
 }
 
-/// A job that waits for parents is told when they end. It also looks by itself, first after this time, then ever more
-/// rarely: whoever should have told may have died, or read the list of dependents just before this job joined it.
+/// A job that waits for parents is released when they end. It is also checked on its own, first after this time, then ever
+/// more rarely: the node that should have released it may have died, or may have read the list of dependents just before this
+/// job joined it.
 pub const FIRST_LOOK_MS: i64 = 2_000;
 
 pub fn next_look_at(id: JobId, now: Timestamp) -> Timestamp {
@@ -199,7 +201,7 @@ pub fn next_look_at(id: JobId, now: Timestamp) -> Timestamp {
     now.plus_ms(age_ms.clamp(FIRST_LOOK_MS, 3_600_000))
 }
 
-/// A job that was taken out of `ready` (then it has a time) or `waiting`.
+/// A job that was removed from `ready` (with its ready time) or `waiting`.
 #[derive(Clone, Copy, Default)]
 pub struct Taken {
     pub retry_count: u32,
@@ -207,7 +209,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The log of a job that ends without a run, from the line that it stood in.
+    /// Returns the log of a job that ends without a run.
     pub fn log(&self, now: Timestamp, event: LogEvent, details: &str) -> String {
         let queued = self.ready_at.map(|at| LogLine::new(at, LogEvent::Queued, ""));
         let lines: Vec<LogLine> = queued.into_iter().chain([LogLine::new(now, event, details)]).collect();
@@ -222,12 +224,12 @@ pub fn parent_cause(parent: JobId, state: Option<JobState>) -> String {
     }
 }
 
-/// Why a job failed that nobody could run.
+/// Returns the error of a job that no worker could run.
 pub fn no_handler(lane: &Lane) -> String {
     format!("no worker can run type {} (queue {})", lane.kind, lane.queue)
 }
 
-/// Changes of the counters that one transaction makes.
+/// Changes of the counters in one transaction.
 #[derive(Default, Debug)]
 pub struct Deltas(pub BTreeMap<(LaneId, Tally), i64>);
 

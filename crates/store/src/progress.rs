@@ -1,5 +1,4 @@
-//! How far a job is, from what its worker told and from the steps that are finished. Nothing is invented: what neither says stays
-//! away.
+//! Progress of a job, from what its worker reported and from finished steps. What neither reports stays absent.
 
 use faena_domain::Progress;
 
@@ -7,11 +6,11 @@ use faena_domain::Progress;
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Steps {
     pub completed: u32,
-    /// How many there are, as the latest step that knew it told.
+    /// The number of steps, as the latest step reported it.
     pub total: Option<u32>,
 }
 
-/// As it is stored.
+/// Returns the stored form.
 pub fn stored(progress: &Progress) -> String {
     serde_json::to_string(progress).expect("progress is JSON")
 }
@@ -20,13 +19,13 @@ pub fn parse(text: Option<&str>) -> Option<Progress> {
     text.and_then(|text| serde_json::from_str(text).ok())
 }
 
-/// For the log.
+/// Returns the text for the log.
 pub fn describe(progress: &Progress) -> String {
     progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default()
 }
 
 impl Steps {
-    /// After a step was finished. `total`: what this step told; `before`: what was known.
+    /// Returns the progress after a finished step. `total`: as this step reported it; `before`: the progress so far.
     pub fn after_step(self, name: &str, total: Option<u32>, before: Option<Progress>) -> Progress {
         let before = before.unwrap_or_default();
         let total = total.or(before.total_steps).or(self.total);
@@ -39,7 +38,7 @@ impl Steps {
         }
     }
 
-    /// What the worker told, with what the steps know besides.
+    /// Completes the reported progress with the steps.
     pub fn beside(self, told: &Progress) -> Progress {
         let mut progress = told.clone();
         if self.completed > 0 {
@@ -49,7 +48,7 @@ impl Steps {
         progress
     }
 
-    /// When the worker told nothing.
+    /// Returns the progress if the worker reported none.
     pub fn alone(self) -> Option<Progress> {
         (self.completed > 0).then(|| Progress {
             completed_steps: Some(self.completed),
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_moves_the_progress_and_keeps_what_was_told() {
+    fn a_step_moves_the_progress_and_keeps_what_was_reported() {
         let told = Progress { phase: Some("load".into()), percentage: Some(7.0), ..Progress::default() };
         let first = Steps { completed: 1, total: None }.after_step("a", None, Some(told));
         assert_eq!((first.percentage, first.total_steps), (Some(7.0), None), "nothing is known of the end");
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_wins_over_what_is_counted() {
+    fn reported_progress_wins_over_counted_progress() {
         let told = Progress { total_steps: Some(9), ..Progress::default() };
         let shown = Steps { completed: 2, total: Some(4) }.beside(&told);
         assert_eq!((shown.completed_steps, shown.total_steps, shown.percentage), (Some(2), Some(9), None));

@@ -1,17 +1,77 @@
-//! What was said about queues and limits, as both engines keep it: rows that are read whole, and kept in memory while they are true.
+//! Settings of queues, and limits: the verbs, and how rows are read. All settings are kept in memory until they change.
 //!
-//! What is set at run time goes before what the configuration says, and stays after a restart. Who takes a limit away leaves a row
-//! without numbers, so that the configuration does not bring it back.
+//! A setting of the API takes precedence over the configuration and survives a restart. Removing a limit leaves a row without
+//! numbers, so that the configuration does not restore it.
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use faena_domain::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope, Timestamp};
 use parking_lot::RwLock;
 use serde_json::{Map, Value, json};
 
-use crate::{AuditEntry, QueuePatch, StoredLimit};
+use crate::{AuditEntry, Result};
 
-/// The rules as this process last read them.
+/// Settings of queues, and limits.
+#[async_trait]
+pub trait RuleStore: Send + Sync + 'static {
+    /// Returns the settings of queues and limits as this process last read them.
+    fn rules(&self) -> Arc<Rules>;
+
+    /// Reads the settings again, because another node may have changed them.
+    async fn rules_load(&self) -> Result<Arc<Rules>>;
+
+    /// Applies the configured settings wherever nothing was set through the API.
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()>;
+
+    /// Changes the settings of a queue, with its entry in the audit log. The queue exists from then on.
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Sets a limit, or removes it if it has no numbers, with its entry in the audit log.
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Removes what the API set for a limit, so that `configured` applies again, with its entry in the audit log.
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Lists all limits, including those of queues, with their origin.
+    async fn limits(&self) -> Result<Vec<StoredLimit>>;
+}
+
+/// A change of the settings of a queue. Absent fields stay.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct QueuePatch {
+    /// `Some(None)`: no limit.
+    pub concurrency: Option<Option<u32>>,
+    pub rate: Option<Option<Rate>>,
+    pub strict: Option<bool>,
+    pub fairness: Option<Fairness>,
+    /// `Some(None)`: resume.
+    pub paused: Option<Option<Pause>>,
+}
+
+/// The configured settings of queues and limits.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Configured {
+    pub limits: Vec<(Scope, Limit)>,
+    pub queues: Vec<(String, QueueRule)>,
+}
+
+/// A limit with its origin.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoredLimit {
+    pub scope: Scope,
+    pub limit: Limit,
+    /// `config` or `api`.
+    pub origin: String,
+    pub changed_at: Timestamp,
+    pub changed_by: String,
+    /// When it last delayed a job.
+    pub reached_at: Option<Timestamp>,
+    /// Starts left of its rate. For a limit of keys, each key has its own.
+    pub bucket: Option<Bucket>,
+}
+
+/// The settings as this process last read them.
 #[derive(Default)]
 pub struct RuleCache(RwLock<Arc<Rules>>);
 
@@ -85,7 +145,7 @@ pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
     Rules {
         limits: limits
             .into_iter()
-            // Of a key, no limit is a word too: it goes before that of all keys.
+            // "No limit" for one key takes precedence over the limit of all keys, so the row stays.
             .filter(|stored| !stored.limit.is_none() || matches!(stored.scope, Scope::Key(_)))
             .map(|stored| (stored.scope, stored.limit))
             .collect(),
@@ -93,7 +153,7 @@ pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
     }
 }
 
-/// The columns of a limit's row: concurrency, rate_count, rate_period_ms.
+/// Returns the columns of a limit: concurrency, rate_count, rate_period_ms.
 pub fn columns(limit: &Limit) -> (Option<i64>, Option<i64>, Option<i64>) {
     (
         limit.concurrency.map(i64::from),
@@ -109,7 +169,7 @@ pub fn fairness_code(fairness: Fairness) -> i16 {
     }
 }
 
-/// How the audit log tells of a change of a queue.
+/// Returns the audit entry of a changed queue.
 pub fn queue_audit(name: &str, patch: &QueuePatch, by: &str) -> AuditEntry {
     let mut details = Map::new();
     if let Some(concurrency) = patch.concurrency {

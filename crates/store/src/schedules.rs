@@ -1,7 +1,8 @@
-//! Schedules, as far as both engines agree: what a round of firing does to rows, and what goes in and comes out.
+//! Schedules: the verbs, and what one round of firing writes.
 
 use std::collections::HashMap;
 
+use async_trait::async_trait;
 use faena_domain::{
     FieldError, JobId, JobLimits, NewJob, ScheduleId, Timestamp,
     schedule::{
@@ -12,11 +13,53 @@ use serde_json::json;
 
 use crate::{AuditEntry, Result, StoreError};
 
-/// What `ScheduleRow` is read from.
+/// Schedules and their ticks.
+#[async_trait]
+pub trait ScheduleStore: Send + Sync + 'static {
+    /// Stores a schedule, with its entry in the audit log.
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Changes a schedule by `change`, with its entry in the audit log.
+    ///
+    /// A rejected change changes nothing. Returns `None` if the schedule does not exist.
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>>;
+
+    /// Deletes a schedule and its ticks, with an entry in the audit log. Its jobs stay. Returns `false` if it does not exist.
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool>;
+
+    /// Creates a job of a schedule now, with an entry in the audit log. Returns `None` if the schedule does not exist.
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
+
+    /// Processes the due times of up to `limit` schedules, the longest due first.
+    ///
+    /// Jobs, ticks and the schedules themselves change in one transaction: each due time is processed once, however many nodes call this at the
+    /// same time and whichever dies.
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired>;
+
+    /// Returns a schedule.
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>>;
+
+    /// Lists matching schedules by name, and returns how many match.
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)>;
+
+    /// Lists the ticks of a schedule before `before`, newest first.
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>>;
+
+    /// Returns how many schedules are active, and how late the longest due one is.
+    async fn schedule_counts(&self) -> Result<ScheduleCounts>;
+}
+
+/// The columns of `ScheduleRow`.
 pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, recent, queued, \
      finished, created_at, updated_at";
 
-/// A row of `schedule`, before anybody has understood what people said.
+/// A row of `schedule`, before its definition is parsed.
 pub struct ScheduleRow {
     pub id: ScheduleId,
     pub spec: String,
@@ -37,9 +80,8 @@ pub struct ScheduleRow {
 
 impl ScheduleRow {
     pub fn schedule(self) -> Result<Schedule> {
-        let spec = serde_json::from_str(&self.spec).map_err(|error| {
-            StoreError::Broken(format!("what is stored of schedule {} is not readable: {error}", self.id))
-        })?;
+        let spec = serde_json::from_str(&self.spec)
+            .map_err(|error| StoreError::Broken(format!("schedule {} is not readable: {error}", self.id).into()))?;
         Ok(Schedule {
             id: self.id,
             spec,
@@ -60,7 +102,7 @@ impl ScheduleRow {
     }
 }
 
-/// The readable ones, and the others with what is wrong with them.
+/// Separates readable schedules from unreadable ones, with what is wrong with each.
 pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, String)>) {
     let mut good = Vec::with_capacity(rows.len());
     let mut broken = Vec::new();
@@ -74,11 +116,11 @@ pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, St
     (good, broken)
 }
 
-/// The readable ones of a list; the others are told to the operator, and stand in nobody's way.
+/// Returns the readable schedules of a list, and logs the others.
 pub fn readable(rows: Vec<ScheduleRow>) -> Vec<Schedule> {
     let (good, broken) = sorted_out(rows);
-    for (_, reason) in broken {
-        tracing::warn!("{reason}; `faena doctor` tells of it");
+    for (schedule, reason) in broken {
+        tracing::warn!(%schedule, reason, "schedule not readable");
     }
     good
 }
@@ -87,7 +129,9 @@ pub fn stored_spec(spec: &ScheduleSpec) -> String {
     serde_json::to_string(spec).expect("a schedule is JSON")
 }
 
-/// A pattern that finds `part` anywhere. No name has a zero in it, at which SQLite would stop reading and PostgreSQL refuses to begin.
+/// Returns a pattern that matches `part` anywhere.
+///
+/// Removes zero bytes: SQLite would stop reading there, and PostgreSQL rejects them. No name contains one.
 pub fn like(part: &str) -> String {
     let escaped = part.replace('\0', "\u{fffd}").replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
     format!("%{escaped}%")
@@ -96,7 +140,7 @@ pub fn like(part: &str) -> String {
 /// Schedules whose jobs cannot be stored, with the reason.
 pub type Refused = HashMap<ScheduleId, String>;
 
-/// Why jobs of this kind are not taken; any other error is one of the whole round.
+/// Returns why jobs of this type are rejected. Any other error fails the whole round.
 pub fn refusal(error: StoreError) -> Result<String> {
     match error {
         StoreError::Invalid(faults) => Ok(told(&faults)),
@@ -104,21 +148,21 @@ pub fn refusal(error: StoreError) -> Result<String> {
     }
 }
 
-/// What a schedule that stands there shall become, or why it cannot.
+/// Derives the patch of a schedule from its stored state, or rejects it.
 pub type ScheduleEdit = Box<dyn Fn(&Schedule) -> std::result::Result<SchedulePatch, Vec<FieldError>> + Send + Sync>;
 
-/// What is asked of a schedule that stands. The edit sees what stands there, under its lock.
+/// A change of a stored schedule. The edit sees the schedule under its lock.
 pub struct ScheduleChange {
     pub edit: ScheduleEdit,
     pub limits: JobLimits,
-    /// How the audit log calls it: `schedule.edit`, `schedule.enable`, `schedule.disable`.
+    /// The audit action: `schedule.edit`, `schedule.enable` or `schedule.disable`.
     pub action: &'static str,
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ScheduleFilter {
     pub is_active: Option<bool>,
-    /// A part of the name, in any case (SQLite: as far as letters are ASCII).
+    /// Part of the name, case-insensitive (SQLite: only ASCII letters).
     pub q: Option<String>,
     /// The whole name.
     pub name: Option<String>,
@@ -134,18 +178,18 @@ pub struct SchedulePage {
 pub struct ScheduleCounts {
     pub active: u64,
     pub inactive: u64,
-    /// How many due times became jobs, of all schedules that there are.
+    /// Number of jobs that all existing schedules created.
     pub runs: u64,
 }
 
-/// What a round of firing did.
+/// Result of a round of firing.
 #[derive(Clone, Debug, Default)]
 pub struct Fired {
-    /// How many schedules were dealt with. None, although one is due: another node is dealing with it.
+    /// Number of processed schedules. 0 although one is due: another node is processing it.
     pub schedules: usize,
-    /// What became of due times.
+    /// The ticks that were recorded.
     pub ticks: Vec<TickRow>,
-    /// When the next schedule is due, be it due already.
+    /// When the next schedule is due; may be in the past.
     pub next_at: Option<Timestamp>,
 }
 
@@ -160,14 +204,14 @@ pub struct Round {
     pub cancels: Vec<JobId>,
 }
 
-/// Why a job was cancelled that had to make way.
+/// Reason of a job that is cancelled because of `overlap`.
 pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
 
-/// After so many jobs and records a round leaves the rest to the next one: a thousand schedules with a long backlog each would be a
-/// transaction without end.
+/// A round stops after this number of jobs and ticks: a thousand schedules with a long backlog each would be one endless
+/// transaction.
 const ROUND_ROWS: usize = 20_000;
 
-/// The jobs whose states decide what happens to these schedules.
+/// Returns the jobs whose states decide what happens to these schedules.
 pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
     let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
     watched.flat_map(|schedule| schedule.recent.iter().copied()).collect()
@@ -177,7 +221,9 @@ pub fn stored_recent(schedule: &Schedule) -> String {
     serde_json::to_string(&schedule.recent).expect("ids are JSON")
 }
 
-/// What is to be written about schedules that are due, as many of them as one round takes. One that cannot be understood stands still with the reason and is in nobody's way.
+/// Decides what to write for due schedules, as many as one round takes.
+///
+/// A schedule that cannot be parsed is stopped with the reason and does not delay others.
 pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, now: Timestamp) -> Round {
     let mut round = Round::default();
     for schedule in schedules {
@@ -214,14 +260,14 @@ fn told(faults: &[FieldError]) -> String {
     texts.join("; ")
 }
 
-/// What `change` makes of a schedule.
+/// Applies `change` to a schedule.
 pub fn changed(schedule: Schedule, change: &ScheduleChange, now: Timestamp) -> Result<Schedule> {
     let patch = (change.edit)(&schedule).map_err(StoreError::Invalid)?;
     let timed = schedule.patched(patch, &change.limits, now).map_err(StoreError::Invalid)?;
     Ok(timed.schedule)
 }
 
-/// A person's act on a schedule.
+/// Returns the audit entry of an action on a schedule.
 pub fn act(by: &str, action: &str, schedule: &Schedule) -> AuditEntry {
     entry(by, action, schedule.id, json!({ "name": schedule.spec.name, "isActive": schedule.is_active }))
 }

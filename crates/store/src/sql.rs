@@ -156,27 +156,36 @@ mod tests {
         assert_eq!([Fairness::None, Fairness::Key].map(fairness_code), [FAIRNESS_NONE, FAIRNESS_KEY]);
     }
 
-    /// The quoted words of an SQL text.
+    /// The lines of an SQL text without comments.
+    fn code(sql: &str) -> impl Iterator<Item = &str> {
+        sql.lines().filter(|line| !line.trim_start().starts_with("--"))
+    }
+
+    /// The texts in single quotes.
     fn quoted(sql: &str) -> Vec<&str> {
-        let code = sql.lines().filter(|line| !line.trim_start().starts_with("--"));
-        code.flat_map(|line| line.split(['\'', '"']).skip(1).step_by(2)).collect()
+        code(sql).flat_map(|line| line.split('\'').skip(1).step_by(2)).collect()
+    }
+
+    fn words(sql: &str) -> Vec<&str> {
+        let is_separator = |letter: char| !letter.is_ascii_alphabetic();
+        code(sql).flat_map(|line| line.split(is_separator)).filter(|word| !word.is_empty()).collect()
     }
 
     #[test]
     fn events_and_states_in_sql_are_those_of_the_domain() {
         for sql in [EVENTS_ON, SCHEMA.postgres] {
-            let words = quoted(sql);
             let is_event = |word: &&str| {
                 let aggregate = word.split('.').next().unwrap_or_default();
                 word.contains('.') && ["job", "worker", "schedule"].contains(&aggregate)
             };
-            let mut found: Vec<&str> = words.iter().copied().filter(is_event).collect();
+            let mut found: Vec<&str> = quoted(sql).into_iter().filter(is_event).collect();
             found.sort_unstable();
             found.dedup();
             let mut known = EVENT_TYPES;
             known.sort_unstable();
             assert_eq!(found, known);
             let states = JobState::ALL.map(|state| state.to_string());
+            let words = words(sql);
             contains_in_order(&words, &states.each_ref().map(String::as_str));
             contains_in_order(&words, &WorkerState::ALL.map(WorkerState::as_str));
             contains_in_order(&words, &TickOutcome::ALL.map(TickOutcome::as_str));

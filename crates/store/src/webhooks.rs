@@ -1,35 +1,68 @@
-//! Webhooks, as far as both engines agree: what is sent, what is handed to a sender, what it tells, what the job's log says.
+//! Webhooks: the verbs, deliveries and their outcome, the entries in the job's log.
 
+use async_trait::async_trait;
 use faena_domain::{
     JobId, JobOptions, JobState, LogEvent, LogLine, NodeId, Timestamp, WebhookBody, WebhookId, WebhookState,
+    WebhookView,
 };
 use serde_json::value::RawValue;
 
-use crate::{AuditEntry, Result, StoreError};
+use crate::{AuditEntry, Cause, Result, StoreError};
 
-/// What a sender wants to send now.
+/// Webhooks.
+#[async_trait]
+pub trait WebhookStore: Send + Sync + 'static {
+    /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the longest due first.
+    ///
+    /// `WebhookTakeRequest::rooms` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
+    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
+
+    /// Records the outcome of attempts, with an entry in the log of their job.
+    ///
+    /// Returns for each result whether its sender still held the attempt; a late result changes nothing.
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>>;
+
+    /// Sends a settled webhook again, with new attempts and an entry in the audit log. Returns `None` if it does not exist.
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
+
+    /// Returns a webhook with its attempts.
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>>;
+
+    /// Lists matching webhooks below `after`, newest first, without bodies and attempts.
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>>;
+
+    /// Returns how many webhooks are waiting, being sent and failed, each counted up to 100 000.
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>>;
+}
+
+/// A request for due webhooks.
 #[derive(Clone, Debug)]
 pub struct WebhookTakeRequest {
     pub node: NodeId,
     pub limit: usize,
-    /// To how many of one host at most.
+    /// Limit per host.
     pub per_host: usize,
-    /// Hosts that have less room than that, or none.
+    /// Hosts with a lower limit, or none.
     pub rooms: Vec<(String, usize)>,
-    /// How many attempts there may be. A webhook whose senders die gets up to `LOST_FORGIVEN` more.
+    /// Number of attempts allowed. A webhook whose senders die gets up to `LOST_FORGIVEN` more.
     pub allowed: u32,
-    /// How long the sender has to tell how it went; after that the next one sends it again.
+    /// How long the sender has to report the outcome; then another attempt starts.
     pub lease_ms: i64,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct WebhookTaken {
     pub deliveries: Vec<Delivery>,
-    /// When the next one is due that is not due yet.
+    /// When the next webhook is due.
     pub next_at: Option<Timestamp>,
 }
 
-/// One attempt, in its sender's hands.
+/// One attempt that a sender has taken.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     pub id: WebhookId,
@@ -39,13 +72,13 @@ pub struct Delivery {
     pub url: String,
     pub host: String,
     pub body: String,
-    /// Counts all attempts ever begun: the fence of this one.
+    /// Counts all attempts ever started. It is the fence of this attempt.
     pub number: u32,
-    /// Counts those since it was last asked for.
+    /// Counts the attempts since the last manual redelivery.
     pub attempt: u32,
 }
 
-/// How an attempt went.
+/// Outcome of an attempt.
 #[derive(Clone, Debug)]
 pub struct WebhookResult {
     pub id: WebhookId,
@@ -75,12 +108,12 @@ pub struct WebhookFilter {
     pub host: Option<String>,
 }
 
-/// How many attempts without an outcome cost no try when they were the last ones.
+/// Number of attempts without an outcome that are repeated beyond the allowed ones.
 pub const LOST_FORGIVEN: u32 = 3;
 
-pub const LOST: &str = "its sender did not tell how it went; it may have arrived";
+pub const LOST: &str = "no outcome was reported; it may have been delivered";
 
-/// What an attempt that ran out of its lease means.
+/// What follows when the lease of an attempt has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterLoss {
     SendAgain,
@@ -88,7 +121,7 @@ pub enum AfterLoss {
 }
 
 impl AfterLoss {
-    /// `attempts` of the `allowed` ones have begun since it was asked for, `lost` of them without an outcome.
+    /// Decides by the attempts since the last redelivery, `lost` of them without an outcome.
     pub fn of(attempts: u32, lost: u32, allowed: u32) -> AfterLoss {
         if attempts >= allowed && lost > LOST_FORGIVEN { AfterLoss::GiveUp } else { AfterLoss::SendAgain }
     }
@@ -112,7 +145,7 @@ impl WebhookNext {
 }
 
 impl WebhookResult {
-    /// The line in the job's log.
+    /// Returns the entry in the job's log.
     pub(crate) fn line(&self, url: &str) -> LogLine {
         let url = without_query(url);
         let count = format!("attempt {} of {}", self.attempt, self.allowed);
@@ -129,23 +162,23 @@ impl WebhookResult {
                 LogLine::new(self.at, LogEvent::WebhookFailed, format!("{url}: {what}, {count}; again at {due_at}"))
             }
             WebhookNext::Failed => {
-                LogLine::new(self.at, LogEvent::WebhookFailed, format!("{url}: {what}, {count}; given up"))
+                LogLine::new(self.at, LogEvent::WebhookFailed, format!("{url}: {what}, {count}; abandoned"))
             }
         }
     }
 }
 
-/// The line in the log of a job whose webhook was lost too often.
+/// Returns the entry in the log of a job whose webhook was lost too often.
 pub(crate) fn lost_line(url: &str, at: Timestamp) -> LogLine {
-    LogLine::new(at, LogEvent::WebhookFailed, format!("{}: {LOST}; given up", without_query(url)))
+    LogLine::new(at, LogEvent::WebhookFailed, format!("{}: {LOST}; abandoned", without_query(url)))
 }
 
-/// What may be shown of an address: its query may carry a token.
+/// Returns what may be shown of a URL: its query may contain a token.
 pub fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or(url)
 }
 
-/// How a job ended, as its row in `done` or `ended` says.
+/// How a job ended, from its row in `done` or `ended`.
 pub(crate) struct Ended {
     pub id: JobId,
     pub kind: String,
@@ -185,7 +218,7 @@ impl NewWebhook {
             correlation: ended.correlation.unwrap_or_else(|| ended.id.to_string()),
             traceparent: options.traceparent.clone(),
             host: host_of(&url),
-            body: serde_json::to_string(&body).map_err(|e| StoreError::Broken(format!("a webhook's body: {e}")))?,
+            body: serde_json::to_string(&body).map_err(|e| StoreError::Broken(Cause::new("a webhook's body", e)))?,
             url,
             created_at: ended.finished_at,
         })
@@ -193,10 +226,10 @@ impl NewWebhook {
 }
 
 pub(crate) fn raw(text: String) -> Result<Box<RawValue>> {
-    RawValue::from_string(text).map_err(|e| StoreError::Broken(format!("stored JSON: {e}")))
+    RawValue::from_string(text).map_err(|e| StoreError::Broken(Cause::new("stored JSON", e)))
 }
 
-/// Host and port; nothing of what is no address, which is then found out by whoever sends it.
+/// Returns host and port. Empty if the URL is not valid; the sender reports that.
 pub fn host_of(url: &str) -> String {
     let host = |url: url::Url| Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?));
     url::Url::parse(url).ok().and_then(host).unwrap_or_default()
@@ -220,13 +253,13 @@ pub(crate) fn unsettled(id: WebhookId, state: WebhookState) -> StoreError {
 }
 
 pub(crate) fn state_of(code: i16) -> Result<WebhookState> {
-    WebhookState::from_code(code).ok_or_else(|| StoreError::Broken(format!("a webhook's state {code} is not known")))
+    WebhookState::from_code(code).ok_or_else(|| StoreError::Broken(format!("webhook state {code} is unknown").into()))
 }
 
-/// Counting stops here: nobody needs to know more exactly how bad it is.
+/// Counting stops here.
 pub(crate) const COUNTED: i64 = 100_000;
 
-/// The states that are counted. The delivered ones are most of them and no news.
+/// The states that are counted. Delivered webhooks are by far the most, and of no interest.
 pub(crate) const COUNTED_STATES: [WebhookState; 3] =
     [WebhookState::Waiting, WebhookState::Sending, WebhookState::Failed];
 
@@ -243,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_that_die_do_not_use_up_the_last_try_but_not_for_ever() {
+    fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit() {
         assert_eq!(AfterLoss::of(1, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(3, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(5, 3, 3), AfterLoss::SendAgain);

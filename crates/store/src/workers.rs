@@ -1,23 +1,156 @@
-//! What both engines decide alike about workers: through which states they go, how long they are waited for, how their rows are
-//! shown.
+//! Workers: the verbs, and what both engines share: state changes, deadlines, how rows are shown.
 
-use faena_domain::{JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerKind, WorkerState, WorkerView};
+use async_trait::async_trait;
+use faena_domain::{
+    JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+};
 use uuid::Uuid;
 
-use crate::{GracePeriods, Result, StoreError, WorkerEnd, disposition::ReleaseReason};
+use crate::{ClaimedJob, GracePeriods, Recovered, Result, StoreError, disposition::ReleaseReason};
 
-/// Changes of state that are kept of one life.
+/// Workers and their registrations.
+#[async_trait]
+pub trait WorkerStore: Send + Sync + 'static {
+    /// Registers a worker, or resumes the live registration under its key, with the jobs it has in flight.
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted>;
+
+    /// Records status updates of connected workers.
+    ///
+    /// Returns for each worker whether it is still connected here and what is requested of it. A worker that has ended or reconnected is not
+    /// changed.
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
+
+    /// Requests that a live worker gets no more jobs, or gets jobs again. Returns `None` if no such worker is alive.
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
+
+    /// Ends a registration and releases its claims in one transaction. Returns `None` if it has ended or reconnected.
+    async fn worker_end(&self, id: WorkerId, session: i64, end: WorkerEnd, now: Timestamp)
+    -> Result<Option<Recovered>>;
+
+    /// Declares up to 100 workers lost whose deadline has passed, as `worker_end` does with `Lost`.
+    ///
+    /// Also deletes registrations that ended before `forget_before`.
+    async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp)
+    -> Result<SweepResult>;
+
+    /// Returns a worker by its key (its latest registration) or by the id of a registration.
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>>;
+
+    /// Returns the current session of a live worker. `None` if it has ended.
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>>;
+
+    /// Lists workers in one of `states` (all if empty), live ones first, newest first, without jobs and history.
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
+
+    /// Returns the capabilities of the live workers of all nodes.
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>>;
+}
+
+/// A worker that connects.
+#[derive(Clone, Debug)]
+pub struct WorkerEntry {
+    /// Id of the registration, if a new one begins.
+    pub id: WorkerId,
+    /// The name the worker gives itself. A live registration with this key continues on the new connection.
+    pub key: String,
+    pub name: Option<String>,
+    pub kind: WorkerKind,
+    pub transport: String,
+    pub node: NodeId,
+    /// Its state from now on: `Creating` (its process is about to start) or `Ready` (it is connected).
+    pub state: WorkerState,
+    pub capabilities: WorkerCapabilities,
+    pub concurrency: u32,
+    pub pool: Option<String>,
+    /// When it is declared lost unless it calls again. `None` if a connection shows that it is alive.
+    pub deadline: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug)]
+pub struct WorkerAdmitted {
+    pub id: WorkerId,
+    /// Grows with each connection of a registration.
+    pub session: i64,
+    /// The previous state, if the registration continues.
+    pub was: Option<WorkerState>,
+    /// Its jobs in flight, oldest run first.
+    pub jobs: Vec<ResumedJob>,
+}
+
+/// A job that a worker already had when it connected.
+#[derive(Clone, Debug)]
+pub struct ResumedJob {
+    pub job: ClaimedJob,
+    pub kind: String,
+    pub claimed_at: Timestamp,
+    /// When it started, if that was recorded.
+    pub started_at: Option<Timestamp>,
+}
+
+/// Status update of a connected worker.
+#[derive(Clone, Debug)]
+pub struct WorkerUpdate {
+    pub id: WorkerId,
+    pub session: i64,
+    /// State changes since the last update, each allowed after the one before. Empty: no change.
+    pub changes: Vec<WorkerChange>,
+    pub seen_at: Timestamp,
+    /// `None`: its node watches it.
+    pub deadline: Option<Timestamp>,
+    /// Jobs completed since the last update.
+    pub completed: u64,
+    pub failed: u64,
+    pub breaker: &'static str,
+}
+
+/// Answer to a status update.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkerUpdateResult {
+    /// `false`: it has ended or reconnected, perhaps to another node.
+    pub connected: bool,
+    /// Whether it must get no more jobs.
+    pub drain: bool,
+}
+
+/// How a registration ends, and what happens to its jobs.
+#[derive(Clone, PartialEq, Debug)]
+pub enum WorkerEnd {
+    /// It disconnected properly: its jobs are ready again without using an attempt.
+    Left { reason: String },
+    /// It missed its heartbeats, or its process ended: its jobs use an attempt and wait for `delay_ms`, or fail if no
+    /// attempt is left.
+    Lost { reason: String, delay_ms: i64 },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct SweepResult {
+    /// Workers that were declared lost.
+    pub lost: Vec<WorkerLost>,
+    /// When the next deadline passes.
+    pub next_at: Option<Timestamp>,
+    /// Whether more deadlines have passed.
+    pub more: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct WorkerLost {
+    pub id: WorkerId,
+    pub key: String,
+    pub freed: Recovered,
+}
+
+/// Number of state changes that are kept per registration.
 pub const HISTORY: i64 = 200;
-/// Workers that one round gives up, or lets go of.
+/// Number of workers that one round declares lost or detaches.
 pub const ROUND: i64 = 100;
-/// Ended workers that one round forgets.
+/// Number of ended registrations that one round deletes.
 pub const FORGET: i64 = 1_000;
 
 pub const COLUMNS: &str =
     "id, key, name, kind, transport, node, state, reason, capabilities, queues, concurrency, pool,
     registered_at, seen_at, ended_at, deadline, completed, failed, breaker";
 
-/// The columns above, in their order.
+/// A row of `worker`, with the columns above in their order.
 pub struct WorkerRow {
     pub id: Uuid,
     pub key: String,
@@ -71,26 +204,29 @@ impl WorkerRow {
     }
 }
 
-/// A worker as the jobs that it has or had in hand show it.
+/// A worker, as its jobs show it.
 #[derive(Clone, Debug)]
 pub struct Holder {
     pub key: String,
-    /// It is not connected yet: what it holds is not assigned but scheduled.
+    /// Whether it is not connected yet, so that its jobs are scheduled and not assigned.
     pub is_coming: bool,
 }
 
-/// The jobs in its hands, as they are named.
+/// Returns how its jobs are shown.
 pub fn shown_jobs(jobs: impl Iterator<Item = JobId>) -> Vec<String> {
     jobs.map(|id| id.to_string()).collect()
 }
 
-/// The number by which a state is stored.
+/// Returns the number by which a state is stored.
 pub fn worker_code(state: WorkerState) -> i16 {
     let at = WorkerState::ALL.iter().position(|known| *known == state);
     at.and_then(|at| i16::try_from(at).ok()).expect("seven states")
 }
 
-/// A damaged row must not keep anybody from giving the worker up: whatever it is, it can end. `doctor` tells of it.
+/// Returns the state of a stored number.
+///
+/// An unknown number counts as `Busy`, so that a worker with a damaged row can still be declared lost; `faena doctor` reports
+/// it.
 pub fn worker_state(code: i16) -> WorkerState {
     let state = usize::try_from(code).ok().and_then(|at| WorkerState::ALL.get(at)).copied();
     state.unwrap_or(WorkerState::Busy)
@@ -103,7 +239,7 @@ pub fn kind_code(kind: WorkerKind) -> i16 {
 
 pub fn worker_kind(code: i16) -> Result<WorkerKind> {
     let kind = usize::try_from(code).ok().and_then(|at| WorkerKind::ALL.get(at)).copied();
-    kind.ok_or_else(|| StoreError::Broken(format!("{code} is no kind of worker")))
+    kind.ok_or_else(|| StoreError::Broken(format!("worker kind {code} is unknown").into()))
 }
 
 pub fn names(list: &[String]) -> String {
@@ -112,12 +248,14 @@ pub fn names(list: &[String]) -> String {
 
 pub fn read_capabilities(capabilities: &str, queues: &str) -> Result<WorkerCapabilities> {
     let read = |text: &str| {
-        serde_json::from_str(text).map_err(|e| StoreError::Broken(format!("what a worker can do: {e}: {text}")))
+        serde_json::from_str(text)
+            .map_err(|e| StoreError::Broken(format!("capabilities of a worker: {e}: {text}").into()))
     };
     Ok(WorkerCapabilities { types: read(capabilities)?, queues: read(queues)? })
 }
 
-/// The states through which a worker goes when it is let in as `wanted`. One that was connected before stays what it was.
+/// Returns the states through which a worker goes when it connects as `wanted`. A worker that was connected before keeps its
+/// state.
 pub fn path_in(was: Option<WorkerState>, wanted: WorkerState) -> &'static [WorkerState] {
     use WorkerState::*;
     const WAY: [WorkerState; 3] = [Creating, Connecting, Ready];
@@ -130,7 +268,7 @@ pub fn path_in(was: Option<WorkerState>, wanted: WorkerState) -> &'static [Worke
     WAY.get(from..to).unwrap_or_default()
 }
 
-/// Those of these changes that are allowed, each after the last one that was.
+/// Keeps the changes that are allowed, each after the last allowed one.
 pub fn allowed(mut state: WorkerState, changes: &[WorkerChange]) -> Vec<WorkerChange> {
     let mut kept = Vec::new();
     for change in changes {
@@ -142,12 +280,12 @@ pub fn allowed(mut state: WorkerState, changes: &[WorkerChange]) -> Vec<WorkerCh
     kept
 }
 
-/// A way through states, told at one moment for one reason.
+/// Turns a path through states into changes at one moment, with one reason.
 pub fn changes(path: &[WorkerState], reason: Option<&str>, now: Timestamp) -> Vec<WorkerChange> {
     path.iter().map(|state| WorkerChange { at: now, state: *state, reason: reason.map(str::to_owned) }).collect()
 }
 
-/// How a worker's server went.
+/// How the server of a worker ended.
 #[derive(Clone, Copy)]
 pub enum ServerExit {
     Died,
@@ -155,7 +293,7 @@ pub enum ServerExit {
 }
 
 impl ServerExit {
-    /// Of the workers inside it.
+    /// Reason for workers inside the server.
     pub fn reason(self) -> &'static str {
         match self {
             ServerExit::Died => "its server died",
@@ -163,16 +301,16 @@ impl ServerExit {
         }
     }
 
-    /// Of the workers that were connected to it; true before their deadline and after it.
+    /// Reason for workers that were connected to the server. Stays true before and after their deadline.
     pub fn waiting_reason(self) -> &'static str {
         match self {
-            ServerExit::Died => "its server died, and it has not come back",
-            ServerExit::Stopped => "its server stopped, and it has not come back",
+            ServerExit::Died => "its server died, and it has not reconnected",
+            ServerExit::Stopped => "its server stopped, and it has not reconnected",
         }
     }
 }
 
-/// How long a worker is waited for that has no server any more.
+/// Returns until when a worker without a server may reconnect.
 pub fn deadline_without_server(
     transport: &str,
     before: Option<i64>,
@@ -186,11 +324,11 @@ pub fn deadline_without_server(
     before.map_or(reconnect, |before| before.min(reconnect))
 }
 
-/// What the sweep says of a worker that nobody gave a reason for.
-pub const NO_HEARTBEAT: &str = "it was not heard of";
+/// Reason of a worker that the sweep declares lost without any other reason.
+pub const NO_HEARTBEAT: &str = "no heartbeat";
 
 impl WorkerEnd {
-    /// What stands in the worker's record.
+    /// The reason in the worker's record.
     pub(crate) fn reason(&self) -> String {
         match self {
             WorkerEnd::Left { reason } => reason.clone(),
@@ -198,7 +336,7 @@ impl WorkerEnd {
         }
     }
 
-    /// What the logs of its jobs say.
+    /// The text in the logs of its jobs.
     pub(crate) fn text(&self, key: &str) -> String {
         match self {
             WorkerEnd::Left { reason } => format!("worker {key} left: {reason}"),
@@ -221,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_let_in_through_allowed_moves_only() {
+    fn a_worker_connects_through_allowed_states_only() {
         assert_eq!(path_in(None, Ready), [Creating, Connecting, Ready]);
         assert_eq!(path_in(None, Creating), [Creating]);
         assert_eq!(path_in(Some(Creating), Ready), [Connecting, Ready]);
@@ -241,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_are_not_allowed_are_passed() {
+    fn changes_that_are_not_allowed_are_skipped() {
         let told = changes(&[Busy, Busy, Creating, Draining, Ready], None, Timestamp::from_ms(1));
         let kept: Vec<_> = allowed(Ready, &told).into_iter().map(|change| change.state).collect();
         assert_eq!(kept, [Busy, Draining, Ready]);
@@ -249,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_numbers_stay_what_they_are() {
+    fn stored_worker_numbers_do_not_change() {
         assert_eq!(WorkerState::ALL.map(worker_code), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(WorkerKind::ALL.map(kind_code), [0, 1, 2]);
         assert!(WorkerState::ALL.into_iter().all(|state| worker_state(worker_code(state)) == state));

@@ -207,7 +207,7 @@ impl Engine {
 
     /// Returns how often to look for changes of other nodes that no signal announced.
     fn poll_period(&self) -> Duration {
-        if self.store.engine() == "sqlite" { SINGLE_NODE_POLL } else { SHARED_POLL }
+        if self.store.is_shared() { SHARED_POLL } else { SINGLE_NODE_POLL }
     }
 
     /// Sends due webhooks. While the server stops it only stores how the last attempts went.

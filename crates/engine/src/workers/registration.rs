@@ -275,7 +275,7 @@ impl Engine {
 
     /// Returns whether this is the worker's latest session: it has not called another node meanwhile.
     async fn is_latest(&self, worker: &ConnectedWorker) -> Result<bool, EngineError> {
-        Ok(self.store.engine() == "sqlite" || self.store.worker_session(worker.id).await? == Some(worker.session))
+        Ok(!self.store.is_shared() || self.store.worker_session(worker.id).await? == Some(worker.session))
     }
 
     /// Handles the end of a connection. `left`: the worker deregistered before it closed.

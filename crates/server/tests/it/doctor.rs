@@ -81,7 +81,7 @@ async fn a_missing_or_foreign_database_is_reported_and_not_changed() {
     std::fs::write(&notes, "not a database, but as long as one ".repeat(40)).unwrap();
     let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "sqlite:notes.txt"]);
     assert_eq!(code, 2);
-    assert!(stderr.contains("no SQLite database"), "{stderr}");
+    assert!(stderr.contains("not a SQLite database"), "{stderr}");
     let (code, _, stderr) = doctor(folder.path(), &[], &["--database-url", "postgres://user@127.0.0.1:1/missing"]);
     assert_eq!(code, 2);
     assert!(stderr.contains("cannot use the PostgreSQL database"), "{stderr}");

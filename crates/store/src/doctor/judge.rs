@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_judged_by_its_words_and_times() {
+    fn a_log_is_checked_by_its_events_and_times() {
         let whole = r#"[1000,"queued"],[1001,"assigned"],[1002,"started","on \"x\""],[1003,"completed"]"#;
         assert_eq!(fault_of_log("completed", 6, 1, whole), None);
         for (state, run, log, code) in [

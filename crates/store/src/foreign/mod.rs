@@ -155,10 +155,9 @@ async fn bounded<T>(
 ) -> Result<T> {
     match tokio::time::timeout(CALL_TIMEOUT, work(place)).await {
         Ok(result) => result,
-        Err(_) => Err(StoreError::Unavailable(format!(
-            "the source's database did not answer within {} s",
-            CALL_TIMEOUT.as_secs()
-        ))),
+        Err(_) => Err(StoreError::Unavailable(
+            format!("the source's database did not answer within {} s", CALL_TIMEOUT.as_secs()).into(),
+        )),
     }
 }
 

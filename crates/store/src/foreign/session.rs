@@ -3,6 +3,7 @@
 //! Lock and work share their fate: a session that ends takes the lock, the row locks and the open transaction with it, and whoever works under it is told at
 //! once. The server gives up on a client that vanished within half a minute, so nobody waits long for a lock of the dead.
 
+use faena_domain::error_chain;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
@@ -14,7 +15,7 @@ use super::{
     mapping::{ForeignMapping, quoted},
     shape::Statements,
 };
-use crate::{Result, StoreError, error::chain, postgres::connect};
+use crate::{Result, StoreError, postgres::connect};
 
 /// For everything that is asked of the application's database at once.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -138,5 +139,5 @@ where
 }
 
 fn unreachable(error: &tokio_postgres::Error) -> StoreError {
-    StoreError::Unavailable(format!("cannot connect to the source's database: {}", chain(error)))
+    StoreError::Unavailable(format!("cannot connect to the source's database: {}", error_chain(error)).into())
 }

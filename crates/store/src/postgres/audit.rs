@@ -1,10 +1,22 @@
 //! Every act of a person or key.
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{AuditRow, JobId, Timestamp};
 
-use super::{Shared, end::storable, events};
-use crate::{AuditEntry, AuditFilter, Result};
+use super::{Postgres, Shared, end::storable, events};
+use crate::{AuditEntry, AuditFilter, AuditStore, Result};
+
+#[async_trait]
+impl AuditStore for Postgres {
+    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| put(&self.shared, &entry, now)).await
+    }
+
+    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+        self.shared.retrying(|| list(&self.shared, &filter, limit)).await
+    }
+}
 
 pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     client

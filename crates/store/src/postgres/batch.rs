@@ -51,7 +51,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                         let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL).then_some(calls);
                         // A panic is the calls' failure (their answers are dropped), not the end of the batcher.
                         if AssertUnwindSafe(run(&shared, shard, group)).catch_unwind().await.is_err() {
-                            tracing::error!("a group of calls to the database panicked");
+                            tracing::error!("database calls panicked");
                         }
                     }
                 })

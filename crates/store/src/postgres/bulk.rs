@@ -1,15 +1,43 @@
 //! Actions on many jobs, step by step.
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{BulkId, JobId, Timestamp};
 use tokio_postgres::{Row, types::ToSql};
 
-use super::{Shared, audit, change, dependents, end::storable, read};
+use super::{Postgres, Shared, audit, change, dependents, end::storable, read};
 use crate::{
-    Bulk, BulkAction, BulkStep, CancelOutcome, NewBulk, Result, Signal, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, CancelOutcome, NewBulk, Result, Signal, StoreError,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
+
+#[async_trait]
+impl BulkStore for Postgres {
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| begin(&self.shared, &bulk, due_at, now)).await
+    }
+
+    async fn bulk_due(&self) -> Result<Option<Bulk>> {
+        self.shared.retrying(|| due(&self.shared)).await
+    }
+
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| self::step(&self.shared, &step, now)).await
+    }
+
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| stop(&self.shared, id, by, now)).await
+    }
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
+        self.shared.retrying(|| get(&self.shared, id)).await
+    }
+
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
+        self.shared.retrying(|| list(&self.shared, limit)).await
+    }
+}
 
 pub async fn begin(shared: &Shared, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;

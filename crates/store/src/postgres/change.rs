@@ -23,7 +23,7 @@ use crate::{
     lanes::LaneName,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, stored_options},
     sql::sql,
-    types::{CANCELLED, PENDING},
+    sql::{CANCELLED, PENDING},
 };
 
 /// A job as a change finds it, with its row locked against other changes.
@@ -69,7 +69,7 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
 
 /// It moved on between being read and being taken; the caller looks again.
 fn moved() -> StoreError {
-    StoreError::Contended("the job has just moved on".into())
+    StoreError::Contended("the job has just changed its state".into())
 }
 
 pub async fn cancel(

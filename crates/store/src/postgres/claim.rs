@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use futures_util::future::try_join_all;
@@ -13,14 +14,31 @@ use parking_lot::Mutex;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{Shared, limited_claim};
+use super::{Postgres, Shared, end, limited_claim};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimedJob, LaneId, Limited, Owner, Result, StoreError,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunNote, StoreError,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, deal},
     sql::sql,
 };
+
+#[async_trait]
+impl ClaimStore for Postgres {
+    async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
+        claim(&self.shared, &requests, now).await
+    }
+
+    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
+        self.report(notes, |note| note.run, |_| false, end::Work::Notes, now).await
+    }
+
+    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
+        let some = self.shared.lanes.any_keyed(ends.iter().map(|end| end.lane));
+        let keyed = |end: &RunEnd| some && self.shared.lanes.any_keyed([end.lane]);
+        self.report(ends, |end| end.run, keyed, end::Work::Ends, now).await
+    }
+}
 
 /// How far the claims of this process have come in each lane.
 ///

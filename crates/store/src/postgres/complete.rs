@@ -11,8 +11,7 @@ use super::{
     Lease,
     end::{Work, ended, key, small},
 };
-use crate::sql::sql;
-use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache};
+use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache, sql::sql};
 
 /// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
 pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec<&'a RunEnd>> {

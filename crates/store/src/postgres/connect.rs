@@ -1,5 +1,6 @@
 //! Connections and the schema.
 
+use faena_domain::error_chain;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
@@ -7,7 +8,7 @@ use rustls_platform_verifier::ConfigVerifierExt;
 use tokio_postgres::{Config, NoTls, config::SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::{Result, StoreError, StoreOptions, error::chain, migrate};
+use crate::{Cause, Result, StoreError, StoreOptions, migrate};
 
 /// Enough for the batchers, a claim, the loops and a few readers at once.
 const CONNECTIONS: usize = 12;
@@ -49,7 +50,7 @@ pub fn pool(url: &str) -> Result<Pool> {
         .create_timeout(Some(CONNECT_TIMEOUT))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .build()
-        .map_err(|e| StoreError::Broken(e.to_string()))
+        .map_err(|e| StoreError::Broken(Cause::of(e)))
 }
 
 /// A key for `pg_advisory_xact_lock` that nobody else uses: "faena" in ASCII.
@@ -59,7 +60,7 @@ pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
     let setup = |e: &dyn std::error::Error| {
         StoreError::Setup(format!(
             "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it runs, and the host, user, password and database",
-            chain(e)
+            error_chain(e)
         ))
     };
     let mut client = pool.get().await.map_err(|e| setup(&e))?;

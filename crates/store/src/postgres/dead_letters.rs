@@ -1,18 +1,34 @@
 //! Dead letters: failed jobs, as people look at them and act on them.
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{Attempt, JobId, JobState, Timestamp};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Shared, audit, change, dependents, read};
+use super::{Postgres, Shared, audit, change, dependents, read};
 use crate::{
-    DeadLetterStats, LaneId, Result, Signal, StoreError,
+    DeadLetterStats, DeadLetterStore, LaneId, Result, Signal, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
     lists::{self, DeadLetterMatches, ListQuery, Scan},
-    types::FAILED,
+    sql::FAILED,
 };
+
+#[async_trait]
+impl DeadLetterStore for Postgres {
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| retry(&self.shared, id, by, now)).await
+    }
+
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| delete(&self.shared, id, by, now)).await
+    }
+
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
+        self.shared.retrying(|| stats(&self.shared)).await
+    }
+}
 
 pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;

@@ -19,7 +19,7 @@ use crate::{
     assemble::parse_options,
     plan::{Deltas, Taken, parent_cause},
     sql::sql,
-    types::{CANCELLED, PENDING},
+    sql::{CANCELLED, PENDING},
 };
 
 /// Tells the children of `finished`, and so on down the graph. May be told again; what has happened happens once.

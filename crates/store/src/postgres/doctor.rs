@@ -3,19 +3,18 @@
 use std::time::Instant;
 
 use deadpool_postgres::Object;
-use faena_domain::Timestamp;
+use faena_domain::{Timestamp, error_chain};
 use futures_util::TryStreamExt;
 use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
 
 use super::{Postgres, Shared, audit, connect, due};
 use crate::{
-    AuditEntry, GracePeriods, Result, Store, StoreError,
+    AuditEntry, AuditStore, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
         Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema,
         nothing_there, steps,
     },
-    error::chain,
 };
 
 const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, owner, unnest(ids) FROM claim)";
@@ -45,7 +44,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     let client = pool.get().await.map_err(|e| {
         StoreError::Setup(format!(
             "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it runs, and the host, user, password and database",
-            chain(&e)
+            error_chain(&e)
         ))
     })?;
     let mut findings = Vec::new();
@@ -262,7 +261,7 @@ async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Re
         .batch_execute(
             "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL search_path = faena; SET LOCAL lock_timeout = '10s'; SET LOCAL jit = off;
              SET LOCAL statement_timeout = '10min';
-             LOCK TABLE job, ready, waiting, block, ended, done, hold, line IN SHARE ROW EXCLUSIVE MODE",
+             LOCK TABLE job, ready, waiting, claim, ended, done, key_in_flight, key_queue IN SHARE ROW EXCLUSIVE MODE",
         )
         .await?;
     let result = async {

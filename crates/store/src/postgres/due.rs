@@ -1,7 +1,7 @@
 //! What time brings: due jobs become ready, expired ones fail, old ones go.
 
 use deadpool_postgres::Object;
-use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
+use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp, error_chain};
 use tokio_postgres::{Row, error::SqlState};
 use uuid::Uuid;
 
@@ -17,9 +17,10 @@ use super::{
 };
 use crate::{
     DueResult, JobExit, LaneId, Result, Retention, Signal, StoreError, Tally,
+    jobs::state_of_code,
     plan::{Deltas, Taken, next_look_at, no_handler},
+    sql::{CANCELLED, FAILED},
     sql::{TALLY_COMPLETED, sql},
-    types::{CANCELLED, FAILED, state_of_code},
 };
 
 pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<DueResult> {
@@ -288,7 +289,7 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
                 // Another node was faster, or is just at it; the next round looks again.
                 continue;
             }
-            tracing::warn!(partition = name, error = %crate::error::chain(&error), "a partition could not be made; finished jobs of that day go to the default partition");
+            tracing::warn!(partition = name, error = %error_chain(&error), "partition not created, using the default partition");
         }
     }
     client.keep(Ok(()))
@@ -346,7 +347,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     let mut deltas = Deltas::default();
     let mut ids = Vec::with_capacity(rows.len());
     for row in &rows {
-        let tally = Tally::from_i16(row.get(2)).ok_or_else(|| StoreError::Broken("a tally is not known".into()))?;
+        let tally = Tally::from_i16(row.get(2)).ok_or_else(|| StoreError::Broken("unknown tally".into()))?;
         deltas.add(row.get(0), tally, -1);
         ids.push(row.get::<_, Uuid>(1));
     }
@@ -426,7 +427,7 @@ async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()>
             .await;
         if let Err(error) = dropped {
             // Somebody is reading it; the next round tries again.
-            tracing::debug!(partition = name, error = %crate::error::chain(&error), "a partition could not be dropped");
+            tracing::debug!(partition = name, error = %error_chain(&error), "partition not dropped");
             client.batch_execute("ROLLBACK").await?;
         }
     }

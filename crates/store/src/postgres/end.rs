@@ -21,11 +21,11 @@ use super::{
     submit::put_key_queues,
 };
 use crate::{
-    JobExit, LaneId, Result, RunEnd, RunNote, RunOutcome, Signal, StoreError, Tally,
+    JobExit, LaneId, Result, RunEnd, RunNote, RunOutcome, Signal, Tally,
     assemble::parse_options,
+    jobs::state_code,
     plan::{Deltas, key_number},
-    sql::sql,
-    types::{CANCELLED, FAILED, RETRYING, state_code},
+    sql::{CANCELLED, FAILED, RETRYING, sql},
 };
 
 pub struct Call {
@@ -59,7 +59,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
             if !finished.is_empty()
                 && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &finished, now)).await
             {
-                tracing::warn!(%error, "dependent jobs will be looked at later");
+                tracing::warn!(%error, "dependents not released, retrying later");
             }
             for (answer, result) in answers.into_iter().zip(results) {
                 let _ = answer.send(Ok(result));
@@ -67,10 +67,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
         }
         Err(error) => {
             for answer in answers {
-                let _ = answer.send(Err(match &error {
-                    StoreError::Unavailable(text) => StoreError::Unavailable(text.clone()),
-                    other => StoreError::Broken(other.to_string()),
-                }));
+                let _ = answer.send(Err(error.for_each_caller()));
             }
         }
     }

@@ -2,15 +2,43 @@
 
 use std::sync::atomic::Ordering;
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::Timestamp;
 use tokio_postgres::Row;
 
-use super::{Shared, end::storable};
+use super::{Postgres, Shared, end::storable};
 use crate::{
-    EventPosition, EventQuery, EventRange, EventSubscription, PARTITIONS, Result, StoredEvent,
+    EventPosition, EventQuery, EventRange, EventStore, EventSubscription, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, INBOX_KEPT_MS, SubscriptionMode},
 };
+
+#[async_trait]
+impl EventStore for Postgres {
+    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| subscribe(&self.shared, &wants, now)).await
+    }
+
+    fn has_event_subscriptions(&self) -> bool {
+        self.shared.events_on.load(Ordering::Relaxed)
+    }
+
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| settle(&self.shared, before, limit, now)).await
+    }
+
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.shared.retrying(|| list(&self.shared, &query, limit)).await
+    }
+
+    async fn event_end(&self) -> Result<EventPosition> {
+        self.shared.retrying(|| end(&self.shared)).await
+    }
+
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
+        self.shared.retrying(|| range(&self.shared, name)).await
+    }
+}
 
 pub async fn subscribe(shared: &Shared, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;

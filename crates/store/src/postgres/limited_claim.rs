@@ -10,20 +10,20 @@
 use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::Object;
-use faena_domain::{Bucket, JobId, Rules, Scope, Timestamp};
-use futures_util::future::{join4, try_join_all};
+use faena_domain::{JobId, Rules, Scope, Timestamp};
+use futures_util::future::join4;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
     Lease, Shared,
     claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, claimed_job, may_claim, take},
+    key_queues::{open_due, open_key_queues, opens_at, read_key_queues, read_keys, write_key_queues},
     rules,
 };
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
-    admit::{self, Admission, BUSY_MS, LimitedClaim, OpenKeyQueue, ReadRequest},
-    assemble::parse_options,
+    admit::{self, Admission, BUSY_MS, LimitedClaim},
     claim_limits::{ClaimLimit, ClaimLimits},
     sql::sql,
 };
@@ -42,30 +42,6 @@ pub const IN_FLIGHT: &str = sql!("SELECT s.scope, s.name, (
          CROSS JOIN LATERAL (SELECT n FROM faena.counter WHERE lane = l.id AND tally = {TALLY_IN_FLIGHT}) c
          WHERE s.scope = {SCOPE_SYSTEM} OR (s.scope = {SCOPE_QUEUE} AND l.queue = s.name) OR (s.scope = {SCOPE_TYPE} AND l.type = s.name))
      FROM unnest($1::int2[], $2::text[]) AS s(scope, name)");
-
-/// The open lines of a lane in turn, each locked unless somebody else has it. Whoever puts jobs into a line does not stand in the way.
-pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
-         SELECT key, turn, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
-         FOR NO KEY UPDATE SKIP LOCKED) AS l";
-
-/// `BETWEEN` and the order by key, here and below: so only `ready_key` gives the order. The planner would else walk over the jobs of
-/// all other keys from the head of the lane, if it takes this one's for common.
-///
-/// Of each line: its first job's options, how many jobs of its key are in hands, what is left of its rate.
-pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
-         (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
-     FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
-     LEFT JOIN LATERAL (
-         SELECT j.id, j.options FROM faena.ready r JOIN faena.job j ON j.id = r.id
-         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1) AS h ON true
-     LEFT JOIN faena.bucket b ON b.key = l.key
-     ORDER BY l.n";
-
-pub const KEY_QUEUE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
-     FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS l(lane, key, count)
-     CROSS JOIN LATERAL (
-         SELECT ready_at, id FROM faena.ready WHERE lane = l.lane AND key BETWEEN l.key AND l.key
-         ORDER BY key, ready_at, id LIMIT l.count) AS r";
 
 /// Makes a block of jobs with keys. One that somebody is just cancelling or moving is passed.
 pub const TAKE: &str = sql!("
@@ -301,11 +277,11 @@ async fn serve_one(
 }
 
 #[derive(Default)]
-struct Selection {
+pub struct Selection {
     /// Lanes with more open lines than were looked at.
-    more: Vec<LaneId>,
+    pub more: Vec<LaneId>,
     /// Lanes with lines that somebody else has.
-    busy: Vec<LaneId>,
+    pub busy: Vec<LaneId>,
 }
 
 /// Reads who could go and chooses.
@@ -355,102 +331,6 @@ async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<
         for row in rows {
             admission.add_head(lane.id, Timestamp::from_ms(row.get(0)), JobId(row.get(1)));
         }
-    }
-    Ok(())
-}
-
-/// What a rate held back until now may go on.
-async fn open_due(client: &Object, lanes: &[Lane], now: Timestamp) -> Result<()> {
-    let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
-    let statement = client
-        .prepare_cached(
-            "WITH due AS (
-                 SELECT lane, key FROM faena.key_queue WHERE opens_at <= $1 AND lane = ANY($2) ORDER BY opens_at LIMIT 1000
-                 FOR NO KEY UPDATE SKIP LOCKED)
-             UPDATE faena.key_queue l SET open = true, opens_at = NULL FROM due d WHERE l.lane = d.lane AND l.key = d.key",
-        )
-        .await?;
-    client.execute(&statement, &[&now.as_ms(), &lanes]).await?;
-    Ok(())
-}
-
-async fn open_key_queues(
-    client: &Object,
-    lanes: &[Lane],
-    most: usize,
-    looked: &mut Selection,
-) -> Result<Vec<OpenKeyQueue>> {
-    let statement = client.prepare_cached(KEY_QUEUES).await?;
-    let count = i64::try_from(most).unwrap_or(i64::MAX);
-    let rows = try_join_all(lanes.iter().map(|lane| {
-        let (statement, count) = (&statement, &count);
-        async move { client.query(statement, &[&lane.id, count]).await }
-    }))
-    .await?;
-    let mut key_queues = Vec::new();
-    let others = client
-        .prepare_cached("SELECT 1 FROM faena.key_queue WHERE lane = $1 AND open AND NOT (key = ANY($2)) LIMIT 1")
-        .await?;
-    for (lane, rows) in lanes.iter().zip(rows) {
-        let keys: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        if rows.len() == most {
-            looked.more.push(lane.id);
-        } else if rows.iter().any(|row| !row.get::<_, bool>(4))
-            || client.query_opt(&others, &[&lane.id, &keys]).await?.is_some()
-        {
-            looked.busy.push(lane.id);
-        }
-        key_queues.extend(rows.iter().filter(|row| row.get(4)).map(|row| {
-            let limited = row.get::<_, Option<i64>>(2).zip(row.get(3));
-            OpenKeyQueue { lane: lane.id, key: row.get(0), turn: row.get(1), limited }
-        }));
-    }
-    Ok(key_queues)
-}
-
-/// The keys of lines, once they are locked.
-async fn read_keys(
-    client: &Object,
-    admission: &mut Admission<'_>,
-    key_queues: Vec<OpenKeyQueue>,
-    at_once: usize,
-    rules: &Rules,
-    now: Timestamp,
-) -> Result<()> {
-    if key_queues.is_empty() {
-        return Ok(());
-    }
-    let statement = client.prepare_cached(KEYS).await?;
-    let lanes: Vec<LaneId> = key_queues.iter().map(|key_queue| key_queue.lane).collect();
-    let keys: Vec<i64> = key_queues.iter().map(|key_queue| key_queue.key).collect();
-    let most = i64::try_from(admit::most_of_a_key(rules)).unwrap_or(i64::MAX);
-    let rows = client.query(&statement, &[&lanes, &keys, &most]).await?;
-    for (key_queue, row) in key_queues.into_iter().zip(rows) {
-        if !row.get::<_, bool>(0) {
-            admission.add_empty(&key_queue);
-            continue;
-        }
-        let name = parse_options(row.get(1))?.concurrency_key.unwrap_or_default();
-        let in_flight = usize::try_from(row.get::<_, i64>(2)).unwrap_or(0);
-        let bucket = row
-            .get::<_, Option<f64>>(3)
-            .zip(row.get::<_, Option<i64>>(4))
-            .map(|(tokens, at)| Bucket { tokens, at: Timestamp::from_ms(at) });
-        admission.add_key_queue(key_queue, || ClaimLimit::of_key(rules, name, in_flight, bucket, now), at_once);
-    }
-    Ok(())
-}
-
-async fn read_key_queues(client: &Object, admission: &mut Admission<'_>, wanted: &[ReadRequest]) -> Result<()> {
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    let statement = client.prepare_cached(KEY_QUEUE_HEADS).await?;
-    let lanes: Vec<LaneId> = wanted.iter().map(|key_queue| key_queue.lane).collect();
-    let keys: Vec<i64> = wanted.iter().map(|key_queue| key_queue.key).collect();
-    let counts: Vec<i64> = wanted.iter().map(|key_queue| i64::try_from(key_queue.count).unwrap_or(i64::MAX)).collect();
-    for row in client.query(&statement, &[&lanes, &keys, &counts]).await? {
-        admission.add_job(row.get(0), row.get(1), Timestamp::from_ms(row.get(2)), JobId(row.get(3)));
     }
     Ok(())
 }
@@ -509,87 +389,6 @@ async fn take_keyed(
     let shard = shared.own_shard();
     let rows: Vec<Row> = client.query(&statement, &[&lanes, &times, &ids, &owner.uuid(), &now.as_ms(), &shard]).await?;
     rows.iter().map(|row| Ok((claimed_job(row.get(8), row)?, row.get(9)))).collect()
-}
-
-async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) -> Result<()> {
-    let changes = admission.key_queue_changes();
-    if !changes.is_empty() {
-        let lanes: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
-        let keys: Vec<i64> = changes.iter().map(|change| change.key).collect();
-        let round_robin: Vec<Option<i64>> = changes.iter().map(|change| change.turn).collect();
-        let open: Vec<bool> = changes.iter().map(|change| change.open).collect();
-        let opens: Vec<Option<i64>> = changes.iter().map(|change| change.opens_at).collect();
-        let (limited_at, limited_by): (Vec<Option<i64>>, Vec<Option<String>>) =
-            changes.into_iter().map(|change| change.limited.unzip()).unzip();
-        let statement = client
-            .prepare_cached(
-                "UPDATE faena.key_queue l SET open = u.open, opens_at = u.opens_at,
-                     turn = coalesce(u.turn, (SELECT r.ready_at FROM faena.ready r
-                         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1), l.turn),
-                     limited_at = coalesce(u.limited_at, l.limited_at), limited_by = coalesce(u.limited_by, l.limited_by)
-                 FROM unnest($1::int4[], $2::int8[], $3::int8[], $4::bool[], $5::int8[], $6::int8[], $7::text[])
-                     AS u(lane, key, turn, open, opens_at, limited_at, limited_by)
-                 WHERE l.lane = u.lane AND l.key = u.key",
-            )
-            .await?;
-        client.execute(&statement, &[&lanes, &keys, &round_robin, &open, &opens, &limited_at, &limited_by]).await?;
-    }
-    remove_empty(client, admission.maybe_empty()).await?;
-    let buckets = admission.buckets();
-    if !buckets.is_empty() {
-        let keys: Vec<i64> = buckets.iter().map(|(key, _)| *key).collect();
-        let tokens: Vec<f64> = buckets.iter().map(|(_, bucket)| bucket.tokens).collect();
-        let times: Vec<i64> = buckets.iter().map(|(_, bucket)| bucket.at.as_ms()).collect();
-        let statement = client
-            .prepare_cached(
-                "INSERT INTO faena.bucket (key, tokens, at) SELECT * FROM unnest($1::int8[], $2::float8[], $3::int8[])
-                 ON CONFLICT (key) DO UPDATE SET tokens = excluded.tokens, at = excluded.at",
-            )
-            .await?;
-        client.execute(&statement, &[&keys, &tokens, &times]).await?;
-    }
-    Ok(())
-}
-
-/// Removes lines without jobs. Whoever is just putting a job into one has locked it (`put_key_queues`), and it stays. Looked at in a
-/// statement after the lock: who put something in before that is seen.
-async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Result<()> {
-    if key_queues.is_empty() {
-        return Ok(());
-    }
-    let (lanes, keys): (Vec<LaneId>, Vec<i64>) = key_queues.into_iter().unzip();
-    let lock = client
-        .prepare_cached(
-            "SELECT l.lane, l.key FROM unnest($1::int4[], $2::int8[]) AS u(lane, key)
-             JOIN faena.key_queue l ON l.lane = u.lane AND l.key = u.key FOR UPDATE OF l SKIP LOCKED",
-        )
-        .await?;
-    let rows = client.query(&lock, &[&lanes, &keys]).await?;
-    let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(0)).collect();
-    let keys: Vec<i64> = rows.iter().map(|row| row.get(1)).collect();
-    let delete = client
-        .prepare_cached(
-            "DELETE FROM faena.key_queue l USING unnest($1::int4[], $2::int8[]) AS u(lane, key)
-             WHERE l.lane = u.lane AND l.key = u.key
-               AND (SELECT 1 FROM faena.ready r WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key
-                    ORDER BY r.key, r.ready_at, r.id LIMIT 1) IS NULL",
-        )
-        .await?;
-    client.execute(&delete, &[&lanes, &keys]).await?;
-    Ok(())
-}
-
-/// When the first of each lane's lines goes on by itself.
-async fn opens_at(client: &Object, lanes: &[LaneId]) -> Result<Vec<(LaneId, Timestamp)>> {
-    let statement = client
-        .prepare_cached(
-            "SELECT k.lane, l.opens_at FROM unnest($1::int4[]) AS k(lane)
-             CROSS JOIN LATERAL (
-                 SELECT opens_at FROM faena.key_queue WHERE lane = k.lane AND opens_at IS NOT NULL ORDER BY opens_at LIMIT 1) AS l",
-        )
-        .await?;
-    let rows = client.query(&statement, &[&lanes]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), Timestamp::from_ms(row.get(1)))).collect())
 }
 
 async fn put_claim_limits(client: &Object, claim_limits: &ClaimLimits, now: Timestamp) -> Result<()> {

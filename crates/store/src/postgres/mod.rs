@@ -20,7 +20,13 @@ mod inbox;
 mod cleanup;
 mod dead_letters;
 pub mod limited_claim;
+mod jobs;
+mod list;
 mod nodes;
+mod outbox_dlq;
+mod worker_reads;
+pub mod key_queues;
+mod submit_rows;
 mod note;
 mod notify;
 mod outbox;
@@ -33,34 +39,20 @@ mod webhooks;
 mod workers;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
-use faena_domain::{
-    Attempt, AuditRow, BulkId, JobId, JobView, Limit, NewJob, NodeId, Rules, Run, ScheduleId, Scope, Step, Timestamp,
-    WebhookId, WebhookState, WebhookView, WorkerCapabilities, WorkerId, WorkerState, WorkerView,
-    schedule::{Schedule, TickRow},
-};
+use faena_domain::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::{
-    AuditEntry, AuditFilter, Bulk, BulkStep, CancelOutcome, ClaimRequest, ClaimResult, Configured, Counts, DeadEvent,
-    DeadFilter, DeadLetterStats, DueResult, EventPosition, EventQuery, EventRange, EventSubscription, Filter, Fired,
-    GracePeriods, JobIdPage, JobPage, JobPatch, JobPosition, Lane, LaneId, NewBulk, NodeInfo, OutboxResult,
-    OutboxTakeRequest, OutboxTaken, Page, Partition, Poll, QueuePatch, Recovered, Republish, Result, Retention, RunEnd,
-    RunNote, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, SinkView, Store, StoreError,
-    StoreOptions, StoredEvent, StoredLimit, Submitted, SweepResult, WebhookFilter, WebhookResult, WebhookTakeRequest,
-    WebhookTaken, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate, WorkerUpdateResult, admit::RoundRobin,
-    lanes::LaneCache, rules::RuleCache,
+    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, lanes::LaneCache, rules::RuleCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -143,7 +135,7 @@ impl Postgres {
 impl Shared {
     /// A connection for reads and single statements.
     pub async fn client(&self) -> Result<Lease> {
-        let object = self.pool.get().await.map_err(|e| StoreError::Unavailable(crate::error::chain(&e)))?;
+        let object = self.pool.get().await.map_err(|e| StoreError::Unavailable(Cause::of(e)))?;
         Ok(Lease(Some(object)))
     }
 
@@ -160,10 +152,9 @@ impl Shared {
         loop {
             let result = match tokio::time::timeout(limit, work()).await {
                 Ok(result) => result,
-                Err(_) => Err(StoreError::Unavailable(format!(
-                    "the database did not answer within {} s",
-                    limit.as_secs_f32()
-                ))),
+                Err(_) => Err(StoreError::Unavailable(
+                    format!("the database did not answer within {} s", limit.as_secs_f32()).into(),
+                )),
             };
             match result {
                 Err(StoreError::Contended(_)) if tries < 10 => {
@@ -257,402 +248,6 @@ impl Drop for Lease {
 
 #[async_trait]
 impl Store for Postgres {
-    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
-        self.submits.call(|answer| submit::Call { jobs, now, answer }).await
-    }
-
-    async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
-        claim::claim(&self.shared, &requests, now).await
-    }
-
-    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
-        self.shared.retrying(|| read::steps(&self.shared, &ids)).await
-    }
-
-    async fn job_fail_unhandled(
-        &self,
-        lanes: Vec<LaneId>,
-        before: Timestamp,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<usize> {
-        self.shared.retrying(|| due::fail_unhandled(&self.shared, &lanes, before, limit, now)).await
-    }
-
-    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(notes, |note| note.run, |_| false, end::Work::Notes, now).await
-    }
-
-    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
-        let some = self.shared.lanes.any_keyed(ends.iter().map(|end| end.lane));
-        let keyed = |end: &RunEnd| some && self.shared.lanes.any_keyed([end.lane]);
-        self.report(ends, |end| end.run, keyed, end::Work::Ends, now).await
-    }
-
-    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
-        self.shared.retrying(|| change::cancel(&self.shared, id, reason, by, now)).await
-    }
-
-    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::retry(&self.shared, id, by, now)).await
-    }
-
-    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::patch(&self.shared, id, &patch, by, now)).await
-    }
-
-    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| change::delete(&self.shared, id, by, now)).await
-    }
-
-    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
-        self.shared.retrying(|| due::promote(&self.shared, limit, now)).await
-    }
-
-    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
-        self.shared.retrying(|| due::expire(&self.shared, limit, now)).await
-    }
-
-    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| due::prune(&self.shared, retention, limit, now)).await
-    }
-
-    async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
-        self.shared.retrying(|| read::get(&self.shared, id)).await
-    }
-
-    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
-        self.shared.retrying(|| position::position(&self.shared, id)).await
-    }
-
-    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
-        self.shared.retrying(|| read::list(&self.shared, filter, page)).await
-    }
-
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
-        self.shared.retrying(|| read::find(&self.shared, filter, Page::Upward { after, upto, limit })).await
-    }
-
-    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
-        self.shared.retrying(|| dead_letters::attempts(&self.shared, id)).await
-    }
-
-    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| dead_letters::retry(&self.shared, id, by, now)).await
-    }
-
-    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| dead_letters::delete(&self.shared, id, by, now)).await
-    }
-
-    async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
-        self.shared.retrying(|| dead_letters::stats(&self.shared)).await
-    }
-
-    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| bulk::begin(&self.shared, &bulk, due_at, now)).await
-    }
-
-    async fn bulk_due(&self) -> Result<Option<Bulk>> {
-        self.shared.retrying(|| bulk::due(&self.shared)).await
-    }
-
-    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
-        self.shared.retrying(|| bulk::step(&self.shared, &step, now)).await
-    }
-
-    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
-        self.shared.retrying(|| bulk::stop(&self.shared, id, by, now)).await
-    }
-
-    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
-        self.shared.retrying(|| bulk::get(&self.shared, id)).await
-    }
-
-    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
-        self.shared.retrying(|| bulk::list(&self.shared, limit)).await
-    }
-
-    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
-        self.shared.retrying(|| read::ready_since(&self.shared)).await
-    }
-
-    async fn counts(&self) -> Result<Counts> {
-        self.shared.retrying(|| read::counts(&self.shared)).await
-    }
-
-    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| nodes::join(&self.shared, &node, lease_ms, now)).await
-    }
-
-    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
-        self.shared.retrying(|| nodes::renew(&self.shared, node, lease_ms, now)).await
-    }
-
-    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| nodes::leave(&self.shared, node, grace_periods, now)).await
-    }
-
-    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
-        self.shared.retrying(|| nodes::recover(&self.shared, grace_periods, now)).await
-    }
-
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| nodes::reconcile(&self.shared, node, &known, before, now)).await
-    }
-
-    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-        self.shared.retrying(|| workers::admit(&self.shared, &entry, now)).await
-    }
-
-    async fn worker_update(&self, updates: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
-        self.shared.retrying(|| workers::updates(&self.shared, &updates)).await
-    }
-
-    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
-        self.shared.retrying(|| workers::drain(&self.shared, key, drain, by, now)).await
-    }
-
-    async fn worker_end(
-        &self,
-        id: WorkerId,
-        session: i64,
-        end: WorkerEnd,
-        now: Timestamp,
-    ) -> Result<Option<Recovered>> {
-        self.shared.retrying(|| workers::end(&self.shared, id, session, &end, now)).await
-    }
-
-    async fn worker_sweep(
-        &self,
-        orphan_delay_ms: i64,
-        forget_before: Timestamp,
-        now: Timestamp,
-    ) -> Result<SweepResult> {
-        workers::sweep(&self.shared, orphan_delay_ms, forget_before, now).await
-    }
-
-    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
-        self.shared.retrying(|| workers::get(&self.shared, key)).await
-    }
-
-    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>> {
-        self.shared.retrying(|| workers::session(&self.shared, id)).await
-    }
-
-    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
-        self.shared.retrying(|| workers::list(&self.shared, &states, limit)).await
-    }
-
-    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
-        self.shared.retrying(|| workers::worker_capabilities(&self.shared)).await
-    }
-
-    fn rules(&self) -> Arc<Rules> {
-        self.shared.rules.current()
-    }
-
-    async fn rules_load(&self) -> Result<Arc<Rules>> {
-        self.shared.retrying(|| rules::load(&self.shared)).await
-    }
-
-    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| rules::configure(&self.shared, &configured, now)).await
-    }
-
-    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| rules::set_queue(&self.shared, name, &patch, by, now)).await
-    }
-
-    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| rules::set_limit(&self.shared, &scope, &limit, by, now)).await
-    }
-
-    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| rules::reset_limit(&self.shared, &scope, configured, by, now)).await
-    }
-
-    async fn limits(&self) -> Result<Vec<StoredLimit>> {
-        self.shared.retrying(|| rules::limits(&self.shared)).await
-    }
-
-    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| audit::put(&self.shared, &entry, now)).await
-    }
-
-    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
-        self.shared.retrying(|| audit::list(&self.shared, &filter, limit)).await
-    }
-
-    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
-        self.shared.retrying(|| webhooks::take(&self.shared, &request, now)).await
-    }
-
-    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
-        self.shared.retrying(|| webhooks::settle(&self.shared, &results, now)).await
-    }
-
-    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
-        self.shared.retrying(|| webhooks::redeliver(&self.shared, id, by, now)).await
-    }
-
-    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>> {
-        self.shared.retrying(|| webhooks::get(&self.shared, id)).await
-    }
-
-    async fn webhook_list(
-        &self,
-        filter: WebhookFilter,
-        after: Option<WebhookId>,
-        limit: usize,
-    ) -> Result<Vec<WebhookView>> {
-        self.shared.retrying(|| webhooks::list(&self.shared, &filter, after, limit)).await
-    }
-
-    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
-        self.shared.retrying(|| webhooks::counts(&self.shared)).await
-    }
-
-    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| schedules::create(&self.shared, &schedule, by, now)).await
-    }
-
-    async fn schedule_patch(
-        &self,
-        id: ScheduleId,
-        change: ScheduleChange,
-        by: &str,
-        now: Timestamp,
-    ) -> Result<Option<Schedule>> {
-        self.shared.retrying(|| schedules::patch(&self.shared, id, &change, by, now)).await
-    }
-
-    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
-        self.shared.retrying(|| schedules::delete(&self.shared, id, by, now)).await
-    }
-
-    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
-        self.shared.retrying(|| schedules::trigger(&self.shared, id, by, now)).await
-    }
-
-    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired> {
-        self.shared.retrying(|| schedules::fire(&self.shared, limit, now)).await
-    }
-
-    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>> {
-        self.shared.retrying(|| schedules::get(&self.shared, id)).await
-    }
-
-    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
-        self.shared.retrying(|| schedules::list(&self.shared, &filter, page)).await
-    }
-
-    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
-        self.shared.retrying(|| schedules::ticks(&self.shared, id, before, limit)).await
-    }
-
-    async fn schedule_counts(&self) -> Result<ScheduleCounts> {
-        self.shared.retrying(|| schedules::counts(&self.shared)).await
-    }
-
-    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| events::subscribe(&self.shared, &wants, now)).await
-    }
-
-    fn has_event_subscriptions(&self) -> bool {
-        self.shared.events_on.load(Ordering::Relaxed)
-    }
-
-    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| events::settle(&self.shared, before, limit, now)).await
-    }
-
-    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
-        self.shared.retrying(|| events::list(&self.shared, &query, limit)).await
-    }
-
-    async fn event_end(&self) -> Result<EventPosition> {
-        self.shared.retrying(|| events::end(&self.shared)).await
-    }
-
-    async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
-        self.shared.retrying(|| events::range(&self.shared, name)).await
-    }
-
-    async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-        self.shared.retrying(|| outbox::take(&self.shared, &request, now)).await
-    }
-
-    async fn outbox_settle(
-        &self,
-        sink: &str,
-        held: Vec<Partition>,
-        results: Vec<OutboxResult>,
-        now: Timestamp,
-    ) -> Result<()> {
-        self.shared.retrying(|| outbox::settle(&self.shared, sink, &held, &results, now)).await
-    }
-
-    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| outbox::down(&self.shared, sink, reason.as_deref(), now)).await
-    }
-
-    async fn outbox_leave(&self, node: NodeId) -> Result<()> {
-        self.shared.retrying(|| outbox::leave(&self.shared, node)).await
-    }
-
-    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>> {
-        self.shared.retrying(|| outbox::sinks(&self.shared, now)).await
-    }
-
-    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
-        self.shared.retrying(|| outbox::dead(&self.shared, &filter, after, limit)).await
-    }
-
-    async fn outbox_replay(
-        &self,
-        filter: DeadFilter,
-        per_second: Option<u32>,
-        by: &str,
-        now: Timestamp,
-    ) -> Result<usize> {
-        self.shared.retrying(|| outbox::replay(&self.shared, &filter, per_second, by, now)).await
-    }
-
-    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| outbox::resolve(&self.shared, &filter, notes, by, now)).await
-    }
-
-    async fn outbox_republish(
-        &self,
-        what: Republish,
-        per_second: Option<u32>,
-        by: &str,
-        now: Timestamp,
-    ) -> Result<Option<usize>> {
-        self.shared.retrying(|| outbox::republish(&self.shared, &what, per_second, by, now)).await
-    }
-
-    async fn inbox_submit(
-        &self,
-        consumer: &str,
-        message: &str,
-        jobs: Vec<NewJob>,
-        now: Timestamp,
-    ) -> Result<Option<Vec<Submitted>>> {
-        self.shared.retrying(|| inbox::submit(&self.shared, consumer, message, &jobs, now)).await
-    }
-
-    async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {
-        self.shared.retrying(|| read::poll(&self.shared, node, now)).await
-    }
-
-    async fn lanes(&self) -> Result<Vec<Lane>> {
-        // Other nodes make lanes too.
-        self.shared.retrying(|| self.shared.load_lanes()).await?;
-        Ok(self.shared.lanes.all())
-    }
-
     async fn ping(&self) -> Result<()> {
         self.shared.retrying(|| read::ping(&self.shared)).await
     }
@@ -663,6 +258,10 @@ impl Store for Postgres {
 
     fn engine(&self) -> &'static str {
         "postgres"
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     async fn close(&self) {

@@ -1,10 +1,40 @@
 //! Who is alive, and what the dead held.
 
+use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
 
-use super::{Shared, release::release_claims, webhooks, workers::detach};
-use crate::sql::sql;
-use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
+use super::{Postgres, Shared, read, release::release_claims, webhooks, workers::detach};
+use crate::{
+    GracePeriods, NodeInfo, NodeStore, Poll, Recovered, Result, disposition::ReleaseReason, sql::sql,
+    workers::ServerExit,
+};
+
+#[async_trait]
+impl NodeStore for Postgres {
+    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| join(&self.shared, &node, lease_ms, now)).await
+    }
+
+    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| renew(&self.shared, node, lease_ms, now)).await
+    }
+
+    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| leave(&self.shared, node, grace_periods, now)).await
+    }
+
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+        self.shared.retrying(|| recover(&self.shared, grace_periods, now)).await
+    }
+
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| reconcile(&self.shared, node, &known, before, now)).await
+    }
+
+    async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {
+        self.shared.retrying(|| read::poll(&self.shared, node, now)).await
+    }
+}
 
 pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
@@ -71,7 +101,7 @@ pub async fn reconcile(
 }
 
 /// What a lost answer handed out: nobody has it.
-const UNDELIVERED: &str = "nobody heard that it was handed out";
+const UNDELIVERED: &str = "the claim did not reach its worker";
 
 async fn return_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
     let freed = release_claims(shared, runs, ReleaseReason::Left { text, worker: None }, now).await?;

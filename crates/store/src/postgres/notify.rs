@@ -14,7 +14,7 @@ use std::{
 };
 
 use deadpool_postgres::Pool;
-use faena_domain::{JobId, WorkerId};
+use faena_domain::{JobId, WorkerId, error_chain};
 use futures_util::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{
@@ -162,7 +162,7 @@ impl Notifier {
         let never = |reason: String| Ended { listened: Duration::ZERO, reason };
         let (client, mut connection): (Client, _) = match tokio::time::timeout(ANSWER, config.connect(tls)).await {
             Ok(Ok(connected)) => connected,
-            Ok(Err(error)) => return never(crate::error::chain(&error)),
+            Ok(Err(error)) => return never(error_chain(&error)),
             Err(_) => return never("no answer while connecting".into()),
         };
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
@@ -184,7 +184,7 @@ impl Notifier {
             };
             match message {
                 Some(Ok(message)) => self.receive_message(&message),
-                Some(Err(error)) => break crate::error::chain(&error),
+                Some(Err(error)) => break error_chain(&error),
                 None => break "the server closed it".into(),
             }
         };
@@ -202,12 +202,12 @@ impl Notifier {
             tokio::select! {
                 answered = &mut answer => return match answered {
                     Ok(Ok(())) => Ok(()),
-                    Ok(Err(error)) => Err(crate::error::chain(&error)),
+                    Ok(Err(error)) => Err(error_chain(&error)),
                     Err(_) => Err(format!("no answer for {} s", ANSWER.as_secs())),
                 },
                 message = messages.next() => match message {
                     Some(Ok(message)) => self.receive_message(&message),
-                    Some(Err(error)) => return Err(crate::error::chain(&error)),
+                    Some(Err(error)) => return Err(error_chain(&error)),
                     None => return Err("the server closed it".into()),
                 }
             }
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_read_as_they_were_said() {
+    fn signals_are_parsed_as_they_were_written() {
         for signal in [
             Signal::Ready(77),
             Signal::Cancel(JobId::new()),

@@ -17,8 +17,9 @@ use crate::{
     JobExit, LaneId, Recovered, Result, Signal, Tally,
     assemble::parse_options,
     disposition::{Disposition, ReleaseReason},
+    jobs::state_code,
     plan::Deltas,
-    types::{CANCELLED, FAILED, RETRYING, state_code},
+    sql::{CANCELLED, FAILED, RETRYING},
 };
 
 /// Each in a transaction of its own.
@@ -87,7 +88,7 @@ impl Freed {
         if !self.finished.is_empty()
             && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &self.finished, now)).await
         {
-            tracing::warn!(%error, "dependent jobs will be looked at later");
+            tracing::warn!(%error, "dependents not released, retrying later");
         }
         self.count
     }

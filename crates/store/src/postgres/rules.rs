@@ -2,15 +2,47 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{Limit, QueueRule, Rules, Scope, Timestamp};
 use tokio_postgres::Row;
 
-use super::{Shared, audit, end::storable};
+use super::{Postgres, Shared, audit, end::storable};
 use crate::{
-    Configured, QueuePatch, Result, Signal, StoredLimit,
+    Configured, QueuePatch, Result, RuleStore, Signal, StoredLimit,
     rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
+
+#[async_trait]
+impl RuleStore for Postgres {
+    fn rules(&self) -> Arc<Rules> {
+        self.shared.rules.current()
+    }
+
+    async fn rules_load(&self) -> Result<Arc<Rules>> {
+        self.shared.retrying(|| load(&self.shared)).await
+    }
+
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| configure(&self.shared, &configured, now)).await
+    }
+
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| set_queue(&self.shared, name, &patch, by, now)).await
+    }
+
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| set_limit(&self.shared, &scope, &limit, by, now)).await
+    }
+
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| reset_limit(&self.shared, &scope, configured, by, now)).await
+    }
+
+    async fn limits(&self) -> Result<Vec<StoredLimit>> {
+        self.shared.retrying(|| limits(&self.shared)).await
+    }
+}
 
 /// Reads the rules and keeps them.
 pub async fn load(shared: &Shared) -> Result<Arc<Rules>> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{
     JobId, ScheduleId, Timestamp,
@@ -11,17 +12,62 @@ use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Shared, audit, change, dependents,
+    Postgres, Shared, audit, change, dependents,
     end::storable,
     read,
     submit::{self, lane_of},
 };
 use crate::{
-    CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal,
-    StoreError,
+    CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore,
+    Signal, StoreError,
     lanes::LaneName,
     schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
 };
+
+#[async_trait]
+impl ScheduleStore for Postgres {
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| create(&self.shared, &schedule, by, now)).await
+    }
+
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        self.shared.retrying(|| patch(&self.shared, id, &change, by, now)).await
+    }
+
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| delete(&self.shared, id, by, now)).await
+    }
+
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        self.shared.retrying(|| trigger(&self.shared, id, by, now)).await
+    }
+
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired> {
+        self.shared.retrying(|| fire(&self.shared, limit, now)).await
+    }
+
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>> {
+        self.shared.retrying(|| get(&self.shared, id)).await
+    }
+
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+        self.shared.retrying(|| list(&self.shared, &filter, page)).await
+    }
+
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+        self.shared.retrying(|| ticks(&self.shared, id, before, limit)).await
+    }
+
+    async fn schedule_counts(&self) -> Result<ScheduleCounts> {
+        self.shared.retrying(|| counts(&self.shared)).await
+    }
+}
 
 pub async fn create(shared: &Shared, schedule: &Schedule, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;

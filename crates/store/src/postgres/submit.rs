@@ -1,14 +1,10 @@
 //! Submit: the rows of new jobs, of many callers in one transaction.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, HashSet},
-};
+use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, JobState, LogEvent, LogLine, NewJob, Timestamp};
-use futures_util::future::try_join_all;
-use tokio_postgres::{Row, types::ToSql};
+use faena_domain::{JobId, JobState, NewJob, Timestamp};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{
@@ -16,12 +12,12 @@ use super::{
     batch::{Answer, Weight},
     cleanup::clean_up,
     read,
+    submit_rows::{Frame, Rows},
 };
 use crate::{
-    JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    JobExit, LaneId, Result, StoreError, Submitted,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
-    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob},
-    types::{CANCELLED, PENDING},
+    plan::{self, Deltas, KeyKind, Parents},
 };
 
 pub struct Call {
@@ -49,7 +45,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
             // Each round settles one call at least, unless others keep taking the same keys.
             for (at, work) in works.iter_mut().enumerate().filter(|(_, work)| work.is_some()) {
                 *work = None;
-                results[at] = Some(Err(StoreError::Unavailable("others are taking the same keys".into())));
+                results[at] = Some(Err(StoreError::Unavailable("other submits are taking the same keys".into())));
             }
             break;
         }
@@ -65,19 +61,15 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
                 }
             }
             Err(error) => {
-                let text = error.to_string();
                 for at in group {
                     works[at] = None;
-                    results[at] = Some(Err(match &error {
-                        StoreError::Unavailable(text) => StoreError::Unavailable(text.clone()),
-                        _ => StoreError::Broken(text.clone()),
-                    }));
+                    results[at] = Some(Err(error.for_each_caller()));
                 }
             }
         }
     }
     for (answer, result) in answers.into_iter().zip(results) {
-        let _ = answer.send(result.unwrap_or_else(|| Err(StoreError::Broken("a call was lost".into()))));
+        let _ = answer.send(result.unwrap_or_else(|| Err(StoreError::Broken("a call got no answer".into()))));
     }
 }
 
@@ -158,7 +150,7 @@ impl Put {
         let mut outcomes = [None];
         store_with_keys(client, shard, &[&(jobs, now)], &[lanes], &mut outcomes, &mut self.rows).await?;
         let [outcome] = outcomes;
-        outcome.unwrap_or_else(|| Err(StoreError::Contended("others are taking the same keys".into())))
+        outcome.unwrap_or_else(|| Err(StoreError::Contended("other submits are taking the same keys".into())))
     }
 
     /// To be called after the commit.
@@ -211,7 +203,7 @@ async fn store_with_keys(
 }
 
 #[derive(Default)]
-struct Taken {
+pub struct Taken {
     /// Jobs that exist already under their idempotency key.
     existing: HashMap<JobId, Submitted>,
     /// Jobs that repeat an earlier one of their batch.
@@ -413,7 +405,7 @@ pub async fn put_key_queues(client: &Object, mut places: Vec<KeyQueueEntry>) -> 
     inserted?;
     let locked = locked?;
     if locked.len() < places.len() {
-        return Err(StoreError::Contended("a line was removed in this very moment".into()));
+        return Err(StoreError::Contended("a key queue was just removed".into()));
     }
     // Only of jobs that come back to their old place.
     if locked.iter().any(|row| row.get(0)) {
@@ -429,258 +421,6 @@ pub async fn put_key_queues(client: &Object, mut places: Vec<KeyQueueEntry>) -> 
         client.execute(&earlier, &parameters).await?;
     }
     Ok(())
-}
-
-/// Lanes, ids, times, causes and logs.
-type Ended = (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<String>, Vec<String>);
-
-/// The columns of everything that one transaction inserts.
-#[derive(Default)]
-struct Rows {
-    ids: Vec<Uuid>,
-    lanes: Vec<LaneId>,
-    correlations: Vec<Option<String>>,
-    options: Vec<Option<String>>,
-    payloads: Vec<String>,
-    ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>, Vec<Option<i64>>),
-    lines: Vec<KeyQueueEntry>,
-    waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
-    ended: Ended,
-    labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
-    expiries: (Vec<i64>, Vec<Uuid>),
-    depends: (Vec<Uuid>, Vec<Uuid>),
-    deltas: Deltas,
-    earliest: HashMap<LaneId, i64>,
-    /// What those that were cancelled at once give to tell.
-    forgotten: Vec<Signal>,
-}
-
-/// Whether `write` opens and closes the transaction itself, in the same round trip.
-enum Frame {
-    Whole,
-    Inside,
-}
-
-impl Rows {
-    fn add(
-        &mut self,
-        jobs: &[NewJob],
-        lanes: &[LaneId],
-        mut known: Parents,
-        Taken { existing, repeated, .. }: &Taken,
-        now: Timestamp,
-    ) -> Vec<Submitted> {
-        let mut answers = Vec::with_capacity(jobs.len());
-        let mut answered: HashMap<JobId, Submitted> = HashMap::new();
-        for (job, lane) in jobs.iter().zip(lanes) {
-            if let Some(found) = existing.get(&job.id).or(repeated.get(&job.id).and_then(|first| answered.get(first))) {
-                let found = Submitted { existed: true, ..found.clone() };
-                answered.insert(job.id, found.clone());
-                answers.push(found);
-                continue;
-            }
-            let mut job = Cow::Borrowed(job);
-            if !job.options.depends_on.is_empty() {
-                for parent in &mut job.to_mut().options.depends_on {
-                    *parent = repeated.get(parent).copied().unwrap_or(*parent);
-                    *parent = existing.get(parent).map_or(*parent, |found| found.id);
-                }
-            }
-            let planned = plan::plan(&job, *lane, &known, now);
-            let status: JobState = planned.place.state();
-            if status == JobState::Cancelled {
-                known.insert(planned.id, Some(status));
-            }
-            let answer = Submitted { id: planned.id, status, created_at: planned.id.created_at(), existed: false };
-            if !repeated.is_empty() {
-                answered.insert(planned.id, answer.clone());
-            }
-            answers.push(answer);
-            self.deltas.add(*lane, Tally::of(status), 1);
-            self.add_planned(planned, now);
-        }
-        answers
-    }
-
-    fn add_planned(&mut self, job: PlannedJob, now: Timestamp) {
-        let id = job.id.0;
-        let cancelled = job.place.state() == JobState::Cancelled;
-        match job.place {
-            Placement::Ready => {
-                let ready_at = job.id.created_at().as_ms();
-                self.ready.0.push(job.lane);
-                self.ready.1.push(ready_at);
-                self.ready.2.push(id);
-                self.ready.3.push(job.key);
-                self.lines.extend(job.key.map(|key| (job.lane, key, ready_at)));
-                let earliest = self.earliest.entry(job.lane).or_insert(ready_at);
-                *earliest = (*earliest).min(ready_at);
-            }
-            Placement::Delayed { due_at } => self.add_waiting(job.lane, id, due_at, false),
-            Placement::Blocked { look_again_at } => self.add_waiting(job.lane, id, look_again_at, true),
-            Placement::Cancelled { cause } => {
-                self.ended.0.push(job.lane);
-                self.ended.1.push(id);
-                self.ended.2.push(now.as_ms());
-                self.ended.4.push(LogLine::chunk(&[LogLine::new(now, LogEvent::Cancelled, cause.clone())]));
-                self.ended.3.push(cause);
-            }
-        }
-        for (kind, value) in job.labels {
-            self.labels.0.push(kind as i16);
-            self.labels.1.push(value);
-            self.labels.2.push(id);
-        }
-        if let Some(expires_at) = job.expires_at.filter(|_| !cancelled) {
-            self.expiries.0.push(expires_at.as_ms());
-            self.expiries.1.push(id);
-        }
-        for parent in job.parents {
-            self.depends.0.push(parent.0);
-            self.depends.1.push(id);
-        }
-        self.ids.push(id);
-        self.lanes.push(job.lane);
-        self.correlations.push(job.correlation);
-        self.options.push(job.options);
-        self.payloads.push(job.payload);
-    }
-
-    fn add_waiting(&mut self, lane: LaneId, id: Uuid, due_at: Timestamp, blocked: bool) {
-        self.waiting.0.push(lane);
-        self.waiting.1.push(id);
-        self.waiting.2.push(due_at.as_ms());
-        self.waiting.3.push(blocked);
-    }
-
-    fn signals(&self) -> Vec<Signal> {
-        let mut signals: Vec<Signal> = self.earliest.keys().map(|lane| Signal::Ready(*lane)).collect();
-        if !self.waiting.0.is_empty() || !self.expiries.0.is_empty() {
-            signals.push(Signal::Waiting);
-        }
-        signals.extend_from_slice(&self.forgotten);
-        signals
-    }
-
-    /// Whether there is nothing but ready jobs without keys.
-    fn are_ready(&self) -> bool {
-        self.ready.0.len() == self.ids.len()
-            && self.labels.0.is_empty()
-            && self.expiries.0.is_empty()
-            && self.lines.is_empty()
-    }
-
-    /// Ready jobs and nothing else: one statement, which is its own transaction.
-    async fn write_ready(&self, client: &Object, shard: i16) -> Result<()> {
-        let (lanes, tallies, changes) = self.deltas.columns();
-        let statement = client
-            .prepare_cached(
-                "WITH put AS (
-                     INSERT INTO faena.job (id, lane, correlation, options, payload)
-                     SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])),
-                 line AS (
-                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
-                     SELECT lane, ready_at, id, 0, false FROM unnest($2::int4[], $6::int8[], $1::uuid[]) AS r(lane, ready_at, id))
-                 INSERT INTO faena.counter AS c (shard, lane, tally, n)
-                 SELECT $7, lane, tally, n FROM unnest($8::int4[], $9::int2[], $10::int8[]) AS d(lane, tally, n)
-                 ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n",
-            )
-            .await?;
-        client
-            .execute(
-                &statement,
-                &[
-                    &self.ids,
-                    &self.lanes,
-                    &self.correlations,
-                    &self.options,
-                    &self.payloads,
-                    &self.ready.1,
-                    &shard,
-                    &lanes,
-                    &tallies,
-                    &changes,
-                ],
-            )
-            .await?;
-        Ok(())
-    }
-
-    /// All statements go out at once; the answers are read together.
-    async fn write(&self, client: &Object, shard: i16, frame: Frame) -> Result<()> {
-        let counters = self.deltas.columns();
-        let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 8] = [
-            (
-                !self.ids.is_empty(),
-                "INSERT INTO faena.job (id, lane, correlation, options, payload)
-                 SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])",
-                vec![&self.ids, &self.lanes, &self.correlations, &self.options, &self.payloads],
-            ),
-            (
-                !self.ready.0.is_empty(),
-                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first, key)
-                 SELECT lane, ready_at, id, 0, false, key
-                 FROM unnest($1::int4[], $2::int8[], $3::uuid[], $4::int8[]) AS r(lane, ready_at, id, key)",
-                vec![&self.ready.0, &self.ready.1, &self.ready.2, &self.ready.3],
-            ),
-            (
-                !self.waiting.0.is_empty(),
-                "INSERT INTO faena.waiting (lane, state, id, due_at, blocked, retry_count)
-                 SELECT lane, $5, id, due_at, blocked, 0
-                 FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::bool[]) AS w(lane, id, due_at, blocked)",
-                vec![&self.waiting.0, &self.waiting.1, &self.waiting.2, &self.waiting.3, &PENDING],
-            ),
-            (
-                !self.ended.0.is_empty(),
-                "INSERT INTO faena.ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
-                 SELECT lane, $6, id, at, 0, 0, error, 'cancelled', log
-                 FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::text[], $5::text[]) AS e(lane, id, at, error, log)",
-                vec![&self.ended.0, &self.ended.1, &self.ended.2, &self.ended.3, &self.ended.4, &CANCELLED],
-            ),
-            (
-                !self.labels.0.is_empty(),
-                "INSERT INTO faena.label (kind, value, id)
-                 SELECT * FROM unnest($1::int2[], $2::text[], $3::uuid[]) ON CONFLICT DO NOTHING",
-                vec![&self.labels.0, &self.labels.1, &self.labels.2],
-            ),
-            (
-                !self.expiries.0.is_empty(),
-                "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])",
-                vec![&self.expiries.0, &self.expiries.1],
-            ),
-            (
-                !self.depends.0.is_empty(),
-                "INSERT INTO faena.dependency (parent, child)
-                 SELECT * FROM unnest($1::uuid[], $2::uuid[]) ON CONFLICT DO NOTHING",
-                vec![&self.depends.0, &self.depends.1],
-            ),
-            (!counters.0.is_empty(), COUNT, vec![&shard, &counters.0, &counters.1, &counters.2]),
-        ];
-        let mut statements = Vec::new();
-        for (needed, sql, parameters) in &all {
-            if *needed {
-                statements.push((client.prepare_cached(sql).await?, parameters));
-            }
-        }
-        let queries = statements.iter().map(|(statement, parameters)| client.query(statement, parameters.as_slice()));
-        match frame {
-            Frame::Inside => {
-                try_join_all(queries).await?;
-                put_key_queues(client, self.lines.clone()).await?;
-            }
-            Frame::Whole => {
-                // A failed statement makes the COMMIT a rollback, so looking at all answers is enough.
-                let begin = client.batch_execute("BEGIN");
-                let commit = client.batch_execute("COMMIT");
-                let (begun, written, committed): (_, std::result::Result<Vec<Vec<Row>>, _>, _) =
-                    futures_util::future::join3(begin, try_join_all(queries), commit).await;
-                begun?;
-                written?;
-                committed?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Adds to the counters of one shard.

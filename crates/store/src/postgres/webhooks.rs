@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{
     JobId, JobOptions, LogLine, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView,
@@ -9,15 +10,48 @@ use faena_domain::{
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{Shared, audit, end::storable};
+use super::{Postgres, Shared, audit, end::storable};
 use crate::{
-    Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest, WebhookTaken,
+    Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest,
+    WebhookTaken,
+    jobs::state_of_code,
     sql::sql,
-    types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
     },
 };
+
+#[async_trait]
+impl WebhookStore for Postgres {
+    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+        self.shared.retrying(|| take(&self.shared, &request, now)).await
+    }
+
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
+        self.shared.retrying(|| settle(&self.shared, &results, now)).await
+    }
+
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        self.shared.retrying(|| redeliver(&self.shared, id, by, now)).await
+    }
+
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>> {
+        self.shared.retrying(|| get(&self.shared, id)).await
+    }
+
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>> {
+        self.shared.retrying(|| list(&self.shared, &filter, after, limit)).await
+    }
+
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
+        self.shared.retrying(|| counts(&self.shared)).await
+    }
+}
 
 /// Writes down that somebody is to be told how these jobs ended. Their rows in `done` or `ended` stand.
 pub async fn announce(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()> {

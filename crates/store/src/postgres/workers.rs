@@ -7,30 +7,80 @@
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{
-    JobId, NodeId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    NodeId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use serde_json::json;
-use tokio_postgres::{Row, types::ToSql};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{
-    Shared, audit,
-    end::{ended, storable},
+    Postgres, Shared, audit,
+    end::storable,
     release::{Freed, release_in},
+    worker_reads::{get, list, resumed_jobs, session, worker_capabilities},
 };
 use crate::{
-    ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, StoreError, SweepResult, WorkerAdmitted,
-    WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
-    assemble::parse_options,
+    GracePeriods, Recovered, Result, Signal, StoreError, SweepResult, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{act, drain_action},
     workers::{
-        COLUMNS, FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, WorkerRow, allowed, changes,
-        deadline_without_server, kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind,
-        worker_state,
+        FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, allowed, changes, deadline_without_server, kind_code, names,
+        path_in, worker_code, worker_kind, worker_state,
     },
 };
+
+#[async_trait]
+impl WorkerStore for Postgres {
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+        self.shared.retrying(|| admit(&self.shared, &entry, now)).await
+    }
+
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
+        self.shared.retrying(|| update(&self.shared, &updates)).await
+    }
+
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
+        self.shared.retrying(|| self::drain(&self.shared, key, drain, by, now)).await
+    }
+
+    async fn worker_end(
+        &self,
+        id: WorkerId,
+        session: i64,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<Recovered>> {
+        self.shared.retrying(|| self::end(&self.shared, id, session, &end, now)).await
+    }
+
+    async fn worker_sweep(
+        &self,
+        orphan_delay_ms: i64,
+        forget_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<SweepResult> {
+        sweep(&self.shared, orphan_delay_ms, forget_before, now).await
+    }
+
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
+        self.shared.retrying(|| get(&self.shared, key)).await
+    }
+
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>> {
+        self.shared.retrying(|| session(&self.shared, id)).await
+    }
+
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
+        self.shared.retrying(|| list(&self.shared, &states, limit)).await
+    }
+
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
+        self.shared.retrying(|| worker_capabilities(&self.shared)).await
+    }
+}
 
 /// A living worker, as far as its life is looked after, with its row locked.
 struct LiveWorker {
@@ -179,57 +229,7 @@ fn concurrency(entry: &WorkerEntry) -> i32 {
     i32::try_from(entry.concurrency).unwrap_or(i32::MAX)
 }
 
-/// Everything that the worker has in hand.
-async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
-    let rows = resumed_rows(client, id).await?;
-    if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
-        shared.load_lanes().await?;
-    }
-    let mut held = Vec::new();
-    for row in rows {
-        let (job, lane): (JobId, LaneId) = (JobId(row.get(0)), row.get(1));
-        let ready_at = Timestamp::from_ms(row.get(6));
-        held.push(ResumedJob {
-            job: ClaimedJob {
-                id: job,
-                run: row.get(2),
-                lane,
-                ready_at: ready_at.max(job.created_at()),
-                retry_count: row.get::<_, Option<i16>>(3).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
-                start_first: false,
-                limited: None,
-                correlation_id: row.get(7),
-                options: parse_options(row.get(8))?,
-                payload: row.get(9),
-            },
-            kind: shared.lanes.require(lane)?.kind,
-            claimed_at: Timestamp::from_ms(row.get(4)),
-            started_at: row.get::<_, Option<i64>>(5).map(Timestamp::from_ms),
-        });
-    }
-    Ok(held)
-}
-
-/// The jobs of its blocks that have not ended under their run, oldest run first.
-async fn resumed_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
-    let statement = client
-        .prepare_cached(
-            "SELECT j.id, j.lane, b.run, u.retry, b.claimed_at, r.started_at, coalesce(r.ready_at, b.first_ready_at),
-                    j.correlation, j.options, j.payload
-             FROM faena.claim b CROSS JOIN LATERAL unnest(b.ids, b.retries) WITH ORDINALITY AS u(id, retry, n)
-             JOIN faena.job j ON j.id = u.id
-             LEFT JOIN faena.running r ON r.id = j.id AND r.run = b.run
-             WHERE b.owner = $1 ORDER BY b.run, u.n",
-        )
-        .await?;
-    let mut rows = client.query(&statement, &[&id.0]).await?;
-    let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), row.get(2))).collect();
-    let over = ended(client, &keys).await?;
-    rows.retain(|row| !over.contains_key(&(row.get(0), row.get(2))));
-    Ok(rows)
-}
-
-pub async fn updates(shared: &Shared, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
+pub async fn update(shared: &Shared, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let client = shared.begin().await?;
     let result = update_in(&client, updates).await;
     client.end(result).await
@@ -568,99 +568,4 @@ async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<T
         client.execute("DELETE FROM faena.worker_change WHERE worker = ANY($1)", &[&ids]).await?;
     }
     next_deadline(client).await
-}
-
-pub async fn session(shared: &Shared, id: WorkerId) -> Result<Option<i64>> {
-    let client = shared.client().await?;
-    let statement =
-        client.prepare_cached("SELECT session FROM faena.worker WHERE id = $1 AND ended_at IS NULL").await?;
-    let row = client.query_opt(&statement, &[&id.0]).await?;
-    client.keep(Ok(row.map(|row| row.get(0))))
-}
-
-pub async fn get(shared: &Shared, key: &str) -> Result<Option<WorkerView>> {
-    let client = shared.begin().await?;
-    let result = get_in(&client, key).await;
-    client.end(result).await
-}
-
-async fn get_in(client: &Object, key: &str) -> Result<Option<WorkerView>> {
-    let by_key = format!(
-        "SELECT {COLUMNS} FROM faena.worker WHERE key = $1
-         ORDER BY (ended_at IS NULL) DESC, registered_at DESC, id DESC LIMIT 1"
-    );
-    let mut row = client.query_opt(&by_key, &[&storable(key)]).await?;
-    if row.is_none()
-        && let Ok(id) = key.parse::<Uuid>()
-    {
-        row = client.query_opt(&format!("SELECT {COLUMNS} FROM faena.worker WHERE id = $1"), &[&id]).await?;
-    }
-    let Some(row) = row else { return Ok(None) };
-    let row = worker_row(&row);
-    let id = WorkerId(row.id);
-    let mut view = row.view()?;
-    view.jobs = shown_jobs(resumed_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
-    view.history = history(client, id).await?;
-    Ok(Some(view))
-}
-
-async fn history(client: &Object, id: WorkerId) -> Result<Vec<WorkerChange>> {
-    let rows = client
-        .query("SELECT at, state, reason FROM faena.worker_change WHERE worker = $1 ORDER BY sequence", &[&id.0])
-        .await?;
-    rows.iter()
-        .map(|row| {
-            let at = Timestamp::from_ms(row.get(0));
-            Ok(WorkerChange { at, state: worker_state(row.get(1)), reason: row.get(2) })
-        })
-        .collect()
-}
-
-pub async fn list(shared: &Shared, states: &[WorkerState], limit: usize) -> Result<Vec<WorkerView>> {
-    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
-    let codes: Vec<i16> = wanted.iter().map(|state| worker_code(*state)).collect();
-    let sql = format!(
-        "SELECT {COLUMNS} FROM faena.worker WHERE state = ANY($1)
-         ORDER BY (ended_at IS NULL) DESC, registered_at DESC, id DESC LIMIT $2"
-    );
-    let client = shared.client().await?;
-    let rows = client.query(&sql, &[&codes, &(limit as i64)]).await?;
-    client.keep(Ok(()))?;
-    rows.iter().map(|row| worker_row(row).view()).collect()
-}
-
-pub async fn worker_capabilities(shared: &Shared) -> Result<Vec<WorkerCapabilities>> {
-    let client = shared.client().await?;
-    let rows = client
-        .query(
-            "SELECT capabilities, queues FROM faena.worker WHERE ended_at IS NULL AND state < $1",
-            &[&worker_code(WorkerState::Draining)],
-        )
-        .await?;
-    client.keep(Ok(()))?;
-    rows.iter().map(|row| read_capabilities(row.get(0), row.get(1))).collect()
-}
-
-fn worker_row(row: &Row) -> WorkerRow {
-    WorkerRow {
-        id: row.get(0),
-        key: row.get(1),
-        name: row.get(2),
-        kind: row.get(3),
-        transport: row.get(4),
-        node: row.get(5),
-        state: row.get(6),
-        reason: row.get(7),
-        capabilities: row.get(8),
-        queues: row.get(9),
-        concurrency: row.get(10),
-        pool: row.get(11),
-        registered_at: row.get(12),
-        seen_at: row.get(13),
-        ended_at: row.get(14),
-        deadline: row.get(15),
-        completed: row.get(16),
-        failed: row.get(17),
-        breaker: row.get(18),
-    }
 }

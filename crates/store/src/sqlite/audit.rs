@@ -1,10 +1,22 @@
-//! Every act of a person or key.
+//! The audit log.
 
+use async_trait::async_trait;
 use faena_domain::{AuditRow, JobId, Timestamp};
 use rusqlite::Connection;
 
-use super::{events, writer::Tx};
-use crate::{AuditEntry, AuditFilter, Result};
+use super::{Sqlite, events, writer::Tx};
+use crate::{AuditEntry, AuditFilter, AuditStore, Result};
+
+#[async_trait]
+impl AuditStore for Sqlite {
+    async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| add(tx, &entry, now)).await
+    }
+
+    async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
+        self.read(move |connection, _| list(connection, &filter, limit)).await
+    }
+}
 
 pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     tx.connection
@@ -20,7 +32,7 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// Does something and writes down who did; what is refused leaves no entry.
+/// Runs `work` and records its actor. A rejected action leaves no entry.
 pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
     let Some(entry) = &entry else { return work(tx) };
     events::set_actor(tx, &entry.actor)?;
@@ -30,10 +42,10 @@ pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl Fn
     Ok(done)
 }
 
-/// Entries that are looked at per round, the oldest first.
+/// Number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
-/// Forgets what people did before `cutoff`: entries, and bulk actions that were over by then.
+/// Deletes entries, and bulk actions that had finished, from before `cutoff`.
 pub fn prune(tx: &Tx, cutoff: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(

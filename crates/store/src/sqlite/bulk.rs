@@ -1,14 +1,43 @@
-//! Actions on many jobs, step by step.
+//! Bulk actions, step by step.
 
+use async_trait::async_trait;
 use faena_domain::{BulkId, JobId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::{audit, change, read, writer::Tx};
+use super::{Sqlite, audit, change, read, writer::Tx};
 use crate::{
-    Bulk, BulkAction, BulkStep, NewBulk, Result, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, NewBulk, Result, StoreError,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
+
+#[async_trait]
+impl BulkStore for Sqlite {
+    async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| begin(tx, &bulk, due_at, now)).await
+    }
+
+    async fn bulk_due(&self) -> Result<Option<Bulk>> {
+        self.read(|connection, _| due(connection)).await
+    }
+
+    async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool> {
+        self.writer.call(move |tx| self::step(tx, &step, now)).await
+    }
+
+    async fn bulk_stop(&self, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| stop(tx, id, &by, now)).await
+    }
+
+    async fn bulk_get(&self, id: BulkId) -> Result<Option<Bulk>> {
+        self.read(move |connection, _| get(connection, id)).await
+    }
+
+    async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
+        self.read(move |connection, _| list(connection, limit)).await
+    }
+}
 
 pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
     tx.connection.execute(
@@ -82,7 +111,7 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     Ok(true)
 }
 
-/// Refused before anything is written, or done whole.
+/// Processes one job: rejects it before anything is written, or does everything.
 fn act(tx: &Tx, bulk: &Bulk, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if !bulk.filter.states.contains(&state) {

@@ -1,4 +1,4 @@
-//! What a person does to a job: cancel, retry, patch, delete.
+//! Actions of people on a job: cancel, retry, patch, delete.
 
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use rusqlite::OptionalExtension;
@@ -17,7 +17,7 @@ use crate::{
     lanes::LaneName,
     plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, next_look_at, stored_options},
     sql::sql,
-    types::{CANCELLED, PENDING},
+    sql::{CANCELLED, PENDING},
 };
 
 pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<CancelOutcome> {
@@ -93,9 +93,9 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     }
     let open = open_parents(tx, &options)?;
     restore_expiry(tx, id, options, now)?;
-    // A request that came too late for the run that has ended is not meant for the next one.
+    // A cancel request that came too late for the ended run does not apply to the next one.
     tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
-    // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
+    // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
     tx.connection.execute(
         sql!("INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
          SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
@@ -127,7 +127,8 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// The parents that a retried job waits for: those that have not finished. How the others ended is known to whoever retries it.
+/// Returns the parents that a retried job waits for: those that have not finished. The caller of a retry knows how the others
+/// ended.
 fn open_parents(tx: &Tx, options: &JobOptions) -> Result<Vec<JobId>> {
     let mut open = Vec::new();
     for parent in &options.depends_on {
@@ -138,7 +139,7 @@ fn open_parents(tx: &Tx, options: &JobOptions) -> Result<Vec<JobId>> {
     Ok(open)
 }
 
-/// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.
+/// Lets a retried job expire again, unless its expiry has passed: then the caller wants it to run anyway.
 fn restore_expiry(tx: &Tx, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
     match options.expires_at {
         Some(at) if at > now => {
@@ -189,7 +190,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     let mut deltas = Deltas::default();
     let mut new_state = state;
     match (state, patch.scheduled_at) {
-        // Waits for its parents or its next try: only the lane can change.
+        // It waits for its parents or its next attempt: only the lane can change.
         _ if blocked || state == JobState::Retrying => {
             tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
         }
@@ -243,17 +244,17 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
         dequeue(tx, lane, id)?;
     }
     remove(tx, lane, id)?;
-    // Late reports of it are found out by looking closely.
+    // Late reports about it must be checked one by one.
     tx.connection.prepare_cached("UPDATE claim SET strict = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
-    // Whoever waits for it will never see it complete.
+    // Jobs that wait for it will never see it complete.
     release_dependents(tx, vec![id], &mut deltas, now)?;
     apply(tx, deltas);
     Ok(())
 }
 
-/// Removes a job that stands in no line, with all that belongs to it.
+/// Deletes a job that is in no queue, with everything that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     clean_up(tx, id, JobExit::Deleted)?;
     webhooks::remove(tx, id)?;
@@ -291,7 +292,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// When a blocked job is looked at next, if nobody tells before.
+/// Sets when a blocked job is checked next, if no parent releases it before.
 pub fn look_again(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(sql!(

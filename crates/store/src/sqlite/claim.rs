@@ -1,19 +1,35 @@
-//! Claim: ready jobs become a block.
+//! Claims: ready jobs become a claim.
 
 use std::collections::{BTreeSet, HashSet};
 
+use async_trait::async_trait;
 use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
-use super::{limited_claim, submit::apply, writer::Tx};
+use super::{Sqlite, end, limited_claim, note, submit::apply, writer::Tx};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimedJob, LaneId, Owner, Result, Tally,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunNote, Tally,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, deal},
     plan::Deltas,
 };
+
+#[async_trait]
+impl ClaimStore for Sqlite {
+    async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
+        self.writer.call(move |tx| claim(tx, requests, now)).await
+    }
+
+    async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| note::note(tx, notes)).await
+    }
+
+    async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| end::end(tx, ends, now)).await
+    }
+}
 
 pub struct ReadyRow {
     pub lane: LaneId,
@@ -22,7 +38,7 @@ pub struct ReadyRow {
     pub start_first: bool,
 }
 
-/// One ask after the other. A thousand idle workers must not look a thousand times for one job.
+/// Serves one request after the other. A thousand idle workers must not search a thousand times for one job.
 pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut empty = HashSet::new();
     let rules = tx.shared.rules.current();
@@ -43,7 +59,7 @@ pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec
         .collect()
 }
 
-/// Lanes that no rule says anything about take the short way.
+/// Lanes without limits take the fast path.
 fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timestamp) -> Result<LimitedClaim> {
     if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(request.lanes.iter().copied()) {
         return Ok(claim_one(tx, request, now)?.into());
@@ -88,7 +104,7 @@ pub fn next_run(tx: &Tx) -> Result<i64> {
         .query_row([], |row| row.get(0))?)
 }
 
-/// Makes a block of these jobs.
+/// Writes the claim of these jobs.
 pub fn hand_out(
     tx: &Tx,
     run: i64,
@@ -145,7 +161,7 @@ pub fn hand_out(
     Ok(jobs)
 }
 
-/// A worker that has ended, or has connected anew since, is handed nothing.
+/// Returns whether the worker is alive and has not reconnected.
 pub fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     Ok(tx
@@ -181,7 +197,7 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
     Ok(())
 }
 
-/// The ids of a block with their retry counts.
+/// Returns the ids of a claim with their retry counts.
 pub fn claim_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
     ids.chunks_exact(16)
         .enumerate()

@@ -1,4 +1,4 @@
-//! What follows when jobs leave somebody's hands or a line: what stood beside them goes, keys have room again, webhooks are written.
+//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written.
 
 use faena_domain::JobId;
 
@@ -9,8 +9,9 @@ use crate::{
     plan::{KeyKind, key_number},
 };
 
-/// Removes what stood beside the fast path, and lets a finished job's webhook follow, so its row in `done` or `ended` must stand.
-/// A job that comes back can expire again: its expiry may have passed while it ran.
+/// Deletes the rows that the fast path does not know, and writes the webhook of a finished job.
+///
+/// Its row in `done` or `ended` must exist. A requeued job can expire again: its expiry may have passed while it ran.
 pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     let terminal = exit != JobExit::Requeued;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
@@ -45,14 +46,14 @@ pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     Ok(())
 }
 
-/// A job with a key is in nobody's hands any more: the lines of its key may go on.
+/// A job with a key is no longer in flight: opens the key queues of its key.
 fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
     let held =
         tx.connection.prepare_cached("DELETE FROM key_in_flight WHERE key = ? AND id = ?")?.execute((key, id.0))?;
     if held == 0 {
         return Ok(());
     }
-    // What waits for its rate goes on when that lets it.
+    // A key queue that waits for its rate stays closed until then.
     tx.connection
         .prepare_cached("UPDATE key_queue SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
         .execute([key])?;
@@ -64,7 +65,7 @@ fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// Tells that jobs of these lanes have left somebody's hands, if that lets others go.
+/// Signals that jobs of these lanes have ended, if that allows other jobs to start.
 pub fn signal_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
     let rules = tx.shared.rules.current();
     if !rules.limits.is_empty() {

@@ -1,16 +1,34 @@
-//! Dead letters: failed jobs, as people look at them and act on them.
+//! Dead letters: failed jobs, as people handle them.
 
+use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobState, Timestamp};
 use rusqlite::Connection;
 
-use super::{audit, change, read, writer::Tx};
+use super::{Sqlite, audit, change, read, writer::Tx};
 use crate::{
-    DeadLetterStats, LaneId, Result, StoreError,
+    DeadLetterStats, DeadLetterStore, LaneId, Result, StoreError,
     assemble::{self, FinishedRow},
     audit::{act, retried_by},
     lists::{self, DeadLetterMatches, ListQuery, Scan},
-    types::FAILED,
+    sql::FAILED,
 };
+
+#[async_trait]
+impl DeadLetterStore for Sqlite {
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| retry(tx, id, &by, now)).await
+    }
+
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| delete(tx, id, &by, now)).await
+    }
+
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats> {
+        self.read(|connection, _| stats(connection)).await
+    }
+}
 
 pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be retried as a dead letter")?;
@@ -31,7 +49,7 @@ fn require_failed(tx: &Tx, id: JobId, wanted: &'static str) -> Result<()> {
     }
 }
 
-/// Those failed jobs of these lanes that say what is searched for.
+/// Returns the failed jobs of these lanes that match the search.
 pub fn search(
     connection: &Connection,
     query: &ListQuery,

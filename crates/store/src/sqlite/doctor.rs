@@ -1,4 +1,4 @@
-//! Doctor on a file: one read transaction beside the server, if one runs; the writer's own transactions for repairs.
+//! Doctor on a file: reads in one transaction beside a running server; repairs in transactions of the writer.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Sqlite, audit, opening, writer::Tx};
 use crate::{
-    AuditEntry, GracePeriods, Result, Store, StoreError,
+    AuditEntry, AuditStore, Cause, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
         Cell, Dialect, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema, nothing_there, steps,
     },
@@ -22,13 +22,13 @@ const CLAIMED: &str = "numbers (at) AS (
 claimed (run, owner, id) AS MATERIALIZED (
     SELECT b.run, b.owner, substr(b.ids, n.at + 1, 16) FROM claim b JOIN numbers n ON n.at < length(b.ids))";
 
-/// A log of more than this is not going away by itself.
+/// A write-ahead log larger than this does not shrink by itself.
 const LARGE_WAL_BYTES: u64 = 256 << 20;
 
 fn dialect(server: &Server, now: Timestamp) -> Dialect {
     Dialect {
         claimed: CLAIMED,
-        // SQLite: the file's lock is the lease.
+        // SQLite: the lock on the file is the lease.
         dead: if matches!(server, Server::None) { "TRUE".into() } else { "FALSE".into() },
         last_run: "(SELECT max(last) FROM run_sequence)",
         literal: |id| format!("x'{}'", id.simple()),
@@ -37,7 +37,7 @@ fn dialect(server: &Server, now: Timestamp) -> Dialect {
 }
 
 pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
-    // The walk is one long call; whoever waits for it has nothing else to do on this thread.
+    // The whole inspection is one long call that blocks its thread.
     let path = PathBuf::from(path);
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let walk = tokio::task::spawn_blocking(move || {
@@ -48,7 +48,7 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
     while let Some((name, at, of)) = told.recv().await {
         progress(name, at, of);
     }
-    walk.await.map_err(|e| StoreError::Broken(e.to_string()))?
+    walk.await.map_err(|e| StoreError::Broken(Cause::of(e)))?
 }
 
 fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
@@ -57,7 +57,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     }
     let mut judge = Judge::default();
     let mut findings = Vec::new();
-    // Nothing but what SQLite needs to read a log is written.
+    // Only what SQLite needs to read the write-ahead log is written.
     let connection =
         Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|e| opening(path, e))?;
@@ -100,7 +100,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     Ok(Inspection { engine: "sqlite", jobs, in_use_by, findings: all })
 }
 
-/// What cannot be read because the file is damaged is a finding, and the walk goes on.
+/// What cannot be read because the file is damaged becomes a finding, and the inspection continues.
 fn unless_damaged(walked: rusqlite::Result<()>, what: &str, judge: &mut Judge) -> Result<()> {
     match walked {
         Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
@@ -157,15 +157,17 @@ fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
     }
 }
 
-/// Who uses the file.
+/// The server that uses the file.
 enum Server {
     None,
-    /// With the id of its process, where that can be seen.
+    /// With its process id, if that is visible.
     Running(Option<String>),
 }
 
-/// Tells from the lock file whether a server runs. Linux shows who has a lock; elsewhere, and where the holder is out of sight (another
-/// container), trying is the only way: shared, and for a moment.
+/// Determines from the lock file whether a server runs.
+///
+/// Linux shows the owner of a lock. Elsewhere, and if the owner is invisible (another container), the only way is to try:
+/// with a shared lock, for a moment.
 fn server(path: &Path) -> Server {
     let Ok(file) = fs::File::open(format!("{}.lock", path.display())) else { return Server::None };
     #[cfg(unix)]

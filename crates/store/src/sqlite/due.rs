@@ -1,4 +1,4 @@
-//! What time brings: due jobs become ready, expired ones fail, old ones go.
+//! What becomes due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
 use uuid::Uuid;
@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     DueResult, JobExit, LaneId, Result, Retention, Tally,
+    jobs::state_of_code,
     plan::{Deltas, Taken, no_handler},
-    types::{CANCELLED, FAILED, state_of_code},
+    sql::{CANCELLED, FAILED},
 };
 
 pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
@@ -83,7 +84,7 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
     Ok(DueResult { expired, more, next_at: read::next_expiry_at(tx.connection)?, ..DueResult::default() })
 }
 
-/// Fails jobs that have waited in line for too long for somebody who can run them.
+/// Fails jobs that have been ready for too long without a worker that can run them.
 pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let mut deltas = Deltas::default();
     let mut failed = Vec::new();
@@ -118,7 +119,7 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
     Ok(count)
 }
 
-/// Nobody told this job that its parents are done; see for itself. `true`: it waits no more.
+/// Checks the parents of a job that was not released. Returns `true` if it no longer waits.
 fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mut Deltas) -> Result<bool> {
     look_again(tx, lane, id, now)?;
     let parents: Vec<Uuid> = tx
@@ -157,7 +158,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
                 break;
             }
             let cutoff = now.plus_ms(-keep_ms).as_ms();
-            // The id carries the creation time, so the old ones stand at the front of their lane.
+            // The id contains the creation time, so the oldest jobs come first in their lane.
             let bound = JobId::first_at_ms(cutoff).0;
             let mut statement = tx.connection.prepare_cached(sql)?;
             let ids: rusqlite::Result<Vec<Uuid>> = if tally == Tally::Completed {
@@ -181,7 +182,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
     Ok(old.len())
 }
 
-/// Requests to cancel whose job ended before they were heard.
+/// Deletes cancel requests of jobs that ended before the worker noticed.
 fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
     let old: Vec<Uuid> = tx
         .connection

@@ -1,4 +1,4 @@
-//! How runs end.
+//! Ends of runs.
 
 use std::collections::HashMap;
 
@@ -15,9 +15,10 @@ use super::{
 };
 use crate::{
     JobExit, LaneId, Result, RunEnd, RunOutcome, Tally,
+    jobs::state_code,
     plan::{Deltas, Taken, parent_cause},
     sql::sql,
-    types::{CANCELLED, FAILED, RETRYING, state_code},
+    sql::{CANCELLED, FAILED, RETRYING},
 };
 
 pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
@@ -44,9 +45,9 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
             close_claim(tx, &end, &mut claims)?;
         }
         match before {
-            // Told again after its commit, whose answer was lost: it counts once and is not stale.
+            // Reported again because the answer after its commit was lost: it counts once and is not stale.
             Some((state, at_ms)) => answers.push(end.is_stored_as(state, at_ms)),
-            // A job that was deleted or pruned may still be named by the block of one of its runs.
+            // A claim may still contain the id of a job that was deleted or pruned.
             None if claim != ClaimStatus::Closed && job_exists(tx, end.id)? => {
                 let run = end.run;
                 let state = end_one(tx, end, &mut deltas)?;
@@ -71,7 +72,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     Ok(answers)
 }
 
-/// Writes one end of a run that is not over yet, and answers with what the job has become.
+/// Writes one end of a run, and returns the new state of the job.
 fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     let end = turn_cancelled(tx, end)?;
     let state = end.outcome.state();
@@ -91,14 +92,14 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
         }
     }
     deltas.moved(end.lane, Tally::InFlight, Tally::of(state), 1);
-    // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
+    // Only the fast path trusts `on_record`: the reporter may not know about everything that is stored.
     if end.on_record || state != JobState::Completed || tx.is_keyed(end.lane) {
         clean_up(tx, end.id, JobExit::of(state))?;
     }
     Ok(state)
 }
 
-/// A job that somebody wants cancelled does not go back to any line.
+/// Turns an end that would requeue a job into a cancellation, if that was requested.
 fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
     if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack) {
         let asked: Option<String> = tx
@@ -157,7 +158,7 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
     Ok(())
 }
 
-/// Lets the jobs that depend on `finished` go on, or cancels them, and so on down the graph.
+/// Releases the jobs that depend on `finished`, or cancels them, and so on down the graph.
 pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas, now: Timestamp) -> Result<()> {
     while let Some(parent) = finished.pop() {
         let children: Vec<Uuid> = tx
@@ -178,7 +179,7 @@ pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas
     Ok(())
 }
 
-/// Takes one parent off a child's list. `true`: the child was cancelled because of it.
+/// Removes one parent of a child. Returns `true` if the child was cancelled because of it.
 fn parent_ended(
     tx: &Tx,
     child: JobId,
@@ -229,14 +230,14 @@ fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
     Ok(taken == 1)
 }
 
-/// What is known of a hand-out.
+/// Status of a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ClaimStatus {
-    /// Closed, or taken away: reports under its run are stale.
+    /// Closed or released: reports under its run are stale.
     Closed,
-    /// Nothing but completions was told so far.
+    /// Only completions were reported so far.
     Plain,
-    /// Each end has to be looked at closely.
+    /// Each end must be checked.
     Strict,
 }
 
@@ -266,7 +267,7 @@ fn close_claim(tx: &Tx, end: &RunEnd, claims: &mut HashMap<Run, ClaimStatus>) ->
     Ok(())
 }
 
-/// The fast path: a completion with nothing else on record. `false`: it is none, or it is stored already.
+/// The fast path: a completion without further rows. Returns `false` if it is none, or is stored already.
 fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     match &end.outcome {
         RunOutcome::Completed { result } if !end.on_record && !tx.is_keyed(end.lane) => {
@@ -276,7 +277,7 @@ fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     }
 }
 
-/// `false`: the job has a row there.
+/// Returns `false` if the job already has a row.
 fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
     let written = tx
         .connection
@@ -298,7 +299,7 @@ fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
     Ok(written == 1)
 }
 
-/// How and when this run of the job ended, if it is over.
+/// Returns how and when this run ended, if it has ended.
 pub fn ended_as(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
     let ended = connection
         .prepare_cached(

@@ -1,14 +1,45 @@
-//! Who wants events, and what happened. The triggers of `events_on.sql` write it down.
+//! Subscriptions and events. The triggers of `events_on.sql` create the events.
 
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
 use faena_domain::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::{Shared, writer::Tx};
+use super::{Shared, Sqlite, writer::Tx};
 use crate::{
-    EventPosition, EventQuery, EventRange, EventSubscription, PARTITIONS, Result, StoredEvent,
+    EventPosition, EventQuery, EventRange, EventStore, EventSubscription, PARTITIONS, Result, StoredEvent,
     events::{COLUMNS, SubscriptionMode},
     sql::sql,
 };
+
+#[async_trait]
+impl EventStore for Sqlite {
+    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| subscribe(tx, &wants, now)).await
+    }
+
+    fn has_event_subscriptions(&self) -> bool {
+        self.shared.events_on.load(Ordering::Relaxed)
+    }
+
+    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| settle(tx, before, limit, now)).await
+    }
+
+    async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
+        self.read(move |connection, _| list(connection, &query, limit)).await
+    }
+
+    async fn event_end(&self) -> Result<EventPosition> {
+        self.read(|connection, _| end(connection)).await
+    }
+
+    async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
+        let name = name.to_owned();
+        self.read(move |connection, _| range(connection, &name)).await
+    }
+}
 
 pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
     for subscribe in subscriptions {
@@ -26,7 +57,7 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
             let begun = skip_position(tx.connection)?;
             tx.connection.prepare_cached("UPDATE subscription SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
-        // Of what is only kept, everybody's types add up: several watch under one name.
+        // Subscriptions that only keep events add up their types, because several readers share one name.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             tx.connection.prepare_cached("DELETE FROM subscription_pattern WHERE subscription = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {
@@ -44,7 +75,7 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
     switch(tx.connection, tx.shared, now)
 }
 
-/// A position that no event has: what was read up to before is told from what is read up to since.
+/// Uses up a position, so that positions before and after this moment differ.
 fn skip_position(connection: &Connection) -> Result<EventPosition> {
     let burnt = end(connection)? + 1;
     let known =
@@ -55,12 +86,12 @@ fn skip_position(connection: &Connection) -> Result<EventPosition> {
     Ok(burnt)
 }
 
-/// `*` stands for anything, everything else for itself.
+/// Returns the GLOB pattern of a type: `*` matches anything, other characters match themselves.
 pub fn glob(kind: &str) -> String {
     kind.replace('[', "[[]").replace('?', "[?]")
 }
 
-/// The type as it was asked for.
+/// Returns the type of a GLOB pattern.
 pub fn from_glob(pattern: &str) -> String {
     pattern.replace("[?]", "?").replace("[[]", "[")
 }
@@ -84,10 +115,12 @@ pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Resul
     Ok(())
 }
 
-/// Who does what nobody in particular does.
+/// The actor of what no person or worker does.
 pub const SYSTEM: &str = "system";
 
-/// Who does what happens next in this transaction. A call that sets it and succeeds sets it back to `SYSTEM`: others share the transaction.
+/// Sets the actor of the events of this call.
+///
+/// A call that succeeds must set it back to `SYSTEM`, because other calls share the transaction.
 pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
     if tx.shared.events_on.load(std::sync::atomic::Ordering::Relaxed) {
         tx.connection.prepare_cached("UPDATE event_actor SET actor = ?")?.execute([actor])?;
@@ -95,7 +128,8 @@ pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
     Ok(())
 }
 
-/// Forgets wishes that nobody repeated and events that are older than `before` and wait for nobody. Switches events off when nobody wants any.
+/// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
+/// subscription is left.
 pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let over: Vec<i64> = tx
@@ -152,7 +186,7 @@ pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result
 }
 
 pub fn end(connection: &Connection) -> Result<EventPosition> {
-    // The counter of positions: what was removed meanwhile counts too.
+    // The counter of positions also counts deleted events.
     let last: Option<i64> = connection
         .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'event'")?
         .query_row([], |row| row.get(0))
@@ -163,7 +197,7 @@ pub fn end(connection: &Connection) -> Result<EventPosition> {
 pub fn range(connection: &Connection, name: &str) -> Result<Option<EventRange>> {
     let after = connection
         .prepare_cached(
-            // Who else wants everything has had it written down since then.
+            // A subscription to all types has kept everything since it began.
             "SELECT min(since, coalesce((SELECT min(o.since) FROM subscription o JOIN subscription_pattern p ON p.subscription = o.id
                                          WHERE p.pattern = '*' AND o.since > 0), since))
              FROM subscription WHERE name = ?",

@@ -1,4 +1,4 @@
-//! What comes in from outside, once per consumer and message.
+//! Messages from brokers, once per consumer and message.
 
 use faena_domain::{NewJob, Timestamp};
 

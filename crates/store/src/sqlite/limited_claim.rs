@@ -1,4 +1,4 @@
-//! A claim of lanes with limits or keys.
+//! Claims of lanes with limits or keys.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::{
     claim_limits::{ClaimLimit, ClaimLimits, applies_to},
 };
 
-/// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
+/// Rounds of reading key queues: each closes those of keys without room, so that the next one reads those behind them.
 const ROUNDS: usize = 16;
 
 pub fn claim(tx: &Tx, request: ClaimRequest, lanes: &[Lane], rules: &Rules, now: Timestamp) -> Result<LimitedClaim> {
@@ -59,8 +59,9 @@ pub fn claim(tx: &Tx, request: ClaimRequest, lanes: &[Lane], rules: &Rules, now:
     Ok(LimitedClaim { claim, for_others })
 }
 
-/// One lane without keys, which is what most claims are: there is nothing to choose, the first ones go. (Measured: through the choice
-/// below, a drain under a limit of 10 000 ran at 78 % of one without.)
+/// Claims from a single lane without keys, as most claims do: there is nothing to choose, the first jobs are taken.
+///
+/// Measured: through the choice below, a drain under a limit of 10 000 ran at 78 % of one without.
 fn claim_lane(
     tx: &Tx,
     request: &ClaimRequest,
@@ -73,7 +74,7 @@ fn claim_lane(
     let mut ruled = LimitedClaim::default();
     let mut rows = Vec::new();
     if room > 0 {
-        // One more than may go, to see whether any is held back.
+        // One more than may start, to see whether any is delayed.
         let wanted = request.limit.min(room.saturating_add(1));
         let mut statement = tx.connection.prepare_cached(
             "SELECT ready_at, id, retry_count, start_first FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
@@ -100,7 +101,7 @@ fn claim_lane(
     Ok(ruled)
 }
 
-/// The limits that apply to these lanes, with what is running.
+/// Reads the limits that apply to these lanes, with what is running.
 fn claim_limits(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Result<ClaimLimits> {
     let scopes = ClaimLimits::scopes(rules, lanes);
     if scopes.is_empty() {
@@ -120,7 +121,7 @@ fn claim_limits(tx: &Tx, rules: &Rules, lanes: &[Lane], now: Timestamp) -> Resul
     Ok(ClaimLimits::new(claim_limits, lanes))
 }
 
-/// How many jobs of a lane are in hands. What this transaction has changed is not in the table yet.
+/// Returns how many jobs of a lane are in flight. Changes of this transaction are not in the table yet.
 fn in_flight_in(tx: &Tx, lane: LaneId) -> Result<i64> {
     let counted: Option<i64> = tx
         .connection
@@ -130,7 +131,7 @@ fn in_flight_in(tx: &Tx, lane: LaneId) -> Result<i64> {
     Ok(counted.unwrap_or(0) + tx.uncounted(lane, Tally::InFlight))
 }
 
-/// Reads who could go and chooses. Answers with the keyed lanes that have more open lines than were looked at.
+/// Reads candidates and chooses. Returns the keyed lanes that have more open key queues than were read.
 fn select_jobs(
     tx: &Tx,
     admission: &mut Admission,
@@ -181,7 +182,7 @@ fn select_jobs(
     }
 }
 
-/// What a rate held back until now may go on.
+/// Opens key queues whose rate allows a start again.
 fn open_due(tx: &Tx, lane: LaneId, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -203,7 +204,7 @@ fn open_key_queues(tx: &Tx, lane: LaneId, limit: usize) -> Result<Vec<OpenKeyQue
     Ok(key_queues.collect::<rusqlite::Result<_>>()?)
 }
 
-/// The key of a line, from its first job. `None`: it has none.
+/// Returns the key of a key queue, from its first job. `None`: it is empty.
 fn key_of(tx: &Tx, key_queue: &OpenKeyQueue) -> Result<Option<String>> {
     let options: Option<Option<String>> = tx
         .connection
@@ -217,7 +218,7 @@ fn key_of(tx: &Tx, key_queue: &OpenKeyQueue) -> Result<Option<String>> {
     Ok(Some(parse_options(options.as_deref())?.concurrency_key.unwrap_or_default()))
 }
 
-/// How many jobs of a key are in hands, and what is left of its rate.
+/// Returns how many jobs of a key are in flight, and what is left of its rate.
 fn key_facts(tx: &Tx, key: i64, rules: &Rules) -> Result<(usize, Option<Bucket>)> {
     let most = admit::most_of_a_key(rules);
     let in_flight: i64 = tx
@@ -245,7 +246,7 @@ fn read_key_queues(tx: &Tx, admission: &mut Admission, wanted: &[ReadRequest]) -
     Ok(())
 }
 
-/// Hands out what was chosen and sees to the lines.
+/// Claims the chosen jobs and updates the key queues.
 fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) -> Result<Vec<ClaimedJob>> {
     let mut rows = Vec::with_capacity(admission.chosen().len());
     let mut keys = Vec::with_capacity(rows.capacity());
@@ -296,7 +297,7 @@ fn admitted(tx: &Tx, admission: &mut Admission, owner: Owner, now: Timestamp) ->
     Ok(jobs)
 }
 
-/// When the first of a lane's lines goes on by itself.
+/// Returns when the first key queue of a lane opens by its rate.
 fn opens_at(tx: &Tx, lane: LaneId) -> Result<Option<Timestamp>> {
     let at: Option<i64> = tx
         .connection

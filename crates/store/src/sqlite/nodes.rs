@@ -1,16 +1,56 @@
-//! Who is alive, and what the dead held.
+//! Nodes that are alive, and the claims of dead ones.
 
+use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
 use rusqlite::Connection;
 
 use super::{
+    Sqlite, read,
     release::release_claims,
     webhooks,
     workers::{detach, live_workers},
     writer::Tx,
 };
-use crate::sql::sql;
-use crate::{GracePeriods, NodeInfo, Recovered, Result, disposition::ReleaseReason, workers::ServerExit};
+use crate::{
+    GracePeriods, NodeInfo, NodeStore, Poll, Recovered, Result, disposition::ReleaseReason, sql::sql,
+    workers::ServerExit,
+};
+
+#[async_trait]
+impl NodeStore for Sqlite {
+    async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| join(tx, &node, lease_ms, now)).await
+    }
+
+    async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        // SQLite: the lock on the file is the lease; while this process has it, no other can take its jobs. Nothing is
+        // written.
+        let _ = lease_ms;
+        self.read(move |connection, _| is_known(connection, node, now)).await
+    }
+
+    async fn node_leave(&self, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| leave(tx, node, grace_periods, now)).await
+    }
+
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+        self.writer.call(move |tx| recover(tx, grace_periods, now)).await
+    }
+
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
+        // SQLite: a claim is lost only together with its answer, so there is usually none, and reading is enough to
+        // know.
+        let lost = self.read(move |connection, _| unknown_claims(connection, node, &known, before)).await?;
+        if lost.is_empty() {
+            return Ok(0);
+        }
+        self.writer.call(move |tx| return_claims(tx, &lost, UNDELIVERED, now)).await
+    }
+
+    async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {
+        self.read(move |connection, _| read::poll(connection, node)).await
+    }
+}
 
 pub fn join(tx: &Tx, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     tx.connection.execute(
@@ -25,7 +65,7 @@ pub fn is_known(connection: &Connection, node: NodeId, _now: Timestamp) -> Resul
 }
 
 pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
-    // Its own, and those of the workers inside it.
+    // Its own claims, and those of the workers inside it.
     let runs: Vec<Run> = tx
         .connection
         .prepare(
@@ -49,8 +89,8 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
     Ok(returned)
 }
 
-/// Blocks of this node, and of workers that have been connected to it since before `before`, from before `before`, that it
-/// does not know.
+/// Returns claims from before `before` that this node does not know: its own, and those of workers connected since before
+/// `before`.
 pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
     let runs: Vec<Run> = connection
         .prepare_cached(
@@ -62,17 +102,17 @@ pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], befo
     Ok(runs.into_iter().filter(|run| !known.contains(run)).collect())
 }
 
-/// What a lost answer handed out: nobody has it.
-pub const UNDELIVERED: &str = "nobody heard that it was handed out";
+/// Log text of a job whose claim never reached its worker.
+pub const UNDELIVERED: &str = "the claim did not reach its worker";
 
 pub fn return_claims(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
     let freed = release_claims(tx, runs, ReleaseReason::Left { text, worker: None }, now)?;
     Ok(freed.returned + freed.orphaned)
 }
 
-/// Frees what nobody holds any more, and lets go the workers of dead servers; a bounded part of each.
+/// Releases claims without an owner, and detaches workers from dead servers; a bounded number of each.
 pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
-    // SQLite: the living process is the only one in `node` (the others were removed when it took the file's lock).
+    // SQLite: the running process is the only one in `node`; opening the file removed the others.
     for worker in live_workers(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
         detach(tx, &worker, ServerExit::Died, grace_periods, now)?;
     }
@@ -86,6 +126,6 @@ pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<R
     Ok(Recovered { nodes: usize::from(!runs.is_empty()), ..freed })
 }
 
-/// Blocks are found by the absence of their owner, so it does not matter who removed it, or when.
+/// Claims are found by the absence of their owner, so it does not matter which node removed it, or when.
 pub const OWNERLESS: &str =
     "owner NOT IN (SELECT id FROM node) AND owner NOT IN (SELECT id FROM worker WHERE ended_at IS NULL)";

@@ -1,4 +1,4 @@
-//! What runs tell while they go on: that they started, how far they are, a line of log, a finished step.
+//! Reports of running jobs: their start, progress, a log line, a finished step.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ fn note_one(tx: &Tx, note: RunNote, claims: &mut HashMap<Run, ClaimStatus>) -> R
     if !job_exists(tx, note.id)? {
         return Ok(false);
     }
-    // Whoever holds the job: it is only written down.
+    // Recorded whichever run owns the job.
     if let NoteKind::Stale(text) = note.kind {
         add_note(tx, note.id, Some(note.run), LogLine::new(note.at, LogEvent::StaleReport, text))?;
         return Ok(true);
@@ -44,7 +44,7 @@ fn note_one(tx: &Tx, note: RunNote, claims: &mut HashMap<Run, ClaimStatus>) -> R
     Ok(true)
 }
 
-/// A step that is there keeps its first result.
+/// Stores a step. An existing step keeps its first result.
 fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -55,7 +55,7 @@ fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32
     Ok(())
 }
 
-/// What is known of the progress after this note, if it says anything about it.
+/// Returns the progress after this note, if the note changes it.
 fn progress_of(tx: &Tx, note: &RunNote) -> Result<Option<String>> {
     let progress = match &note.kind {
         NoteKind::Progress(told) => read::step_count(tx.connection, note.id)?.beside(told),

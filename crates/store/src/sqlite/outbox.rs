@@ -1,30 +1,108 @@
-//! The outbox: who publishes which part, what is due, what became of it, and the dead letters.
+//! The outbox: leases of partitions, due events, their outcome, and dead letters.
 
-use faena_domain::{JobId, NodeId, Timestamp};
-use rusqlite::{Connection, OptionalExtension, Row};
+use async_trait::async_trait;
+use faena_domain::{JobId, NewJob, NodeId, Timestamp};
+use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
-    audit,
-    events::{self, from_glob, glob},
+    Sqlite,
+    events::{self, from_glob},
+    inbox,
+    outbox_dlq::{dead, replay, republish, resolve},
     writer::Tx,
 };
 use crate::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Partition,
-    Republish, Result, SinkView,
-    outbox::{
-        self, COUNTED, DEAD_COLUMNS, Lease, PartitionLeases, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, counted,
-        due_at, partition_of,
-    },
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
+    Partition, Republish, Result, SinkView, Submitted,
+    outbox::{self, COUNTED, Lease, PartitionLeases, counted},
 };
 
-/// A sink that is wanted.
+#[async_trait]
+impl OutboxStore for Sqlite {
+    async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
+        let asked = request.clone();
+        if let Some(taken) = self.read(move |connection, _| peek(connection, &asked, now)).await? {
+            return Ok(taken);
+        }
+        self.writer.call(move |tx| take(tx, &request, now)).await
+    }
+
+    async fn outbox_settle(
+        &self,
+        sink: &str,
+        held: Vec<Partition>,
+        results: Vec<OutboxResult>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let sink = sink.to_owned();
+        self.writer.call(move |tx| settle(tx, &sink, &held, &results, now)).await
+    }
+
+    async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
+        let sink = sink.to_owned();
+        self.writer.call(move |tx| down(tx, &sink, reason.as_deref(), now)).await
+    }
+
+    async fn outbox_leave(&self, node: NodeId) -> Result<()> {
+        self.writer.call(move |tx| leave(tx, node)).await
+    }
+
+    async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>> {
+        self.read(move |connection, _| sinks(connection, now)).await
+    }
+
+    async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
+        self.read(move |connection, _| dead(connection, &filter, after, limit)).await
+    }
+
+    async fn outbox_replay(
+        &self,
+        filter: DeadFilter,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<usize> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| replay(tx, &filter, per_second, &by, now)).await
+    }
+
+    async fn outbox_resolve(&self, filter: DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
+        let (notes, by) = (notes.to_owned(), by.to_owned());
+        self.writer.call(move |tx| resolve(tx, &filter, &notes, &by, now)).await
+    }
+
+    async fn outbox_republish(
+        &self,
+        what: Republish,
+        per_second: Option<u32>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<usize>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| republish(tx, &what, per_second, &by, now)).await
+    }
+
+    async fn inbox_submit(
+        &self,
+        consumer: &str,
+        message: &str,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
+    ) -> Result<Option<Vec<Submitted>>> {
+        let (consumer, message) = (consumer.to_owned(), message.to_owned());
+        self.writer.call(move |tx| inbox::submit(tx, &consumer, &message, jobs, now)).await
+    }
+}
+
+/// A sink with a live subscription.
 struct Sink {
     id: i64,
     park: bool,
 }
 
-/// What is due, if this node's share is as it should be. SQLite: a look, so that who has nothing to write does not wait for the writer.
+/// Reads due events if the leases are as they should be. SQLite: without the writer, so that a node that has nothing to write
+/// does not wait.
 pub fn peek(connection: &Connection, request: &OutboxTakeRequest, now: Timestamp) -> Result<Option<OutboxTaken>> {
     let Some(sink) = live_sink(connection, &request.sink, now)? else { return Ok(Some(OutboxTaken::default())) };
     let partition_leases = partition_leases(connection, &sink)?;
@@ -112,8 +190,10 @@ fn read(
     Ok(OutboxTaken { partitions, events, next_at: next_at.map(Timestamp::from_ms) })
 }
 
-/// Up to `share` rows of each part. Of a subject of which an earlier message is late, none; of one of which an earlier message was refused,
-/// that one alone; of one that is parked behind a dead letter, none.
+/// Reads up to `share` events of each partition.
+///
+/// Skips subjects with an earlier event that is late, subjects parked behind a dead letter, and everything behind a rejected
+/// event.
 fn due(
     connection: &Connection,
     request: &OutboxTakeRequest,
@@ -193,7 +273,7 @@ fn refuse(tx: &Tx, name: &str, sink: i64, held: &[Partition], results: &[OutboxR
     Ok(())
 }
 
-/// Moves a message to the dead letters.
+/// Moves an event to the dead letters.
 fn move_to_dlq(tx: &Tx, name: &str, sink: i64, result: &OutboxResult, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -214,7 +294,7 @@ fn move_to_dlq(tx: &Tx, name: &str, sink: i64, result: &OutboxResult, now: Times
     Ok(())
 }
 
-fn id_of(connection: &Connection, name: &str) -> Result<Option<i64>> {
+pub fn id_of(connection: &Connection, name: &str) -> Result<Option<i64>> {
     Ok(connection
         .prepare_cached("SELECT id FROM subscription WHERE name = ? AND queued")?
         .query_row([name], |row| row.get(0))
@@ -278,150 +358,4 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
         views.push(view);
     }
     Ok(views)
-}
-
-/// Which dead letters match. SQLite: ids come as a JSON list of hex numbers.
-const MATCHES: &str = "(?1 IS NULL OR d.sink = ?1) AND (?2 IS NULL OR d.event_type GLOB ?2) AND (?3 IS NULL OR d.aggregate_id = ?3)
-    AND (?4 IS NULL OR d.moved_at >= ?4) AND (?5 IS NULL OR d.moved_at < ?5) AND (?6 IS NULL OR (d.resolved_at IS NOT NULL) = ?6)
-    AND (?7 IS NULL OR d.id IN (SELECT unhex(value) FROM json_each(?7)))";
-
-type DeadFilterArgs<'a> =
-    (&'a Option<String>, Option<String>, Option<Uuid>, Option<i64>, Option<i64>, Option<bool>, Option<String>);
-
-fn dead_filter_args(filter: &DeadFilter) -> DeadFilterArgs<'_> {
-    let ids: Vec<String> = filter.ids.iter().map(|id| id.simple().to_string()).collect();
-    (
-        &filter.sink,
-        filter.event_type.as_deref().map(glob),
-        filter.aggregate_id,
-        filter.moved_after.map(Timestamp::as_ms),
-        filter.moved_before.map(Timestamp::as_ms),
-        filter.is_resolved,
-        (!ids.is_empty()).then(|| serde_json::json!(ids).to_string()),
-    )
-}
-
-pub fn dead(connection: &Connection, filter: &DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = connection
-        .prepare_cached(&format!(
-            "SELECT {DEAD_COLUMNS} FROM outbox_dlq d WHERE {MATCHES} AND (?8 IS NULL OR d.id < ?8) ORDER BY d.id DESC LIMIT ?9"
-        ))?
-        .query_map((sink, kind, aggregate, from, to, resolved, ids, after, limit), dead_row)?
-        .collect::<rusqlite::Result<_>>()?;
-    Ok(rows)
-}
-
-fn dead_row(row: &Row) -> rusqlite::Result<DeadEvent> {
-    let json = |text: Option<String>| text.and_then(|text| serde_json::from_str(&text).ok());
-    Ok(DeadEvent {
-        id: row.get(0)?,
-        sink: row.get(1)?,
-        original_event_id: row.get(2)?,
-        aggregate_id: row.get(3)?,
-        aggregate_type: row.get(4)?,
-        event_type: row.get(5)?,
-        payload: json(row.get(6)?).unwrap_or_default(),
-        metadata: json(row.get(7)?),
-        error_message: row.get(8)?,
-        retry_count: row.get(9)?,
-        original_created_at: Timestamp::from_ms(row.get(10)?),
-        moved_at: Timestamp::from_ms(row.get(11)?),
-        resolved_at: row.get::<_, Option<i64>>(12)?.map(Timestamp::from_ms),
-        resolved_by: row.get(13)?,
-        resolution_notes: row.get(14)?,
-    })
-}
-
-pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, now: Timestamp) -> Result<usize> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
-    let dead_letters: Vec<(Uuid, i64, i64, Uuid)> = tx
-        .connection
-        .prepare_cached(&format!(
-            "SELECT d.id, s.id, d.position, d.aggregate_id FROM outbox_dlq d JOIN subscription s ON s.name = d.sink AND s.queued
-             WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT 1 FROM event e WHERE e.position = d.position)
-             ORDER BY d.position, d.id LIMIT ?8"
-        ))?
-        .query_map((sink, kind, aggregate, from, to, resolved, ids, REPLAYED_AT_ONCE), |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-        })?
-        .collect::<rusqlite::Result<_>>()?;
-    for (n, (id, sink, position, subject)) in dead_letters.iter().enumerate() {
-        put_back(tx, *sink, *position, *subject, due_at(n, per_second, now))?;
-        tx.connection
-            .prepare_cached(
-                "UPDATE outbox_dlq SET resolved_at = ?, resolved_by = ?, resolution_notes = ? WHERE id = ?",
-            )?
-            .execute((now.as_ms(), by, REPLAYED, id))?;
-    }
-    if !dead_letters.is_empty() {
-        audit::add(tx, &outbox::replayed(filter, by, dead_letters.len()), now)?;
-    }
-    Ok(dead_letters.len())
-}
-
-/// Unless it waits already.
-fn put_back(tx: &Tx, sink: i64, position: i64, subject: Uuid, due_at: i64) -> Result<()> {
-    tx.connection
-        .prepare_cached(
-            "INSERT OR IGNORE INTO outbox (sink, partition, position, subject, due_at) VALUES (?, ?, ?, ?, ?)",
-        )?
-        .execute((sink, partition_of(subject), position, subject, due_at))?;
-    Ok(())
-}
-
-pub fn resolve(tx: &Tx, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
-    let (sink, kind, aggregate, from, to, resolved, ids) = dead_filter_args(filter);
-    let count = tx
-        .connection
-        .prepare_cached(&format!(
-            "UPDATE outbox_dlq AS d SET resolved_at = ?8, resolved_by = ?9, resolution_notes = ?10
-             WHERE d.resolved_at IS NULL AND {MATCHES}"
-        ))?
-        .execute((sink, kind, aggregate, from, to, resolved, ids, now.as_ms(), by, notes))?;
-    if count > 0 {
-        audit::add(tx, &outbox::resolved(filter, notes, by, count), now)?;
-    }
-    Ok(count)
-}
-
-pub fn republish(
-    tx: &Tx,
-    what: &Republish,
-    per_second: Option<u32>,
-    by: &str,
-    now: Timestamp,
-) -> Result<Option<usize>> {
-    let Some(sink) = id_of(tx.connection, &what.sink)? else { return Ok(None) };
-    let events: Vec<(i64, Uuid)> = tx
-        .connection
-        .prepare_cached(
-            "SELECT e.position, e.subject FROM event e
-             WHERE e.at >= ?1 AND e.at < ?2 AND (?3 IS NULL OR e.type GLOB ?3)
-               AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = ?4 AND e.type GLOB p.pattern)
-               AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.position = e.position AND o.sink = ?4)
-               AND NOT EXISTS (SELECT 1 FROM outbox_dlq d WHERE d.position = e.position AND d.sink = ?5 AND d.resolved_at IS NULL)
-             ORDER BY e.position LIMIT ?6",
-        )?
-        .query_map(
-            (
-                what.from.as_ms(),
-                what.to.as_ms(),
-                what.event_type.as_deref().map(glob),
-                sink,
-                &what.sink,
-                REPUBLISHED_AT_ONCE + 1,
-            ),
-            |row| Ok((row.get(0)?, row.get(1)?)),
-        )?
-        .collect::<rusqlite::Result<_>>()?;
-    if i64::try_from(events.len()).is_ok_and(|count| count > REPUBLISHED_AT_ONCE) {
-        return Err(outbox::too_many_republished());
-    }
-    for (n, (position, subject)) in events.iter().enumerate() {
-        put_back(tx, sink, *position, *subject, due_at(n, per_second, now))?;
-    }
-    audit::add(tx, &outbox::republished(what, by, events.len()), now)?;
-    Ok(Some(events.len()))
 }

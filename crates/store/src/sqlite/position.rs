@@ -1,4 +1,4 @@
-//! Where a job stands among others: what `why` is answered from.
+//! What a job waits for, for `faena jobs why`.
 
 use faena_domain::{Bucket, JobId, JobState, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -48,7 +48,7 @@ fn parents(connection: &Connection, id: JobId) -> Result<Vec<(JobId, Option<JobS
     parents.into_iter().map(JobId).map(|parent| Ok((parent, read::state_of(connection, parent)?))).collect()
 }
 
-/// Lane by lane: whose score is smaller stands before a certain ready time.
+/// Counts lane by lane: jobs with a smaller score became ready before a certain time.
 fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
     let ordering = shared.rules.current().ordering(&own.queue);
     let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
@@ -79,7 +79,7 @@ fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
     Ok((u64::try_from(held).unwrap_or(0), named))
 }
 
-/// The hand-out it is in, and who stands behind that. SQLite: a server that is on record has the file's lock, so it is alive.
+/// Returns the claim of a job and its owner. SQLite: a registered server has the lock on the file, so it is alive.
 fn owner(connection: &Connection, id: JobId) -> Result<Option<ClaimOwner>> {
     Ok(connection
         .prepare_cached(

@@ -1,4 +1,4 @@
-//! Reading: one job whole, lists, counters, what there is to do.
+//! Reads: single jobs, lists, counters, due work.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,16 +6,15 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::claim_jobs, dead_letters, nodes::OWNERLESS, rules};
+use super::{Shared, claim::claim_jobs, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, Filter, JobIdPage, JobPage, Lane, LaneId, Page, Poll, Result, StoreError, Tally,
+    Counts, Lane, LaneId, Poll, Result, Tally,
     assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
     claim_limits::waits_for,
-    lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
+    jobs::state_of_code,
     plan::key_number,
     progress::Steps,
     sql::sql,
-    types::state_of_code,
     workers::Holder,
 };
 
@@ -42,7 +41,7 @@ pub fn lane_and_options(connection: &Connection, id: JobId) -> Result<Option<(La
     row.map(|(lane, options)| Ok((lane, parse_options(options.as_deref())?))).transpose()
 }
 
-/// The state of a job, from where its id stands. `None`: there is no such job.
+/// Returns the state of a job, from the table its id is in. `None`: it does not exist.
 pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> {
     let lane: Option<LaneId> = connection
         .prepare_cached("SELECT lane FROM job WHERE id = ?")?
@@ -67,7 +66,7 @@ pub fn state_of(connection: &Connection, id: JobId) -> Result<Option<JobState>> 
     }
 }
 
-/// Whether a job that is handed out waits for a worker that is not connected yet. Looks only at what such workers hold.
+/// Returns whether a claimed job waits for a worker that is not connected yet. Reads only claims of such workers.
 fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
     Ok(connection
         .prepare_cached(sql!(
@@ -78,7 +77,7 @@ fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
         .exists([id.0])?)
 }
 
-/// The workers among these ids.
+/// Returns the workers among these ids.
 pub fn holders(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
     let mut holders = Holders::new();
     let ids: HashSet<Uuid> = ids.collect();
@@ -101,10 +100,10 @@ pub fn step_count(connection: &Connection, id: JobId) -> Result<Steps> {
         .query_row([id.0], |row| Ok(Steps { completed: row.get(0)?, total: row.get(1)? }))?)
 }
 
-/// The finished steps of these jobs.
+/// Returns the finished steps of these jobs.
 pub fn steps(connection: &Connection, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
     let mut all = Vec::new();
-    // Asked for every job that is sent to a worker; where nobody uses steps it costs one look, not one per job.
+    // Called for every job that is sent to a worker: if no job has steps, one lookup answers for all.
     if !connection.prepare_cached("SELECT 1 FROM step LIMIT 1")?.exists([])? {
         return Ok(all);
     }
@@ -131,7 +130,7 @@ fn step_rows(connection: &Connection, id: JobId) -> Result<Vec<StepRow>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Where in `ready` a job stands.
+/// Returns the ready time of a job in `ready`.
 pub fn line_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<i64>> {
     Ok(connection
         .prepare_cached("SELECT ready_at FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
@@ -164,7 +163,7 @@ pub fn counts(connection: &Connection) -> Result<Counts> {
 }
 
 pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
-    // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
+    // Skips from lane to lane in the index: the cost grows with the number of lanes that have jobs, not with the jobs.
     let ready_lanes = connection
         .prepare_cached(
             "WITH RECURSIVE lanes(lane) AS (
@@ -175,7 +174,7 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
         )?
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    // SQLite: there is one node, so every request is for it.
+    // SQLite: there is one node, so every cancel request is for it.
     let _ = node;
     let cancels = connection
         .prepare_cached("SELECT id, reason FROM cancel_request LIMIT 1000")?
@@ -229,7 +228,7 @@ fn attempt_rows(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> 
         .collect::<rusqlite::Result<_>>()?)
 }
 
-/// How the runs of a job ended, the last one included if it was the last word.
+/// Returns the ends of a job's runs, including the last one if the job has finished.
 pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
     let mut rows = attempt_rows(connection, id)?;
     if let Some((lane, _)) = lane_and_options(connection, id)?
@@ -240,7 +239,7 @@ pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
     Ok(rows)
 }
 
-/// Since when a ready job waits for which limit.
+/// Returns since when a ready job waits, and for which limit.
 fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = connection
@@ -254,7 +253,7 @@ fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Res
     Ok(waits_for(&rules::limits(connection)?, &row.lane, ready_at))
 }
 
-fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
+pub fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
     type Columns = (LaneId, Option<String>, Option<String>, String);
     let columns: Option<Columns> = connection
         .prepare_cached("SELECT lane, correlation, options, payload FROM job WHERE id = ?")?
@@ -273,7 +272,7 @@ fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
     }))
 }
 
-fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
+pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
     if let Some(end) = connection
         .prepare_cached(sql!(
             "SELECT {COMPLETED}, run, retry_count, worker, started_at, finished_at, result, NULL, NULL, log
@@ -368,106 +367,9 @@ fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
     })
 }
 
-pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
-    let counts = counts(connection)?;
-    shared.lanes.insert(lanes(connection)?);
-    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
-    let (ids, total, end) = match &query.source {
-        Source::Lanes(lanes) => {
-            let named = ids_by_name(connection, &query)?;
-            let more = named.len() as u64;
-            let ids = ids_by_lane(connection, &query, lanes, named)?;
-            let (total, exact) = match query.counted(&counts, lanes) {
-                Some(total) => (total, true),
-                None => (count_by_lane(connection, &query, lanes)?, false),
-            };
-            (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
-        }
-        Source::DeadLetterMatches(lanes) => {
-            let lanes = lists::failing_of(lanes, &counts);
-            let all = dead_letters_of(connection, &query, &lanes, query.upper)?;
-            let total = (all.ids.len() as u64, all.end.is_none());
-            let page = if query.before == query.upper {
-                all
-            } else {
-                dead_letters_of(connection, &query, &lanes, query.before)?
-            };
-            (query.cut(page.ids), total, page.end)
-        }
-        Source::Label { .. } | Source::Correlation(_) => {
-            let all = ids_by_label(connection, &query, query.upper)?;
-            let complete = all.len() < lists::COUNT_LIMIT;
-            let counted = matching(connection, &query, all)?;
-            let total = (counted.len() as u64, complete);
-            let (page, end) = if complete {
-                (counted.into_iter().filter(|id| query.is_on_page(*id)).collect(), None)
-            } else {
-                labelled(connection, &query)?
-            };
-            (query.cut(page), total, end)
-        }
-    };
-    let next = query.next(&ids, end);
-    let mut rows = Vec::with_capacity(ids.len());
-    for id in ids {
-        if let Some(row) = job_row(connection, shared, id)? {
-            let place = place(connection, row.lane.id, id)?;
-            rows.push((row, place));
-        }
-    }
-    let holders = holders(connection, rows.iter().filter_map(|(_, place)| place.holder()))?;
-    let mut jobs = Vec::with_capacity(rows.len());
-    for (row, place) in rows {
-        let mut view = assemble::view(row, place, Details::default(), &holders)?;
-        view.execution_log = Vec::new();
-        jobs.push(view);
-    }
-    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1, next })
-}
-
-/// The ids of one page, without counting.
-pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
-    shared.lanes.insert(lanes(connection)?);
-    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
-    let (ids, end) = match &query.source {
-        Source::Lanes(lanes) => (ids_by_lane(connection, &query, lanes, ids_by_name(connection, &query)?)?, None),
-        Source::DeadLetterMatches(lanes) => {
-            let lanes = lists::failing_of(lanes, &counts(connection)?);
-            let found = dead_letters_of(connection, &query, &lanes, query.before)?;
-            (query.cut(found.ids), found.end)
-        }
-        Source::Label { .. } | Source::Correlation(_) => {
-            let (found, end) = labelled(connection, &query)?;
-            (query.cut(found), end)
-        }
-    };
-    let next = query.next(&ids, end);
-    Ok(JobIdPage { ids, next })
-}
-
-/// Those of the page and behind it that match, and where the search ended, if not with the last job.
-fn labelled(connection: &Connection, query: &ListQuery) -> Result<(Vec<JobId>, Option<JobId>)> {
-    let all = ids_by_label(connection, query, query.before)?;
-    let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
-    Ok((matching(connection, query, all)?, end))
-}
-
-fn dead_letters_of(
-    connection: &Connection,
-    query: &ListQuery,
-    lanes: &[LaneId],
-    before: JobId,
-) -> Result<DeadLetterMatches> {
-    let mut found = dead_letters::search(connection, query, lanes, before)?;
-    if query.asks_for_more() {
-        found.ids = matching(connection, query, found.ids)?;
-    }
-    Ok(found)
-}
-
-/// Since when the first ready job of each lane has been ready.
+/// Returns since when the first ready job of each lane has been ready.
 pub fn ready_since(connection: &Connection) -> Result<Vec<(LaneId, Timestamp)>> {
-    // Jumps from lane to lane in the index, as a poll does.
+    // Skips from lane to lane in the index, as a poll does.
     let mut statement = connection.prepare_cached(
         "WITH RECURSIVE lanes(lane) AS (
              SELECT min(lane) FROM ready
@@ -477,169 +379,4 @@ pub fn ready_since(connection: &Connection) -> Result<Vec<(LaneId, Timestamp)>> 
     )?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, Timestamp::from_ms(row.get(1)?))))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
-}
-
-fn matching(connection: &Connection, query: &ListQuery, ids: Vec<JobId>) -> Result<Vec<JobId>> {
-    let mut found = Vec::new();
-    for id in ids {
-        if let Some((lane, correlation, options)) = row_of(connection, id)?
-            && let Some(state) = state_of(connection, id)?
-            && query.matches(&Candidate { id, state, lane, correlation: correlation.as_deref(), options: &options })
-        {
-            found.push(id);
-        }
-    }
-    Ok(found)
-}
-
-fn row_of(connection: &Connection, id: JobId) -> Result<Option<(LaneId, Option<String>, JobOptions)>> {
-    let row: Option<(LaneId, Option<String>, Option<String>)> = connection
-        .prepare_cached("SELECT lane, correlation, options FROM job WHERE id = ?")?
-        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .optional()?;
-    row.map(|(lane, correlation, options)| Ok((lane, correlation, parse_options(options.as_deref())?))).transpose()
-}
-
-/// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
-fn ids_by_name(connection: &Connection, query: &ListQuery) -> Result<Vec<JobId>> {
-    let Some(text) = query.search() else { return Ok(Vec::new()) };
-    let mut ids = key_holders(connection, text)?;
-    ids.extend(text.parse::<JobId>().ok());
-    ids.extend(ids_by_correlation(connection, query, text, query.upper)?);
-    ids.sort_unstable_by(|a, b| b.cmp(a));
-    ids.dedup();
-    ids.retain(|id| *id < query.upper && *id >= query.from);
-    let mut others = Vec::new();
-    for id in matching(connection, query, ids)? {
-        if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| query.is_in_lanes(lane)) {
-            others.push(id);
-        }
-    }
-    Ok(others)
-}
-
-/// The newest matching ids: the newest of each lane and place, put together.
-fn ids_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId], named: Vec<JobId>) -> Result<Vec<JobId>> {
-    let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
-    let first = |place: &str, state: &str| {
-        let order = query.order();
-        format!("SELECT id FROM {place} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4")
-    };
-    for lane in lanes {
-        for sql in query.places(
-            &first("ready INDEXED BY ready_id", ""),
-            |state| first("waiting", &format!("AND state = {state}")),
-            &first("done", ""),
-            |state| first("ended", &format!("AND state = {state}")),
-        ) {
-            let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement
-                .query_map((lane, query.before.0, query.from.0, query.wanted as i64), |r| r.get::<_, Uuid>(0))?;
-            for id in rows {
-                ids.push(JobId(id?));
-            }
-        }
-    }
-    if query.includes_in_flight() {
-        ids.extend(in_flight_ids(connection, query, lanes, query.before, query.wanted)?);
-    }
-    Ok(query.cut_sorted(ids))
-}
-
-/// Jobs that are handed out: few at any time.
-fn in_flight_ids(
-    connection: &Connection,
-    query: &ListQuery,
-    lanes: &[LaneId],
-    before: JobId,
-    limit: usize,
-) -> Result<Vec<JobId>> {
-    let mut held = Vec::new();
-    let mut statement = connection.prepare_cached("SELECT ids FROM claim")?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        let ids: Vec<u8> = row.get(0)?;
-        held.extend(claim_jobs(&ids, None).into_iter().map(|(id, _)| id));
-    }
-    held.retain(|id| *id < before && *id >= query.from);
-    query.sort(&mut held);
-    let mut ids = Vec::new();
-    for id in held {
-        if ids.len() >= limit {
-            break;
-        }
-        if let Some(state) = state_of(connection, id)?
-            && query.includes(state)
-            && state.is_in_flight()
-            && lane_and_options(connection, id)?.is_some_and(|(lane, _)| lanes.contains(&lane))
-        {
-            ids.push(id);
-        }
-    }
-    Ok(ids)
-}
-
-fn count_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
-    let mut total: u64 = 0;
-    for lane in lanes {
-        for sql in query.places(
-            "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
-            |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
-            "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
-            |state| format!("SELECT count(*) FROM (SELECT 1 FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
-        ) {
-            let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
-            let count: i64 = connection
-                .prepare_cached(&sql)?
-                .query_row((lane, query.upper.0, query.from.0, left), |row| row.get(0))?;
-            total += count.unsigned_abs();
-        }
-    }
-    if query.includes_in_flight() {
-        total += in_flight_ids(connection, query, lanes, query.upper, lists::COUNT_LIMIT)?.len() as u64;
-    }
-    Ok(total)
-}
-
-fn ids_by_label(connection: &Connection, query: &ListQuery, before: JobId) -> Result<Vec<JobId>> {
-    match &query.source {
-        Source::Label { kind, value } => {
-            let mut statement = connection.prepare_cached(&format!(
-                "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
-                query.order()
-            ))?;
-            let limit = lists::COUNT_LIMIT as i64;
-            let ids = statement
-                .query_map((*kind as i16, value, before.0, query.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
-                .collect::<rusqlite::Result<_>>();
-            Ok(ids?)
-        }
-        Source::Correlation(text) => ids_by_correlation(connection, query, text, before),
-        Source::Lanes(_) | Source::DeadLetterMatches(_) => Ok(Vec::new()),
-    }
-}
-
-/// A job without a correlation id of its own has its id for one.
-fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, before: JobId) -> Result<Vec<JobId>> {
-    let mut ids: Vec<JobId> = connection
-        .prepare_cached(&format!(
-            "SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
-            query.order()
-        ))?
-        .query_map((text, before.0, query.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
-        .collect::<rusqlite::Result<_>>()?;
-    if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= query.from)
-        && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
-    {
-        ids.push(own);
-    }
-    query.sort(&mut ids);
-    Ok(ids)
-}
-
-fn key_holders(connection: &Connection, key: &str) -> Result<Vec<JobId>> {
-    let mut statement = connection
-        .prepare_cached(sql!("SELECT id FROM job_key WHERE kind IN ({IDEMPOTENCY_KEY}, {UNIQUE_KEY}) AND key = ?"))?;
-    let ids = statement.query_map([key], |row| Ok(JobId(row.get(0)?)))?.collect::<rusqlite::Result<_>>();
-    ids.map_err(StoreError::from)
 }

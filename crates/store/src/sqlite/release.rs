@@ -1,4 +1,4 @@
-//! Takes a hand-out away from whoever has it, and puts its jobs where they belong.
+//! Releases claims: their jobs go where they belong.
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, LogLine, Run, Timestamp};
 use rusqlite::OptionalExtension;
@@ -15,8 +15,9 @@ use super::{
 use crate::{
     JobExit, LaneId, Recovered, Result, Tally,
     disposition::{Disposition, ReleaseReason},
+    jobs::state_code,
     plan::Deltas,
-    types::{CANCELLED, FAILED, RETRYING, state_code},
+    sql::{CANCELLED, FAILED, RETRYING},
 };
 
 pub fn release_claims(tx: &Tx, runs: &[Run], reason: ReleaseReason, now: Timestamp) -> Result<Recovered> {
@@ -41,7 +42,7 @@ struct Lost {
     worker: Option<Uuid>,
 }
 
-/// Takes the block away first, so that a late report finds none, then puts each of its jobs where it belongs.
+/// Deletes the claim first, so that late reports find none, then moves each of its jobs.
 fn release_claim(tx: &Tx, run: Run, reason: ReleaseReason, now: Timestamp) -> Result<Recovered> {
     let (claimed_at, first_ready_at, ids, retries): (i64, i64, Vec<u8>, Option<Vec<u8>>) = tx
         .connection

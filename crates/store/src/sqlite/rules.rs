@@ -1,13 +1,51 @@
-//! What was said about queues and limits.
+//! Settings of queues, and limits.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use faena_domain::{Limit, QueueRule, Rules, Scope, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::{audit, writer::Tx};
+use super::{Sqlite, audit, writer::Tx};
 use crate::{
-    Configured, QueuePatch, Result, Signal, StoredLimit,
+    Configured, QueuePatch, Result, RuleStore, Signal, StoredLimit,
     rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
+
+#[async_trait]
+impl RuleStore for Sqlite {
+    fn rules(&self) -> Arc<Rules> {
+        self.shared.rules.current()
+    }
+
+    async fn rules_load(&self) -> Result<Arc<Rules>> {
+        // SQLite: no other process changes them.
+        Ok(self.shared.rules.current())
+    }
+
+    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+        self.change_rules(move |tx| configure(tx, &configured, now)).await
+    }
+
+    async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()> {
+        let (name, by) = (name.to_owned(), by.to_owned());
+        self.change_rules(move |tx| set_queue(tx, &name, &patch, &by, now)).await
+    }
+
+    async fn limit_set(&self, scope: Scope, limit: Limit, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.change_rules(move |tx| set_limit(tx, &scope, &limit, &by, now)).await
+    }
+
+    async fn limit_reset(&self, scope: Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.change_rules(move |tx| reset_limit(tx, &scope, configured, &by, now)).await
+    }
+
+    async fn limits(&self) -> Result<Vec<StoredLimit>> {
+        self.read(|connection, _| limits(connection)).await
+    }
+}
 
 pub fn load(connection: &Connection) -> Result<Rules> {
     Ok(rules::rules(limits(connection)?, queues(connection)?))
@@ -51,14 +89,14 @@ fn queues(connection: &Connection) -> Result<Vec<QueueRow>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// What the configuration says holds where nothing else was said at run time.
+/// Applies the configured settings wherever nothing was set through the API.
 pub fn configure(tx: &Tx, configured: &Configured, now: Timestamp) -> Result<()> {
     for stored in limits(tx.connection)?.into_iter().filter(|stored| stored.origin == CONFIG) {
         if !configured.limits.iter().any(|(scope, _)| *scope == stored.scope) {
             tx.connection.execute("DELETE FROM limit_rule WHERE scope = ? AND name = ?", stored.scope.parts())?;
         }
     }
-    // What stays is changed and not made anew: what is left of its rate stays.
+    // Existing rows are updated, so that what is left of a rate stays.
     for (scope, limit) in &configured.limits {
         let (number, name) = scope.parts();
         let (concurrency, count, period_ms) = columns(limit);
@@ -73,7 +111,7 @@ pub fn configure(tx: &Tx, configured: &Configured, now: Timestamp) -> Result<()>
             (number, name, concurrency, count, period_ms, CONFIG, now.as_ms()),
         )?;
     }
-    // A pause is always somebody's act, so it stays.
+    // A pause is always an action of a person, so it stays.
     tx.connection.execute("UPDATE queue SET strict = NULL, fairness = NULL WHERE origin = ?", [CONFIG])?;
     tx.connection.execute("DELETE FROM queue WHERE origin = ? AND paused_at IS NULL", [CONFIG])?;
     for (name, QueueRule { strict, fairness, .. }) in &configured.queues {
@@ -146,7 +184,7 @@ pub fn reset_limit(tx: &Tx, scope: &Scope, configured: Option<Limit>, by: &str, 
     changed(tx)
 }
 
-/// A rate that changes begins with a full bucket.
+/// Writes a limit. A rate that changes starts with a full bucket.
 fn put_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
     let (number, name) = scope.parts();
     let (concurrency, count, period_ms) = columns(limit);
@@ -162,8 +200,8 @@ fn put_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) ->
     Ok(())
 }
 
-/// Every line may go on under the new rules; the next claim looks. The rules hold from this very commit on: the one writer
-/// reads them from here.
+/// Opens every key queue, because the new settings may allow more. The writer reads the settings from the cache, so they
+/// apply from this commit on.
 fn changed(tx: &Tx) -> Result<()> {
     let closed: Option<i64> =
         tx.connection.query_row("SELECT 1 FROM key_queue WHERE open = 0 LIMIT 1", [], |row| row.get(0)).optional()?;

@@ -1,5 +1,6 @@
-//! Schedules: what they are, what is due, what became of due times.
+//! Schedules: definitions, due times and ticks.
 
+use async_trait::async_trait;
 use faena_domain::{
     JobId, ScheduleId, Timestamp,
     schedule::{JobStates, Schedule, TickOutcome, TickRow},
@@ -7,15 +8,64 @@ use faena_domain::{
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{
-    audit, change, read,
+    Sqlite, audit, change, read,
     submit::{lane_of, submit},
     writer::Tx,
 };
 use crate::{
-    Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, Signal, StoreError,
+    Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore, Signal, StoreError,
     lanes::LaneName,
     schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
 };
+
+#[async_trait]
+impl ScheduleStore for Sqlite {
+    async fn schedule_create(&self, schedule: Schedule, by: &str, now: Timestamp) -> Result<()> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| create(tx, &schedule, &by, now)).await
+    }
+
+    async fn schedule_patch(
+        &self,
+        id: ScheduleId,
+        change: ScheduleChange,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| patch(tx, id, &change, &by, now)).await
+    }
+
+    async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| delete(tx, id, &by, now)).await
+    }
+
+    async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| trigger(tx, id, &by, now)).await
+    }
+
+    async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired> {
+        self.writer.call(move |tx| fire(tx, limit, now)).await
+    }
+
+    async fn schedule_get(&self, id: ScheduleId) -> Result<Option<Schedule>> {
+        self.read(move |connection, _| get(connection, id)).await
+    }
+
+    async fn schedule_list(&self, filter: ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
+        self.read(move |connection, _| list(connection, &filter, page)).await
+    }
+
+    async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
+        self.read(move |connection, _| ticks(connection, id, before, limit)).await
+    }
+
+    async fn schedule_counts(&self) -> Result<ScheduleCounts> {
+        self.read(|connection, _| counts(connection)).await
+    }
+}
 
 pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<()> {
     tx.connection
@@ -41,7 +91,7 @@ pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<
 pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Timestamp) -> Result<Option<Schedule>> {
     let Some(mut schedule) = get(tx.connection, id)? else { return Ok(None) };
     if schedule.is_active {
-        // What is due by now is due by what was said before.
+        // Everything due until now is due by the old definition.
         let (mut settled, _) = process(tx, vec![schedule], now)?;
         schedule = settled.swap_remove(0);
     }
@@ -61,7 +111,7 @@ pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Ti
     Ok(Some(schedule))
 }
 
-/// Writes down how far a schedule has come; what people said stays.
+/// Writes the progress of a schedule; its definition stays.
 fn put_moved(tx: &Tx, schedule: &Schedule) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -113,7 +163,7 @@ pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Opti
     Ok(Some(job_id))
 }
 
-/// Two runs that people want in the same millisecond have a record each.
+/// Returns a time without a tick: two manual runs in the same millisecond have a tick each.
 fn next_free_time(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let taken: Option<i64> = connection
         .prepare_cached("SELECT max(due_at) FROM tick WHERE schedule = ? AND due_at >= ? AND manual")?
@@ -147,7 +197,7 @@ pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
     Ok(Fired { schedules: count, ticks, next_at: next_at.map(Timestamp::from_ms) })
 }
 
-/// Jobs, records and the schedules' own rows, of as many of these as one round takes.
+/// Writes jobs, ticks and schedules, for as many schedules as one round takes.
 fn process(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut refused = Refused::new();
     for schedule in &due {
@@ -258,7 +308,7 @@ pub fn counts(connection: &Connection) -> Result<ScheduleCounts> {
     Ok(ScheduleCounts { active: row.0.unsigned_abs(), inactive: row.1.unsigned_abs(), runs: row.2.unsigned_abs() })
 }
 
-/// Removes records of due times that no finished job of their age is kept of any more.
+/// Deletes ticks that are older than any finished job that is kept.
 pub fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -1,4 +1,4 @@
-//! Submit: the rows of new jobs.
+//! Submits: the rows of new jobs.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::{
     JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
-    types::{CANCELLED, PENDING},
+    sql::{CANCELLED, PENDING},
 };
 
 pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
@@ -66,7 +66,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
     Ok(answers)
 }
 
-/// Takes the job's keys, or finds the job that has its idempotency key already.
+/// Takes the keys of a job, or returns the job that has its idempotency key.
 fn take_keys(tx: &Tx, job: &NewJob) -> Result<Option<Submitted>> {
     let mut find = tx.connection.prepare_cached("SELECT id, fingerprint FROM job_key WHERE kind = ? AND key = ?")?;
     let mut holder = |kind: KeyKind, key: &str| {
@@ -158,13 +158,13 @@ pub fn put_ready(
     Ok(())
 }
 
-/// The number of a job's `concurrencyKey`.
+/// Returns the number of a job's `concurrencyKey`.
 fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options);
     Ok(options.and_then(|options| options.concurrency_key).map(|key| plan::key_number(&key)))
 }
 
-/// Sees to it that there is a line in which a job that is ready since `ready_at` can stand.
+/// Creates the key queue for a job that is ready since `ready_at`, unless it exists.
 pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -193,7 +193,7 @@ pub fn put_waiting(
     Ok(())
 }
 
-/// Ends a job that is in nobody's hands.
+/// Ends a job that is not in flight.
 #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
 pub fn put_ended_without_run(
     tx: &Tx,
@@ -240,7 +240,7 @@ pub fn lane_of(tx: &Tx, name: LaneName) -> Result<LaneId> {
     Ok(id)
 }
 
-/// Leaves changes of the counters for the end of the transaction.
+/// Adds changes of the counters, which are written at the end of the transaction.
 pub fn apply(tx: &Tx, deltas: Deltas) {
     tx.deltas.borrow_mut().merge(deltas);
 }

@@ -1,21 +1,55 @@
-//! The news of how jobs ended, on their way to whoever wanted them.
+//! Webhooks: notifications about finished jobs.
 
+use async_trait::async_trait;
 use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{audit, note::add_note, writer::Tx};
+use super::{Sqlite, audit, note::add_note, writer::Tx};
 use crate::{
-    Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookTakeRequest,
-    WebhookTaken,
+    Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
+    WebhookTakeRequest, WebhookTaken,
+    jobs::state_of_code,
     sql::sql,
-    types::state_of_code,
     webhooks::{
         AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
     },
 };
 
-/// Writes down that somebody is to be told how this job ended. Its row in `done` or `ended` stands.
+#[async_trait]
+impl WebhookStore for Sqlite {
+    async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+        self.writer.call(move |tx| take(tx, &request, now)).await
+    }
+
+    async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| settle(tx, &results, now)).await
+    }
+
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| redeliver(tx, id, &by, now)).await
+    }
+
+    async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>> {
+        self.read(move |connection, _| get(connection, id)).await
+    }
+
+    async fn webhook_list(
+        &self,
+        filter: WebhookFilter,
+        after: Option<WebhookId>,
+        limit: usize,
+    ) -> Result<Vec<WebhookView>> {
+        self.read(move |connection, _| list(connection, &filter, after, limit)).await
+    }
+
+    async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
+        self.read(|connection, _| counts(connection)).await
+    }
+}
+
+/// Writes the webhook of a finished job. Its row in `done` or `ended` must exist.
 pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOptions) -> Result<()> {
     let ended = tx
         .connection
@@ -59,7 +93,7 @@ pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOpti
     Ok(())
 }
 
-/// What stands in the line of a host.
+/// The next webhook of a host.
 struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
@@ -90,7 +124,7 @@ pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<Web
     Ok(taken)
 }
 
-/// The hosts that somebody is to be told at. Goes from host to host by the index, past whatever stands in their lines.
+/// Returns the hosts with waiting webhooks. Skips from host to host in the index, whatever waits for each.
 fn hosts(connection: &Connection) -> Result<Vec<String>> {
     let mut statement = connection
         .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
@@ -132,7 +166,7 @@ fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Resu
     .collect()
 }
 
-/// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
+/// Records that the previous attempt had no outcome. Returns `false` if that was the last allowed one.
 fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
     let delivery = &due_webhook.delivery;
     due_webhook.lost += 1;
@@ -205,7 +239,7 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
             &result.error,
             &result.answer,
         ))?;
-    // It may be gone while its webhook was still to be delivered.
+    // The job may be deleted before its webhook is delivered.
     if has_job(tx, JobId(job))? {
         add_note(tx, JobId(job), None, result.line(&url))?;
     }
@@ -219,7 +253,7 @@ fn has_job(tx: &Tx, job: JobId) -> Result<bool> {
     Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([job.0])?)
 }
 
-/// What a server that is gone was sending is due at once: nobody will tell how that went.
+/// Webhooks that a dead server was sending are due now: no outcome will be reported.
 pub fn free(tx: &Tx, now: Timestamp) -> Result<()> {
     let freed = tx
         .connection
@@ -254,7 +288,7 @@ pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Opt
     Ok(Some(job))
 }
 
-/// A job goes, and its webhooks with it, except those that are still to be delivered.
+/// Deletes the webhooks of a deleted job, except those that are still to be delivered.
 pub fn remove(tx: &Tx, job: JobId) -> Result<()> {
     let settled: Vec<Uuid> = tx
         .connection
@@ -272,7 +306,7 @@ fn remove_all(tx: &Tx, ids: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Those that outlived their job go when no job of their age is kept any more.
+/// Deletes webhooks that outlived their job once no job of their age is kept.
 pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     let old: Vec<Uuid> = tx

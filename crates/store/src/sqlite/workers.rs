@@ -1,27 +1,89 @@
-//! Workers come, tell how they are, and go.
+//! Registrations of workers: they connect, report their status, and end.
 //!
-//! A worker's row is its life. What it holds is its own while the row lives, whatever becomes of the server it is connected to;
-//! who ends the life frees what it held in the same transaction.
+//! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
+//! Ending a registration releases its claims in the same transaction.
 
-use faena_domain::{
-    JobId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
-};
-use rusqlite::{Connection, OptionalExtension, Row, ToSql};
+use async_trait::async_trait;
+use faena_domain::{Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
+use rusqlite::{Connection, OptionalExtension, ToSql};
+use serde_json::json;
 use uuid::Uuid;
 
-use super::{audit, claim::claim_jobs, end::ended_as, read, release::release_claims, writer::Tx};
+use super::{
+    Sqlite, audit, read,
+    release::release_claims,
+    worker_reads::{claims_of, get, list, resumed_jobs, session, worker_capabilities},
+    writer::Tx,
+};
 use crate::{
-    AuditEntry, ClaimedJob, GracePeriods, LaneId, Recovered, Result, ResumedJob, Signal, SweepResult, WorkerAdmitted,
-    WorkerEnd, WorkerEntry, WorkerLost, WorkerUpdate, WorkerUpdateResult,
-    assemble::parse_options,
+    AuditEntry, GracePeriods, Recovered, Result, Signal, SweepResult, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
+    audit::{act, drain_action},
     workers::{
-        COLUMNS, FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, WorkerRow, allowed, changes,
-        deadline_without_server, kind_code, names, path_in, read_capabilities, shown_jobs, worker_code, worker_kind,
-        worker_state,
+        FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, allowed, changes, deadline_without_server, kind_code, names,
+        path_in, worker_code, worker_kind, worker_state,
     },
 };
 
-/// A living worker, as far as its life is looked after.
+#[async_trait]
+impl WorkerStore for Sqlite {
+    async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+        self.writer.call(move |tx| admit(tx, &entry, now)).await
+    }
+
+    async fn worker_update(&self, updates: Vec<WorkerUpdate>, _now: Timestamp) -> Result<Vec<WorkerUpdateResult>> {
+        self.writer.call(move |tx| update(tx, &updates)).await
+    }
+
+    async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
+        let key = key.to_owned();
+        let entry = act(by, drain_action(drain), &key, json!({}));
+        self.writer.call(move |tx| self::drain(tx, &key, drain, entry, now)).await
+    }
+
+    async fn worker_end(
+        &self,
+        id: WorkerId,
+        session: i64,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<Recovered>> {
+        self.writer.call(move |tx| self::end(tx, id, session, &end, now)).await
+    }
+
+    async fn worker_sweep(
+        &self,
+        orphan_delay_ms: i64,
+        forget_before: Timestamp,
+        now: Timestamp,
+    ) -> Result<SweepResult> {
+        // SQLite: usually nothing is due, and reading is enough to know that and when to check again.
+        let (due, next_at) = self.read(move |connection, _| due(connection, forget_before, now)).await?;
+        if !due {
+            return Ok(SweepResult { next_at, ..SweepResult::default() });
+        }
+        self.writer.call(move |tx| sweep(tx, orphan_delay_ms, forget_before, now)).await
+    }
+
+    async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
+        let key = key.to_owned();
+        self.read(move |connection, _| get(connection, &key)).await
+    }
+
+    async fn worker_session(&self, id: WorkerId) -> Result<Option<i64>> {
+        self.read(move |connection, _| session(connection, id)).await
+    }
+
+    async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>> {
+        self.read(move |connection, _| list(connection, &states, limit)).await
+    }
+
+    async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
+        self.read(|connection, _| worker_capabilities(connection)).await
+    }
+}
+
+/// A live registration, as far as the verbs need it.
 pub struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -34,7 +96,7 @@ pub struct LiveWorker {
     deadline: Option<i64>,
 }
 
-/// The living workers of which this is true, up to as many as one round takes.
+/// Returns the live workers that match, up to as many as one round takes.
 pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<LiveWorker>> {
     let sql = format!(
         "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM worker
@@ -94,7 +156,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
     Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
 }
 
-/// A worker that lives connects anew, here or elsewhere, with what it has in hand.
+/// Continues a live registration on a new connection, here or on another node, with its jobs.
 fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
     let path = path_in(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
@@ -130,81 +192,7 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
     Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
 }
 
-/// Everything that the worker has in hand.
-fn resumed_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
-    let mut held = Vec::new();
-    for claim in claims_of(tx.connection, id)? {
-        for (job, retry_count) in &claim.jobs {
-            if let Some(job) = resumed_job(tx, &claim, *job, *retry_count)? {
-                held.push(job);
-            }
-        }
-    }
-    Ok(held)
-}
-
-/// `None`: it has ended under this run.
-fn resumed_job(tx: &Tx, claim: &Claim, id: JobId, retry_count: u32) -> Result<Option<ResumedJob>> {
-    type Columns = (LaneId, Option<String>, Option<String>, String);
-    let columns: Option<Columns> = tx
-        .connection
-        .prepare_cached("SELECT lane, correlation, options, payload FROM job WHERE id = ?")?
-        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
-        .optional()?;
-    let Some((lane, correlation_id, options, payload)) = columns else { return Ok(None) };
-    if ended_as(tx.connection, lane, id, claim.run)?.is_some() {
-        return Ok(None);
-    }
-    let running: Option<(i64, i64)> = tx
-        .connection
-        .prepare_cached("SELECT started_at, ready_at FROM running WHERE id = ? AND run = ?")?
-        .query_row((id.0, claim.run), |r| Ok((r.get(0)?, r.get(1)?)))
-        .optional()?;
-    let ready_at = running.map_or(claim.first_ready_at, |(_, ready_at)| ready_at);
-    Ok(Some(ResumedJob {
-        job: ClaimedJob {
-            id,
-            run: claim.run,
-            lane,
-            ready_at: Timestamp::from_ms(ready_at).max(id.created_at()),
-            retry_count,
-            start_first: false,
-            limited: None,
-            correlation_id,
-            options: parse_options(options.as_deref())?,
-            payload,
-        },
-        kind: tx.shared.lanes.require(lane)?.kind,
-        claimed_at: Timestamp::from_ms(claim.claimed_at),
-        started_at: running.map(|(at, _)| Timestamp::from_ms(at)),
-    }))
-}
-
-struct Claim {
-    run: Run,
-    claimed_at: i64,
-    first_ready_at: i64,
-    jobs: Vec<(JobId, u32)>,
-}
-
-/// What this worker was handed, oldest run first.
-fn claims_of(connection: &Connection, id: WorkerId) -> Result<Vec<Claim>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT run, claimed_at, first_ready_at, ids, retries FROM claim WHERE owner = ? ORDER BY run",
-    )?;
-    let rows = statement.query_map([id.0], |row| {
-        let (ids, retries): (Vec<u8>, Option<Vec<u8>>) = (row.get(3)?, row.get(4)?);
-        Ok(Claim {
-            run: row.get(0)?,
-            claimed_at: row.get(1)?,
-            first_ready_at: row.get(2)?,
-            jobs: claim_jobs(&ids, retries.as_deref()),
-        })
-    })?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
-}
-
-pub fn updates(tx: &Tx, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
+pub fn update(tx: &Tx, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     updates.iter().map(|updates| update_one(tx, updates)).collect()
 }
 
@@ -218,7 +206,7 @@ fn update_one(tx: &Tx, updates: &WorkerUpdate) -> Result<WorkerUpdateResult> {
     let changes = allowed(worker_state(code), &updates.changes);
     let (code, reason) =
         changes.last().map_or((code, reason), |change| (worker_code(change.state), change.reason.clone()));
-    // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
+    // A worker whose server was declared dead keeps its deadline: otherwise it would never be declared lost.
     tx.connection
         .prepare_cached(
             "UPDATE worker SET state = ?2, reason = ?3, seen_at = max(seen_at, ?4),
@@ -283,7 +271,7 @@ pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp)
     }
 }
 
-/// Ends a life and frees what it held.
+/// Ends a registration and releases its claims.
 fn end_registration(tx: &Tx, live: &LiveWorker, end: &WorkerEnd, now: Timestamp) -> Result<Recovered> {
     close_registration(tx, live, &end.reason(), now)?;
     let runs: Vec<Run> = claims_of(tx.connection, live.id)?.iter().map(|claim| claim.run).collect();
@@ -298,7 +286,8 @@ fn close_registration(tx: &Tx, live: &LiveWorker, reason: &str, now: Timestamp) 
     add_changes(tx, live.id, &changes(live.state.path_when_lost(), Some(reason), now))
 }
 
-/// Its server is gone: a worker inside it went with it, any other keeps what it holds and has some time to connect elsewhere.
+/// Detaches a worker from a server that has ended: a built-in worker ends with it, any other keeps its jobs and may
+/// reconnect.
 pub fn detach(tx: &Tx, live: &LiveWorker, gone: ServerExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
     if live.kind == WorkerKind::BuiltIn {
         return close_registration(tx, live, gone.reason(), now);
@@ -312,7 +301,7 @@ pub fn detach(tx: &Tx, live: &LiveWorker, gone: ServerExit, grace_periods: Grace
     Ok(())
 }
 
-/// Whether a sweep has something to do, and when it has next.
+/// Returns whether a sweep has something to do, and when the next one has.
 pub fn due(connection: &Connection, forget_before: Timestamp, now: Timestamp) -> Result<(bool, Option<Timestamp>)> {
     let next_at = next_deadline(connection)?;
     let old = connection.prepare_cached(FORGOTTEN)?.exists((forget_before.as_ms(), 1))?;
@@ -332,7 +321,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
         let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
         let freed = end_registration(tx, &live, &end, now)?;
-        // Whoever it is connected to learns that it is over.
+        // The node it is connected to learns that it has ended.
         tx.signal(Signal::Worker(live.id));
         swept.lost.push(WorkerLost { id: live.id, key: live.key, freed });
     }
@@ -342,7 +331,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
     Ok(swept)
 }
 
-/// A block whose owner is forgotten would be found all the same; but then nobody could say whose it was.
+/// Registrations with claims stay, so that it is known who had the jobs.
 const FORGOTTEN: &str = "SELECT id FROM worker WHERE ended_at IS NOT NULL AND ended_at < ?
      AND id NOT IN (SELECT owner FROM claim) LIMIT ?";
 
@@ -357,101 +346,4 @@ fn forget_ended(tx: &Tx, forget_before: Timestamp) -> Result<()> {
         tx.connection.prepare_cached("DELETE FROM worker WHERE id = ?")?.execute([id])?;
     }
     Ok(())
-}
-
-pub fn session(connection: &Connection, id: WorkerId) -> Result<Option<i64>> {
-    let sql = "SELECT session FROM worker WHERE id = ? AND ended_at IS NULL";
-    Ok(connection.prepare_cached(sql)?.query_row([id.0], |row| row.get(0)).optional()?)
-}
-
-pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
-    let by_key = format!(
-        "SELECT {COLUMNS} FROM worker WHERE key = ? ORDER BY ended_at IS NULL DESC, registered_at DESC, id DESC LIMIT 1"
-    );
-    let mut row = connection.prepare_cached(&by_key)?.query_row([key], worker_row).optional()?;
-    if row.is_none()
-        && let Ok(id) = key.parse::<Uuid>()
-    {
-        let by_id = format!("SELECT {COLUMNS} FROM worker WHERE id = ?");
-        row = connection.prepare_cached(&by_id)?.query_row([id], worker_row).optional()?;
-    }
-    let Some(row) = row else { return Ok(None) };
-    let id = WorkerId(row.id);
-    let mut view = row.view()?;
-    view.jobs = in_flight_ids(connection, id)?;
-    view.history = history(connection, id)?;
-    Ok(Some(view))
-}
-
-fn in_flight_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
-    let mut held = Vec::new();
-    for claim in claims_of(connection, id)? {
-        for (job, _) in claim.jobs {
-            let Some((lane, _)) = read::lane_and_options(connection, job)? else { continue };
-            if ended_as(connection, lane, job, claim.run)?.is_none() {
-                held.push(job);
-            }
-        }
-    }
-    Ok(shown_jobs(held.into_iter()))
-}
-
-fn history(connection: &Connection, id: WorkerId) -> Result<Vec<WorkerChange>> {
-    let mut statement =
-        connection.prepare_cached("SELECT at, state, reason FROM worker_change WHERE worker = ? ORDER BY sequence")?;
-    let mut rows = statement.query([id.0])?;
-    let mut history = Vec::new();
-    while let Some(row) = rows.next()? {
-        let at = Timestamp::from_ms(row.get(0)?);
-        history.push(WorkerChange { at, state: worker_state(row.get(1)?), reason: row.get(2)? });
-    }
-    Ok(history)
-}
-
-pub fn list(connection: &Connection, states: &[WorkerState], limit: usize) -> Result<Vec<WorkerView>> {
-    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
-    let codes: Vec<String> = wanted.iter().map(|state| worker_code(*state).to_string()).collect();
-    let sql = format!(
-        "SELECT {COLUMNS} FROM worker WHERE state IN ({})
-         ORDER BY ended_at IS NULL DESC, registered_at DESC, id DESC LIMIT ?",
-        codes.join(", ")
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map([limit as i64], worker_row)?.collect::<rusqlite::Result<Vec<_>>>()?;
-    rows.into_iter().map(WorkerRow::view).collect()
-}
-
-pub fn worker_capabilities(connection: &Connection) -> Result<Vec<WorkerCapabilities>> {
-    let mut statement =
-        connection.prepare_cached("SELECT capabilities, queues FROM worker WHERE ended_at IS NULL AND state < ?")?;
-    let mut rows = statement.query([worker_code(WorkerState::Draining)])?;
-    let mut all = Vec::new();
-    while let Some(row) = rows.next()? {
-        all.push(read_capabilities(&row.get::<_, String>(0)?, &row.get::<_, String>(1)?)?);
-    }
-    Ok(all)
-}
-
-fn worker_row(row: &Row) -> rusqlite::Result<WorkerRow> {
-    Ok(WorkerRow {
-        id: row.get(0)?,
-        key: row.get(1)?,
-        name: row.get(2)?,
-        kind: row.get(3)?,
-        transport: row.get(4)?,
-        node: row.get(5)?,
-        state: row.get(6)?,
-        reason: row.get(7)?,
-        capabilities: row.get(8)?,
-        queues: row.get(9)?,
-        concurrency: row.get(10)?,
-        pool: row.get(11)?,
-        registered_at: row.get(12)?,
-        seen_at: row.get(13)?,
-        ended_at: row.get(14)?,
-        deadline: row.get(15)?,
-        completed: row.get(16)?,
-        failed: row.get(17)?,
-        breaker: row.get(18)?,
-    })
 }

@@ -1,7 +1,7 @@
-//! The one writer. Whatever is asked of it while it commits goes into the next commit together.
+//! The writer thread. Calls that arrive while it commits share the next commit.
 //!
-//! Each call runs in a savepoint of the shared transaction, so that one that fails takes nothing of the others with it. Answers
-//! and signals leave after the commit.
+//! Each call runs in a savepoint of the shared transaction, so that a failing call undoes only its own writes. Answers and
+//! signals leave after the commit.
 
 use std::{
     cell::RefCell,
@@ -17,18 +17,18 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::Shared;
 use crate::{Lane, LaneId, Result, Signal, StoreError, Tally, plan::Deltas};
 
-/// Calls that wait for the writer; whoever comes then waits for a place.
+/// Number of calls that may wait for the writer; further callers wait for a place.
 const QUEUE: usize = 4_096;
-/// Calls that share one commit.
+/// Number of calls that share one commit.
 const GROUP: usize = 512;
 
 type Answer = Box<dyn FnOnce(std::result::Result<(), String>) + Send>;
-/// Given no transaction when that was lost before its turn.
+/// Gets no transaction if that was lost before its turn.
 type Work = Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>;
 
 struct Call {
     run: Work,
-    /// Whether it may fail after it has begun to write, without taking the others with it.
+    /// Whether it may fail after it has begun to write without failing the other calls.
     undoable: bool,
 }
 type GroupAnswers = (Vec<Answer>, std::result::Result<(), String>);
@@ -38,13 +38,13 @@ pub struct Writer {
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
-/// What a call may use: the connection inside the shared transaction, and what it leaves for after the commit.
+/// What a call uses: the connection inside the shared transaction, and what follows after the commit.
 pub struct Tx<'a> {
     pub connection: &'a Connection,
     pub shared: &'a Shared,
     pub new_lanes: RefCell<Vec<Lane>>,
     pub signals: RefCell<Vec<Signal>>,
-    /// Changes of the counters: of the call that runs, and of those before it. Written once, before the commit.
+    /// Changes of the counters: of the current call, and of those before it. Written once, before the commit.
     pub deltas: RefCell<Deltas>,
     all_deltas: RefCell<Deltas>,
 }
@@ -57,13 +57,13 @@ impl Tx<'_> {
         }
     }
 
-    /// What the calls of this transaction have changed in a counter, which is written before the commit.
+    /// Returns how the calls of this transaction have changed a counter that is not written yet.
     pub fn uncounted(&self, lane: LaneId, tally: Tally) -> i64 {
         let change = |deltas: &RefCell<Deltas>| deltas.borrow().0.get(&(lane, tally)).copied().unwrap_or(0);
         change(&self.deltas) + change(&self.all_deltas)
     }
 
-    /// Whether the jobs of a lane stand in one line per key.
+    /// Returns whether a lane has one key queue per key.
     pub fn is_keyed(&self, lane: LaneId) -> bool {
         let new = self.new_lanes.borrow();
         match new.iter().find(|new| new.id == lane) {
@@ -76,8 +76,8 @@ impl Tx<'_> {
 impl Writer {
     pub fn start(connection: Connection, shared: Arc<Shared>, signals: broadcast::Sender<Signal>) -> Writer {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        // Answers are given by a task of the runtime: waking a hundred callers from another thread one by one costs more than
-        // their writes.
+        // A task of the runtime sends the answers: waking a hundred callers from this thread one by one costs more
+        // than their writes.
         let (tell, mut told) = mpsc::unbounded_channel::<GroupAnswers>();
         tokio::runtime::Handle::current().spawn(async move {
             while let Some((answers, outcome)) = told.recv().await {
@@ -93,13 +93,13 @@ impl Writer {
         Writer { calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) }
     }
 
-    /// Runs `work` in the next shared transaction and answers after its commit.
+    /// Runs `work` in the next shared transaction, and answers after its commit.
     pub async fn call<T: Send + 'static>(&self, work: impl FnOnce(&Tx) -> Result<T> + Send + 'static) -> Result<T> {
         self.send(work, true).await
     }
 
-    /// The same for work that is never refused once it has begun to write. Saves the savepoint; should the work fail all the
-    /// same, the whole transaction is taken back.
+    /// Runs work that never fails once it has begun to write. Saves the savepoint; if the work fails anyway, the whole
+    /// transaction is rolled back.
     pub async fn call_without_savepoint<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tx) -> Result<T> + Send + 'static,
@@ -120,9 +120,9 @@ impl Writer {
                 let answer = match (commit, result) {
                     (Ok(()), Some(result)) => result,
                     (Ok(()), None) => Err(closed()),
-                    (Err(error), _) => Err(StoreError::Unavailable(error)),
+                    (Err(error), _) => Err(StoreError::Unavailable(error.into())),
                 };
-                // Nobody waits any more when the caller went away; the work is done all the same.
+                // The caller may be gone; its work is committed anyway.
                 let _ = sender.send(answer);
             });
             (kept, answer)
@@ -153,22 +153,22 @@ fn run(
     tell: &mpsc::UnboundedSender<GroupAnswers>,
 ) {
     while let Some(first) = calls.blocking_recv() {
-        // A panic is the calls' failure (their answers are dropped), not the end of the writer.
+        // A panic fails the calls of the group (their answers are dropped), not the writer.
         let group = AssertUnwindSafe(|| commit_group(&connection, shared, signals, first, &mut calls));
         match std::panic::catch_unwind(group) {
             Ok(told) => {
-                // An error means that the runtime is gone, and so are the callers.
+                // An error means that the runtime has ended, and with it the callers.
                 let _ = tell.send(told);
             }
             Err(_) => {
-                tracing::error!("a group of calls to the database panicked");
+                tracing::error!("database calls panicked");
                 if !connection.is_autocommit() {
                     let _ = connection.execute_batch("ROLLBACK");
                 }
             }
         }
     }
-    // Leaves a file without a log behind; not needed for safety.
+    // Leaves a file without a write-ahead log; not needed for safety.
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
 }
 
@@ -234,7 +234,7 @@ fn count(tx: &Tx) -> std::result::Result<(), String> {
     write().map_err(text)
 }
 
-/// Runs one call whose failure is everybody's.
+/// Runs one call whose failure fails the whole group.
 fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
     let (kept, answer) = (call.run)(Some(tx));
     let lost = !kept || tx.connection.is_autocommit();
@@ -242,8 +242,9 @@ fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
     (answer, if lost { Err("the write was refused (is the disk full?)".into()) } else { Ok(()) })
 }
 
-/// Runs one call so that its failure undoes its own writes only. The second value is an error when the whole transaction is
-/// gone, as SQLite does on a full disk.
+/// Runs one call so that its failure undoes only its own writes.
+///
+/// The second value is an error if the whole transaction is lost, as happens on a full disk.
 fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
     let lanes = tx.new_lanes.borrow().len();
     let signals = tx.signals.borrow().len();
@@ -270,7 +271,7 @@ fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), String
 
 fn text(error: rusqlite::Error) -> String {
     match StoreError::from(error) {
-        StoreError::Unavailable(text) | StoreError::Broken(text) => text,
+        StoreError::Unavailable(cause) | StoreError::Broken(cause) => cause.to_string(),
         other => other.to_string(),
     }
 }

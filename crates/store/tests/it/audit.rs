@@ -17,7 +17,7 @@ async fn told(world: &World) -> Vec<String> {
     entries.iter().rev().map(line).collect()
 }
 
-pub async fn every_act_is_written_down_with_who_did_it(world: &World) {
+pub async fn every_action_has_an_audit_entry_with_its_actor(world: &World) {
     let (store, ana) = (&world.store, Some("ana"));
     let id = world.submit(world.job("mail", 0)).await;
     let patch = JobPatch { max_retries: Some(7), payload: Some("{}".into()), ..JobPatch::default() };
@@ -52,7 +52,7 @@ pub async fn every_act_is_written_down_with_who_did_it(world: &World) {
     assert_eq!(times, [1, 2, 3, 5, 6, 7, 8, 9]);
 }
 
-pub async fn a_refused_act_leaves_no_entry(world: &World) {
+pub async fn a_rejected_action_leaves_no_audit_entry(world: &World) {
     let (store, ana, at) = (&world.store, Some("ana"), world.at(9));
     let id = world.submit(world.job("mail", 0)).await;
     store.job_retry(id, ana, at).await.unwrap_err();
@@ -94,7 +94,7 @@ pub async fn entries_are_listed_latest_first_by_filter_and_in_pages(world: &Worl
     assert_eq!(find(AuditFilter { before: Some(first[1].sequence), ..none() }, 2).await, [2, 1]);
 }
 
-pub async fn old_entries_are_forgotten(world: &World) {
+pub async fn old_entries_are_deleted(world: &World) {
     for ms in [0, 10, 20] {
         let entry = AuditEntry {
             actor: "ana".into(),

@@ -28,7 +28,7 @@ async fn audit(world: &World) -> Vec<(String, u64)> {
     rows.into_iter().rev().map(|row| (format!("{} {}", row.actor, row.action), row.count)).collect()
 }
 
-pub async fn an_action_goes_step_by_step_to_its_end(world: &World) {
+pub async fn an_action_proceeds_step_by_step_to_its_end(world: &World) {
     let ids = world.submit_all((0..4).map(|n| world.job("a", n)).collect()).await;
     let bulk = begin(world, BulkAction::Cancel, vec![JobState::Queued], ids[3], Some(5)).await;
     assert_eq!(world.store.bulk_due().await.unwrap(), Some(bulk.clone()));
@@ -48,7 +48,7 @@ pub async fn an_action_goes_step_by_step_to_its_end(world: &World) {
     assert_eq!(audit(world).await, [("ana bulk.cancel".into(), 9), ("ana bulk.cancel.end".into(), 4)]);
 }
 
-pub async fn an_action_without_a_rate_is_written_down_when_it_is_done(world: &World) {
+pub async fn an_action_without_a_rate_has_its_audit_entry_at_the_end(world: &World) {
     let id = world.submit(world.job("a", 0)).await;
     let bulk = begin(world, BulkAction::Delete, vec![JobState::Queued], id, None).await;
     assert_eq!(audit(world).await, []);
@@ -59,7 +59,7 @@ pub async fn an_action_without_a_rate_is_written_down_when_it_is_done(world: &Wo
     assert_eq!(entry.details["filter"], serde_json::json!({ "queue": "default", "status": ["QUEUED"] }));
 }
 
-pub async fn a_step_counts_once_whoever_makes_it(world: &World) {
+pub async fn a_step_is_processed_once_whichever_node_takes_it(world: &World) {
     let ids = world.submit_all((0..2).map(|n| world.job("a", n)).collect()).await;
     for id in &ids {
         world.cancel(*id, 10).await;
@@ -74,7 +74,7 @@ pub async fn a_step_counts_once_whoever_makes_it(world: &World) {
     assert_eq!(get(world, bulk.id).await.done, 1);
 }
 
-pub async fn two_that_step_at_once_step_once(world: &World) {
+pub async fn two_concurrent_steps_count_once(world: &World) {
     let ids = world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
     let bulk = begin(world, BulkAction::Cancel, vec![JobState::Queued], ids[19], Some(5)).await;
     let again = || world.store.bulk_step(step(world, &bulk, &ids, None), world.at(100));
@@ -85,7 +85,7 @@ pub async fn two_that_step_at_once_step_once(world: &World) {
     assert_eq!(audit(world).await.len(), 2);
 }
 
-pub async fn jobs_that_have_moved_on_are_left_alone(world: &World) {
+pub async fn jobs_that_changed_their_state_are_skipped(world: &World) {
     let ids = world.submit_all((0..4).map(|n| world.job("a", n)).collect()).await;
     let bulk = begin(world, BulkAction::Delete, vec![JobState::Queued], ids[3], Some(5)).await;
     world.cancel(ids[1], 5).await;
@@ -110,7 +110,7 @@ pub async fn a_retry_that_a_unique_key_forbids_is_skipped(world: &World) {
     assert_eq!(world.states([first, plain, holder]).await, [JobState::Cancelled, JobState::Pending, JobState::Queued]);
 }
 
-pub async fn running_jobs_are_asked_and_children_hear_of_it(world: &World) {
+pub async fn cancelling_running_jobs_requests_it_and_cancels_their_children(world: &World) {
     let running = world.running(world.job("a", 0)).await.id;
     let parent = world.submit(world.job("b", 1)).await;
     let child =
@@ -126,7 +126,7 @@ pub async fn running_jobs_are_asked_and_children_hear_of_it(world: &World) {
     assert_eq!(get(world, bulk.id).await.done, 2);
 }
 
-pub async fn a_stopped_action_stays_where_it_is(world: &World) {
+pub async fn a_stopped_action_processes_nothing_more(world: &World) {
     let ids = world.submit_all((0..2).map(|n| world.job("a", n)).collect()).await;
     let bulk = begin(world, BulkAction::Cancel, vec![JobState::Queued], ids[1], Some(1)).await;
     world.store.bulk_step(step(world, &bulk, &ids[..1], Some(500)), world.at(100)).await.unwrap();
@@ -142,7 +142,7 @@ pub async fn a_stopped_action_stays_where_it_is(world: &World) {
     assert_eq!(audit(world).await, [("ana bulk.cancel".into(), 9), ("luis bulk.stop".into(), 1)]);
 }
 
-pub async fn actions_that_are_long_over_are_forgotten(world: &World) {
+pub async fn old_finished_actions_are_deleted(world: &World) {
     let id = world.submit(world.job("a", 0)).await;
     let over = begin(world, BulkAction::Cancel, vec![JobState::Queued], id, None).await;
     let open = begin(world, BulkAction::Cancel, vec![JobState::Queued], id, None).await;
@@ -154,7 +154,7 @@ pub async fn actions_that_are_long_over_are_forgotten(world: &World) {
     assert_eq!(world.store.bulk_list(9).await.unwrap(), [open]);
 }
 
-pub async fn an_action_that_is_not_understood_holds_nobody_up(world: &World) {
+pub async fn an_unreadable_action_does_not_delay_others(world: &World) {
     let id = world.submit(world.job("a", 0)).await;
     begin(world, BulkAction::Cancel, vec![JobState::Queued], id, Some(1)).await;
     world.ledger.rows("UPDATE bulk SET filter = '{\"status\": [\"ASLEEP\"]}' RETURNING 1").await;

@@ -12,7 +12,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> JobState {
     }
 }
 
-pub async fn a_waiting_job_is_cancelled_at_once(world: &World) {
+pub async fn a_waiting_job_is_cancelled_immediately(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     let retrying = world.running(world.job("r", 0)).await;
     world.retry_at(&retrying, 100, 1).await;
@@ -31,7 +31,7 @@ pub async fn a_waiting_job_is_cancelled_at_once(world: &World) {
     assert!(world.claim(10, 1_000).await.is_empty());
 }
 
-pub async fn a_running_job_is_asked_to_stop(world: &World) {
+pub async fn cancelling_a_running_job_requests_its_cancellation(world: &World) {
     let assigned = world.running(world.job("a", 0)).await;
     let started = world.running(world.job("b", 0)).await;
     world.begin(&started, 1).await;
@@ -46,7 +46,7 @@ pub async fn a_running_job_is_asked_to_stop(world: &World) {
     assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
-pub async fn a_job_asked_to_stop_does_not_come_back(world: &World) {
+pub async fn a_job_with_a_cancel_request_is_not_requeued(world: &World) {
     for outcome in [world.retry(50), RunOutcome::HandedBack] {
         let job = world.running(world.job("a", 0).unique("k")).await;
         world.cancel(job.id, 1).await;
@@ -62,7 +62,7 @@ pub async fn a_job_asked_to_stop_does_not_come_back(world: &World) {
     assert!(world.claim(10, 100).await.is_empty());
 }
 
-pub async fn a_job_may_complete_though_it_was_asked_to_stop(world: &World) {
+pub async fn a_job_may_complete_despite_a_cancel_request(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     world.cancel(job.id, 1).await;
     world.complete(&job, 2).await;
@@ -86,7 +86,7 @@ pub async fn a_finished_job_cannot_be_cancelled(world: &World) {
     }
 }
 
-pub async fn a_retry_by_a_person_gives_new_tries_and_keeps_the_log(world: &World) {
+pub async fn a_manual_retry_gives_new_attempts_and_keeps_the_log(world: &World) {
     let first = world.running(world.job("a", 0).retries(1)).await;
     world.retry_at(&first, 10, 1).await;
     world.promote(10).await;
@@ -124,7 +124,7 @@ pub async fn a_cancelled_job_can_be_retried(world: &World) {
     }
 }
 
-pub async fn an_old_request_to_cancel_does_not_stop_a_retried_job(world: &World) {
+pub async fn an_old_cancel_request_does_not_stop_a_retried_job(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     world.cancel(job.id, 1).await;
     let end = RunEnd { on_record: false, ..world.an_end(&job, failed("no"), 2) };
@@ -197,7 +197,7 @@ pub async fn a_patch_of_the_time_moves_the_job(world: &World) {
     assert_eq!(world.claim_one(704).await.id, id, "as soon as possible");
 }
 
-pub async fn a_patch_of_the_expiry_counts(world: &World) {
+pub async fn a_patch_changes_the_expiry(world: &World) {
     let to = |when| JobPatch { expires_at: Some(when), ..JobPatch::default() };
     let [later, never, sooner] = [
         world.submit(world.job("a", 0).expires(world.at(100))).await,
@@ -300,7 +300,7 @@ pub async fn a_running_job_cannot_be_deleted(world: &World) {
     world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
 }
 
-pub async fn changes_of_unknown_jobs_say_so(world: &World) {
+pub async fn changes_of_unknown_jobs_are_refused(world: &World) {
     let id = JobId::new();
     let now = world.at(0);
     for answer in [

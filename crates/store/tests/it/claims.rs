@@ -11,7 +11,7 @@ fn ids(jobs: &[faena_store::ClaimedJob]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
 
-pub async fn a_claim_goes_by_score_so_waiting_makes_up_for_priority(world: &World) {
+pub async fn a_claim_orders_by_score_so_waiting_outweighs_priority(world: &World) {
     let at = |ms, priority| world.job("a", ms).priority(priority);
     let old_low = world.submit(at(0, Priority::Low)).await;
     let normal = world.submit(at(1_000_001, Priority::Normal)).await;
@@ -23,7 +23,7 @@ pub async fn a_claim_goes_by_score_so_waiting_makes_up_for_priority(world: &Worl
     assert_eq!(ids(&world.claim(2, 3_000_000).await), [old_low, normal]);
 }
 
-pub async fn a_strict_queue_never_lets_a_lower_priority_pass(world: &World) {
+pub async fn a_strict_queue_never_prefers_a_lower_priority(world: &World) {
     make_strict(world, "line").await;
     let low = world.submit(world.job("a", 0).queue("line").priority(Priority::Low)).await;
     let low_2 = world.submit(world.job("a", 1).queue("line").priority(Priority::Low)).await;
@@ -32,7 +32,7 @@ pub async fn a_strict_queue_never_lets_a_lower_priority_pass(world: &World) {
     world.store.close().await;
 }
 
-pub async fn equal_scores_go_by_id(world: &World) {
+pub async fn equal_scores_are_ordered_by_id(world: &World) {
     let jobs: Vec<NewJob> = (0..50).map(|n| world.job(["a", "b"][n % 2], 7)).collect();
     let wanted: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let mut shuffled = jobs;
@@ -59,7 +59,7 @@ pub async fn queues_take_turns(world: &World) {
     assert_eq!(firsts.len(), 2, "with one slot both are served");
 }
 
-pub async fn a_claim_gives_only_what_was_asked_for(world: &World) {
+pub async fn a_claim_returns_only_jobs_of_the_requested_lanes(world: &World) {
     let a = world.submit_all((0..5).map(|_| world.job("a", 0)).collect()).await;
     world.submit_all((0..5).map(|_| world.job("b", 0)).collect()).await;
     let lane = world.lane_of(a[0]).await.id;
@@ -73,13 +73,13 @@ pub async fn a_claim_gives_only_what_was_asked_for(world: &World) {
     assert_eq!(world.claim(3, 1).await.len(), 3);
 }
 
-pub async fn a_lane_asked_for_twice_gives_its_jobs_once(world: &World) {
+pub async fn a_lane_requested_twice_gives_its_jobs_once(world: &World) {
     let all = world.submit_all((0..5).map(|_| world.job("a", 0)).collect()).await;
     let lane = world.lane_of(all[0]).await.id;
     assert_eq!(ids(&world.claim_lanes(world.node, vec![lane, lane], 3, 1).await), all[..3]);
 }
 
-pub async fn a_claim_carries_all_that_a_worker_needs(world: &World) {
+pub async fn a_claimed_job_has_everything_a_worker_needs(world: &World) {
     let job = NewJob { payload: "{\"x\":1}".into(), ..world.job("a", 3).correlation("c").retries(9) };
     let id = world.submit(job.clone()).await;
     let claimed = world.claim_one(5).await;
@@ -92,7 +92,7 @@ pub async fn a_claim_carries_all_that_a_worker_needs(world: &World) {
     assert_eq!(world.events(id).await, ["created", "queued", "assigned"]);
 }
 
-pub async fn a_job_is_handed_to_one_worker_only(world: &World) {
+pub async fn a_job_is_claimed_by_one_worker_only(world: &World) {
     const JOBS: usize = 5_000;
     let kinds = ["a", "b", "c"];
     world.submit_all((0..JOBS).map(|n| world.job(kinds[n % 3], 0)).collect()).await;

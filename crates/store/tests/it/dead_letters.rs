@@ -22,7 +22,7 @@ fn error(text: &str) -> Filter {
     Filter { error: Some(text.into()), ..letters() }
 }
 
-pub async fn letters_are_found_by_what_they_say(world: &World) {
+pub async fn dead_letters_are_found_by_error_and_reason(world: &World) {
     let smtp = letter(world, "mail", "a", "SMTP: Connection refused", ErrorReason::Error, 0).await;
     let slow = letter(world, "mail", "b", "took too long", ErrorReason::Timeout, 10).await;
     let http = letter(world, "http", "a", "connection REFUSED by host_1", ErrorReason::Error, 20).await;
@@ -40,7 +40,7 @@ pub async fn letters_are_found_by_what_they_say(world: &World) {
     assert_eq!(world.list(letters()).await, [http, slow, smtp]);
 }
 
-pub async fn pages_of_a_search_show_every_letter_once(world: &World) {
+pub async fn pages_of_a_search_show_every_dead_letter_once(world: &World) {
     let mut ids = Vec::new();
     for n in 0..7 {
         let text = if n % 2 == 0 { "even" } else { "odd" };
@@ -63,7 +63,7 @@ pub async fn pages_of_a_search_show_every_letter_once(world: &World) {
     assert_eq!(second.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), even[2..]);
 }
 
-pub async fn only_failed_jobs_are_searched_for_what_they_say(world: &World) {
+pub async fn only_failed_jobs_are_searched_by_error(world: &World) {
     for states in [vec![], vec![JobState::Cancelled], vec![JobState::Failed, JobState::Queued]] {
         let filter = Filter { states, ..error("x") };
         let answer = world.store.job_list(&filter, Page::After { id: None, limit: 1 }).await;
@@ -71,7 +71,7 @@ pub async fn only_failed_jobs_are_searched_for_what_they_say(world: &World) {
     }
 }
 
-pub async fn jobs_are_found_upwards_from_the_oldest(world: &World) {
+pub async fn jobs_are_listed_upwards_from_the_oldest(world: &World) {
     let ids = world.submit_all((0..5).map(|n| world.job("a", n)).collect()).await;
     world.complete(&world.claim_one(10).await, 11).await;
     let later = world.submit(world.job("a", 20)).await;
@@ -99,7 +99,7 @@ pub async fn jobs_are_found_upwards_from_the_oldest(world: &World) {
     assert_eq!(find(&held_only, None, tagged, 9).await, (vec![held], None));
 }
 
-pub async fn the_history_of_all_runs_is_told(world: &World) {
+pub async fn the_attempts_of_all_runs_are_listed(world: &World) {
     let id = world.submit(world.job("mail", 0)).await;
     let first = world.claim_one(1).await;
     world.begin(&first, 2).await;
@@ -120,7 +120,7 @@ pub async fn the_history_of_all_runs_is_told(world: &World) {
     assert_eq!(world.store.job_attempts(JobId::new()).await.unwrap(), []);
 }
 
-pub async fn a_letter_is_retried_and_its_log_says_by_whom(world: &World) {
+pub async fn a_dead_letter_is_retried_and_its_log_names_the_actor(world: &World) {
     let id = letter(world, "mail", "q", "boom", ErrorReason::Error, 0).await;
     world.store.dead_letter_retry(id, "ana", world.at(10)).await.unwrap();
     assert_eq!(world.state(id).await, JobState::Pending);
@@ -134,7 +134,7 @@ pub async fn a_letter_is_retried_and_its_log_says_by_whom(world: &World) {
     assert_eq!((job.id, job.retry_count), (id, 0), "it has all its tries again");
 }
 
-pub async fn only_letters_are_retried_and_deleted_as_such(world: &World) {
+pub async fn only_dead_letters_are_retried_and_deleted_as_such(world: &World) {
     let waiting = world.submit(world.job("mail", 0)).await;
     let cancelled = world.submit(world.job("mail", 1)).await;
     world.cancel(cancelled, 2).await;
@@ -157,7 +157,7 @@ pub async fn only_letters_are_retried_and_deleted_as_such(world: &World) {
     assert_eq!(world.total(Tally::Failed).await, 0);
 }
 
-pub async fn letters_are_counted_by_reason_and_age(world: &World) {
+pub async fn dead_letters_are_counted_by_reason_and_age(world: &World) {
     let none = world.store.dead_letter_stats().await.unwrap();
     assert_eq!((none.looked_at, none.oldest, none.newest), (0, None, None));
     let first = letter(world, "a", "q", "x", ErrorReason::Timeout, 0).await;
@@ -168,7 +168,7 @@ pub async fn letters_are_counted_by_reason_and_age(world: &World) {
     assert_eq!(stats.by_reason.into_iter().collect::<Vec<_>>(), [("error".into(), 1), ("timeout".into(), 2)]);
 }
 
-pub async fn the_first_ready_job_of_each_lane_is_told(world: &World) {
+pub async fn the_first_ready_time_of_each_lane_is_returned(world: &World) {
     assert_eq!(world.store.ready_since().await.unwrap(), []);
     let a = world.submit_all(vec![world.job("a", 5), world.job("a", 3)]).await;
     let b = world.submit(world.job("b", 7)).await;

@@ -51,14 +51,14 @@ pub async fn a_child_of_a_finished_and_an_open_parent_waits_for_the_open_one_onl
     assert_eq!(world.states([child, anyway]).await, [QUEUED; 2]);
 }
 
-pub async fn a_child_of_finished_parents_is_ready_at_once(world: &World) {
+pub async fn a_child_of_finished_parents_is_ready_immediately(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     world.complete(&parent, 1).await;
     let child = world.submit(world.job("child", 2).after(&[parent.id])).await;
     assert_eq!(world.state(child).await, QUEUED);
 }
 
-pub async fn a_child_of_a_failed_or_cancelled_parent_is_cancelled_at_once(world: &World) {
+pub async fn a_child_of_a_failed_or_cancelled_parent_is_cancelled_immediately(world: &World) {
     let failed = world.running(world.job("parent", 0)).await;
     world.fail(&failed, 1).await;
     let cancelled = world.submit(world.job("parent", 2)).await;
@@ -100,7 +100,7 @@ pub async fn a_child_that_runs_anyway_runs_after_a_failed_parent(world: &World) 
     assert_eq!(world.state(child).await, QUEUED);
 }
 
-pub async fn a_child_with_a_time_waits_for_it_after_its_parents(world: &World) {
+pub async fn a_child_with_a_scheduled_time_waits_for_it_after_its_parents(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     let child = world.submit(world.job("child", 1).after(&[parent.id]).scheduled(world.at(5_000))).await;
     world.complete(&parent, 2).await;
@@ -110,7 +110,7 @@ pub async fn a_child_with_a_time_waits_for_it_after_its_parents(world: &World) {
     assert_eq!(world.state(child).await, QUEUED);
 }
 
-pub async fn two_parents_that_end_at_once_free_their_child_once(world: &World) {
+pub async fn two_parents_that_end_concurrently_release_their_child_once(world: &World) {
     for round in 0..20 {
         let parents = world.submit_all(vec![world.job("a", round), world.job("b", round)]).await;
         let jobs: Vec<_> = world.claim(2, round).await;
@@ -146,7 +146,7 @@ pub async fn an_expired_parent_cancels_its_child(world: &World) {
     assert_eq!(world.states([parent, child]).await, [JobState::Failed, CANCELLED]);
 }
 
-pub async fn a_parent_lost_for_good_cancels_its_child(world: &World) {
+pub async fn a_permanently_lost_parent_cancels_its_child(world: &World) {
     let parent = world.submit(world.job("parent", 0).retries(0)).await;
     let claimed = world.claim_as(faena_domain::NodeId::new(), 1, 1).await.remove(0);
     let child = world.submit(world.job("child", 1).after(&[parent])).await;
@@ -167,7 +167,7 @@ async fn end_unheard(world: &World, parent: &faena_store::ClaimedJob, children: 
     }
 }
 
-pub async fn a_missed_word_is_caught_by_looking_again(world: &World) {
+pub async fn a_child_whose_release_was_missed_is_released_by_the_next_check(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     let child = world.submit(world.job("child", 1).after(&[parent.id])).await;
     end_unheard(world, &parent, &[child], 2).await;
@@ -180,7 +180,7 @@ pub async fn a_missed_word_is_caught_by_looking_again(world: &World) {
     assert_eq!(world.state(child).await, QUEUED);
 }
 
-pub async fn looking_again_does_not_hurry_a_sibling_that_waits_for_its_time(world: &World) {
+pub async fn checking_parents_again_does_not_release_a_delayed_sibling(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     let later = world.at(1_000_000);
     let children = [

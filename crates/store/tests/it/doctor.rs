@@ -182,7 +182,7 @@ async fn is_told(world: &World, damage: &str, undo: &str, expected: &[&str]) {
     finds(world, &[]).await;
 }
 
-pub async fn a_sound_database_with_something_of_everything_has_no_finding(world: &World) {
+pub async fn a_healthy_database_with_rows_in_every_table_has_no_finding(world: &World) {
     finds(world, &[]).await;
     fill(world).await;
     let inspection = finds(world, &[]).await;
@@ -236,7 +236,7 @@ pub async fn a_busy_healthy_server_has_no_finding(world: &World) {
     assert!(finds(world, &[]).await.jobs > 600);
 }
 
-pub async fn a_job_in_no_place_is_put_back_into_its_line(world: &World) {
+pub async fn a_job_in_no_table_is_made_ready_again(world: &World) {
     let cast = fill(world).await;
     let ready = world.ledger.literal(cast.ready);
     heals(world, &[format!("DELETE FROM ready WHERE id = {ready}")], &["job-nowhere", "counter-drift"]).await;
@@ -246,7 +246,7 @@ pub async fn a_job_in_no_place_is_put_back_into_its_line(world: &World) {
     world.store.close().await;
 }
 
-pub async fn a_job_in_no_place_keeps_its_count_of_tries(world: &World) {
+pub async fn a_job_in_no_table_keeps_its_retry_count(world: &World) {
     let cast = fill(world).await;
     let retrying = world.ledger.literal(cast.retrying);
     heals(world, &[format!("DELETE FROM waiting WHERE id = {retrying}")], &["job-nowhere", "counter-drift"]).await;
@@ -281,7 +281,7 @@ pub async fn a_finished_job_that_is_also_ready_stays_finished(world: &World) {
     );
 }
 
-pub async fn a_held_job_that_is_also_ready_is_not_handed_out_twice(world: &World) {
+pub async fn a_job_in_flight_that_is_also_ready_is_not_claimed_twice(world: &World) {
     let cast = fill(world).await;
     let (_, no) = yes_no(world);
     let held = world.ledger.literal(cast.held);
@@ -298,7 +298,7 @@ pub async fn a_job_in_the_wrong_lane_is_moved(world: &World) {
     heals(world, &[moved], &["wrong-lane", "counter-drift"]).await;
 }
 
-pub async fn rows_of_jobs_that_are_not_there_are_removed(world: &World) {
+pub async fn rows_of_jobs_that_do_not_exist_are_removed(world: &World) {
     let cast = fill(world).await;
     let gone = literal(world, uuid::Uuid::from_u128(99));
     let damage = [
@@ -343,7 +343,7 @@ pub async fn a_wrong_counter_is_counted_again(world: &World) {
     heals(world, &[format!("DELETE FROM counter WHERE lane = {lane}")], &["counter-drift"]).await;
 }
 
-pub async fn a_hand_out_of_nobody_is_taken_back(world: &World) {
+pub async fn a_claim_without_an_owner_is_released(world: &World) {
     let cast = fill(world).await;
     let nobody = literal(world, NodeId::new().0);
     heals(world, &[format!("UPDATE claim SET owner = {nobody} WHERE run = {}", cast.run)], &["claim-without-owner"])
@@ -352,7 +352,7 @@ pub async fn a_hand_out_of_nobody_is_taken_back(world: &World) {
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {held}")).await, 1);
 }
 
-pub async fn what_a_dead_server_held_is_taken_back(world: &World) {
+pub async fn the_claims_of_a_dead_server_are_released(world: &World) {
     let cast = fill(world).await;
     if world.store.engine() == "sqlite" {
         world.store.close().await;
@@ -362,14 +362,14 @@ pub async fn what_a_dead_server_held_is_taken_back(world: &World) {
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM waiting WHERE id = {processing}")).await, 1);
 }
 
-pub async fn a_worker_that_nobody_watches_gets_a_deadline(world: &World) {
+pub async fn an_unwatched_worker_gets_a_deadline(world: &World) {
     fill(world).await;
     let unwatched = "UPDATE worker SET node = NULL, deadline = NULL WHERE key = 'busy'";
     heals(world, &[unwatched.into()], &["worker-unwatched"]).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM worker WHERE key = 'busy' AND deadline > 0").await, 1);
 }
 
-pub async fn a_mark_of_running_without_a_hand_out_is_removed(world: &World) {
+pub async fn a_running_row_without_a_claim_is_removed(world: &World) {
     let cast = fill(world).await;
     let nobody = literal(world, NodeId::new().0);
     let mark = format!(
@@ -380,7 +380,7 @@ pub async fn a_mark_of_running_without_a_hand_out_is_removed(world: &World) {
     heals(world, &[mark], &["running-without-claim"]).await;
 }
 
-pub async fn a_job_that_waits_for_nobody_goes_on(world: &World) {
+pub async fn a_blocked_job_without_parents_is_released(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
     heals(world, &[format!("DELETE FROM dependency WHERE child = {child}")], &["blocked-without-parents"]).await;
@@ -390,13 +390,13 @@ pub async fn a_job_that_waits_for_nobody_goes_on(world: &World) {
     world.store.close().await;
 }
 
-pub async fn a_job_that_would_look_for_its_parents_too_late_looks_now(world: &World) {
+pub async fn a_blocked_job_with_a_distant_check_is_checked_now(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
     heals(world, &[format!("UPDATE waiting SET due_at = 9000000000000 WHERE id = {child}")], &["look-too-far"]).await;
 }
 
-pub async fn run_numbers_that_would_come_again_are_skipped(world: &World) {
+pub async fn run_numbers_in_use_are_skipped(world: &World) {
     fill(world).await;
     let (back, last) = if world.store.engine() == "sqlite" {
         ("UPDATE run_sequence SET last = 1", "SELECT last FROM run_sequence")
@@ -407,7 +407,7 @@ pub async fn run_numbers_that_would_come_again_are_skipped(world: &World) {
     assert!(world.ledger.number(last).await > 5);
 }
 
-pub async fn a_sequence_of_runs_that_is_gone_is_made_anew(world: &World) {
+pub async fn a_missing_run_sequence_is_recreated(world: &World) {
     fill(world).await;
     if world.store.engine() == "sqlite" {
         heals(world, &["DELETE FROM run_sequence".into()], &["run-behind"]).await;
@@ -415,7 +415,7 @@ pub async fn a_sequence_of_runs_that_is_gone_is_made_anew(world: &World) {
     }
 }
 
-pub async fn a_setting_that_makes_no_sense_is_told(world: &World) {
+pub async fn an_illegal_setting_is_reported(world: &World) {
     let limit = Limit { concurrency: Some(3), rate: None };
     world.store.limit_set(Scope::Queue("q".into()), limit, "test", world.start).await.unwrap();
     world.ledger.run("UPDATE limit_rule SET concurrency = -5").await;
@@ -437,18 +437,18 @@ pub async fn a_ready_job_without_its_key_gets_it(world: &World) {
     heals(world, &[format!("UPDATE ready SET key = NULL WHERE id = {keyed}")], &["key-missing"]).await;
 }
 
-pub async fn a_key_with_ready_jobs_gets_its_line(world: &World) {
+pub async fn a_key_with_ready_jobs_gets_its_key_queue(world: &World) {
     fill(world).await;
     heals(world, &["DELETE FROM key_queue".into()], &["key-queue-missing"]).await;
 }
 
-pub async fn a_line_that_nothing_would_open_is_opened(world: &World) {
+pub async fn a_closed_key_queue_that_nothing_opens_is_opened(world: &World) {
     fill(world).await;
     let (_, no) = yes_no(world);
     heals(world, &[format!("UPDATE key_queue SET open = {no}")], &["key-queue-closed"]).await;
 }
 
-pub async fn a_place_under_a_limit_that_nobody_uses_is_given_free(world: &World) {
+pub async fn a_stale_row_of_a_key_in_flight_is_removed(world: &World) {
     let cast = fill(world).await;
     heals(
         world,
@@ -461,7 +461,7 @@ pub async fn a_place_under_a_limit_that_nobody_uses_is_given_free(world: &World)
     .await;
 }
 
-pub async fn a_held_job_counts_for_the_limit_of_its_key_again(world: &World) {
+pub async fn a_job_in_flight_counts_for_the_limit_of_its_key_again(world: &World) {
     let cast = fill(world).await;
     let held = world.ledger.literal(cast.keyed_held);
     let key = world.ledger.number(&format!("SELECT key FROM key_in_flight WHERE id = {held}")).await;
@@ -476,13 +476,13 @@ pub async fn a_held_job_counts_for_the_limit_of_its_key_again(world: &World) {
     }
 }
 
-pub async fn a_webhook_and_a_bulk_action_without_a_time_get_one(world: &World) {
+pub async fn a_webhook_and_a_bulk_action_without_a_due_time_get_one(world: &World) {
     fill(world).await;
     let damage = ["UPDATE webhook SET due_at = NULL".to_owned(), "UPDATE bulk SET due_at = NULL".to_owned()];
     heals(world, &damage, &["webhook-stuck", "bulk-stuck"]).await;
 }
 
-pub async fn what_nobody_moves_is_told(world: &World) {
+pub async fn overdue_rows_are_reported(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
     let due_at = world.at(5_000).as_ms();
@@ -509,7 +509,7 @@ pub async fn what_nobody_moves_is_told(world: &World) {
     .await;
 }
 
-pub async fn states_that_do_not_exist_are_told(world: &World) {
+pub async fn unknown_states_are_reported(world: &World) {
     let cast = fill(world).await;
     let failed = world.ledger.literal(cast.failed);
     is_told(
@@ -544,7 +544,7 @@ pub async fn states_that_do_not_exist_are_told(world: &World) {
     .await;
 }
 
-pub async fn a_lane_that_is_missing_is_told(world: &World) {
+pub async fn a_missing_lane_is_reported(world: &World) {
     let cast = fill(world).await;
     let lane = world.lane_of(cast.other_lane).await.id;
     let move_all = |from: i32, to: i32| {
@@ -555,7 +555,7 @@ pub async fn a_lane_that_is_missing_is_told(world: &World) {
     is_told(world, &move_all(lane, 9_999), &move_all(9_999, lane), &["lane-missing"]).await;
 }
 
-pub async fn a_job_that_cannot_be_read_is_told(world: &World) {
+pub async fn an_unreadable_job_is_reported(world: &World) {
     let cast = fill(world).await;
     let ready = world.ledger.literal(cast.other_lane);
     is_told(
@@ -567,7 +567,7 @@ pub async fn a_job_that_cannot_be_read_is_told(world: &World) {
     .await;
 }
 
-pub async fn a_log_that_is_damaged_or_has_gaps_is_told(world: &World) {
+pub async fn a_log_that_is_damaged_or_has_gaps_is_reported(world: &World) {
     let cast = fill(world).await;
     let done = world.ledger.literal(cast.done);
     let whole = world.ledger.rows(&format!("SELECT log FROM done WHERE id = {done}")).await.remove(0).remove(0);
@@ -602,7 +602,7 @@ pub async fn a_finding_names_twenty_and_counts_the_rest(world: &World) {
     assert_eq!(lanes, 50);
 }
 
-pub async fn a_repair_is_written_in_the_audit_log(world: &World) {
+pub async fn a_repair_has_an_audit_entry(world: &World) {
     world.submit(world.job("a", 0)).await;
     heals(world, &["UPDATE counter SET n = 7".into()], &["counter-drift"]).await;
     let world = world.reopen(StoreOptions::default()).await;
@@ -616,7 +616,7 @@ pub async fn a_repair_is_written_in_the_audit_log(world: &World) {
 
 /// Only PostgreSQL has sessions and partitions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_holds_old_rows_and_missing_partitions_are_named() {
+async fn a_session_that_keeps_old_rows_and_missing_partitions_are_reported() {
     on_postgres(async |world: &World| {
         let (holder, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
@@ -644,7 +644,7 @@ async fn a_session_that_holds_old_rows_and_missing_partitions_are_named() {
 
 /// Only SQLite has a file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
+async fn a_file_is_inspected_beside_its_server_and_repaired_only_without() {
     on_sqlite(async |world: &World| {
         fill(world).await;
         world.ledger.run("UPDATE counter SET n = n + 1").await;
@@ -669,12 +669,12 @@ async fn a_file_is_looked_at_beside_its_server_and_repaired_only_without() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_file_is_told_and_not_written_to() {
+async fn a_damaged_file_is_reported_and_not_written_to() {
     on_sqlite(async |world: &World| {
         fill(world).await;
         world.ledger.run("UPDATE counter SET n = n + 1").await;
         world.store.close().await;
-        let page = world.ledger.number("SELECT rootpage FROM sqlite_master WHERE name = 'note'").await;
+        let page = world.ledger.number("SELECT rootpage FROM sqlite_master WHERE name = 'job_log'").await;
         let Ledger::Sqlite(path) = &world.ledger else { panic!("a file") };
         let whole = std::fs::read(path).unwrap();
         let mut damaged = whole.clone();
@@ -704,7 +704,7 @@ pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     heals(world, &[], &["claim-without-owner"]).await;
 }
 
-pub async fn a_schedule_without_a_time_gets_it(world: &World) {
+pub async fn an_active_schedule_without_a_due_time_gets_one(world: &World) {
     let spec = schedules::every(3_600_000, "hourly");
     let id = schedules::make(world, spec.clone()).await;
     let mut ended = spec;
@@ -728,7 +728,7 @@ pub async fn a_schedule_without_a_time_gets_it(world: &World) {
     world.store.close().await;
 }
 
-pub async fn schedules_that_nobody_fires_or_understands_are_told(world: &World) {
+pub async fn overdue_and_unreadable_schedules_are_reported(world: &World) {
     let id = literal(world, schedules::make(world, schedules::every(3_600_000, "hourly")).await.0);
     let next = world.at(3_600_000).as_ms();
     is_told(
@@ -747,7 +747,7 @@ pub async fn schedules_that_nobody_fires_or_understands_are_told(world: &World) 
     .await;
 }
 
-pub async fn due_times_without_or_with_two_jobs_are_told(world: &World) {
+pub async fn due_times_with_no_job_or_two_jobs_are_reported(world: &World) {
     let id = schedules::make(world, schedules::every(3_600_000, "hourly")).await;
     world.store.schedule_trigger(id, "ana", world.start).await.unwrap();
     world.store.schedule_trigger(id, "ana", world.start).await.unwrap();
@@ -767,7 +767,7 @@ pub async fn due_times_without_or_with_two_jobs_are_told(world: &World) {
     world.ledger.run("UPDATE tick SET job = NULL").await;
 }
 
-pub async fn what_waits_in_the_outbox_for_nothing_is_removed(world: &World) {
+pub async fn outbox_rows_without_an_event_or_a_sink_are_removed(world: &World) {
     crate::outbox::sink(world, "s", &["job.*"], faena_store::OnRejected::Skip).await;
     fill(world).await;
     finds(world, &[]).await;

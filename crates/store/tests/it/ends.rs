@@ -136,7 +136,7 @@ pub async fn steps_move_the_progress(world: &World) {
 
 const OFFSET: faena_store::Page = faena_store::Page::Offset { offset: 0, limit: 10 };
 
-pub async fn told_progress_wins_over_counted_steps(world: &World) {
+pub async fn reported_progress_wins_over_counted_steps(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let total = |total| NoteKind::Step { name: "one".into(), result: "1".into(), total };
     assert!(world.note(&job, percent(12.0, "reading"), 1).await);
@@ -152,7 +152,7 @@ pub async fn told_progress_wins_over_counted_steps(world: &World) {
     assert_eq!(world.get(job.id).await.progress, Some(told));
 }
 
-pub async fn the_steps_of_several_jobs_are_read_at_once(world: &World) {
+pub async fn the_steps_of_several_jobs_are_read_together(world: &World) {
     let [a, b, c] = [0, 1, 2].map(|n| world.running(world.job("a", n)));
     let (a, b, c) = (a.await, b.await, c.await);
     for (job, name, ms) in [(&a, "z", 3), (&b, "x", 4), (&a, "y", 5)] {
@@ -165,7 +165,7 @@ pub async fn the_steps_of_several_jobs_are_read_at_once(world: &World) {
     assert!(world.store.job_steps(Vec::new()).await.unwrap().is_empty());
 }
 
-pub async fn a_report_that_came_too_late_is_written_down(world: &World) {
+pub async fn a_late_report_is_recorded_in_the_log(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.retry_at(&first, 10, 1).await;
     world.promote(10).await;
@@ -210,7 +210,7 @@ pub async fn notes_of_a_stale_run_change_nothing(world: &World) {
     assert!(!world.events(first.id).await.contains(&"message"));
 }
 
-pub async fn the_same_end_told_again_counts_once(world: &World) {
+pub async fn the_same_end_reported_again_counts_once(world: &World) {
     let outcomes = [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()];
     for (n, outcome) in outcomes.into_iter().enumerate() {
         // Each as the last of its block, and with another one left in it.
@@ -257,7 +257,7 @@ pub async fn another_end_of_an_ended_run_changes_nothing(world: &World) {
     }
 }
 
-pub async fn an_end_after_its_block_was_closed_is_stale_unless_it_was_told_before(world: &World) {
+pub async fn an_end_after_its_claim_was_closed_is_stale_unless_it_is_a_repetition(world: &World) {
     world.submit_all(vec![world.job("a", 0), world.job("a", 0)]).await;
     let jobs = world.claim(2, 1).await;
     world.complete(&jobs[0], 2).await;
@@ -291,7 +291,7 @@ pub async fn a_report_of_a_deleted_job_changes_nothing(world: &World) {
     world.complete(&jobs[5], 4).await;
 }
 
-pub async fn a_failed_try_waits_and_comes_back_with_its_count(world: &World) {
+pub async fn a_failed_attempt_waits_and_keeps_its_retry_count(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.begin(&first, 1).await;
     world.retry_at(&first, 5_000, 2).await;
@@ -312,7 +312,7 @@ pub async fn a_failed_try_waits_and_comes_back_with_its_count(world: &World) {
     assert_eq!((view.status, view.retry_count, view.error), (JobState::Completed, 1, None));
 }
 
-pub async fn a_job_that_failed_for_good_stands_among_the_dead(world: &World) {
+pub async fn a_job_without_attempts_left_is_dead_lettered(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let outcome = RunOutcome::Failed { error: "timed out".into(), reason: ErrorReason::Timeout };
     assert!(world.end(&job, outcome, 5).await);
@@ -322,7 +322,7 @@ pub async fn a_job_that_failed_for_good_stands_among_the_dead(world: &World) {
     assert!(world.claim(1, 6).await.is_empty());
 }
 
-pub async fn a_job_handed_back_keeps_its_count_and_its_place(world: &World) {
+pub async fn a_returned_job_keeps_its_retry_count_and_ready_time(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.retry_at(&first, 10, 1).await;
     world.promote(10).await;
@@ -337,7 +337,7 @@ pub async fn a_job_handed_back_keeps_its_count_and_its_place(world: &World) {
     assert_eq!((again.id, again.retry_count, again.ready_at), (job.id, 1, world.at(10)));
 }
 
-pub async fn a_plain_job_leaves_only_what_it_needs(world: &World) {
+pub async fn a_plain_job_leaves_no_side_rows(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let end = RunEnd { on_record: false, closes_claim: true, ..world.an_end(&job, completed(), 1) };
     assert!(world.tell_end(end).await);
@@ -345,7 +345,7 @@ pub async fn a_plain_job_leaves_only_what_it_needs(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(*) FROM claim").await, 0);
 }
 
-pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: &World) {
+pub async fn text_that_the_database_cannot_store_does_not_stop_other_jobs(world: &World) {
     let good = world.running(world.job("a", 0)).await;
     world.submit_all((0..3).map(|_| world.job("b", 1)).collect()).await;
     let bad = world.claim(3, 1).await;
@@ -370,7 +370,7 @@ pub async fn text_that_the_database_cannot_hold_does_not_stop_the_others(world: 
     }
 }
 
-pub async fn the_log_of_a_plain_job_is_whole(world: &World) {
+pub async fn the_log_of_a_plain_job_is_complete(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let log = LogLine::chunk(&[
         LogLine::new(world.at(0), LogEvent::Queued, ""),
@@ -390,7 +390,7 @@ pub async fn the_log_of_a_plain_job_is_whole(world: &World) {
     assert_eq!(view.queued_at, Some(world.at(0)));
 }
 
-pub async fn the_log_of_a_retried_job_is_whole(world: &World) {
+pub async fn the_log_of_a_retried_job_is_complete(world: &World) {
     let first = world.running(world.job("a", 0)).await;
     world.retry_at(&first, 100, 10).await;
     world.promote(100).await;
@@ -410,7 +410,7 @@ pub async fn the_log_of_a_retried_job_is_whole(world: &World) {
     ]);
 }
 
-pub async fn four_reporters_at_once_count_right(world: &World) {
+pub async fn four_concurrent_reporters_keep_the_counters_exact(world: &World) {
     world.submit_all((0..400).map(|n| world.job(["a", "b"][n % 2], 0)).collect()).await;
     let mut jobs = Vec::new();
     for _ in 0..8 {

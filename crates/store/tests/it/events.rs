@@ -43,7 +43,7 @@ async fn story(world: &World, id: JobId) -> Vec<String> {
     events.iter().map(line).collect()
 }
 
-pub async fn a_job_tells_its_whole_story_in_order(world: &World) {
+pub async fn a_job_has_its_events_in_order(world: &World) {
     listen(world, &["*"]).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 500).await;
@@ -59,7 +59,7 @@ pub async fn a_job_tells_its_whole_story_in_order(world: &World) {
     );
 }
 
-pub async fn a_job_that_fails_and_fails_again_tells_of_each_try(world: &World) {
+pub async fn a_job_has_an_event_for_each_failed_attempt(world: &World) {
     listen(world, &["job.*"]).await;
     let id = world.submit(world.job("mail", 0)).await;
     let job = world.claim_one(1).await;
@@ -88,7 +88,7 @@ pub async fn a_job_that_fails_and_fails_again_tells_of_each_try(world: &World) {
     assert_eq!(last.correlation_id, id.to_string());
 }
 
-pub async fn events_name_who_did_it(world: &World) {
+pub async fn events_name_their_actor(world: &World) {
     listen(world, &["job.status.changed"]).await;
     let id = world.submit(world.job("mail", 0)).await;
     world.store.job_cancel(id, "not needed", Some("key:ops"), world.at(5)).await.unwrap();
@@ -99,7 +99,7 @@ pub async fn events_name_who_did_it(world: &World) {
     assert_eq!(actors, [("system", false), ("key:ops", false), ("system", true)]);
 }
 
-pub async fn only_what_is_wanted_is_written_down(world: &World) {
+pub async fn only_events_with_a_subscription_are_recorded(world: &World) {
     let before = world.running(world.job("mail", 0)).await;
     assert_eq!(told(world).await, [], "nobody wants any");
     listen(world, &["job.completed"]).await;
@@ -112,7 +112,7 @@ pub async fn only_what_is_wanted_is_written_down(world: &World) {
     assert_eq!(kinds, [("job.completed".to_owned(), 1), ("job.completed".to_owned(), 1)]);
 }
 
-pub async fn a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_again(world: &World) {
+pub async fn an_expired_subscription_is_deleted_and_events_cost_nothing_again(world: &World) {
     let until = world.at(1_000);
     world
         .store
@@ -130,7 +130,7 @@ pub async fn a_wish_that_is_not_repeated_is_forgotten_and_events_cost_nothing_ag
     assert_eq!(told(world).await.len(), 4, "and again when somebody does");
 }
 
-pub async fn wishes_outlive_the_server_that_made_them(world: &World) {
+pub async fn subscriptions_outlive_the_server_that_made_them(world: &World) {
     listen(world, &["job.*"]).await;
     let again = world.reopen(Default::default()).await;
     assert!(again.store.has_event_subscriptions());
@@ -138,7 +138,7 @@ pub async fn wishes_outlive_the_server_that_made_them(world: &World) {
     assert_eq!(story(&again, id).await.len(), 2);
 }
 
-pub async fn an_act_that_is_refused_tells_nothing(world: &World) {
+pub async fn a_rejected_action_sends_no_webhook(world: &World) {
     listen(world, &["*"]).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;
@@ -168,7 +168,7 @@ pub async fn a_queued_event_waits_once_for_every_sink_that_wants_it(world: &Worl
 
 /// Whatever happens to jobs, the last that was told of each is where it stands, every move that was told is a legal one, and sequences have
 /// no gaps.
-pub async fn whatever_happens_the_events_of_a_job_end_where_it_stands(world: &World) {
+pub async fn the_last_event_of_a_job_always_has_its_state(world: &World) {
     listen(world, &["*"]).await;
     let mut dice = Dice(7);
     let mut ids = Vec::new();
@@ -228,7 +228,7 @@ pub async fn whatever_happens_the_events_of_a_job_end_where_it_stands(world: &Wo
     }
 }
 
-pub async fn a_job_from_before_that_is_changed_is_not_told_as_new(world: &World) {
+pub async fn a_changed_job_from_before_the_subscription_has_no_created_event(world: &World) {
     let patched = world.submit(world.job("mail", 0)).await;
     let late = world.submit(world.job("mail", 0).expires(world.at(50))).await;
     world.store.job_expire(9, world.at(60)).await.unwrap();
@@ -241,7 +241,7 @@ pub async fn a_job_from_before_that_is_changed_is_not_told_as_new(world: &World)
     assert_eq!(story(world, late).await, ["job.status.changed >PENDING"]);
 }
 
-pub async fn a_hand_out_tells_which_try_it_is(world: &World) {
+pub async fn a_delivery_has_the_number_of_its_attempt(world: &World) {
     listen(world, &["*"]).await;
     let id = world.submit(world.job("mail", 0)).await;
     for n in 0..3 {
@@ -254,7 +254,7 @@ pub async fn a_hand_out_tells_which_try_it_is(world: &World) {
     }
 }
 
-pub async fn what_is_gone_leaves_no_counter_behind(world: &World) {
+pub async fn deleted_jobs_leave_no_counter(world: &World) {
     listen(world, &["*"]).await;
     let id = world.submit(world.job("mail", 0)).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM event_head").await, 1);
@@ -263,7 +263,7 @@ pub async fn what_is_gone_leaves_no_counter_behind(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(*) FROM event_head").await, 0);
 }
 
-pub async fn what_nobody_wants_any_more_is_still_pruned(world: &World) {
+pub async fn events_without_a_subscription_are_still_pruned(world: &World) {
     let until = world.at(1_000);
     world
         .store

@@ -69,7 +69,7 @@ pub fn told_by(jobs: i64) -> usize {
     (0..jobs).map(|n| 3 * (n % 3 + 1)).sum::<i64>() as usize
 }
 
-pub async fn who_follows_while_many_write_sees_every_event_once_and_each_subject_in_order(world: &World) {
+pub async fn a_reader_sees_every_event_once_and_each_subject_in_order_while_many_write(world: &World) {
     world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
     let mut stores = vec![world.store.clone(); 4];
     let others = if world.store.engine() == "postgres" {
@@ -98,7 +98,7 @@ async fn span(world: &World) -> EventRange {
     world.store.event_range(NAME).await.unwrap().unwrap()
 }
 
-pub async fn what_nobody_wanted_meanwhile_is_outside_of_what_is_kept(world: &World) {
+pub async fn events_without_a_subscription_are_outside_the_kept_range(world: &World) {
     assert_eq!(world.store.event_range(NAME).await.unwrap(), None);
     world.store.event_subscribe(vec![mode(world.at(1_000))], world.at(0)).await.unwrap();
     world.submit(world.job("mail", 0)).await;
@@ -114,7 +114,7 @@ pub async fn what_nobody_wanted_meanwhile_is_outside_of_what_is_kept(world: &Wor
     assert_eq!(world.store.event_list(EventQuery::After(read_up_to), 10).await.unwrap().len(), 2);
 }
 
-pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
+pub async fn pruned_events_are_outside_the_kept_range(world: &World) {
     world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
     let begin = world.store.event_end().await.unwrap();
     world.submit_all(vec![world.job("mail", 0), world.job("mail", 0)]).await;
@@ -129,7 +129,7 @@ pub async fn what_was_removed_as_old_is_outside_of_what_is_kept(world: &World) {
     assert!(kept.after <= events[3].position && kept.last >= events[3].position, "{kept:?} {left:?}");
 }
 
-pub async fn a_wish_that_is_repeated_keeps_what_it_has(world: &World) {
+pub async fn a_renewed_subscription_keeps_its_range(world: &World) {
     world.store.event_subscribe(vec![mode(world.at(1_000))], world.at(0)).await.unwrap();
     let before = span(world).await;
     for ms in [10, 500, 900] {

@@ -143,7 +143,7 @@ mod postgres {
     }
 
     #[tokio::test]
-    async fn who_loses_its_session_stops_at_once_and_another_goes_on() {
+    async fn a_node_that_loses_its_session_stops_immediately_and_another_continues() {
         on_outbox(2, async |url, client| {
             let (mut first, mut second) = (open(url), open(url));
             let taken = rows(&mut first).await;
@@ -217,7 +217,7 @@ mod postgres {
     }
 
     #[tokio::test]
-    async fn rows_that_are_given_up_go_whole_to_the_dead_letters_if_there_are_some() {
+    async fn abandoned_rows_move_to_the_dead_letter_table_if_one_is_configured() {
         let mapping = ForeignMapping { dead_table: Some("Dead".into()), ..ForeignMapping::default() };
         on_mapped(mapping.clone(), 2, async |url, client| {
             client.batch_execute("ALTER TABLE \"OutboxMessages\" ADD \"Tenant\" int DEFAULT 7").await.unwrap();
@@ -238,7 +238,7 @@ mod postgres {
     }
 
     #[tokio::test]
-    async fn rows_that_the_application_has_locked_come_later() {
+    async fn rows_that_the_application_has_locked_are_taken_later() {
         on_outbox(3, async |url, client| {
             client
                 .batch_execute("BEGIN; SELECT * FROM \"OutboxMessages\" WHERE \"CorrelationId\" = 'c1' FOR UPDATE")

@@ -13,7 +13,7 @@ fn holder(result: Result<Vec<Submitted>, StoreError>) -> Option<JobId> {
     }
 }
 
-pub async fn a_repeated_idempotency_key_answers_with_the_first_job(world: &World) {
+pub async fn a_repeated_idempotency_key_returns_the_first_job(world: &World) {
     let first = world.submit(world.job("pay", 0).idempotent("k", 1)).await;
     let again = world.try_submit(vec![world.job("pay", 5).idempotent("k", 1)], 5).await.unwrap().remove(0);
 
@@ -26,13 +26,13 @@ pub async fn a_repeated_idempotency_key_answers_with_the_first_job(world: &World
     assert!(world.claim(10, 9).await.is_empty(), "nothing new was stored");
 }
 
-pub async fn an_idempotency_key_for_another_body_is_refused(world: &World) {
+pub async fn an_idempotency_key_with_another_body_is_refused(world: &World) {
     let first = world.submit(world.job("pay", 0).idempotent("k", 1)).await;
     assert_eq!(holder(world.try_submit(vec![world.job("pay", 1).idempotent("k", 2)], 1).await), Some(first));
     assert_eq!(world.total(Tally::Queued).await, 1);
 }
 
-pub async fn twenty_at_once_with_one_idempotency_key_make_one_job(world: &World) {
+pub async fn twenty_concurrent_submits_with_one_idempotency_key_create_one_job(world: &World) {
     let calls = (0..20).map(|_| world.try_submit(vec![world.job("pay", 0).idempotent("k", 1)], 0));
     let answers: Vec<Submitted> = join_all(calls).await.into_iter().map(|answer| answer.unwrap().remove(0)).collect();
 
@@ -113,7 +113,7 @@ pub async fn a_unique_key_twice_in_a_batch_is_refused(world: &World) {
     world.submit(world.job("a", 1).unique("k")).await;
 }
 
-pub async fn twenty_at_once_with_one_unique_key_leave_one_job(world: &World) {
+pub async fn twenty_concurrent_submits_with_one_unique_key_leave_one_job(world: &World) {
     let calls = (0..20).map(|_| world.try_submit(vec![world.job("sync", 0).unique("k")], 0));
     let (stored, refused): (Vec<_>, Vec<_>) = join_all(calls).await.into_iter().partition(Result::is_ok);
 
@@ -122,7 +122,7 @@ pub async fn twenty_at_once_with_one_unique_key_leave_one_job(world: &World) {
     assert!(refused.into_iter().all(|answer| holder(answer) == Some(stored)));
 }
 
-pub async fn a_repeated_request_with_both_keys_answers_with_the_first_job(world: &World) {
+pub async fn a_repeated_request_with_both_keys_returns_the_first_job(world: &World) {
     let first = world.submit(world.job("sync", 0).unique("u").idempotent("i", 1)).await;
     let again = world.try_submit(vec![world.job("sync", 1).unique("u").idempotent("i", 1)], 1).await.unwrap().remove(0);
     assert_eq!((again.id, again.existed), (first, true));
@@ -132,7 +132,7 @@ pub async fn a_repeated_request_with_both_keys_answers_with_the_first_job(world:
     world.submit(world.job("sync", 5).unique("u")).await;
 }
 
-pub async fn a_unique_key_is_free_after_every_way_to_finish(world: &World) {
+pub async fn a_unique_key_is_free_however_its_job_finishes(world: &World) {
     let job = |ms| world.job("sync", ms).unique("k").expires(world.at(1_000));
     world.complete(&world.running(job(0)).await, 1).await;
     world.fail(&world.running(job(2)).await, 3).await;
@@ -149,14 +149,14 @@ pub async fn a_unique_key_is_free_after_every_way_to_finish(world: &World) {
     world.submit(world.job("sync", 1_002).unique("k")).await;
 }
 
-pub async fn a_retry_by_a_person_takes_the_unique_key_again(world: &World) {
+pub async fn a_manual_retry_takes_the_unique_key_again(world: &World) {
     let job = world.running(world.job("sync", 0).unique("k")).await;
     world.fail(&job, 1).await;
     world.retry_by_person(job.id, 2).await;
     assert_eq!(holder(world.try_submit(vec![world.job("sync", 3).unique("k")], 3).await), Some(job.id));
 }
 
-pub async fn a_retry_by_a_person_is_refused_while_another_has_the_unique_key(world: &World) {
+pub async fn a_manual_retry_is_refused_while_another_job_has_the_unique_key(world: &World) {
     let job = world.running(world.job("sync", 0).unique("k")).await;
     world.fail(&job, 1).await;
     let other = world.submit(world.job("sync", 2).unique("k")).await;
@@ -168,7 +168,7 @@ pub async fn a_retry_by_a_person_is_refused_while_another_has_the_unique_key(wor
     assert_eq!(world.state(job.id).await, JobState::Failed);
 }
 
-pub async fn a_refused_batch_leaves_no_key_behind(world: &World) {
+pub async fn a_rejected_batch_leaves_no_key(world: &World) {
     world.submit(world.job("sync", 0).unique("taken")).await;
     let batch = vec![world.job("a", 1).unique("free").idempotent("free", 1), world.job("b", 1).unique("taken")];
     holder(world.try_submit(batch, 1).await);
@@ -180,7 +180,7 @@ pub async fn a_refused_batch_leaves_no_key_behind(world: &World) {
     assert!(!answer[0].existed);
 }
 
-pub async fn a_job_that_is_cancelled_at_once_holds_no_unique_key(world: &World) {
+pub async fn a_job_that_is_cancelled_at_submit_holds_no_unique_key(world: &World) {
     let parent = world.running(world.job("parent", 0)).await;
     world.fail(&parent, 1).await;
     let child = world.submit(world.job("child", 2).after(&[parent.id]).unique("k").expires(world.at(50))).await;

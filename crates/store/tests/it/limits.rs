@@ -207,7 +207,7 @@ async fn comes_back(world: &World, scope: Scope, key_of_job: Option<&str>) {
     world.limit(scope, None, now).await;
 }
 
-pub async fn a_slot_comes_back_after_every_way_to_end(world: &World) {
+pub async fn a_key_has_room_again_however_its_job_ends(world: &World) {
     comes_back(world, Scope::System, None).await;
     comes_back(world, queue("q"), None).await;
     comes_back(world, kind("a"), None).await;
@@ -216,7 +216,7 @@ pub async fn a_slot_comes_back_after_every_way_to_end(world: &World) {
     comes_back(world, queue("q"), Some("other")).await;
 }
 
-pub async fn a_limit_lets_go_exactly_as_many_in_order(world: &World) {
+pub async fn a_limit_allows_exactly_its_number_in_order(world: &World) {
     world.limit(queue("mail"), Some(2), 0).await;
     let all = world.submit_all((0..5).map(|n| world.job("a", n).queue("mail")).collect()).await;
     let other = world.submit(world.job("a", 9)).await;
@@ -231,7 +231,7 @@ pub async fn a_limit_lets_go_exactly_as_many_in_order(world: &World) {
     assert_eq!(ids(world, 10, 12).await, [all[2]]);
 }
 
-pub async fn a_shared_limit_goes_by_score_not_by_lane(world: &World) {
+pub async fn a_shared_limit_orders_by_score_and_not_by_lane(world: &World) {
     world.limit(Scope::System, Some(3), 0).await;
     let late = world.submit(world.job("a", 30)).await;
     let early = world.submit_all((0..2).map(|n| world.job("b", n)).collect()).await;
@@ -240,7 +240,7 @@ pub async fn a_shared_limit_goes_by_score_not_by_lane(world: &World) {
     assert_eq!(world.state(late).await, JobState::Queued);
 }
 
-pub async fn what_is_claimed_ahead_leaves_room_for_others(world: &World) {
+pub async fn claiming_ahead_leaves_room_for_other_workers(world: &World) {
     world.limit(kind("a"), Some(8), 0).await;
     world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
     let claim = async |limit, at_once, ms| {
@@ -270,7 +270,7 @@ pub async fn a_blocked_key_does_not_delay_others(world: &World) {
     assert_eq!(ids(world, 10, 61).await, [busy[1]], "its own jobs first in, first out");
 }
 
-pub async fn many_blocked_keys_in_front_hide_nobody(world: &World) {
+pub async fn many_limited_keys_in_front_hide_no_other(world: &World) {
     world.limit(key("*"), Some(1), 0).await;
     let jobs = (0..900).map(|n| world.job("a", n / 300).of(&format!("k{}", n % 300))).collect();
     world.submit_all(jobs).await;
@@ -299,7 +299,7 @@ pub async fn one_key_in_two_lanes_shares_its_limit(world: &World) {
     assert_eq!(world.claim_one(5).await.id, b);
 }
 
-pub async fn the_end_of_a_job_that_counts_is_told(world: &World) {
+pub async fn the_end_of_a_job_under_a_limit_is_signalled(world: &World) {
     world.limit(kind("a"), Some(1), 0).await;
     for plainly in [true, false] {
         let job = world.running(world.job("a", 0)).await;
@@ -315,7 +315,7 @@ pub async fn the_end_of_a_job_that_counts_is_told(world: &World) {
     while signals.recv().await.unwrap() != Signal::Room {}
 }
 
-pub async fn what_was_said_at_run_time_outlives_the_configuration_until_it_is_reset(world: &World) {
+pub async fn api_settings_outlive_the_configuration_until_they_are_reset(world: &World) {
     let scope = Scope::Queue("line".into());
     let limit = |most| Limit { concurrency: Some(most), rate: None };
     let configured = Configured { limits: vec![(scope.clone(), limit(2))], ..Configured::default() };
@@ -374,7 +374,7 @@ async fn started(worlds: &[&World], times: &[i64]) -> Vec<usize> {
     started
 }
 
-pub async fn a_rate_gives_its_count_and_then_one_by_one(world: &World) {
+pub async fn a_rate_allows_its_count_and_then_one_by_one(world: &World) {
     let mut others = Vec::new();
     if world.store.engine() == "postgres" {
         others.push(world.reopen(StoreOptions::default()).await);
@@ -472,14 +472,14 @@ pub async fn keys_take_turns_in_a_fair_queue(world: &World) {
     }
 }
 
-pub async fn without_fairness_who_has_waited_longest_goes_first(world: &World) {
+pub async fn without_fairness_the_longest_waiting_job_goes_first(world: &World) {
     let jobs = (0..60).map(|n| world.job("a", n).of(&format!("k{}", if n < 40 { 0 } else { n }))).collect();
     let all = world.submit_all(jobs).await;
     assert_eq!(ids(world, 45, 100).await, all[..45]);
     assert_eq!(ids(world, 50, 101).await, all[45..]);
 }
 
-pub async fn a_job_that_waited_for_a_limit_says_so(world: &World) {
+pub async fn a_job_that_waited_for_a_limit_has_it_in_its_log(world: &World) {
     world.limit(key("k"), Some(1), 0).await;
     world.limit(queue("mail"), Some(1), 0).await;
     world.rate(kind("r"), 1, 10_000, 0).await;
@@ -511,7 +511,7 @@ pub async fn a_job_that_waited_for_a_limit_says_so(world: &World) {
     assert_eq!(world.events(free).await, ["created", "queued", "assigned"]);
 }
 
-pub async fn jobs_with_keys_stand_in_line_whichever_way_they_come(world: &World) {
+pub async fn keyed_jobs_have_a_key_queue_however_they_became_ready(world: &World) {
     world.limit(key("k"), Some(1), 0).await;
     let parent = world.submit(world.job("p", 0)).await;
     let child = world.submit(world.job("a", 1).of("k").after(&[parent])).await;
@@ -556,7 +556,7 @@ pub async fn jobs_with_keys_stand_in_line_whichever_way_they_come(world: &World)
     assert_eq!(world.ledger.number("SELECT count(*) FROM key_queue").await, 0, "no line is left behind");
 }
 
-pub async fn jobs_with_keys_from_before_there_were_lines_still_run(world: &World) {
+pub async fn keyed_jobs_in_lanes_without_keys_still_run(world: &World) {
     let id = world.submit(world.job("a", 0).of("k").retries(2)).await;
     // As schema 2 left it: in a lane without lines.
     world
@@ -583,7 +583,7 @@ pub async fn jobs_with_keys_from_before_there_were_lines_still_run(world: &World
     next.store.close().await;
 }
 
-pub async fn many_workers_in_one_call_share_what_a_limit_lets_go(world: &World) {
+pub async fn many_workers_in_one_call_share_what_a_limit_allows(world: &World) {
     world.limit(kind("a"), Some(5), 0).await;
     world.limit(key("*"), Some(1), 0).await;
     world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
@@ -607,7 +607,7 @@ pub async fn many_workers_in_one_call_share_what_a_limit_lets_go(world: &World) 
     assert!(claims.iter().all(|claim| claim.jobs.len() <= 2));
 }
 
-pub async fn who_claims_ahead_does_not_keep_the_others_of_its_call_waiting(world: &World) {
+pub async fn claiming_ahead_does_not_delay_other_requests_of_the_same_call(world: &World) {
     world.limit(kind("a"), Some(8), 0).await;
     world.limit(key("*"), Some(2), 0).await;
     world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
@@ -627,7 +627,7 @@ pub async fn who_claims_ahead_does_not_keep_the_others_of_its_call_waiting(world
     }
 }
 
-pub async fn what_is_left_of_a_rate_outlives_a_restart(world: &World) {
+pub async fn the_tokens_of_a_rate_survive_a_restart(world: &World) {
     let rate = Rate { count: 4, period_ms: 1_000 };
     let configured = |rate| {
         let limit = Limit { concurrency: None, rate: Some(rate) };

@@ -169,7 +169,7 @@ struct Play<'a> {
     told: String,
 }
 
-pub async fn any_sequence_of_verbs_keeps_to_the_model(world: &World) {
+pub async fn any_sequence_of_verbs_agrees_with_the_model(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let model = Model::default();
     let mut play = Play { world, model, dice: Dice(0), now: 0, dead: NodeId::new(), worker, told: String::new() };

@@ -13,7 +13,7 @@ async fn in_dead_hands(world: &World, count: usize, ms: i64) -> Vec<ClaimedJob> 
     jobs
 }
 
-pub async fn started_jobs_of_a_dead_node_cost_a_try(world: &World) {
+pub async fn started_jobs_of_a_dead_node_use_an_attempt(world: &World) {
     let job = in_dead_hands(world, 1, 0).await.remove(0);
     world.begin(&job, 1).await;
 
@@ -30,7 +30,7 @@ pub async fn started_jobs_of_a_dead_node_cost_a_try(world: &World) {
     assert!(again.run > job.run);
 }
 
-pub async fn a_started_job_without_tries_left_fails_when_its_node_dies(world: &World) {
+pub async fn a_started_job_without_attempts_left_fails_when_its_node_dies(world: &World) {
     world.submit(world.job("a", 0).retries(0).unique("k")).await;
     let job = world.claim_as(NodeId::new(), 1, 0).await.remove(0);
     world.begin(&job, 1).await;
@@ -69,7 +69,7 @@ pub async fn ended_jobs_of_a_dead_node_stay_ended(world: &World) {
     assert_eq!(world.get(jobs[3].id).await.next_retry_at, Some(world.at(100)));
 }
 
-pub async fn a_job_asked_to_stop_is_cancelled_when_its_node_dies(world: &World) {
+pub async fn a_job_with_a_cancel_request_is_cancelled_when_its_node_dies(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     for job in &jobs {
@@ -80,7 +80,7 @@ pub async fn a_job_asked_to_stop_is_cancelled_when_its_node_dies(world: &World) 
     assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
-pub async fn a_completion_after_the_rescue_is_stale(world: &World) {
+pub async fn a_completion_after_recovery_is_stale(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.recover(5_000, 10).await;
@@ -94,7 +94,7 @@ pub async fn a_completion_after_the_rescue_is_stale(world: &World) {
     }
 }
 
-pub async fn a_completion_before_the_rescue_stands(world: &World) {
+pub async fn a_completion_before_recovery_stays(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.complete(&jobs[0], 2).await;
@@ -103,7 +103,7 @@ pub async fn a_completion_before_the_rescue_stands(world: &World) {
     assert_eq!(world.total(Tally::Completed).await, 2);
 }
 
-pub async fn a_completion_after_the_rescue_and_another_claim_changes_nothing(world: &World) {
+pub async fn a_completion_after_recovery_and_another_claim_changes_nothing(world: &World) {
     for started in [true, false] {
         let zombie = in_dead_hands(world, 1, 0).await.remove(0);
         if started {
@@ -126,7 +126,7 @@ pub async fn a_completion_after_the_rescue_and_another_claim_changes_nothing(wor
     }
 }
 
-pub async fn rescue_and_completion_at_once_never_both_count(world: &World) {
+pub async fn concurrent_recovery_and_completion_never_both_count(world: &World) {
     let mut seen = [0, 0];
     for round in 0..30 {
         let job = in_dead_hands(world, 1, round).await.remove(0);
@@ -141,7 +141,7 @@ pub async fn rescue_and_completion_at_once_never_both_count(world: &World) {
     assert_eq!(seen[0] + seen[1], 30);
 }
 
-pub async fn a_node_that_leaves_hands_back_without_cost(world: &World) {
+pub async fn a_node_that_leaves_returns_its_jobs_without_using_an_attempt(world: &World) {
     world.submit_all((0..4).map(|n| world.job("a", n)).collect()).await;
     let jobs = world.claim(4, 5).await;
     world.begin(&jobs[0], 6).await;
@@ -159,7 +159,7 @@ pub async fn a_node_that_leaves_hands_back_without_cost(world: &World) {
     assert!(!world.end(&jobs[0], completed(), 9).await, "what it says after it left is stale");
 }
 
-pub async fn rescue_happens_once(world: &World) {
+pub async fn recovery_happens_once(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.recover(5_000, 10).await;
@@ -169,7 +169,7 @@ pub async fn rescue_happens_once(world: &World) {
     world.complete(&mine, 14).await;
 }
 
-pub async fn more_blocks_than_one_round_takes_are_all_freed(world: &World) {
+pub async fn more_claims_than_one_round_takes_are_all_released(world: &World) {
     world.submit_all((0..45).map(|_| world.job("a", 0)).collect()).await;
     let dead = NodeId::new();
     for _ in 0..45 {
@@ -183,7 +183,7 @@ pub async fn more_blocks_than_one_round_takes_are_all_freed(world: &World) {
     assert_eq!(world.total(Tally::Queued).await, 45);
 }
 
-pub async fn the_log_of_a_lost_run_is_whole(world: &World) {
+pub async fn the_log_of_a_lost_run_is_complete(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.recover(50, 10).await;
@@ -199,7 +199,7 @@ pub async fn the_log_of_a_lost_run_is_whole(world: &World) {
     assert!(world.events(job.id).await.contains(&"handed_back"));
 }
 
-pub async fn a_claim_whose_answer_was_lost_is_given_back(world: &World) {
+pub async fn a_claim_whose_answer_was_lost_is_released(world: &World) {
     world.submit_all((0..3).map(|_| world.job("a", 0)).collect()).await;
     let known = world.claim_one(1).await;
     let lost = world.claim(2, 2).await;

@@ -85,7 +85,7 @@ fn numbers(taken: &OutboxTaken) -> HashSet<i16> {
     taken.partitions.iter().map(|partition| partition.number).collect()
 }
 
-pub async fn what_happened_waits_for_its_sink_in_order_until_it_is_confirmed(world: &World) {
+pub async fn events_wait_for_their_sink_in_order_until_they_are_confirmed(world: &World) {
     sink(world, "s", &["job.*"], OnRejected::Skip).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;
@@ -108,7 +108,7 @@ pub async fn what_happened_waits_for_its_sink_in_order_until_it_is_confirmed(wor
     assert_eq!(view.holders, [(world.node, 16)]);
 }
 
-pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
+pub async fn up_to_the_limit_is_taken(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..50).map(|n| world.job("mail", n)).collect()).await;
     let taken = take_as(world, world.node, 20, 100).await;
@@ -126,7 +126,7 @@ pub async fn as_much_is_taken_as_was_asked_for(world: &World) {
     assert_eq!(take_as(world, world.node, 12, 500).await.events.len(), 12);
 }
 
-pub async fn two_nodes_share_the_parts_and_never_both_have_one(world: &World) {
+pub async fn two_nodes_share_the_partitions_and_never_both_own_one(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..100).map(|n| world.job("mail", n)).collect()).await;
     let (one, two, three) = (NodeId::new(), NodeId::new(), NodeId::new());
@@ -151,7 +151,7 @@ pub async fn two_nodes_share_the_parts_and_never_both_have_one(world: &World) {
     assert_eq!(parts, [4, 6, 6]);
 }
 
-pub async fn nodes_that_ask_at_once_never_both_have_a_part(world: &World) {
+pub async fn concurrent_nodes_never_both_lease_a_partition(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let nodes: Vec<NodeId> = (0..5).map(|_| NodeId::new()).collect();
     for round in 0..8 {
@@ -167,7 +167,7 @@ pub async fn nodes_that_ask_at_once_never_both_have_a_part(world: &World) {
     assert_eq!(held, 16);
 }
 
-pub async fn a_node_that_dies_is_replaced_after_its_lease_and_one_that_leaves_at_once(world: &World) {
+pub async fn a_dead_node_is_replaced_after_its_lease_and_a_stopped_one_immediately(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let (one, two, three) = (NodeId::new(), NodeId::new(), NodeId::new());
     let before = take_as(world, one, 1, 0).await;
@@ -179,7 +179,7 @@ pub async fn a_node_that_dies_is_replaced_after_its_lease_and_one_that_leaves_at
     assert_eq!(numbers(&take_as(world, three, 1, LEASE_MS + 1).await).len(), 16);
 }
 
-pub async fn a_lease_is_renewed_by_asking(world: &World) {
+pub async fn a_lease_is_renewed_by_a_request(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let (one, two) = (NodeId::new(), NodeId::new());
     let first = take_as(world, one, 1, 0).await;
@@ -190,7 +190,7 @@ pub async fn a_lease_is_renewed_by_asking(world: &World) {
     assert!(late.partitions.iter().all(|partition| first.partitions.contains(partition)), "nobody else had taken it");
 }
 
-pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
+pub async fn a_sink_without_a_subscription_has_no_events(world: &World) {
     assert_eq!(take(world, 0).await.partitions, []);
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let until = world.at(1_000);
@@ -221,7 +221,7 @@ pub async fn a_sink_that_nobody_wants_has_nothing(world: &World) {
     }
 }
 
-pub async fn a_refused_message_holds_back_its_subject_only(world: &World) {
+pub async fn a_rejected_event_delays_only_its_subject(world: &World) {
     for on_bad in [OnRejected::Park, OnRejected::Skip] {
         sink(world, "s", &["job.*"], on_bad).await;
         let bad = world.submit(world.job("mail", 0)).await;
@@ -242,7 +242,7 @@ pub async fn a_refused_message_holds_back_its_subject_only(world: &World) {
     }
 }
 
-pub async fn five_refusals_make_a_dead_letter_that_tells_everything(world: &World) {
+pub async fn five_rejections_make_a_dead_letter_with_all_details(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let mut job = world.job("mail", 0);
     job.correlation_id = Some("order-7".into());
@@ -267,7 +267,7 @@ pub async fn five_refusals_make_a_dead_letter_that_tells_everything(world: &Worl
     assert_eq!((view.dead, view.pending, view.sent), (1, 0, 0));
 }
 
-pub async fn a_sink_that_skips_goes_on_without_a_dead_letter_and_one_that_parks_waits_for_it(world: &World) {
+pub async fn a_sink_that_skips_continues_behind_a_dead_letter_and_one_that_parks_waits_for_it(world: &World) {
     for (on_bad, ms) in [(OnRejected::Skip, 0), (OnRejected::Park, 1_000)] {
         sink(world, "s", &["job.*"], on_bad).await;
         let bad = world.submit(world.job("mail", ms)).await;
@@ -289,7 +289,7 @@ pub async fn a_sink_that_skips_goes_on_without_a_dead_letter_and_one_that_parks_
     }
 }
 
-pub async fn a_dead_letter_that_is_resolved_says_by_whom_and_why(world: &World) {
+pub async fn a_resolved_dead_letter_names_the_actor_and_the_reason(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Park).await;
     let id = world.submit(world.job("mail", 0)).await;
     kill(world, id, 10).await;
@@ -312,7 +312,7 @@ pub async fn a_dead_letter_that_is_resolved_says_by_whom_and_why(world: &World) 
     assert_eq!(entries[0].details["notes"], "told by phone");
 }
 
-pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_pace(world: &World) {
+pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_rate(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let ids = world.submit_all((0..4).map(|n| world.job("mail", n)).collect()).await;
     let first: Vec<_> = take(world, 5).await.events.into_iter().map(|event| event.event.id).collect();
@@ -336,7 +336,7 @@ pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_pace(wo
     assert_eq!(world.store.outbox_replay(open(), None, "ana", world.at(12_000)).await.unwrap(), 0);
 }
 
-pub async fn a_replayed_letter_goes_before_what_was_parked_behind_it(world: &World) {
+pub async fn a_replayed_dead_letter_precedes_the_events_parked_behind_it(world: &World) {
     sink(world, "s", &["job.*"], OnRejected::Park).await;
     let id = world.submit(world.job("mail", 0)).await;
     kill(world, id, 10).await;
@@ -373,7 +373,7 @@ pub async fn dead_letters_are_found_by_filter_and_in_pages(world: &World) {
     assert_eq!(find(open(), None, 9).await, [ids[2], ids[0]]);
 }
 
-pub async fn sent_events_of_a_time_are_published_again_but_not_what_waits(world: &World) {
+pub async fn sent_events_of_a_time_range_are_republished_but_not_waiting_ones(world: &World) {
     sink(world, "s", &["job.*"], OnRejected::Skip).await;
     let ids = world.submit_all((0..3).map(|_| world.job("mail", 0)).collect()).await;
     let sent = send_all(world, 5).await;
@@ -406,7 +406,7 @@ pub async fn sent_events_of_a_time_are_published_again_but_not_what_waits(world:
     assert_eq!((first.action.as_str(), first.target.as_str(), first.count), ("outbox.republish", "s", 3));
 }
 
-pub async fn a_sink_that_is_down_says_since_when_and_why_and_costs_no_message_a_try(world: &World) {
+pub async fn a_sink_that_is_down_shows_since_when_and_why_and_uses_no_attempt(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit(world.job("mail", 0)).await;
     let down = async |reason: Option<&str>, ms| {
@@ -421,7 +421,7 @@ pub async fn a_sink_that_is_down_says_since_when_and_why_and_costs_no_message_a_
     assert_eq!(down(Some("refused"), 40).await.0, Some(world.at(40)));
 }
 
-pub async fn late_news_of_a_lost_part_count_if_they_are_good(world: &World) {
+pub async fn late_results_of_a_lost_partition_count_if_they_are_confirmations(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.submit_all((0..2).map(|n| world.job("mail", n)).collect()).await;
     let (one, two) = (NodeId::new(), NodeId::new());
@@ -438,7 +438,7 @@ pub async fn late_news_of_a_lost_part_count_if_they_are_good(world: &World) {
     assert_eq!(view(world, LEASE_MS + 3).await.sent, 2, "what was confirmed twice counts once");
 }
 
-pub async fn every_event_is_sent_or_waits_or_is_dead(world: &World) {
+pub async fn every_event_is_sent_or_waiting_or_dead(world: &World) {
     sink(world, "s", &["job.*"], OnRejected::Park).await;
     let mut dice = crate::support::Dice(11);
     let nodes = [NodeId::new(), NodeId::new(), NodeId::new()];
@@ -469,7 +469,7 @@ pub async fn every_event_is_sent_or_waits_or_is_dead(world: &World) {
     assert_eq!(made, view.sent + view.pending + view.dead);
 }
 
-pub async fn what_waits_or_is_dead_is_not_pruned(world: &World) {
+pub async fn waiting_and_dead_events_are_not_pruned(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     let ids = world.submit_all((0..3).map(|n| world.job("mail", n)).collect()).await;
     kill(world, ids[0], 10).await;
@@ -485,7 +485,7 @@ pub async fn what_waits_or_is_dead_is_not_pruned(world: &World) {
     assert_eq!(dead(world).await[0].payload["jobId"], ids[0].to_string(), "the letter itself is kept");
 }
 
-pub async fn a_message_from_outside_makes_its_jobs_once_per_consumer(world: &World) {
+pub async fn a_message_creates_its_jobs_once_per_consumer(world: &World) {
     let submit = async |consumer: &str, message: &str, jobs| {
         world.store.inbox_submit(consumer, message, jobs, world.at(5)).await
     };
@@ -498,14 +498,14 @@ pub async fn a_message_from_outside_makes_its_jobs_once_per_consumer(world: &Wor
     assert_eq!(world.claim(9, 10).await.len(), 3, "they are ready");
 }
 
-pub async fn a_message_that_comes_twice_at_once_makes_its_jobs_once(world: &World) {
+pub async fn a_message_that_arrives_twice_concurrently_creates_its_jobs_once(world: &World) {
     let comes = (0..8).map(|n| world.store.inbox_submit("orders", "m", vec![world.job("mail", n)], world.at(n)));
     let answers = futures_util::future::join_all(comes).await;
     assert_eq!(answers.into_iter().filter(|answer| answer.as_ref().unwrap().is_some()).count(), 1);
     assert_eq!(world.list(Default::default()).await.len(), 1);
 }
 
-pub async fn a_message_whose_jobs_are_refused_is_not_dealt_with(world: &World) {
+pub async fn a_message_whose_jobs_are_rejected_is_not_processed(world: &World) {
     let mut orphan = world.job("mail", 0);
     orphan.options.depends_on = vec![JobId::new()];
     let answer = world.store.inbox_submit("orders", "m", vec![world.job("mail", 0), orphan], world.at(1)).await;
@@ -515,7 +515,7 @@ pub async fn a_message_whose_jobs_are_refused_is_not_dealt_with(world: &World) {
     assert_eq!(again.unwrap().len(), 1);
 }
 
-pub async fn what_came_in_long_ago_is_forgotten(world: &World) {
+pub async fn old_processed_messages_are_deleted(world: &World) {
     sink(world, "s", &["job.created"], OnRejected::Skip).await;
     world.store.inbox_submit("orders", "m", vec![], world.at(0)).await.unwrap();
     let month = 30 * 24 * 3_600_000;

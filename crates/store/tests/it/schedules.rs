@@ -61,7 +61,7 @@ async fn names(world: &World, filter: ScheduleFilter) -> Vec<String> {
     found.into_iter().map(|schedule| schedule.spec.name).collect()
 }
 
-pub async fn a_schedule_is_kept_as_it_was_said(world: &World) {
+pub async fn a_schedule_is_stored_as_it_was_written(world: &World) {
     let spec = ScheduleSpec { description: Some("ñ \"x\"".into()), max_runs: Some(7), ..every(MINUTE, "nightly") };
     let schedule = Schedule::new(spec, &JobLimits::default(), world.start).unwrap().schedule;
     let mut signals = world.store.signals();
@@ -103,7 +103,7 @@ pub async fn a_due_time_becomes_a_job_once(world: &World) {
     assert_eq!(world.list(filter).await, [job.id]);
 }
 
-pub async fn a_job_with_jitter_waits_its_while(world: &World) {
+pub async fn a_job_with_jitter_waits_for_its_delay(world: &World) {
     make(world, ScheduleSpec { jitter_ms: 30_000, ..every(MINUTE, "spread") }).await;
     let job = world.get(job_of(&fire(world, MINUTE).await)).await;
     let wait = job.scheduled_at.unwrap().ms_since(world.at(MINUTE));
@@ -112,7 +112,7 @@ pub async fn a_job_with_jitter_waits_its_while(world: &World) {
     assert_eq!(world.claim_one(MINUTE + wait).await.id, job.id);
 }
 
-pub async fn many_that_fire_at_once_fire_each_due_time_once(world: &World) {
+pub async fn concurrent_schedulers_fire_each_due_time_once(world: &World) {
     let ids = join_all((0..40).map(|n| make(world, every(MINUTE, &format!("s{n}"))))).await;
     for minute in 1..=5 {
         let rounds = join_all((0..8).map(|_| world.store.schedule_fire(7, world.at(minute * MINUTE)))).await;
@@ -133,7 +133,7 @@ pub async fn many_that_fire_at_once_fire_each_due_time_once(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, 200);
 }
 
-pub async fn a_round_is_bounded_and_the_longest_due_goes_first(world: &World) {
+pub async fn a_round_is_bounded_and_starts_with_the_longest_due(world: &World) {
     let late = make(world, every(MINUTE, "late")).await;
     let later = make(world, every(2 * MINUTE, "later")).await;
     let now = world.at(2 * MINUTE);
@@ -143,7 +143,7 @@ pub async fn a_round_is_bounded_and_the_longest_due_goes_first(world: &World) {
     assert_eq!(world.store.schedule_fire(1, now).await.unwrap().ticks[0].schedule_id, later);
 }
 
-pub async fn one_round_takes_only_so_many_jobs_of_long_backlogs(world: &World) {
+pub async fn one_round_bounds_the_jobs_of_long_backlogs(world: &World) {
     let backlog = |name: &str| ScheduleSpec { misfire: Misfire::CatchUp, catch_up_limit: 10_000, ..every(1_000, name) };
     for name in ["a", "b", "c"] {
         make(world, backlog(name)).await;
@@ -154,7 +154,7 @@ pub async fn one_round_takes_only_so_many_jobs_of_long_backlogs(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, 30_000);
 }
 
-pub async fn a_schedule_that_cannot_be_read_stands_aside_with_the_reason(world: &World) {
+pub async fn an_unreadable_schedule_is_stopped_with_the_reason(world: &World) {
     let broken = make(world, every(MINUTE, "broken")).await;
     let strange = make(world, every(MINUTE, "strange")).await;
     let good = make(world, every(MINUTE, "good")).await;
@@ -203,7 +203,7 @@ pub async fn a_job_that_cannot_be_stored_is_missed_and_others_fire(world: &World
     world.store.close().await;
 }
 
-pub async fn skip_waits_for_the_job_that_is_going(world: &World) {
+pub async fn skip_waits_for_the_running_job(world: &World) {
     let id = make(world, ScheduleSpec { overlap: Overlap::Skip, ..every(MINUTE, "one at a time") }).await;
     fire(world, MINUTE).await;
     let job = world.claim_one(MINUTE).await;
@@ -219,7 +219,7 @@ pub async fn skip_waits_for_the_job_that_is_going(world: &World) {
     assert_eq!(fire(world, 4 * MINUTE).await.ticks[0].outcome, TickOutcome::Fired);
 }
 
-pub async fn queue_one_lets_one_job_wait_for_the_one_that_is_going(world: &World) {
+pub async fn queue_one_lets_one_job_wait_for_the_running_one(world: &World) {
     make(world, ScheduleSpec { overlap: Overlap::QueueOne, ..every(MINUTE, "one waits") }).await;
     fire(world, MINUTE).await;
     let first = world.claim_one(MINUTE).await;
@@ -241,7 +241,7 @@ pub async fn queue_one_lets_one_job_wait_for_the_one_that_is_going(world: &World
     assert_eq!(world.claim_one(4 * MINUTE + 2).await.id, fourth);
 }
 
-pub async fn cancel_previous_begins_when_the_one_before_has_stopped(world: &World) {
+pub async fn cancel_previous_starts_when_the_previous_job_has_stopped(world: &World) {
     make(world, ScheduleSpec { overlap: Overlap::CancelPrevious, ..every(MINUTE, "the newest counts") }).await;
     fire(world, MINUTE).await;
     let first = world.claim_one(MINUTE).await;
@@ -266,7 +266,7 @@ pub async fn cancel_previous_begins_when_the_one_before_has_stopped(world: &Worl
     assert_eq!(world.state(third).await, JobState::Cancelled);
 }
 
-pub async fn a_run_by_hand_leaves_due_times_alone(world: &World) {
+pub async fn a_manual_run_does_not_change_due_times(world: &World) {
     let id = make(world, ScheduleSpec { max_runs: Some(5), ..every(MINUTE, "by hand") }).await;
     let first = world.store.schedule_trigger(id, "ana", world.at(10)).await.unwrap().unwrap();
     let second = world.store.schedule_trigger(id, "ben", world.at(10)).await.unwrap().unwrap();
@@ -284,7 +284,7 @@ pub async fn a_run_by_hand_leaves_due_times_alone(world: &World) {
     assert!(world.store.schedule_trigger(ScheduleId::new(), "ana", world.at(30)).await.unwrap().is_none());
 }
 
-pub async fn a_schedule_is_edited_switched_off_and_on(world: &World) {
+pub async fn a_schedule_is_edited_disabled_and_enabled(world: &World) {
     let id = make(world, every(MINUTE, "old")).await;
     let renamed = change("schedule.edit", |schedule| {
         let spec = ScheduleSpec { name: "new".into(), ..schedule.spec.clone() };
@@ -329,7 +329,7 @@ pub async fn a_deleted_schedule_does_not_fire_and_its_jobs_stay(world: &World) {
     }
 }
 
-pub async fn every_act_on_a_schedule_is_written_down(world: &World) {
+pub async fn every_action_on_a_schedule_has_an_audit_entry(world: &World) {
     let id = make(world, every(MINUTE, "audited")).await;
     world.store.schedule_patch(id, switched(false), "ben", world.at(1)).await.unwrap();
     world.store.schedule_trigger(id, "eva", world.at(2)).await.unwrap();
@@ -345,7 +345,7 @@ pub async fn every_act_on_a_schedule_is_written_down(world: &World) {
     assert!(rows.iter().all(|row| row.details["name"] == "audited"));
 }
 
-pub async fn old_records_of_due_times_are_forgotten(world: &World) {
+pub async fn old_ticks_are_deleted(world: &World) {
     let id = make(world, every(10 * DAY, "rare")).await;
     for n in 1..=5 {
         fire(world, n * 10 * DAY).await;
@@ -355,7 +355,7 @@ pub async fn old_records_of_due_times_are_forgotten(world: &World) {
     assert_eq!(kept, [50, 40, 30], "as long as a finished job may be kept");
 }
 
-pub async fn records_are_listed_in_pages(world: &World) {
+pub async fn ticks_are_listed_in_pages(world: &World) {
     let id = make(world, ScheduleSpec { misfire: Misfire::CatchUp, ..every(MINUTE, "paged") }).await;
     fire(world, 25 * MINUTE).await;
     let mut seen = Vec::new();
@@ -369,7 +369,7 @@ pub async fn records_are_listed_in_pages(world: &World) {
     assert_eq!(seen, (1..=25).rev().collect::<Vec<i64>>());
 }
 
-pub async fn schedules_are_found_by_name_and_state_whatever_it_looks_like(world: &World) {
+pub async fn schedules_are_found_by_name_and_state_whatever_the_name_contains(world: &World) {
     for name in ["100% sure", "100 sure", "a_b", "axb", "back\\slash", "UPPER", "it's", "ñandú", "Zoë \"q\""] {
         make(world, every(MINUTE, name)).await;
     }

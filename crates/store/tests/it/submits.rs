@@ -26,7 +26,7 @@ pub async fn a_batch_is_answered_in_its_order(world: &World) {
     assert!(world.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "nothing is as good as anything");
 }
 
-pub async fn a_payload_is_kept_to_the_letter(world: &World) {
+pub async fn a_payload_is_kept_byte_for_byte(world: &World) {
     let payloads = [
         r#"{"n":18446744073709551615,"m":-9223372036854775808}"#,
         r#"{"big":123456789012345678901234567890,"small":1e-400,"f":1.10}"#,
@@ -110,7 +110,7 @@ pub async fn every_option_survives_alone_and_in_a_batch(world: &World) {
     }
 }
 
-pub async fn a_job_for_later_waits(world: &World) {
+pub async fn a_job_with_a_future_time_waits(world: &World) {
     let job = world.job("later", 0).scheduled(world.at(5_000));
     let answer = world.try_submit(vec![job.clone()], 0).await.unwrap().remove(0);
 
@@ -127,7 +127,7 @@ pub async fn a_job_whose_time_has_passed_is_ready(world: &World) {
     assert_eq!(world.state(id).await, JobState::Queued);
 }
 
-pub async fn an_unknown_job_is_not_there(world: &World) {
+pub async fn an_unknown_job_is_not_found(world: &World) {
     assert!(world.store.job_get(JobId::new()).await.unwrap().is_none());
 }
 

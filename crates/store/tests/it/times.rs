@@ -21,7 +21,7 @@ pub async fn delayed_jobs_become_ready_in_the_order_of_their_times(world: &World
     assert_eq!(order, wanted[..4].iter().map(|(_, id)| *id).collect::<Vec<_>>());
 }
 
-pub async fn a_promotion_is_bounded_and_says_that_there_is_more(world: &World) {
+pub async fn a_promotion_is_bounded_and_reports_that_more_is_due(world: &World) {
     let jobs = (0..25).map(|n| world.job("later", 0).scheduled(world.at(100 + n))).collect();
     world.submit_all(jobs).await;
     let mut handled = Vec::new();
@@ -35,7 +35,7 @@ pub async fn a_promotion_is_bounded_and_says_that_there_is_more(world: &World) {
     assert_eq!(handled, [10, 10, 5]);
 }
 
-pub async fn the_next_due_time_is_told(world: &World) {
+pub async fn the_next_due_time_is_returned(world: &World) {
     assert_eq!(world.promote(0).await.next_at, None);
     world.submit(world.job("a", 0).scheduled(world.at(500))).await;
     assert_eq!(world.promote(1).await.next_at, Some(world.at(500)));
@@ -82,7 +82,7 @@ pub async fn a_running_job_does_not_expire_while_it_runs(world: &World) {
     assert_eq!(world.promote(300).await.next_at, None);
 }
 
-pub async fn a_job_that_comes_back_after_its_expiry_expires(world: &World) {
+pub async fn a_job_that_is_requeued_after_its_expiry_expires(world: &World) {
     let retried = world.running(world.job("a", 0).expires(world.at(100))).await;
     let returned = world.running(world.job("b", 1).expires(world.at(100))).await;
     let lost = world.submit(world.job("c", 2).expires(world.at(100))).await;
@@ -121,7 +121,7 @@ pub async fn a_finished_job_does_not_expire(world: &World) {
     assert_eq!(world.state(done.id).await, JobState::Completed);
 }
 
-pub async fn jobs_that_nobody_can_run_are_given_up(world: &World) {
+pub async fn jobs_that_no_worker_can_run_fail(world: &World) {
     let ids = world.submit_all((0..3).map(|n| world.job("odd", n).unique(&format!("k{n}"))).collect()).await;
     let other = world.submit(world.job("known", 0)).await;
     let child = world.submit(world.job("known", 5).after(&[ids[0]])).await;
@@ -208,7 +208,7 @@ pub async fn pruning_is_bounded(world: &World) {
     assert_eq!(rounds, [10, 10, 5, 0]);
 }
 
-pub async fn pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs(world: &World) {
+pub async fn pruning_deletes_old_cancel_requests_but_not_of_running_jobs(world: &World) {
     let mut held = Vec::new();
     for ms in 0..3 {
         let job = world.running(world.job("a", ms)).await;
@@ -225,7 +225,7 @@ pub async fn pruning_forgets_old_requests_to_cancel_but_not_of_running_jobs(worl
     assert_eq!(asked, HashSet::from([held[0].id, held[1].id]));
 }
 
-pub async fn a_poll_tells_what_there_is_to_do(world: &World) {
+pub async fn a_poll_returns_pending_work(world: &World) {
     let poll = world.store.poll(world.node, world.at(0)).await.unwrap();
     assert!(poll.ready_lanes.is_empty() && poll.cancels.is_empty() && poll.next_due_at.is_none());
     assert_eq!(poll.nodes, 1);
@@ -244,7 +244,7 @@ pub async fn a_poll_tells_what_there_is_to_do(world: &World) {
     assert!(world.store.poll(world.node, world.at(0)).await.unwrap().cancels.is_empty());
 }
 
-pub async fn signals_tell_of_ready_waiting_and_cancelled_jobs(world: &World) {
+pub async fn signals_follow_ready_waiting_and_cancelled_jobs(world: &World) {
     let mut signals = world.store.signals();
     let mut next =
         async || tokio::time::timeout(std::time::Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();

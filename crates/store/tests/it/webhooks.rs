@@ -114,7 +114,7 @@ impl World {
 
 // ---- every way to end
 
-pub async fn a_completed_job_tells_its_result(world: &World) {
+pub async fn the_webhook_of_a_completed_job_contains_its_result(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let mut signals = world.store.signals();
     world.complete(&job, 7).await;
@@ -129,7 +129,7 @@ pub async fn a_completed_job_tells_its_result(world: &World) {
     assert_eq!(world.news_of(bare.id, 9).await, json!({"status": "completed"}));
 }
 
-pub async fn a_result_is_told_to_the_letter(world: &World) {
+pub async fn a_result_is_sent_byte_for_byte(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let result = r#"{"n":12345678901234567890123,"x":1.0,"nul":"\u0000"}"#;
     world.end(&job, RunOutcome::Completed { result: Some(result.into()) }, 1).await;
@@ -137,13 +137,13 @@ pub async fn a_result_is_told_to_the_letter(world: &World) {
     assert!(body.get().contains(result), "{}", body.get());
 }
 
-pub async fn a_failed_job_tells_its_error(world: &World) {
+pub async fn the_webhook_of_a_failed_job_contains_its_error(world: &World) {
     let job = world.running(world.hooked(0)).await;
     world.end(&job, failed("said \"no\""), 7).await;
     assert_eq!(world.news_of(job.id, 7).await, json!({"status": "failed", "error": "said \"no\""}));
 }
 
-pub async fn a_job_cancelled_in_line_tells_it(world: &World) {
+pub async fn a_job_cancelled_in_its_queue_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0)).await;
     let mut signals = world.store.signals();
     world.cancel(id, 7).await;
@@ -155,7 +155,7 @@ pub async fn a_job_cancelled_in_line_tells_it(world: &World) {
     assert!(told);
 }
 
-pub async fn a_job_cancelled_in_its_workers_hands_tells_it(world: &World) {
+pub async fn a_job_cancelled_in_flight_sends_its_webhook(world: &World) {
     let job = world.running(world.hooked(0)).await;
     world.cancel(job.id, 5).await;
     assert_eq!(world.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
@@ -168,21 +168,21 @@ pub async fn a_job_cancelled_in_its_workers_hands_tells_it(world: &World) {
     assert_eq!(world.news_of(job.id, 12).await["status"], "cancelled");
 }
 
-pub async fn an_expired_job_tells_it(world: &World) {
+pub async fn an_expired_job_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0).expires(world.at(5))).await;
     world.promote(7).await;
     let news = world.news_of(id, 7).await;
     assert_eq!(news, json!({"status": "failed", "error": format!("expired at {}", world.at(5))}));
 }
 
-pub async fn a_job_that_nobody_can_run_tells_it(world: &World) {
+pub async fn a_job_without_a_handler_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0)).await;
     let lanes = world.lanes().await;
     assert_eq!(world.store.job_fail_unhandled(lanes, world.at(5), 10, world.at(7)).await.unwrap(), 1);
     assert_eq!(world.news_of(id, 7).await["status"], "failed");
 }
 
-pub async fn a_job_lost_for_good_tells_it(world: &World) {
+pub async fn a_permanently_lost_job_sends_its_webhook(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let id = world.submit(world.hooked(0)).await;
     assert_eq!(world.claim_by(&worker, 1, 1).await[0].id, id);
@@ -192,7 +192,7 @@ pub async fn a_job_lost_for_good_tells_it(world: &World) {
     assert_eq!(world.news_of(id, 7).await["status"], "failed");
 }
 
-pub async fn a_job_cancelled_while_it_is_lost_tells_it(world: &World) {
+pub async fn a_lost_job_with_a_cancel_request_sends_its_webhook(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let id = world.submit(world.hooked(0)).await;
     world.claim_by(&worker, 1, 1).await;
@@ -201,21 +201,21 @@ pub async fn a_job_cancelled_while_it_is_lost_tells_it(world: &World) {
     assert_eq!(world.news_of(id, 7).await, json!({"status": "cancelled", "error": "not wanted"}));
 }
 
-pub async fn a_child_of_a_failed_parent_tells_it(world: &World) {
+pub async fn a_cancelled_child_of_a_failed_parent_sends_its_webhook(world: &World) {
     let parent = world.running(world.job("a", 0).retries(0)).await;
     let id = world.submit(world.hooked(1).after(&[parent.id])).await;
     world.fail(&parent, 7).await;
     assert_eq!(world.news_of(id, 7).await["status"], "cancelled");
 }
 
-pub async fn a_job_cancelled_at_submit_tells_it(world: &World) {
+pub async fn a_job_cancelled_at_submit_sends_its_webhook(world: &World) {
     let parent = world.running(world.job("a", 0).retries(0)).await;
     world.fail(&parent, 1).await;
     let id = world.submit(world.hooked(7).after(&[parent.id])).await;
     assert_eq!(world.news_of(id, 7).await["status"], "cancelled");
 }
 
-pub async fn a_job_that_goes_on_tells_nothing(world: &World) {
+pub async fn a_job_that_is_not_finished_sends_no_webhook(world: &World) {
     let id = world.submit(world.hooked(0).retries(3)).await;
     let job = world.claim_one(0).await;
     world.retry_at(&job, 5, 1).await;
@@ -227,13 +227,13 @@ pub async fn a_job_that_goes_on_tells_nothing(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(*) FROM webhook").await, 0, "to be deleted is not to end");
 }
 
-pub async fn a_job_without_an_address_tells_nothing(world: &World) {
+pub async fn a_job_without_a_webhook_url_sends_nothing(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     world.complete(&job, 1).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM webhook").await, 0);
 }
 
-pub async fn an_end_told_again_is_told_to_the_world_once(world: &World) {
+pub async fn a_repeated_end_sends_one_webhook(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let end = world.an_end(&job, completed(), 1);
     assert!(world.tell_end(end.clone()).await);
@@ -241,7 +241,7 @@ pub async fn an_end_told_again_is_told_to_the_world_once(world: &World) {
     world.webhook_of(job.id).await;
 }
 
-pub async fn a_retried_job_that_ends_again_tells_again(world: &World) {
+pub async fn a_retried_job_sends_another_webhook_when_it_ends(world: &World) {
     let job = world.running(world.hooked(0)).await;
     world.fail(&job, 1).await;
     world.retry_by_person(job.id, 2).await;
@@ -261,7 +261,7 @@ pub async fn a_retried_job_that_ends_again_tells_again(world: &World) {
 
 // ---- sending
 
-pub async fn a_sender_gets_all_that_it_needs(world: &World) {
+pub async fn a_delivery_has_everything_a_sender_needs(world: &World) {
     let mut job = world.hooked(0).correlation("order-7");
     job.options.traceparent = Some("00-trace".into());
     let job = world.running(job).await;
@@ -306,24 +306,24 @@ pub async fn a_webhook_is_sent_until_it_is_delivered(world: &World) {
     assert_eq!(log, [("webhook_failed".into(), failed), ("webhook_sent".into(), sent)]);
 }
 
-pub async fn what_became_of_a_webhook_stands_after_the_end_of_its_job(world: &World) {
+pub async fn the_outcome_of_a_webhook_follows_the_end_in_the_jobs_log(world: &World) {
     let (job, _) = world.told(5).await;
     let taken = world.take_one(5).await;
     assert!(world.settle(&taken, 200, WebhookNext::Delivered, 5).await);
     assert_eq!(world.events(job).await[3..], ["started", "completed", "webhook_sent"], "in the same millisecond too");
 }
 
-pub async fn a_webhook_that_failed_too_often_is_over(world: &World) {
+pub async fn a_webhook_that_failed_too_often_is_settled(world: &World) {
     let (job, id) = world.told(0).await;
     let taken = world.take_one(0).await;
     assert!(world.settle(&taken, 500, WebhookNext::Failed, 1).await);
     assert_eq!(world.take(i64::from(i32::MAX)).await.len(), 0);
     assert_eq!(world.webhook(id).await.state, WebhookState::Failed);
     let last = world.get(job).await.execution_log.pop().unwrap();
-    assert_eq!(last.details, "https://example.org/hook: HTTP 500, attempt 1 of 3; given up");
+    assert_eq!(last.details, "https://example.org/hook: HTTP 500, attempt 1 of 3; abandoned");
 }
 
-pub async fn a_webhook_is_handed_to_one_sender_only(world: &World) {
+pub async fn a_webhook_is_taken_by_one_sender_only(world: &World) {
     let jobs: Vec<NewJob> = (0..40).map(|n| world.hooked(0).hooked(&format!("http://host{}/", n % 4))).collect();
     let ids = world.submit_all(jobs).await;
     for job in world.claim(40, 0).await {
@@ -347,7 +347,7 @@ pub async fn a_webhook_is_handed_to_one_sender_only(world: &World) {
     assert_eq!(total, ids.len(), "and none is left out");
 }
 
-pub async fn what_one_host_keeps_waiting_stands_in_no_others_way(world: &World) {
+pub async fn a_slow_host_does_not_delay_other_hosts(world: &World) {
     let slow = (0..30).map(|_| world.hooked(0).hooked("http://slow/"));
     let good = (0..3).map(|_| world.hooked(0).hooked("http://good/"));
     world.submit_all(slow.chain(good).collect()).await;
@@ -369,7 +369,7 @@ pub async fn what_one_host_keeps_waiting_stands_in_no_others_way(world: &World) 
     assert_eq!(world.ledger.number("SELECT max(attempts) FROM webhook").await, 1, "waiting costs no attempt");
 }
 
-pub async fn the_longest_due_goes_first(world: &World) {
+pub async fn the_longest_due_webhook_is_sent_first(world: &World) {
     let (_, late) = world.told(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 500, world.again(100), 1).await;
@@ -397,7 +397,7 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
     assert!(history[0].error.as_ref().unwrap().contains("did not tell"), "{:?}", history[0]);
 }
 
-pub async fn what_a_server_that_is_gone_was_sending_is_due_at_once(world: &World) {
+pub async fn webhooks_of_a_dead_sender_are_due_immediately(world: &World) {
     let (_, first) = world.told(0).await;
     let dead = WebhookTakeRequest { node: NodeId::new(), ..world.ask() };
     assert_eq!(world.take_as(dead, 0).await.deliveries.len(), 1);
@@ -409,7 +409,7 @@ pub async fn what_a_server_that_is_gone_was_sending_is_due_at_once(world: &World
     assert_eq!(world.take(6).await.len(), 2, "nor does one that takes leave keep anything");
 }
 
-pub async fn senders_that_die_do_not_use_up_the_last_try_but_not_for_ever(world: &World) {
+pub async fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit(world: &World) {
     let (job, id) = world.told(0).await;
     let mut now = 0;
     for number in 1..=4 {
@@ -428,7 +428,7 @@ pub async fn senders_that_die_do_not_use_up_the_last_try_but_not_for_ever(world:
 
 // ---- people
 
-pub async fn a_webhook_that_is_over_can_be_sent_again_by_hand(world: &World) {
+pub async fn a_settled_webhook_can_be_redelivered(world: &World) {
     let (job, id) = world.told(0).await;
     let taken = world.take_one(0).await;
     for (at, state) in [(1, "WAITING"), (3, "SENDING")] {

@@ -25,7 +25,7 @@ fn named(key: &str, world: &World, kind: WorkerKind, node: NodeId) -> WorkerEntr
 
 // ---- they come
 
-pub async fn a_worker_begins_its_life_through_allowed_states(world: &World) {
+pub async fn a_registration_begins_through_allowed_states(world: &World) {
     use WorkerState::*;
     let capabilities = WorkerCapabilities { types: vec!["a".into(), "b.*".into()], queues: vec!["q".into()] };
     let entry = WorkerEntry {
@@ -49,7 +49,7 @@ pub async fn a_worker_begins_its_life_through_allowed_states(world: &World) {
     assert!(world.store.worker_get("nobody").await.unwrap().is_none());
 }
 
-pub async fn a_worker_that_is_being_made_becomes_ready_when_it_connects(world: &World) {
+pub async fn a_worker_whose_process_starts_becomes_ready_when_it_connects(world: &World) {
     use WorkerState::*;
     let entry = WorkerEntry {
         kind: WorkerKind::Pool,
@@ -68,7 +68,7 @@ pub async fn a_worker_that_is_being_made_becomes_ready_when_it_connects(world: &
     assert_eq!(states(world, "small-1").await, [Creating, Connecting, Ready]);
 }
 
-pub async fn a_worker_that_connects_anew_goes_on_with_its_jobs(world: &World) {
+pub async fn a_worker_that_reconnects_keeps_its_jobs(world: &World) {
     let (worker, jobs) = world.holding("w", 5, 0).await;
     world.begin(&jobs[1], 3).await;
     world.complete(&jobs[2], 4).await;
@@ -97,7 +97,7 @@ pub async fn a_worker_that_connects_anew_goes_on_with_its_jobs(world: &World) {
     world.complete(&jobs[0], 10).await;
 }
 
-pub async fn a_worker_that_moves_tells_its_old_node(world: &World) {
+pub async fn a_worker_that_moves_signals_its_old_node(world: &World) {
     let mut signals = world.store.signals();
     let worker = world.admit(named("w", world, WorkerKind::Remote, NodeId::new()), 0).await;
     world.admit(world.worker("w"), 1).await;
@@ -105,7 +105,7 @@ pub async fn a_worker_that_moves_tells_its_old_node(world: &World) {
     assert_eq!(heard, Signal::Worker(worker.id));
 }
 
-pub async fn twenty_that_connect_at_once_under_one_name_are_one_worker(world: &World) {
+pub async fn twenty_concurrent_connections_under_one_key_are_one_worker(world: &World) {
     let tasks = (0..20).map(|_| {
         let (store, entry, now) = (world.store.clone(), world.worker("w"), world.at(0));
         tokio::spawn(async move { store.worker_admit(entry, now).await.unwrap() })
@@ -120,7 +120,7 @@ pub async fn twenty_that_connect_at_once_under_one_name_are_one_worker(world: &W
 
 // ---- they are handed jobs
 
-pub async fn nothing_is_handed_out_through_an_old_connection(world: &World) {
+pub async fn nothing_is_claimed_through_an_old_session(world: &World) {
     let old = world.admit(world.worker("w"), 0).await;
     let new = world.admit(world.worker("w"), 1).await;
     let ids = world.submit_all((0..2).map(|_| world.job("a", 2)).collect()).await;
@@ -133,7 +133,7 @@ pub async fn nothing_is_handed_out_through_an_old_connection(world: &World) {
     assert_eq!(world.claim_one(7).await.id, ids[1]);
 }
 
-pub async fn several_asks_are_answered_in_their_order(world: &World) {
+pub async fn several_requests_are_answered_in_their_order(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let a = world.submit_all((0..4).map(|_| world.job("a", 0)).collect()).await;
     let b = world.submit_all((0..2).map(|_| world.job("b", 0)).collect()).await;
@@ -155,7 +155,7 @@ pub async fn several_asks_are_answered_in_their_order(world: &World) {
     assert!(world.store.job_claim(Vec::new(), world.at(2)).await.unwrap().is_empty());
 }
 
-pub async fn a_job_waits_for_a_worker_that_is_coming(world: &World) {
+pub async fn a_job_is_scheduled_while_its_worker_starts(world: &World) {
     let creating =
         WorkerEntry { state: WorkerState::Creating, deadline: Some(world.at(1_000)), ..world.worker("coming") };
     let coming = world.admit(creating, 0).await;
@@ -217,7 +217,7 @@ pub async fn jobs_name_their_worker(world: &World) {
 
 // ---- they go
 
-pub async fn the_jobs_of_a_lost_worker_cost_a_try_started_or_not(world: &World) {
+pub async fn the_jobs_of_a_lost_worker_use_an_attempt_started_or_not(world: &World) {
     let (worker, jobs) = world.holding("billing-1", 6, 0).await;
     world.begin(&jobs[0], 1).await;
     world.complete(&jobs[2], 2).await;
@@ -257,7 +257,7 @@ pub async fn the_jobs_of_a_lost_worker_cost_a_try_started_or_not(world: &World) 
     assert!(!world.orphans(11).await);
 }
 
-pub async fn a_worker_that_leaves_hands_back_without_cost(world: &World) {
+pub async fn a_worker_that_leaves_returns_its_jobs_without_using_an_attempt(world: &World) {
     let (worker, jobs) = world.holding("w", 3, 0).await;
     world.begin(&jobs[0], 1).await;
     world.cancel(jobs[1].id, 1).await;
@@ -276,7 +276,7 @@ pub async fn a_worker_that_leaves_hands_back_without_cost(world: &World) {
     assert_eq!(self::states(world, "w").await, [Creating, Connecting, Ready, Terminating, Terminated]);
 }
 
-pub async fn a_life_ends_once_and_only_through_its_connection(world: &World) {
+pub async fn a_registration_ends_once_and_only_through_its_session(world: &World) {
     let (old, jobs) = world.holding("w", 1, 0).await;
     let new = world.admit(world.worker("w"), 1).await;
     assert_eq!(world.lose(&old, 0, 2).await, None, "it has connected anew");
@@ -286,7 +286,7 @@ pub async fn a_life_ends_once_and_only_through_its_connection(world: &World) {
     assert_eq!(world.get(jobs[0].id).await.retry_count, 1);
 }
 
-pub async fn a_worker_that_comes_back_after_its_end_has_a_new_life(world: &World) {
+pub async fn a_worker_that_reconnects_after_its_end_has_a_new_registration(world: &World) {
     let (first, jobs) = world.holding("w", 1, 0).await;
     world.lose(&first, 100, 1).await.unwrap();
     let second = world.admit(world.worker("w"), 2).await;
@@ -323,7 +323,7 @@ pub async fn a_completion_after_the_loss_and_another_claim_changes_nothing(world
     }
 }
 
-pub async fn loss_and_completion_at_once_never_both_count(world: &World) {
+pub async fn concurrent_loss_and_completion_never_both_count(world: &World) {
     for round in 0..30 {
         let (worker, jobs) = world.holding("w", 1, round).await;
         let end = RunEnd { closes_claim: true, ..world.an_end(&jobs[0], completed(), round) };
@@ -335,7 +335,7 @@ pub async fn loss_and_completion_at_once_never_both_count(world: &World) {
     }
 }
 
-pub async fn loss_and_claim_at_once_leave_nothing_in_dead_hands(world: &World) {
+pub async fn concurrent_loss_and_claim_leave_no_job_with_a_lost_worker(world: &World) {
     let mut seen = [0, 0];
     for round in 0..30 {
         let worker = world.admit(world.worker("w"), round).await;
@@ -351,7 +351,7 @@ pub async fn loss_and_claim_at_once_leave_nothing_in_dead_hands(world: &World) {
     assert_eq!(seen[0] + seen[1], 30);
 }
 
-pub async fn reconnection_and_claim_at_once_lose_no_job(world: &World) {
+pub async fn concurrent_reconnection_and_claim_lose_no_job(world: &World) {
     for round in 0..30 {
         let old = world.admit(world.worker("w"), round).await;
         let id = world.submit(world.job("a", round)).await;
@@ -363,7 +363,7 @@ pub async fn reconnection_and_claim_at_once_lose_no_job(world: &World) {
     }
 }
 
-pub async fn a_job_that_kills_its_worker_is_found_out(world: &World) {
+pub async fn a_job_that_kills_its_worker_runs_out_of_attempts(world: &World) {
     let id = world.submit(world.job("poison", 0).retries(2)).await;
     for life in 0..3 {
         assert_ne!(world.state(id).await, JobState::Failed);
@@ -403,7 +403,7 @@ pub async fn a_worker_keeps_its_jobs_when_its_server_dies(world: &World) {
     }
 }
 
-pub async fn a_worker_that_does_not_come_back_is_given_up(world: &World) {
+pub async fn a_worker_that_does_not_reconnect_is_declared_lost(world: &World) {
     let worker = world.admit(named("w", world, WorkerKind::Remote, NodeId::new()), 0).await;
     let id = world.submit(world.job("a", 0)).await;
     let job = world.claim_by(&worker, 1, 1).await.remove(0);
@@ -418,7 +418,7 @@ pub async fn a_worker_that_does_not_come_back_is_given_up(world: &World) {
     assert_eq!((swept.lost[0].freed.orphaned, swept.next_at, swept.more), (1, None, false));
     let view = world.get(id).await;
     assert_eq!((view.status, view.retry_count, view.next_retry_at), (JobState::Retrying, 1, Some(world.at(10_503))));
-    assert_eq!(view.error.as_deref(), Some("worker w was lost: it was not heard of"));
+    assert_eq!(view.error.as_deref(), Some("worker w was lost: no heartbeat"));
     assert!(!world.end(&job, completed(), 10_004).await);
     assert!(world.sweep(NEVER, 10_005).await.lost.is_empty());
 }
@@ -436,7 +436,7 @@ pub async fn the_workers_inside_a_dead_server_end_with_it(world: &World) {
     assert!(!world.orphans(4).await);
 }
 
-pub async fn how_long_a_worker_is_waited_for_depends_on_its_door(world: &World) {
+pub async fn the_deadline_of_a_worker_depends_on_its_transport(world: &World) {
     let dead = NodeId::new();
     let with = |key, transport: &str, deadline: Option<i64>| WorkerEntry {
         transport: transport.into(),
@@ -452,7 +452,7 @@ pub async fn how_long_a_worker_is_waited_for_depends_on_its_door(world: &World) 
     }
 }
 
-pub async fn a_server_that_leaves_lets_its_workers_go(world: &World) {
+pub async fn a_server_that_leaves_detaches_its_workers(world: &World) {
     let other = NodeInfo { id: NodeId::new(), name: "other".into() };
     world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
     world.admit(named("inside", world, WorkerKind::BuiltIn, other.id), 0).await;
@@ -476,10 +476,10 @@ pub async fn a_server_that_leaves_lets_its_workers_go(world: &World) {
     let lost = world.sweep(NEVER, 10_002).await.lost;
     assert_eq!(lost.len(), 1);
     let error = world.get(ids[1]).await.error.unwrap();
-    assert_eq!(error, "worker outside was lost: its server stopped, and it has not come back");
+    assert_eq!(error, "worker outside was lost: its server stopped, and it has not reconnected");
 }
 
-pub async fn a_sweep_is_bounded_and_says_that_there_is_more(world: &World) {
+pub async fn a_sweep_is_bounded_and_reports_that_more_is_due(world: &World) {
     for n in 0..105 {
         let entry = WorkerEntry { deadline: Some(world.at(n)), ..world.worker(&format!("w{n}")) };
         world.admit(entry, 0).await;
@@ -498,7 +498,7 @@ pub async fn a_sweep_is_bounded_and_says_that_there_is_more(world: &World) {
     assert_eq!(world.ledger.number("SELECT count(DISTINCT worker) FROM worker_change").await, 1);
 }
 
-pub async fn a_block_is_found_whatever_became_of_its_owner(world: &World) {
+pub async fn a_claim_without_an_owner_is_found_however_its_owner_ended(world: &World) {
     let (kept, jobs) = world.holding("kept", 1, 0).await;
     let (gone, more) = world.holding("gone", 1, 0).await;
     // As if an end had forgotten them: one owner has ended, the row of the other is not even there.
@@ -517,7 +517,7 @@ pub async fn a_block_is_found_whatever_became_of_its_owner(world: &World) {
     assert_ne!(kept.id, gone.id);
 }
 
-pub async fn a_claim_of_a_worker_whose_answer_was_lost_is_given_back(world: &World) {
+pub async fn a_claim_of_a_worker_whose_answer_was_lost_is_released(world: &World) {
     let (worker, known) = world.holding("w", 1, 0).await;
     world.submit(world.job("a", 1)).await;
     let lost = world.claim_by(&worker, 1, 2).await.remove(0);
@@ -534,7 +534,7 @@ pub async fn a_claim_of_a_worker_whose_answer_was_lost_is_given_back(world: &Wor
     assert_eq!(answer.unwrap(), 0, "it is not connected there");
 }
 
-pub async fn a_node_hears_of_requests_to_cancel_for_its_workers(world: &World) {
+pub async fn a_poll_returns_cancel_requests_for_the_nodes_workers(world: &World) {
     let (_, jobs) = world.holding("w", 1, 0).await;
     world.cancel(jobs[0].id, 1).await;
     let cancels = world.store.poll(world.node, world.at(2)).await.unwrap().cancels;
@@ -545,7 +545,7 @@ pub async fn a_node_hears_of_requests_to_cancel_for_its_workers(world: &World) {
 
 // ---- how they are
 
-pub async fn news_of_workers_are_written_down(world: &World) {
+pub async fn status_updates_of_workers_are_recorded(world: &World) {
     use WorkerState::*;
     let worker = world.admit(world.worker("w"), 0).await;
     let other = world.admit(world.worker("other"), 0).await;
@@ -587,7 +587,7 @@ pub async fn only_the_newest_changes_are_kept(world: &World) {
     assert_eq!((history.len(), history[0].at), (200, world.at(2)));
 }
 
-pub async fn a_worker_is_asked_to_drain_by_its_name(world: &World) {
+pub async fn a_worker_is_drained_by_its_key(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let mut signals = world.store.signals();
     let ask = async |key: &str, drain| world.store.worker_drain(key, drain, None, world.at(1)).await.unwrap();
@@ -602,7 +602,7 @@ pub async fn a_worker_is_asked_to_drain_by_its_name(world: &World) {
     assert_eq!(ask("w", true).await, None, "no such worker lives");
 }
 
-pub async fn workers_are_listed_the_living_first(world: &World) {
+pub async fn live_workers_are_listed_first(world: &World) {
     let gone = world.admit(world.worker("gone"), 3).await;
     world.admit(world.worker("old"), 1).await;
     let new = world.admit(world.worker("new"), 2).await;
@@ -617,7 +617,7 @@ pub async fn workers_are_listed_the_living_first(world: &World) {
     assert_eq!(list(&[WorkerState::Busy, WorkerState::Terminated], 9).await, ["new", "gone"]);
 }
 
-pub async fn worker_capabilities_are_those_of_workers_that_take_jobs(world: &World) {
+pub async fn capabilities_are_those_of_workers_that_accept_jobs(world: &World) {
     use WorkerState::*;
     let able = |name: &str| WorkerCapabilities { types: vec![name.into()], queues: vec![format!("q-{name}")] };
     let with = |name: &str, state| WorkerEntry { capabilities: able(name), state, ..world.worker(name) };
@@ -647,7 +647,7 @@ pub async fn counters_follow_the_jobs_of_workers(world: &World) {
     assert_eq!(counted, [0, 2, 1]);
 }
 
-pub async fn many_asks_in_one_call_share_out_what_there_is(world: &World) {
+pub async fn many_requests_in_one_call_share_the_ready_jobs(world: &World) {
     // Two lanes, so that some asks have one and some have two; one worker is connected elsewhere by now.
     let kinds = |n: usize| if n.is_multiple_of(3) { "b" } else { "a" };
     world.submit_all((0..150).map(|n| world.job(kinds(n), 0)).collect()).await;

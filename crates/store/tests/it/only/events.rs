@@ -44,7 +44,7 @@ async fn work(world: &World, seed: u64, rounds: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nodes_that_work_at_once_tell_every_story_whole_and_send_it_in_order() {
+async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
     on_postgres(async |world: &World| {
         let other = world.reopen(StoreOptions::default()).await;
         let mode = SubscriptionMode::Queue(OnRejected::Skip);
@@ -134,7 +134,7 @@ async fn switching_events_on_and_off_under_load_costs_no_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_does_not_own_the_tables_can_switch_events_on_and_tell_them() {
+async fn a_role_that_does_not_own_the_tables_can_switch_events_on_and_record_them() {
     on_postgres(async |world: &World| {
         let role = format!("faena_guest_{}", uuid::Uuid::new_v4().simple());
         run_on(&world.url, &format!("CREATE ROLE {role} LOGIN")).await;

@@ -30,7 +30,7 @@ const PUT: &str =
                        ARRAY[NULL::text], ARRAY['{}'])";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_follows_waits_for_what_has_its_place_and_is_not_committed() {
+async fn a_reader_waits_for_assigned_positions_that_are_not_committed() {
     on_postgres(async |world: &World| {
         world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let mut follower = Follower::at_the_end(&*world.store).await;
@@ -49,7 +49,7 @@ async fn who_follows_waits_for_what_has_its_place_and_is_not_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_passed_by_that_is_committed_late_while_many_nodes_write() {
+async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
     on_postgres(async |world: &World| {
         world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let other = world.reopen(StoreOptions::default()).await;
@@ -124,7 +124,7 @@ async fn hears(world: &World, signals: &mut broadcast::Receiver<Signal>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listening_session_that_is_ended_under_load_comes_back_and_tells_everybody_to_look() {
+async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_every_loop() {
     on_postgres(async |world: &World| {
         world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let other = world.reopen(StoreOptions::default()).await;
@@ -153,7 +153,7 @@ async fn a_listening_session_that_is_ended_under_load_comes_back_and_tells_every
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_was_cut_without_a_word_is_noticed() {
+async fn a_silently_broken_connection_is_noticed() {
     on_postgres(async |world: &World| {
         world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
         let (port, cut) = proxy(&world.url).await;

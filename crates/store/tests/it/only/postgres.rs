@@ -60,11 +60,11 @@ async fn limited_plans(world: &World) -> Vec<(&'static str, String)> {
     let mut plans = Vec::new();
     let id = NodeId::new().0;
     for (name, sql, arguments) in [
-        ("lines", plan_probe::KEY_QUEUES, "1, 16".to_owned()),
+        ("key queues", plan_probe::KEY_QUEUES, "1, 16".to_owned()),
         ("keys", plan_probe::KEYS, "'{1,1}', '{7,8}', 2".to_owned()),
         ("heads", plan_probe::KEY_QUEUE_HEADS, "'{1,1}', '{7,8}', '{4,4}'".to_owned()),
         ("take", plan_probe::TAKE, format!("'{{1}}', '{{1}}', '{{{id}}}', '{id}', 0, 0")),
-        ("held", plan_probe::IN_FLIGHT, "'{0,1}', '{x,default}'".to_owned()),
+        ("in flight", plan_probe::IN_FLIGHT, "'{0,1}', '{x,default}'".to_owned()),
     ] {
         client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();
         client.batch_execute(&format!("PREPARE probe AS {sql}")).await.unwrap();
@@ -81,7 +81,7 @@ async fn limited_plans(world: &World) -> Vec<(&'static str, String)> {
 async fn limited_claims_go_by_index(world: &World, when: &str) {
     for (name, plan) in limited_plans(world).await {
         let index = match name {
-            "lines" => "key_queue_open on line",
+            "key queues" => "key_queue_open on key_queue",
             "keys" | "heads" => "ready_key on ready",
             // By its primary key or by lane and id: each finds one row.
             "take" => " on ready r",
@@ -108,7 +108,7 @@ async fn pages_touched(world: &World, sql: &str, arguments: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_thousand_blocked_jobs_in_front_cost_a_claim_nothing() {
+async fn twenty_thousand_limited_jobs_in_front_cost_a_claim_nothing() {
     on_postgres(async |world: &World| {
         limited_claims_go_by_index(world, "on fresh tables").await;
         world.limit(Scope::Key("*".into()), Some(1), 0).await;
@@ -150,7 +150,7 @@ const BURST: &str = "INSERT INTO job (id, lane, payload)
      INSERT INTO counter (shard, lane, tally, n) VALUES (0, 1, 1, 50000)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_goes_by_the_index_whatever_the_planner_knows() {
+async fn a_claim_uses_the_index_whatever_the_planner_knows() {
     on_postgres(async |world: &World| {
         claims_go_by_index(world, "on fresh tables").await;
         world.ledger.run("INSERT INTO lane (queue, type, priority) VALUES ('default', 'a', 2)").await;
@@ -193,7 +193,7 @@ async fn concurrent_submits_share_transactions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_refused_call_takes_nothing_of_the_others_with_it() {
+async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
     on_postgres(async |world: &World| {
         world.submit(world.job("a", 0).unique("k")).await;
         let calls = (0..100).map(|n| {
@@ -208,11 +208,11 @@ async fn one_refused_call_takes_nothing_of_the_others_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stores_that_open_at_once_on_an_empty_database_all_work() {
+async fn stores_that_open_concurrently_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;
         let stores: Vec<_> = stores.into_iter().map(|store| store.unwrap()).collect();
-        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 5, "each migration once");
+        assert_eq!(ledger.number("SELECT count(*) FROM faena_schema").await, 1, "each migration once");
         for store in stores {
             store.ping().await.unwrap();
             store.close().await;
@@ -223,7 +223,7 @@ async fn stores_that_open_at_once_on_an_empty_database_all_work() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newer_or_older_schema_is_refused_and_left_alone() {
+async fn a_newer_or_older_schema_is_refused_and_left_unchanged() {
     on_empty_postgres(async |url: &str, ledger: &Ledger| {
         let no_migrate = || StoreOptions { migrate: false, ..StoreOptions::default() };
         assert!(setup_error(url, no_migrate()).await.contains("faena migrate"));
@@ -260,7 +260,7 @@ fn day(at: Timestamp) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn finished_jobs_stand_by_day_and_a_day_goes_as_a_whole() {
+async fn finished_jobs_are_partitioned_by_day_and_a_day_is_dropped_at_once() {
     on_postgres(async |world: &World| {
         let names = partitions(world).await;
         for ahead in 0..4 {
@@ -306,7 +306,7 @@ async fn a_day_with_jobs_in_it_is_not_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_lease_ran_out_is_taken_for_dead() {
+async fn a_node_whose_lease_has_ended_is_declared_dead() {
     on_postgres(async |world: &World| {
         let other = NodeInfo { id: NodeId::new(), name: "other".into() };
         world.store.node_join(other.clone(), 1_000, world.at(0)).await.unwrap();
@@ -328,7 +328,7 @@ async fn a_node_whose_lease_ran_out_is_taken_for_dead() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_to_cancel_is_for_the_node_that_has_the_job() {
+async fn a_cancel_request_is_for_the_node_that_owns_the_job() {
     on_postgres(async |world: &World| {
         let other = NodeInfo { id: NodeId::new(), name: "other".into() };
         world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_request_to_cancel_is_for_the_node_that_has_the_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_hear_of_each_other_and_see_the_same() {
+async fn nodes_receive_each_others_signals_and_see_the_same_jobs() {
     on_postgres(async |world: &World| {
         let other = world.reopen(StoreOptions::default()).await;
         // Each learns by its poll that it is not alone; the listener may still be connecting, so it is told until it hears.
@@ -447,7 +447,7 @@ async fn until_one_waits(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_end_waits_for_a_claim_under_way_and_frees_it_and_news_do_not_wait() {
+async fn the_end_of_a_worker_waits_for_its_uncommitted_claim_and_status_updates_do_not() {
     on_postgres(async |world: &World| {
         let worker = world.admit(world.worker("w"), 0).await;
         let id = world.submit(world.job("a", 0)).await;
@@ -476,7 +476,7 @@ async fn an_end_waits_for_a_claim_under_way_and_frees_it_and_news_do_not_wait() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_waits_for_an_end_under_way_and_finds_nothing() {
+async fn a_claim_waits_for_an_uncommitted_end_of_its_worker_and_is_refused() {
     on_postgres(async |world: &World| {
         let worker = world.admit(world.worker("w"), 0).await;
         let id = world.submit(world.job("a", 0)).await;
@@ -495,7 +495,7 @@ async fn a_claim_waits_for_an_end_under_way_and_finds_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_to_cancel_goes_where_the_worker_is_connected() {
+async fn a_cancel_request_goes_to_the_node_of_the_worker() {
     on_postgres(async |world: &World| {
         let other = NodeInfo { id: NodeId::new(), name: "other".into() };
         world.store.node_join(other.clone(), LEASE_MS, world.at(0)).await.unwrap();
@@ -510,7 +510,7 @@ async fn a_request_to_cancel_goes_where_the_worker_is_connected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_workers_of_a_server_whose_lease_ran_out_keep_their_jobs() {
+async fn the_workers_of_a_server_whose_lease_has_ended_keep_their_jobs() {
     on_postgres(async |world: &World| {
         let other = NodeInfo { id: NodeId::new(), name: "other".into() };
         world.store.node_join(other.clone(), 1_000, world.at(0)).await.unwrap();
@@ -529,7 +529,7 @@ async fn the_workers_of_a_server_whose_lease_ran_out_keep_their_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sweeps_of_several_nodes_at_once_give_each_worker_up_once() {
+async fn concurrent_sweeps_declare_each_worker_lost_once() {
     on_postgres(async |world: &World| {
         for n in 0..20 {
             let entry = faena_store::WorkerEntry { deadline: Some(world.at(5)), ..world.worker(&format!("w{n}")) };
@@ -580,7 +580,7 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_dies_while_it_fires_has_done_nothing() {
+async fn a_server_that_dies_while_firing_changes_nothing() {
     on_postgres(async |world: &World| {
         let id = schedules::make(world, schedules::every(60_000, "minutely")).await;
         let due = world.at(60_000);

@@ -30,7 +30,7 @@ async fn a_file_in_use_is_refused() {
 }
 
 #[tokio::test]
-async fn a_closed_file_can_be_opened_again_and_holds_everything() {
+async fn a_closed_file_can_be_opened_again_and_is_complete() {
     on_sqlite(async |world: &World| {
         let done = world.running(world.job("a", 0)).await;
         world.complete(&done, 1).await;
@@ -57,18 +57,18 @@ async fn a_closed_file_can_be_opened_again_and_holds_everything() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_database_is_refused_and_left_alone() {
+async fn a_file_that_is_not_a_database_is_refused_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notes.txt");
     let content = "not a database, but long enough to be looked at as one ".repeat(40);
     std::fs::write(&path, &content).unwrap();
     let text = setup_error(&url(&path), StoreOptions::default()).await;
-    assert!(text.contains("no SQLite database"), "{text}");
+    assert!(text.contains("not a SQLite database"), "{text}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
 }
 
 #[tokio::test]
-async fn a_database_of_somebody_else_is_refused_and_left_alone() {
+async fn a_database_of_another_application_is_refused_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
@@ -82,12 +82,12 @@ async fn a_database_of_somebody_else_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_made_is_named() {
+async fn a_folder_that_cannot_be_created_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a-file");
     std::fs::write(&file, "").unwrap();
     let text = setup_error(&url(&file.join("below").join("faena.db")), StoreOptions::default()).await;
-    assert!(text.contains("cannot make the folder") && text.contains("DATABASE_URL"), "{text}");
+    assert!(text.contains("cannot create the folder") && text.contains("DATABASE_URL"), "{text}");
     let text = setup_error(&url(folder.path()), StoreOptions::default()).await;
     assert!(text.contains("cannot open"), "a folder is no file: {text}");
     for bad in ["sqlite:", "mysql://x", ""] {
@@ -96,7 +96,7 @@ async fn a_folder_that_cannot_be_made_is_named() {
 }
 
 #[tokio::test]
-async fn a_newer_or_older_schema_is_refused_and_left_alone() {
+async fn a_newer_or_older_schema_is_refused_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("faena.db");
     let no_migrate = || StoreOptions { migrate: false, ..StoreOptions::default() };
@@ -131,7 +131,7 @@ async fn concurrent_submits_share_commits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_refused_call_takes_nothing_of_the_others_with_it() {
+async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
     on_sqlite(async |world: &World| {
         world.submit(world.job("a", 0).unique("k")).await;
         let calls = (0..100).map(|n| {
@@ -209,7 +209,7 @@ async fn a_full_disk_loses_nothing_that_was_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_thousand_blocked_jobs_in_front_are_not_looked_at() {
+async fn twenty_thousand_limited_jobs_in_front_are_not_read() {
     on_sqlite(async |world: &World| {
         world.limit(Scope::Key("*".into()), Some(1), 0).await;
         for part in 0..10_i64 {

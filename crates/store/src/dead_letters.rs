@@ -1,0 +1,32 @@
+//! Dead letters: failed jobs, as people handle them.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use faena_domain::{JobId, Timestamp};
+
+use crate::Result;
+
+/// Dead letters: failed jobs, as people handle them.
+#[async_trait]
+pub trait DeadLetterStore: Send + Sync + 'static {
+    /// Retries a failed job. A job in another state is left alone.
+    async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Deletes a failed job. A job in another state is left alone.
+    async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
+
+    /// Returns reasons and age of the dead letters. The counters have their number.
+    async fn dead_letter_stats(&self) -> Result<DeadLetterStats>;
+}
+
+/// Summary of the dead letters.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct DeadLetterStats {
+    /// Reasons of the newest ones, and how many were read.
+    pub by_reason: BTreeMap<String, u64>,
+    pub looked_at: u64,
+    /// The oldest by creation time.
+    pub oldest: Option<JobId>,
+    pub newest: Option<JobId>,
+}

@@ -1,0 +1,384 @@
+//! Jobs: the verbs, their arguments and results.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use faena_domain::{
+    Attempt, Bucket, ErrorReason, JobId, JobOptions, JobState, JobView, NewJob, Priority, Step, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{Lane, LaneId, Result};
+
+/// Jobs: submitting, changing, moving and reading them.
+#[async_trait]
+pub trait JobStore: Send + Sync + 'static {
+    /// Stores all jobs or none, each in `ready`, or in `waiting` for its time or its parents.
+    ///
+    /// An idempotency key that exists with the same fingerprint returns the existing job.
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>>;
+
+    /// Cancels a job, or requests its cancellation if a worker has it.
+    ///
+    /// `by` is the actor of the entry in the audit log, which is written in the same transaction; `None` for the system and for bulk actions,
+    /// which have an entry of their own. The same holds for the next three verbs.
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
+
+    /// Retries a failed or cancelled job under its own id, with all its attempts.
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
+
+    /// Changes a job that has not started.
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()>;
+
+    /// Deletes a job that is not in flight, with everything that belongs to it.
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
+
+    /// Moves up to `limit` due jobs: delayed and retrying jobs become ready, blocked jobs are checked for their parents.
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult>;
+
+    /// Fails up to `limit` jobs that are past their expiry and not in flight. A job in flight may finish.
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult>;
+
+    /// Fails up to `limit` jobs that have been ready in these lanes since before `before`, because no worker can run them.
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize>;
+
+    /// Deletes up to `limit` finished jobs that are older than their retention, and old entries of the audit log.
+    ///
+    /// PostgreSQL: also creates the partitions of the coming days and drops empty ones.
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;
+
+    /// Returns a job with its log and steps.
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
+
+    /// Returns what a job waits for: jobs ahead of it, parents, its key, its owner.
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>>;
+
+    /// Lists matching jobs, newest first, without log and steps.
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
+
+    /// Lists the ids of up to `limit` matching jobs that are newer than `after` and not newer than `upto`, oldest first.
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage>;
+
+    /// Lists how each run of a job ended, oldest first.
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>>;
+
+    /// Returns the finished steps of these jobs, by job in the order in which they finished.
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
+
+    /// Returns since when the first ready job of each lane has been ready. Lanes without ready jobs are left out.
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>>;
+
+    /// Returns the number of jobs per lane and tally.
+    async fn counts(&self) -> Result<Counts>;
+
+    /// Returns all lanes that exist so far.
+    async fn lanes(&self) -> Result<Vec<Lane>>;
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Submitted {
+    pub id: JobId,
+    pub status: JobState,
+    pub created_at: Timestamp,
+    /// Whether the job existed before, under the same idempotency key.
+    pub existed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CancelOutcome {
+    Cancelled,
+    /// A worker has the job; the cancellation was requested.
+    Asked {
+        state: JobState,
+    },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct JobPatch {
+    pub priority: Option<Priority>,
+    pub payload: Option<String>,
+    /// `Some(None)`: as soon as possible.
+    pub scheduled_at: Option<Option<Timestamp>>,
+    pub expires_at: Option<Option<Timestamp>>,
+    pub max_retries: Option<u32>,
+    pub retry_delay_ms: Option<u64>,
+    pub timeout_ms: Option<u64>,
+}
+
+impl JobPatch {
+    pub fn apply_to(&self, options: &mut JobOptions) {
+        if let Some(scheduled_at) = self.scheduled_at {
+            options.scheduled_at = scheduled_at;
+        }
+        if let Some(expires_at) = self.expires_at {
+            options.expires_at = expires_at;
+        }
+        if let Some(max_retries) = self.max_retries {
+            options.retry.max_retries = max_retries;
+        }
+        if let Some(retry_delay_ms) = self.retry_delay_ms {
+            options.retry.retry_delay_ms = retry_delay_ms;
+        }
+        if self.timeout_ms.is_some() {
+            options.timeout_ms = self.timeout_ms;
+        }
+    }
+
+    /// Describes for the log what changes and to what. The new payload is not shown.
+    pub fn describe(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some(priority) = self.priority {
+            parts.push(format!("priority {priority}"));
+        }
+        if self.payload.is_some() {
+            parts.push("payload".into());
+        }
+        for (name, time) in [("scheduledAt", self.scheduled_at), ("expiresAt", self.expires_at)] {
+            match time {
+                Some(Some(at)) => parts.push(format!("{name} {at}")),
+                Some(None) => parts.push(format!("no {name}")),
+                None => {}
+            }
+        }
+        if let Some(n) = self.max_retries {
+            parts.push(format!("maxRetries {n}"));
+        }
+        if let Some(ms) = self.retry_delay_ms {
+            parts.push(format!("retryDelay {ms}"));
+        }
+        if let Some(ms) = self.timeout_ms {
+            parts.push(format!("timeoutMs {ms}"));
+        }
+        parts.join(", ")
+    }
+}
+
+/// Result of one round over due jobs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DueResult {
+    pub promoted: usize,
+    pub expired: usize,
+    pub unblocked: usize,
+    /// When the next round has something to do.
+    pub next_at: Option<Timestamp>,
+    /// Whether more jobs are due now.
+    pub more: bool,
+}
+
+impl DueResult {
+    pub fn handled(&self) -> usize {
+        self.promoted + self.expired + self.unblocked
+    }
+}
+
+/// How long finished jobs are kept.
+#[derive(Clone, Debug)]
+pub struct Retention {
+    pub completed_ms: i64,
+    pub cancelled_ms: i64,
+    pub failed_ms: i64,
+    /// For entries of the audit log, and for finished bulk actions.
+    pub audit_ms: i64,
+}
+
+impl Retention {
+    /// Returns the time after which no finished job is kept.
+    pub fn longest_ms(&self) -> i64 {
+        self.completed_ms.max(self.cancelled_ms).max(self.failed_ms)
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY_MS: i64 = 24 * 3_600_000;
+        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS, audit_ms: 365 * DAY_MS }
+    }
+}
+
+/// A filter over jobs. Its JSON form, stored with a bulk action, has the field names of the API.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Filter {
+    #[serde(rename = "status")]
+    pub states: Vec<JobState>,
+    pub priority: Option<Priority>,
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    pub queue: Option<String>,
+    pub tag: Option<String>,
+    pub correlation_id: Option<String>,
+    pub schedule_id: Option<String>,
+    pub created_after: Option<Timestamp>,
+    pub created_before: Option<Timestamp>,
+    /// Part of a type or queue name, or exactly an id, a correlation id, a unique key or an idempotency key.
+    pub q: Option<String>,
+    /// Part of the error of a failed job, case-insensitive. Only together with the state FAILED.
+    pub error: Option<String>,
+    /// Reason of a failed job. Only together with the state FAILED.
+    pub reason: Option<ErrorReason>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Page {
+    Offset {
+        offset: usize,
+        limit: usize,
+    },
+    /// Jobs after (older than) this one.
+    After {
+        id: Option<JobId>,
+        limit: usize,
+    },
+    /// In the other direction: jobs after (newer than) this one, up to another, oldest first. Nothing is counted.
+    Upward {
+        after: Option<JobId>,
+        upto: JobId,
+        limit: usize,
+    },
+}
+
+impl Page {
+    pub fn limit(&self) -> usize {
+        match *self {
+            Page::Offset { limit, .. } | Page::After { limit, .. } | Page::Upward { limit, .. } => limit,
+        }
+    }
+}
+
+/// Ids of matching jobs, oldest first.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct JobIdPage {
+    pub ids: Vec<JobId>,
+    /// Where the next page starts. `None`: this was the last page.
+    pub next: Option<JobId>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct JobPage {
+    pub jobs: Vec<JobView>,
+    pub total: u64,
+    /// `false`: at least `total` jobs match; counting all would take too long.
+    pub total_is_exact: bool,
+    /// The `cursor` of the next page.
+    pub next: Option<JobId>,
+}
+
+/// States that are counted together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(i16)]
+pub enum Tally {
+    Pending = 0,
+    Queued = 1,
+    /// `SCHEDULED`, `ASSIGNED` or `PROCESSING`.
+    InFlight = 2,
+    Retrying = 3,
+    Completed = 4,
+    Failed = 5,
+    Cancelled = 6,
+    /// Runs that have ended so far. It only grows, so that throughput can be derived from it.
+    Ran = 7,
+}
+
+impl Tally {
+    pub const ALL: [Tally; 8] = [
+        Tally::Pending,
+        Tally::Queued,
+        Tally::InFlight,
+        Tally::Retrying,
+        Tally::Completed,
+        Tally::Failed,
+        Tally::Cancelled,
+        Tally::Ran,
+    ];
+
+    pub fn of(state: JobState) -> Tally {
+        match state {
+            JobState::Pending => Tally::Pending,
+            JobState::Queued => Tally::Queued,
+            JobState::Scheduled | JobState::Assigned | JobState::Processing => Tally::InFlight,
+            JobState::Retrying => Tally::Retrying,
+            JobState::Completed => Tally::Completed,
+            JobState::Failed => Tally::Failed,
+            JobState::Cancelled => Tally::Cancelled,
+        }
+    }
+
+    pub fn from_i16(number: i16) -> Option<Tally> {
+        Tally::ALL.into_iter().find(|tally| *tally as i16 == number)
+    }
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Counts {
+    pub by_lane: BTreeMap<(LaneId, Tally), i64>,
+}
+
+impl Counts {
+    pub fn total(&self, tally: Tally) -> i64 {
+        self.by_lane.iter().filter(|((_, t), _)| *t == tally).map(|(_, n)| n).sum()
+    }
+}
+
+impl JobExit {
+    pub fn of(state: JobState) -> JobExit {
+        if state.is_terminal() { JobExit::Finished } else { JobExit::Requeued }
+    }
+}
+
+/// How a job leaves a queue or a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum JobExit {
+    /// Goes back to a queue.
+    Requeued,
+    /// Has finished.
+    Finished,
+    /// Is deleted with everything that belongs to it.
+    Deleted,
+}
+
+/// What a job waits for, to explain why it is not running.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct JobPosition {
+    /// Ready jobs of its queue that come before it, counted up to `JobPosition::MOST_AHEAD`.
+    pub ahead: u64,
+    /// Parents it waits for, with their state. `None`: the parent was deleted.
+    pub parents: Vec<(JobId, Option<JobState>)>,
+    /// Number of jobs with its concurrencyKey that are in flight, and the first of them.
+    pub key_held: u64,
+    pub key_holders: Vec<JobId>,
+    /// Starts left of the rate of its key.
+    pub key_bucket: Option<Bucket>,
+    pub owner: Option<ClaimOwner>,
+    /// When and why its cancellation was requested.
+    pub cancel: Option<(Timestamp, String)>,
+}
+
+impl JobPosition {
+    pub const MOST_AHEAD: u64 = 10_000;
+    pub(crate) const MOST_NAMED: usize = 10;
+}
+
+/// Owner of a job that is in flight.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClaimOwner {
+    pub claimed_at: Timestamp,
+    /// The server that watches it, if it is registered.
+    pub server: Option<String>,
+    /// When the lease of the owner ends. `None`: the owner is not alive; the job is about to be released.
+    pub lease_until: Option<Timestamp>,
+}
+
+/// Returns the number by which a state is stored.
+pub fn state_code(state: JobState) -> i16 {
+    state as i16
+}
+
+pub fn state_of_code(code: i16) -> JobState {
+    usize::try_from(code).ok().and_then(|at| JobState::ALL.get(at)).copied().unwrap_or(JobState::Pending)
+}

@@ -1,0 +1,93 @@
+//! Jobs: the verbs, each beside the statements it runs in the other files of this folder.
+
+use async_trait::async_trait;
+use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
+
+use super::{Postgres, change, dead_letters, due, list, position, read, submit};
+use crate::{
+    CancelOutcome, Counts, DueResult, Filter, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane, LaneId, Page,
+    Result, Retention, Submitted,
+};
+
+#[async_trait]
+impl JobStore for Postgres {
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+        self.submits.call(|answer| submit::Call { jobs, now, answer }).await
+    }
+
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
+        self.shared.retrying(|| change::cancel(&self.shared, id, reason, by, now)).await
+    }
+
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::retry(&self.shared, id, by, now)).await
+    }
+
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::patch(&self.shared, id, &patch, by, now)).await
+    }
+
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| change::delete(&self.shared, id, by, now)).await
+    }
+
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
+        self.shared.retrying(|| due::promote(&self.shared, limit, now)).await
+    }
+
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
+        self.shared.retrying(|| due::expire(&self.shared, limit, now)).await
+    }
+
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize> {
+        self.shared.retrying(|| due::fail_unhandled(&self.shared, &lanes, before, limit, now)).await
+    }
+
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| due::prune(&self.shared, retention, limit, now)).await
+    }
+
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
+        self.shared.retrying(|| read::get(&self.shared, id)).await
+    }
+
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
+        self.shared.retrying(|| position::position(&self.shared, id)).await
+    }
+
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
+        self.shared.retrying(|| list::list(&self.shared, filter, page)).await
+    }
+
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
+        self.shared.retrying(|| list::find(&self.shared, filter, Page::Upward { after, upto, limit })).await
+    }
+
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
+        self.shared.retrying(|| dead_letters::attempts(&self.shared, id)).await
+    }
+
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
+        self.shared.retrying(|| read::steps(&self.shared, &ids)).await
+    }
+
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
+        self.shared.retrying(|| read::ready_since(&self.shared)).await
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        self.shared.retrying(|| read::counts(&self.shared)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<Lane>> {
+        // Other nodes make lanes too.
+        self.shared.retrying(|| self.shared.load_lanes()).await?;
+        Ok(self.shared.lanes.all())
+    }
+}

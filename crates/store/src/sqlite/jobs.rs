@@ -1,0 +1,111 @@
+//! Verbs of jobs. Their statements are in the files named after what they do.
+
+use async_trait::async_trait;
+use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
+use serde_json::json;
+
+use super::{Sqlite, audit, change, dead_letters, due, list, position, read, submit};
+use crate::{
+    CancelOutcome, Counts, DueResult, Filter, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane, LaneId, Page,
+    Result, Retention, Submitted, audit::act, audit::retried_by, lanes::LaneName, plan,
+};
+
+#[async_trait]
+impl JobStore for Sqlite {
+    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+        // A new lane may exceed the limit, so its submit can fail.
+        let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
+        if jobs.iter().all(|job| plan::is_plain(job) && known(job)) {
+            return self.writer.call_without_savepoint(move |tx| submit::submit(tx, jobs, now)).await;
+        }
+        self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
+    }
+
+    async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
+        let reason = reason.to_owned();
+        let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
+    }
+
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let (entry, by) = (act(by, "job.retry", id, json!({})), retried_by(by));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
+    }
+
+    async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
+    }
+
+    async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let entry = act(by, "job.delete", id, json!({}));
+        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
+    }
+
+    async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
+        self.writer.call(move |tx| due::promote(tx, limit, now)).await
+    }
+
+    async fn job_expire(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
+        // SQLite: usually nothing is due, and reading is enough to know that and when to check again.
+        let next_at = self.read(|connection, _| read::next_expiry_at(connection)).await?;
+        if next_at.is_none_or(|at| at > now) {
+            return Ok(DueResult { next_at, ..DueResult::default() });
+        }
+        self.writer.call(move |tx| due::expire(tx, limit, now)).await
+    }
+
+    async fn job_fail_unhandled(
+        &self,
+        lanes: Vec<LaneId>,
+        before: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<usize> {
+        self.writer.call(move |tx| due::fail_unhandled(tx, &lanes, before, limit, now)).await
+    }
+
+    async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
+        let retention = retention.clone();
+        self.writer.call(move |tx| due::prune(tx, &retention, limit, now)).await
+    }
+
+    async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
+        self.read(move |connection, shared| read::get(connection, shared, id)).await
+    }
+
+    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
+        self.read(move |connection, shared| position::position(connection, shared, id)).await
+    }
+
+    async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
+        let filter = filter.clone();
+        self.read(move |connection, shared| list::list(connection, shared, &filter, page)).await
+    }
+
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
+        let filter = filter.clone();
+        let page = Page::Upward { after, upto, limit };
+        self.read(move |connection, shared| list::find(connection, shared, &filter, page)).await
+    }
+
+    async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
+        self.read(move |connection, _| dead_letters::attempts(connection, id)).await
+    }
+
+    async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
+        self.read(move |connection, _| read::steps(connection, &ids)).await
+    }
+
+    async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
+        self.read(|connection, _| read::ready_since(connection)).await
+    }
+
+    async fn counts(&self) -> Result<Counts> {
+        self.read(|connection, _| read::counts(connection)).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<Lane>> {
+        Ok(self.shared.lanes.all())
+    }
+}

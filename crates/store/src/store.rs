@@ -1,0 +1,115 @@
+//! The store as a whole: the sum of its parts, its signals and options, and how to open it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use faena_domain::{JobId, WorkerId};
+use tokio::sync::broadcast;
+
+use crate::{
+    AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, JobStore, LaneId, NodeStore, OutboxStore, Result,
+    RuleStore, ScheduleStore, StoreError, WebhookStore, WorkerStore,
+    migrate::{MIGRATIONS, Migration},
+    postgres, sqlite,
+};
+
+/// The whole store: one part per noun.
+///
+/// One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the commit that holds it.
+#[async_trait]
+pub trait Store:
+    JobStore
+    + ClaimStore
+    + DeadLetterStore
+    + BulkStore
+    + NodeStore
+    + WorkerStore
+    + RuleStore
+    + AuditStore
+    + WebhookStore
+    + ScheduleStore
+    + EventStore
+    + OutboxStore
+{
+    /// Checks that the database answers.
+    async fn ping(&self) -> Result<()>;
+
+    /// Subscribes to signals.
+    ///
+    /// A signal follows every commit, on this node or another, after which a loop has something to do, for example that a lane has ready jobs. A
+    /// lost signal costs one poll, never a job.
+    fn signals(&self) -> broadcast::Receiver<Signal>;
+
+    /// Returns the name of the engine, `sqlite` or `postgres`, for people.
+    fn engine(&self) -> &'static str;
+
+    /// Returns whether other nodes can use the same database at the same time.
+    ///
+    /// If not, no other process changes anything: leases need no comparison, and polls are rare.
+    fn is_shared(&self) -> bool;
+
+    /// Finishes what is under way and closes the database.
+    async fn close(&self);
+}
+
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// `false`: refuse to start on an old schema.
+    pub migrate: bool,
+    /// Limit for one statement.
+    pub statement_timeout_ms: u64,
+    /// The migrations to apply. Only tests of the migrations change it.
+    #[doc(hidden)]
+    pub migrations: &'static [Migration],
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { migrate: true, statement_timeout_ms: 30_000, migrations: MIGRATIONS }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// A lane has ready jobs.
+    Ready(LaneId),
+    /// The cancellation of a job was requested, wherever it runs.
+    Cancel(JobId),
+    /// A job waits until a time that may be earlier than the next one the promoter knows.
+    Waiting,
+    /// Something is requested of a worker, or it has reconnected.
+    Worker(WorkerId),
+    /// A job that counts for a limit has ended.
+    Room,
+    /// Settings of queues or limits have changed.
+    Rules,
+    /// A webhook is due.
+    Webhook,
+    /// A schedule is due, or its due time has changed.
+    Schedule,
+    /// An event was recorded.
+    Event,
+    /// Signals of other nodes may have been lost, so every loop checks.
+    Missed,
+}
+
+/// Opens the database at `url`, and migrates it if `options` allow.
+pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() || path.starts_with(":memory:") || path.starts_with("file:") {
+            return Err(StoreError::Setup(
+                "DATABASE_URL does not name a file, and jobs must survive a crash; use sqlite:faena-data/faena.db"
+                    .into(),
+            ));
+        }
+        Ok(Arc::new(sqlite::Sqlite::open(path, options).await?))
+    } else if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        Ok(Arc::new(postgres::Postgres::open(url, options).await?))
+    } else {
+        Err(StoreError::Setup(
+            "DATABASE_URL is not valid; use sqlite:faena-data/faena.db or postgres://user:password@host/database"
+                .into(),
+        ))
+    }
+}
