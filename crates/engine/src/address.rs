@@ -5,7 +5,7 @@
 
 use std::{error::Error, net::SocketAddr};
 
-use faena_domain::{error_chain, AddressError, AddressRule};
+use faena_domain::{AddressError, AddressRule, error_chain};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Resolver that passes on only the addresses that the rule permits.

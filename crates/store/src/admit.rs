@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{
     ClaimResult, Lane, LaneId, Limited,
     claim_limits::{ClaimLimit, ClaimLimits},
-    fair_share::{Candidate, deal},
+    fair_share::{Candidate, share_out},
 };
 
 /// A key queue that waits for its rate is read again after this time at the latest, because the limit may have changed while
@@ -234,7 +234,7 @@ impl<'a> Admission<'a> {
         let mut chosen = Vec::new();
         let mut held_back = BTreeSet::new();
         self.key_queues.values_mut().for_each(|seen| seen.taken = 0);
-        for candidate in deal(candidates, count, self.turn) {
+        for candidate in share_out(candidates, count, self.turn) {
             if chosen.len() == self.limit {
                 break;
             }

@@ -8,7 +8,7 @@ use faena_domain::{
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::{Cause, Lane, Result, StoreError, progress, workers::Holder};
+use crate::{Cause, Lane, Result, StoreError, progress, workers::JobWorker};
 
 pub struct JobRow {
     pub id: JobId,
@@ -19,7 +19,7 @@ pub struct JobRow {
 }
 
 /// Where a job is: its state, with the columns of its row.
-pub enum Place {
+pub enum Location {
     Ready {
         ready_at: Timestamp,
         retry_count: u32,
@@ -47,20 +47,20 @@ pub enum Place {
     Between,
 }
 
-impl Place {
+impl Location {
     /// Returns the owner or last owner, if it can be a worker.
-    pub fn holder(&self) -> Option<Uuid> {
+    pub fn worker_id(&self) -> Option<Uuid> {
         match self {
-            Place::Assigned { owner, .. } => Some(*owner),
-            Place::Running(running) => Some(running.worker),
-            Place::Finished(end) => end.worker,
-            Place::Ready { .. } | Place::Waiting { .. } | Place::Between => None,
+            Location::Assigned { owner, .. } => Some(*owner),
+            Location::Running(running) => Some(running.worker),
+            Location::Finished(end) => end.worker,
+            Location::Ready { .. } | Location::Waiting { .. } | Location::Between => None,
         }
     }
 }
 
 /// The known workers among the owners of jobs.
-pub type Holders = HashMap<Uuid, Holder>;
+pub type JobWorkers = HashMap<Uuid, JobWorker>;
 
 pub struct RunningRow {
     pub run: Run,
@@ -116,7 +116,7 @@ pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     }
 }
 
-pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> Result<JobView> {
+pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWorkers) -> Result<JobView> {
     let created_at = row.id.created_at();
     let options = row.options;
     let retry = &options.retry;
@@ -190,8 +190,8 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
 
     let mut derived =
         |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
-    match place {
-        Place::Ready { ready_at, retry_count, limited } => {
+    match location {
+        Location::Ready { ready_at, retry_count, limited } => {
             derived(ready_at, LogEvent::Queued, None);
             if let Some((at, details)) = limited {
                 let timestamp = at.max(ready_at);
@@ -200,14 +200,14 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
             view.queued_at = Some(ready_at);
             view.retry_count = retry_count;
         }
-        Place::Waiting { state, due_at, blocked, retry_count } => {
+        Location::Waiting { state, due_at, blocked, retry_count } => {
             view.status = state;
             view.retry_count = retry_count;
             view.next_retry_at = (state == JobState::Retrying && !blocked).then_some(due_at);
         }
-        Place::Assigned { run, owner, claimed_at, ready_at, retry_count } => {
-            let holder = holders.get(&owner);
-            let (event, state) = if holder.is_some_and(|holder| holder.is_coming) {
+        Location::Assigned { run, owner, claimed_at, ready_at, retry_count } => {
+            let worker = workers.get(&owner);
+            let (event, state) = if worker.is_some_and(|worker| worker.is_starting) {
                 (LogEvent::Scheduled, JobState::Scheduled)
             } else {
                 (LogEvent::Assigned, JobState::Assigned)
@@ -215,12 +215,12 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
             derived(ready_at, LogEvent::Queued, Some(run));
             derived(claimed_at, event, Some(run));
             view.status = state;
-            view.worker_id = holder.map(|holder| holder.key.clone());
+            view.worker_id = worker.map(|worker| worker.key.clone());
             view.queued_at = Some(ready_at);
             view.run = Some(run);
             view.retry_count = retry_count;
         }
-        Place::Running(running) => {
+        Location::Running(running) => {
             derived(running.ready_at, LogEvent::Queued, Some(running.run));
             derived(running.claimed_at, LogEvent::Assigned, Some(running.run));
             derived(running.started_at, LogEvent::Started, Some(running.run));
@@ -229,27 +229,27 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
             view.started_at = Some(running.started_at);
             view.updated_at = running.updated_at;
             view.run = Some(running.run);
-            view.worker_id = Some(worker_name(running.worker, holders));
+            view.worker_id = Some(worker_name(running.worker, workers));
             view.retry_count = running.retry_count;
             view.progress = progress::parse(running.progress.as_deref());
         }
-        Place::Finished(end) => {
+        Location::Finished(end) => {
             LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), &mut log);
             view.status = end.state;
             view.retry_count = end.retry_count;
             view.started_at = end.started_at;
             view.completed_at = Some(end.finished_at);
             view.run = if end.run > 0 { Some(end.run) } else { view.run };
-            view.worker_id = end.worker.map(|worker| worker_name(worker, holders));
+            view.worker_id = end.worker.map(|worker| worker_name(worker, workers));
             view.result = end.result.map(raw).transpose()?;
             view.error = end.error;
             view.error_reason = end.reason.as_deref().and_then(ErrorReason::parse);
         }
-        Place::Between => {}
+        Location::Between => {}
     }
-    view.progress = view.progress.or_else(|| counted.alone());
+    view.progress = view.progress.or_else(|| counted.into_progress());
     in_order(&mut log, &details.attempts);
-    say_values(&mut log, &view, &details.attempts, holders);
+    add_values(&mut log, &view, &details.attempts, workers);
     if view.status.is_terminal() {
         view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
     }
@@ -259,29 +259,29 @@ pub fn view(row: JobRow, place: Place, details: Details, holders: &Holders) -> R
 }
 
 /// Adds what is stored once and not in every entry: who received the job, how long it took.
-fn say_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], holders: &Holders) {
+fn add_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], workers: &JobWorkers) {
     let worker_of = |run: Option<Run>| match attempts.iter().find(|attempt| Some(attempt.run) == run) {
-        Some(attempt) => attempt.worker.map(|worker| worker_name(worker, holders)),
+        Some(attempt) => attempt.worker.map(|worker| worker_name(worker, workers)),
         None => view.worker_id.clone().filter(|_| run == view.run),
     };
     for entry in log.iter_mut().filter(|entry| entry.details.is_empty()) {
-        let said = match entry.event {
+        let text = match entry.event {
             LogEvent::Assigned => worker_of(entry.run).map(|worker| format!("to worker {worker}")),
             LogEvent::Scheduled => worker_of(entry.run).map(|worker| format!("worker {worker} is being started")),
             LogEvent::Completed => view.started_at.map(|at| format!("after {} ms", entry.timestamp.ms_since(at))),
             _ => None,
         };
-        entry.details = said.unwrap_or_default();
+        entry.details = text.unwrap_or_default();
     }
 }
 
 /// Returns the ends of a job's runs as they are shown.
-pub fn attempts(rows: Vec<FinishedRow>, holders: &Holders) -> Vec<Attempt> {
+pub fn attempts(rows: Vec<FinishedRow>, workers: &JobWorkers) -> Vec<Attempt> {
     rows.into_iter()
         .map(|row| Attempt {
             run: (row.run > 0).then_some(row.run),
             status: row.state,
-            worker_id: row.worker.map(|worker| worker_name(worker, holders)),
+            worker_id: row.worker.map(|worker| worker_name(worker, workers)),
             started_at: row.started_at,
             finished_at: row.finished_at,
             error: row.error,
@@ -291,8 +291,8 @@ pub fn attempts(rows: Vec<FinishedRow>, holders: &Holders) -> Vec<Attempt> {
 }
 
 /// Returns the key of a worker, or the id of its registration if that was deleted.
-fn worker_name(id: Uuid, holders: &Holders) -> String {
-    holders.get(&id).map_or_else(|| id.to_string(), |holder| holder.key.clone())
+fn worker_name(id: Uuid, workers: &JobWorkers) -> String {
+    workers.get(&id).map_or_else(|| id.to_string(), |worker| worker.key.clone())
 }
 
 /// Sorts entries by time; within one millisecond by run, and within a run by the order of a job's life.

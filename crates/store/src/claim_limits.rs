@@ -16,7 +16,7 @@ pub const AHEAD_MS: i64 = 50;
 pub struct ClaimLimit {
     scope: Scope,
     limit: Limit,
-    held: usize,
+    in_flight: usize,
     bucket: Option<Bucket>,
     reached_at: Option<Timestamp>,
     /// What the current request may still take.
@@ -28,24 +28,24 @@ pub struct ClaimLimit {
 }
 
 impl ClaimLimit {
-    pub fn new(scope: Scope, limit: Limit, held: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
+    pub fn new(scope: Scope, limit: Limit, in_flight: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
         let bucket = limit.rate.map(|rate| rate.refilled(bucket, now));
-        ClaimLimit { scope, limit, held, bucket, reached_at: None, allowed: usize::MAX, taken: 0, cut: false, now }
+        ClaimLimit { scope, limit, in_flight, bucket, reached_at: None, allowed: usize::MAX, taken: 0, cut: false, now }
     }
 
-    pub fn stored(stored: StoredLimit, held: usize, now: Timestamp) -> ClaimLimit {
-        let claim_limit = ClaimLimit::new(stored.scope, stored.limit, held, stored.bucket, now);
+    pub fn stored(stored: StoredLimit, in_flight: usize, now: Timestamp) -> ClaimLimit {
+        let claim_limit = ClaimLimit::new(stored.scope, stored.limit, in_flight, stored.bucket, now);
         ClaimLimit { reached_at: stored.reached_at, ..claim_limit }
     }
 
-    pub fn of_key(rules: &Rules, key: String, held: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
+    pub fn of_key(rules: &Rules, key: String, in_flight: usize, bucket: Option<Bucket>, now: Timestamp) -> ClaimLimit {
         let limit = rules.key_limit(&key).unwrap_or_default();
-        ClaimLimit::new(Scope::Key(key), limit, held, bucket, now)
+        ClaimLimit::new(Scope::Key(key), limit, in_flight, bucket, now)
     }
 
     /// Returns how many more jobs may be in flight.
     pub fn free(&self) -> usize {
-        self.limit.concurrency.map_or(usize::MAX, |most| (most as usize).saturating_sub(self.held + self.taken))
+        self.limit.concurrency.map_or(usize::MAX, |most| (most as usize).saturating_sub(self.in_flight + self.taken))
     }
 
     pub fn tokens(&self) -> usize {
@@ -89,7 +89,7 @@ impl ClaimLimit {
 
     /// Returns a text for people, with current values: `queue mail: 2 of 2 running`.
     pub fn text(&self) -> String {
-        limit_text(&self.scope, &self.limit, self.held + self.taken, self.left())
+        limit_text(&self.scope, &self.limit, self.in_flight + self.taken, self.left())
     }
 }
 

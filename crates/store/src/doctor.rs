@@ -1,8 +1,8 @@
-//! Proves over a whole database what must always hold, and puts right what can be put right without losing a job.
+//! Checks what must always hold over a whole database, and repairs what can be repaired without losing a job.
 //!
-//! What is to be proved stands here once, as SQL that both engines understand (`doctor/checks.rs`) and as rules for what must be
-//! read line by line (`doctor/judge.rs`); how it is put right in `doctor/fixes.rs`. Each engine runs it on one snapshot, beside
-//! whoever works on the database, and adds what only it can have. Nothing is held in memory but what is at fault.
+//! The checks are shared: SQL that both engines understand (`doctor/checks.rs`), rules for rows that must be parsed
+//! (`doctor/judge.rs`), and repairs (`doctor/fixes.rs`). Each engine runs them on one snapshot, beside running servers, and
+//! adds its own checks. Only faulty rows are kept in memory.
 
 mod checks;
 pub(crate) mod fixes;
@@ -21,7 +21,7 @@ pub(crate) use checks::{code_of, steps};
 pub(crate) use fixes::{Fix, Statement, fix_of};
 pub(crate) use judge::Judge;
 
-/// At most so many rows are named per finding; the rest is counted.
+/// Number of rows that a finding names; the rest is counted.
 pub const EXAMPLES: usize = 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -39,17 +39,17 @@ impl Severity {
     }
 }
 
-/// One thing that is not as it must be.
+/// One kind of fault.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finding {
-    /// Never changes its meaning; scripts may go by it.
+    /// Never changes its meaning, so that scripts can rely on it.
     pub code: &'static str,
     pub severity: Severity,
     pub count: u64,
     pub text: String,
     /// What to do about it.
     pub advice: &'static str,
-    /// Whether `repair` puts it right.
+    /// Whether `repair` fixes it.
     pub fixable: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Finding {
 pub struct Inspection {
     pub engine: &'static str,
     pub jobs: u64,
-    /// SQLite: who has the file's lock, if somebody has.
+    /// SQLite: the process that has locked the file, if any.
     pub in_use_by: Option<String>,
     pub findings: Vec<Finding>,
 }
@@ -70,10 +70,10 @@ pub struct Repaired {
     pub done: &'static str,
 }
 
-/// Told before each step of a walk: what comes, its number, how many there are.
+/// Called before each step of an inspection, with its name, its number and the number of steps.
 pub type Progress<'a> = &'a (dyn Fn(&'static str, usize, usize) + Send + Sync);
 
-/// Looks at the whole database, beside whoever works on it, and changes nothing.
+/// Inspects the whole database, beside running servers, and changes nothing.
 pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     match file_of(url) {
         Some(path) => sqlite::doctor::inspect(path, now, progress).await,
@@ -81,9 +81,10 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     }
 }
 
-/// Puts right what can be put right safely, each kind in one transaction with its entry in the audit log, and looks again. One
-/// repair can bring the next to light (a job that is back in line wants its counter), so it goes on while it gets better. On SQLite it needs
-/// the file for itself.
+/// Repairs what can be repaired safely, each kind in one transaction with an audit entry, and inspects again.
+///
+/// One repair can reveal the next fault (a job that is ready again needs its counter), so it continues while the number of
+/// faults decreases. On SQLite it needs exclusive use of the file.
 pub async fn repair(
     url: &str,
     options: StoreOptions,
@@ -91,19 +92,19 @@ pub async fn repair(
     now: Timestamp,
     progress: Progress<'_>,
 ) -> Result<(Vec<Repaired>, Inspection)> {
-    // Found before anything is opened for writing: opening alone already puts some things right.
+    // Inspects before anything is opened for writing: opening alone already repairs some faults.
     let inspection = inspect(url, now, progress).await?;
-    // A file whose pages are damaged is not written to: what is missing from it may still be saved.
+    // A file with damaged pages is not written to: its content may still be recovered.
     let damaged = inspection.findings.iter().any(|finding| finding.code == "file-damaged");
     if damaged || !inspection.findings.iter().any(|finding| finding.fixable) {
         return Ok((Vec::new(), inspection));
     }
-    let hands = match file_of(url) {
-        Some(path) => Hands::Sqlite(sqlite::Sqlite::open(path, options).await?),
-        None => Hands::Postgres(postgres::Postgres::open(url, options).await?),
+    let opened = match file_of(url) {
+        Some(path) => Opened::Sqlite(sqlite::Sqlite::open(path, options).await?),
+        None => Opened::Postgres(postgres::Postgres::open(url, options).await?),
     };
-    let result = hands.repair(url, inspection, grace_periods, now, progress).await;
-    hands.close().await;
+    let result = opened.repair(url, inspection, grace_periods, now, progress).await;
+    opened.close().await;
     result
 }
 
@@ -115,13 +116,13 @@ fn note_repaired(repaired: &mut Vec<Repaired>, code: &'static str, count: u64) {
     }
 }
 
-/// Whoever writes: the store itself, so that what it can do already is done by it.
-enum Hands {
+/// The opened store, which repairs by its own verbs where it can.
+enum Opened {
     Sqlite(sqlite::Sqlite),
     Postgres(postgres::Postgres),
 }
 
-impl Hands {
+impl Opened {
     async fn repair(
         &self,
         url: &str,
@@ -150,16 +151,16 @@ impl Hands {
     async fn fix(&self, code: &'static str, found: u64, grace_periods: GracePeriods, now: Timestamp) -> Result<u64> {
         let fix = fix_of(code);
         match self {
-            Hands::Sqlite(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
-            Hands::Postgres(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
+            Opened::Sqlite(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
+            Opened::Postgres(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
         }
     }
 
     async fn close(&self) {
         use crate::Store;
         match self {
-            Hands::Sqlite(store) => store.close().await,
-            Hands::Postgres(store) => store.close().await,
+            Opened::Sqlite(store) => store.close().await,
+            Opened::Postgres(store) => store.close().await,
         }
     }
 }
@@ -168,7 +169,7 @@ fn file_of(url: &str) -> Option<&str> {
     url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path))
 }
 
-/// A value of a row, whichever engine it comes from.
+/// A value of a row, from either engine.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Cell {
     Null,
@@ -202,21 +203,21 @@ impl std::fmt::Display for Cell {
     }
 }
 
-/// Where the engines' SQL differs.
+/// Where the SQL of the engines differs.
 pub(crate) struct Dialect {
-    /// Makes `claimed (run, owner, id)` from the blocks.
+    /// Defines `claimed (run, owner, id)`, one row per job of a claim.
     pub claimed: &'static str,
     /// Which nodes count as dead.
     pub dead: String,
-    /// The last run number that was given out.
+    /// The last run number that was assigned.
     pub last_run: &'static str,
-    /// How an id is written.
+    /// Writes an id as a literal.
     pub literal: fn(Uuid) -> String,
     pub now: Timestamp,
 }
 
 impl Dialect {
-    /// Puts the shared parts into a statement.
+    /// Fills in the shared parts of a statement.
     pub fn sql(&self, sql: &str) -> String {
         sql.replace("{with}", &checks::WITH.replace("{claimed}", self.claimed))
             .replace("{dead}", &self.dead)
@@ -225,7 +226,7 @@ impl Dialect {
     }
 }
 
-/// Which version the schema has must be known before anything is asked of it. `Some`: it is too old to be looked at.
+/// Checks the version of the schema before anything else. `Some`: it is too old to be inspected.
 pub(crate) fn judge_schema(found: i32, engine: &'static str) -> Result<Option<Inspection>> {
     match missing(MIGRATIONS, found, true)? {
         [] => Ok(None),

@@ -24,63 +24,63 @@ pub struct Candidate<T> {
 
 /// Returns the first `limit` of `candidates`. `turn` chooses the queue that is served first, so that every queue gets its
 /// share of a few slots.
-pub fn deal<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<Candidate<T>> {
+pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<Candidate<T>> {
     let mut queues: BTreeMap<String, Vec<Candidate<T>>> = BTreeMap::new();
     for candidate in candidates {
         queues.entry(candidate.queue.clone()).or_default().push(candidate);
     }
-    let mut lines: Vec<_> = queues
+    let mut shares: Vec<_> = queues
         .into_values()
-        .map(|mut line| {
-            line.sort_by_key(|c| (c.ordering.score(c.priority, c.ready_at), c.id));
-            if line.first().is_some_and(|c| c.fairness == Fairness::Key) { in_run_order(line) } else { line }
+        .map(|mut jobs| {
+            jobs.sort_by_key(|c| (c.ordering.score(c.priority, c.ready_at), c.id));
+            if jobs.first().is_some_and(|c| c.fairness == Fairness::Key) { in_run_order(jobs) } else { jobs }
                 .into_iter()
         })
         .collect();
-    if !lines.is_empty() {
-        let first = turn % lines.len();
-        lines.rotate_left(first);
+    if !shares.is_empty() {
+        let first = turn % shares.len();
+        shares.rotate_left(first);
     }
-    let mut dealt = Vec::new();
-    while dealt.len() < limit && !lines.is_empty() {
-        lines.retain_mut(|line| match line.next() {
-            Some(candidate) if dealt.len() < limit => {
-                dealt.push(candidate);
+    let mut chosen = Vec::new();
+    while chosen.len() < limit && !shares.is_empty() {
+        shares.retain_mut(|jobs| match jobs.next() {
+            Some(candidate) if chosen.len() < limit => {
+                chosen.push(candidate);
                 true
             }
             _ => false,
         });
     }
-    dealt
+    chosen
 }
 
 /// Returns one job of each key per round. `jobs` has the jobs of each key in their order.
-fn in_run_order<T>(line: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
-    struct Turn {
+fn in_run_order<T>(jobs: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+    struct KeyTurn {
         served_at: i64,
         /// Index of its first job.
-        place: usize,
+        index: usize,
         jobs: usize,
     }
-    let mut round_robin: BTreeMap<Option<i64>, Turn> = BTreeMap::new();
-    let mut rounds = Vec::with_capacity(line.len());
-    for (place, candidate) in line.iter().enumerate() {
-        let turn = round_robin.entry(candidate.key).or_insert(Turn { served_at: candidate.turn, place, jobs: 0 });
+    let mut round_robin: BTreeMap<Option<i64>, KeyTurn> = BTreeMap::new();
+    let mut rounds = Vec::with_capacity(jobs.len());
+    for (index, candidate) in jobs.iter().enumerate() {
+        let turn = round_robin.entry(candidate.key).or_insert(KeyTurn { served_at: candidate.turn, index, jobs: 0 });
         // A key has a key queue in each lane; what counts is when any of them was served.
         turn.served_at = turn.served_at.max(candidate.turn);
         rounds.push(turn.jobs);
         turn.jobs += 1;
     }
-    let mut line: Vec<_> = line
+    let mut jobs: Vec<_> = jobs
         .into_iter()
         .zip(rounds)
         .map(|(candidate, round)| {
             let turn = &round_robin[&candidate.key];
-            ((round, turn.served_at, turn.place), candidate)
+            ((round, turn.served_at, turn.index), candidate)
         })
         .collect();
-    line.sort_by_key(|(place, _)| *place);
-    line.into_iter().map(|(_, candidate)| candidate).collect()
+    jobs.sort_by_key(|(index, _)| *index);
+    jobs.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 #[cfg(test)]
@@ -110,8 +110,8 @@ mod tests {
             candidate("a", Ordering::Aging, Priority::Normal, 0),
         ];
         let ids: Vec<_> = all.iter().map(|c| c.id).collect();
-        let dealt: Vec<_> = deal(all, 4, 0).into_iter().map(|c| c.id).collect();
-        assert_eq!(dealt, [ids[2], ids[1], ids[3], ids[0]]);
+        let chosen: Vec<_> = share_out(all, 4, 0).into_iter().map(|c| c.id).collect();
+        assert_eq!(chosen, [ids[2], ids[1], ids[3], ids[0]]);
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
             candidate("a", Ordering::Strict, Priority::Low, 0),
             candidate("a", Ordering::Strict, Priority::High, 9_000_000_000),
         ];
-        assert_eq!(deal(all, 1, 0)[0].priority, Priority::High);
+        assert_eq!(share_out(all, 1, 0)[0].priority, Priority::High);
     }
 
     #[test]
@@ -129,9 +129,9 @@ mod tests {
             .map(|n| candidate("long", Ordering::Aging, Priority::Normal, n))
             .chain([candidate("short", Ordering::Aging, Priority::Normal, 99)])
             .collect();
-        let queues: Vec<_> = deal(all.clone(), 4, 0).into_iter().map(|c| c.queue).collect();
+        let queues: Vec<_> = share_out(all.clone(), 4, 0).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["long", "short", "long", "long"]);
-        let queues: Vec<_> = deal(all, 1, 1).into_iter().map(|c| c.queue).collect();
+        let queues: Vec<_> = share_out(all, 1, 1).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["short"], "another turn, another first");
     }
 
@@ -146,7 +146,7 @@ mod tests {
             .map(|n| of_key(Some(1), 0, n))
             .chain([of_key(Some(2), 0, 500), of_key(Some(2), 0, 501), of_key(None, 0, 600), of_key(None, 0, 601)])
             .collect();
-        let keys: Vec<_> = deal(all, 8, 0).into_iter().map(|c| c.key).collect();
+        let keys: Vec<_> = share_out(all, 8, 0).into_iter().map(|c| c.key).collect();
         let (one, two) = (Some(1), Some(2));
         assert_eq!(keys, [one, two, None, one, two, None, one, one]);
     }
@@ -154,11 +154,11 @@ mod tests {
     #[test]
     fn in_a_fair_queue_the_key_served_longest_ago_goes_first() {
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(2), 50, 10), of_key(Some(3), 70, 5)];
-        let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        let keys: Vec<_> = share_out(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 3, 1]);
         // Its key queue in another lane was not served, but the key was.
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(1), 1, 2), of_key(Some(2), 50, 10)];
-        let keys: Vec<_> = deal(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        let keys: Vec<_> = share_out(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 1, 1]);
     }
 }

@@ -74,7 +74,7 @@ struct Inner {
 impl LaneCache {
     pub fn id_of(&self, name: LaneName) -> Option<LaneId> {
         let inner = self.inner.read();
-        inner.by_name.get(name.queue)?.get(name.kind)?[place(name)]
+        inner.by_name.get(name.queue)?.get(name.kind)?[index_of(name)]
     }
 
     /// Returns whether any of these lanes is keyed. An unknown lane counts as keyed.
@@ -104,7 +104,7 @@ impl LaneCache {
         let mut inner = self.inner.write();
         for lane in lanes {
             let kinds = inner.by_name.entry(lane.queue.clone()).or_default();
-            kinds.entry(lane.kind.clone()).or_default()[place(lane.name())] = Some(lane.id);
+            kinds.entry(lane.kind.clone()).or_default()[index_of(lane.name())] = Some(lane.id);
             if lane.keyed {
                 inner.keyed.insert(lane.id);
             }
@@ -123,7 +123,7 @@ impl LaneCache {
     }
 }
 
-fn place(name: LaneName) -> usize {
+fn index_of(name: LaneName) -> usize {
     usize::try_from(name.priority.rank()).unwrap_or(0) * 2 + usize::from(name.keyed)
 }
 

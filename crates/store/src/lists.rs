@@ -94,7 +94,7 @@ pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
 
 impl DeadLetterStats {
     /// Adds the newest dead letters of each lane, with their reasons.
-    pub fn tell(&mut self, mut dead_letters: Vec<(JobId, String)>) {
+    pub fn add_reasons(&mut self, mut dead_letters: Vec<(JobId, String)>) {
         dead_letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
         dead_letters.truncate(COUNT_LIMIT);
         self.newest = dead_letters.first().map(|(id, _)| *id);
@@ -206,7 +206,7 @@ impl ListQuery {
     }
 
     /// Returns the queries of the tables that can contain matching jobs.
-    pub fn places(
+    pub fn queries(
         &self,
         ready: &str,
         waiting: impl Fn(i16) -> String,
@@ -236,9 +236,10 @@ impl ListQuery {
     /// Returns the exact total, if the counters have it.
     pub fn counted(&self, counts: &Counts, lanes: &[LaneId]) -> Option<u64> {
         // These share a counter.
-        let held = [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.includes(state));
+        let in_flight =
+            [JobState::Scheduled, JobState::Assigned, JobState::Processing].map(|state| self.includes(state));
         let bounded = self.filter.created_after.is_some() || self.filter.created_before.is_some();
-        if bounded || held.contains(&true) && held.contains(&false) {
+        if bounded || in_flight.contains(&true) && in_flight.contains(&false) {
             return None;
         }
         let states = JobState::ALL.into_iter().filter(|state| self.includes(*state));

@@ -23,7 +23,7 @@ pub trait OutboxStore: Send + Sync + 'static {
     async fn outbox_settle(
         &self,
         sink: &str,
-        held: Vec<Partition>,
+        owned: Vec<Partition>,
         results: Vec<OutboxResult>,
         now: Timestamp,
     ) -> Result<()>;
@@ -242,8 +242,8 @@ impl PartitionLeases {
     pub fn rebalance(&self, request: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
         let until = now.plus_ms(request.lease_ms);
         let is_late = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;
-        let others = self.nodes.iter().filter(|(node, end)| *node != request.node && *end > now).count();
-        let quota = usize::from(PARTITIONS.unsigned_abs()).div_ceil(others + 1);
+        let other_nodes = self.nodes.iter().filter(|(node, end)| *node != request.node && *end > now).count();
+        let quota = usize::from(PARTITIONS.unsigned_abs()).div_ceil(other_nodes + 1);
         let (own, rest): (Vec<&Lease>, Vec<&Lease>) = self.leases.iter().partition(|lease| lease.is_of(request.node));
         let mut changed = Vec::new();
         for lease in own.iter().skip(quota) {

@@ -31,7 +31,7 @@ pub struct PlannedJob {
     pub correlation: Option<String>,
     pub options: Option<String>,
     pub payload: String,
-    pub place: Placement,
+    pub placement: Placement,
     /// The number of its `concurrencyKey`.
     pub key: Option<i64>,
     pub labels: Vec<(LabelKind, String)>,
@@ -123,7 +123,7 @@ pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
 }
 
 pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
-    let place = place(job, known, now);
+    let placement = placement_of(job, known, now);
     let options = &job.options;
     let mut labels: Vec<(LabelKind, String)> = Vec::new();
     for tag in &options.tags {
@@ -141,12 +141,12 @@ pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plan
         correlation: job.correlation_id.clone().filter(|text| *text != job.id.to_string()),
         options: text,
         payload: job.payload.clone(),
-        parents: if matches!(place, Placement::Blocked { .. }) {
+        parents: if matches!(placement, Placement::Blocked { .. }) {
             open_parents(&job.options, known)
         } else {
             Vec::new()
         },
-        place,
+        placement,
         key: job.options.concurrency_key.as_deref().map(key_number),
         labels,
         expires_at: job.options.expires_at,
@@ -172,7 +172,7 @@ fn open_parents(options: &JobOptions, known: &Parents) -> Vec<JobId> {
     options.depends_on.iter().filter(open).copied().collect()
 }
 
-fn place(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
+fn placement_of(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
     let mut open = false;
     for parent in &job.options.depends_on {
         match known.get(parent).copied().flatten() {

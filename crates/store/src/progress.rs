@@ -39,8 +39,8 @@ impl Steps {
     }
 
     /// Completes the reported progress with the steps.
-    pub fn beside(self, told: &Progress) -> Progress {
-        let mut progress = told.clone();
+    pub fn complete(self, reported: &Progress) -> Progress {
+        let mut progress = reported.clone();
         if self.completed > 0 {
             progress.completed_steps = progress.completed_steps.or(Some(self.completed));
             progress.total_steps = progress.total_steps.or(self.total);
@@ -49,7 +49,7 @@ impl Steps {
     }
 
     /// Returns the progress if the worker reported none.
-    pub fn alone(self) -> Option<Progress> {
+    pub fn into_progress(self) -> Option<Progress> {
         (self.completed > 0).then(|| Progress {
             completed_steps: Some(self.completed),
             total_steps: self.total,
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn a_step_moves_the_progress_and_keeps_what_was_reported() {
-        let told = Progress { phase: Some("load".into()), percentage: Some(7.0), ..Progress::default() };
-        let first = Steps { completed: 1, total: None }.after_step("a", None, Some(told));
+        let reported = Progress { phase: Some("load".into()), percentage: Some(7.0), ..Progress::default() };
+        let first = Steps { completed: 1, total: None }.after_step("a", None, Some(reported));
         assert_eq!((first.percentage, first.total_steps), (Some(7.0), None), "nothing is known of the end");
         let second = Steps { completed: 2, total: Some(4) }.after_step("b", Some(4), Some(first));
         assert_eq!((second.percentage, second.current_step.as_deref()), (Some(50.0), Some("b")));
@@ -82,11 +82,11 @@ mod tests {
 
     #[test]
     fn reported_progress_wins_over_counted_progress() {
-        let told = Progress { total_steps: Some(9), ..Progress::default() };
-        let shown = Steps { completed: 2, total: Some(4) }.beside(&told);
+        let reported = Progress { total_steps: Some(9), ..Progress::default() };
+        let shown = Steps { completed: 2, total: Some(4) }.complete(&reported);
         assert_eq!((shown.completed_steps, shown.total_steps, shown.percentage), (Some(2), Some(9), None));
-        assert_eq!(Steps::default().beside(&told), told);
-        assert_eq!(Steps::default().alone(), None);
-        assert_eq!(Steps { completed: 1, total: Some(0) }.alone().unwrap_or_default().percentage, None);
+        assert_eq!(Steps::default().complete(&reported), reported);
+        assert_eq!(Steps::default().into_progress(), None);
+        assert_eq!(Steps { completed: 1, total: Some(0) }.into_progress().unwrap_or_default().percentage, None);
     }
 }

@@ -143,7 +143,7 @@ pub type Refused = HashMap<ScheduleId, String>;
 /// Returns why jobs of this type are rejected. Any other error fails the whole round.
 pub fn refusal(error: StoreError) -> Result<String> {
     match error {
-        StoreError::Invalid(faults) => Ok(told(&faults)),
+        StoreError::Invalid(faults) => Ok(describe(&faults)),
         error => Err(error),
     }
 }
@@ -255,7 +255,7 @@ pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, no
     round
 }
 
-fn told(faults: &[FieldError]) -> String {
+fn describe(faults: &[FieldError]) -> String {
     let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
     texts.join("; ")
 }

@@ -146,7 +146,7 @@ impl WebhookNext {
 
 impl WebhookResult {
     /// Returns the entry in the job's log.
-    pub(crate) fn line(&self, url: &str) -> LogLine {
+    pub(crate) fn log_line(&self, url: &str) -> LogLine {
         let url = without_query(url);
         let count = format!("attempt {} of {}", self.attempt, self.allowed);
         let what = match (self.status, &self.error) {

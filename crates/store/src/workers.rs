@@ -206,10 +206,10 @@ impl WorkerRow {
 
 /// A worker, as its jobs show it.
 #[derive(Clone, Debug)]
-pub struct Holder {
+pub struct JobWorker {
     pub key: String,
     /// Whether it is not connected yet, so that its jobs are scheduled and not assigned.
-    pub is_coming: bool,
+    pub is_starting: bool,
 }
 
 /// Returns how its jobs are shown.
@@ -258,14 +258,14 @@ pub fn read_capabilities(capabilities: &str, queues: &str) -> Result<WorkerCapab
 /// state.
 pub fn path_in(was: Option<WorkerState>, wanted: WorkerState) -> &'static [WorkerState] {
     use WorkerState::*;
-    const WAY: [WorkerState; 3] = [Creating, Connecting, Ready];
-    let place = |state| WAY.iter().position(|known| *known == state);
+    const PATH: [WorkerState; 3] = [Creating, Connecting, Ready];
+    let index = |state| PATH.iter().position(|known| *known == state);
     let from = match was {
         None => 0,
-        Some(state) => place(state).map_or(WAY.len(), |at| at + 1),
+        Some(state) => index(state).map_or(PATH.len(), |at| at + 1),
     };
-    let to = place(wanted).unwrap_or(WAY.len() - 1) + 1;
-    WAY.get(from..to).unwrap_or_default()
+    let to = index(wanted).unwrap_or(PATH.len() - 1) + 1;
+    PATH.get(from..to).unwrap_or_default()
 }
 
 /// Keeps the changes that are allowed, each after the last allowed one.
@@ -380,10 +380,10 @@ mod tests {
 
     #[test]
     fn changes_that_are_not_allowed_are_skipped() {
-        let told = changes(&[Busy, Busy, Creating, Draining, Ready], None, Timestamp::from_ms(1));
-        let kept: Vec<_> = allowed(Ready, &told).into_iter().map(|change| change.state).collect();
+        let all = changes(&[Busy, Busy, Creating, Draining, Ready], None, Timestamp::from_ms(1));
+        let kept: Vec<_> = allowed(Ready, &all).into_iter().map(|change| change.state).collect();
         assert_eq!(kept, [Busy, Draining, Ready]);
-        assert!(allowed(Terminated, &told).is_empty());
+        assert!(allowed(Terminated, &all).is_empty());
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Source {
             }
             return Ok(Round::idle_until(Some(next_at)));
         }
-        let session_ended = state.outbox.gone();
+        let session_ended = state.outbox.closed();
         let processed = tokio::select! {
             biased;
             () = session_ended.cancelled() => return Err(lock_lost()),

@@ -350,10 +350,10 @@ async fn dead_letters_are_listed_retried_and_deleted() {
     assert!(code == 1 && stderr.contains("(NOT_FOUND)"), "{stderr}");
 
     let audit = shell.stdout(&["audit"]);
-    for part in ["letter.retry", "bulk.delete", "bulk.retry.end", "letter.delete", "loopback"] {
+    for part in ["dead_letter.retry", "bulk.delete", "bulk.retry.end", "dead_letter.delete", "loopback"] {
         assert!(audit.contains(part), "{part}: {audit}");
     }
-    let entries = shell.json(&["audit", "--action", "letter.delete", "--json"]);
+    let entries = shell.json(&["audit", "--action", "dead_letter.delete", "--json"]);
     assert_eq!(entries["entries"][0]["target"], ids[2]);
     assert!(shell.stdout(&["audit", "--limit", "1"]).contains("next page: --before"));
 }

@@ -59,7 +59,7 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     let (code, stdout, _) = doctor(folder.path(), &server, &["--fix"]);
     assert_eq!(code, 0, "{stdout}");
     assert!(stdout.contains("fixed    counter-drift  1 counters counted again"), "{stdout}");
-    assert!(stdout.contains("fixed    node-dead  1 jobs taken back"), "{stdout}");
+    assert!(stdout.contains("fixed    node-dead  1 jobs of dead servers released"), "{stdout}");
     let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
     assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
 

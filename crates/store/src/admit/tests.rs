@@ -17,8 +17,8 @@ fn most(concurrency: u32) -> Limit {
     Limit { concurrency: Some(concurrency), rate: None }
 }
 
-fn claim_limit(scope: Scope, limit: Limit, held: usize) -> ClaimLimit {
-    ClaimLimit::new(scope, limit, held, None, now())
+fn claim_limit(scope: Scope, limit: Limit, in_flight: usize) -> ClaimLimit {
+    ClaimLimit::new(scope, limit, in_flight, None, now())
 }
 
 fn key_queue(lane: LaneId, key: i64) -> OpenKeyQueue {
@@ -40,8 +40,8 @@ impl Scene {
     }
 
     fn request(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
-        let told = (&self.rules, &self.round_robin);
-        Admission::new(&mut self.claim_limits, self.lanes.clone(), told, (limit, at_once), now())
+        let settings = (&self.rules, &self.round_robin);
+        Admission::new(&mut self.claim_limits, self.lanes.clone(), settings, (limit, at_once), now())
     }
 }
 
@@ -120,17 +120,18 @@ fn an_empty_bucket_says_when_it_opens() {
 fn a_key_without_room_is_closed_and_other_keys_go() {
     let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
     let mut admission = scene.request(10, 10);
-    for (key, held) in [(7, 1), (8, 0), (9, 0)] {
+    for (key, in_flight) in [(7, 1), (8, 0), (9, 0)] {
         let scope = Scope::Key(format!("k{key}"));
-        admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), held), 10);
+        admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), in_flight), 10);
     }
     admission.add_empty(&key_queue(1, 99));
     let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
     assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
     let changes = admission.key_queue_changes();
-    let told: Vec<_> = changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
+    let settings: Vec<_> =
+        changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
     let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
-    assert_eq!(told, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
+    assert_eq!(settings, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
     assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
 }
 

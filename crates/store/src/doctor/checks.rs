@@ -1,6 +1,6 @@
 //! What must hold, as SQL that finds the rows for which it does not.
 //!
-//! Each query yields `code, id, words, x, y, z`; the code's entry in `CODES` says how a row reads. Written so that each table is
+//! Each query returns `code, id, words, x, y, z`; the entry of the code in `CODES` says how a row is shown. Each table is
 //! read once from end to end: probing per job took four times as long on a million finished jobs.
 
 use super::{
@@ -15,7 +15,7 @@ pub(crate) struct Code {
     severity: Severity,
     /// What is wrong with all of them, after their number.
     summary: &'static str,
-    /// How one of them reads: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:place}` is the name of a place.
+    /// How one of them is shown: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:place}` is the name of a tally.
     example: &'static str,
     advice: &'static str,
     /// What a repair has done with them.
@@ -28,7 +28,7 @@ impl Code {
         Finding { code: self.code, severity: self.severity, count, text, advice: self.advice, fixable }
     }
 
-    /// The finding about these examples of so many.
+    /// Returns the finding about these examples of `count`.
     pub fn found(&self, count: u64, examples: &[String]) -> Finding {
         let mut text = format!("{count} {}: {}", self.summary, examples.join(", "));
         let more = count.saturating_sub(examples.len() as u64);
@@ -38,24 +38,24 @@ impl Code {
         self.finding(count, text)
     }
 
-    /// How a row of a query reads.
+    /// Returns how a row of a query is shown.
     pub fn read(&self, row: &[Cell]) -> String {
         let mut text = self.example.to_owned();
         for (at, name) in ["id", "words", "x", "y", "z"].into_iter().enumerate() {
             let cell = row.get(at + 1).unwrap_or(&Cell::Null);
             text = text.replace(&format!("{{{name}}}"), &cell.to_string());
-            text = text.replace(&format!("{{{name}:place}}"), place(cell.number()));
+            text = text.replace(&format!("{{{name}:place}}"), tally_name(cell.number()));
             text = text.replace(&format!("{{{name}:s}}"), &format!("{} s", cell.number() / 1_000));
         }
         text
     }
 }
 
-fn place(tally: i64) -> &'static str {
+fn tally_name(tally: i64) -> &'static str {
     match tally {
         0 => "pending",
         1 => "ready",
-        2 => "held",
+        2 => "in flight",
         3 => "retrying",
         4 => "done",
         5 => "failed",
@@ -68,13 +68,12 @@ pub(crate) fn code_of(code: &str) -> &'static Code {
     CODES.iter().find(|known| known.code == code).unwrap_or(&UNKNOWN)
 }
 
-const UNKNOWN: Code =
-    warning("unknown", "things that doctor has no words for", "{id} {words}", "report this as a defect");
+const UNKNOWN: Code = warning("unknown", "unknown findings", "{id} {words}", "report this as a bug");
 
 const FIX: &str = "run `faena doctor --fix`";
 const SERVE: &str =
-    "start a server (`faena serve`), which does it by itself; if one runs, look at its loops in /health/ready";
-const BY_HAND: &str = "nothing is lost, but no repair is safe: look at the rows, and restore a backup if they matter";
+    "start a server (`faena serve`), which handles it; if one is running, check its loops in /health/ready";
+const BY_HAND: &str = "no repair is safe, nothing is lost; check the rows, and restore a backup if they matter";
 
 const fn error(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
     Code { code, severity: Severity::Error, summary, example, advice, fixed: "" }
@@ -91,59 +90,48 @@ impl Code {
 }
 
 const CODES: &[Code] = &[
-    error("job-nowhere", "jobs stand in no place, so nobody will ever run them", "{id}", FIX)
-        .fixed("jobs put back into their line"),
-    error("job-twice", "jobs stand in more than one place", "{id} ({x:place}, {y:place})", FIX)
-        .fixed("second places removed"),
-    error("wrong-lane", "jobs stand in another lane than their row names", "{id} ({x:place})", FIX)
+    error("job-nowhere", "jobs are in no table, so they will never run", "{id}", FIX).fixed("jobs made ready again"),
+    error("job-twice", "jobs are in more than one table", "{id} ({x:place}, {y:place})", FIX)
+        .fixed("duplicate rows removed"),
+    error("wrong-lane", "rows are in another lane than their job", "{id} ({x:place})", FIX)
         .fixed("rows moved to the lane of their job"),
-    error("lane-missing", "lanes are named by jobs and do not exist", "lane {x}", BY_HAND),
-    error("orphaned-rows", "rows belong to jobs, webhooks or workers that are not there", "{words} of {id}", FIX)
+    error("lane-missing", "lanes that jobs name do not exist", "lane {x}", BY_HAND),
+    error("orphaned-rows", "rows belong to jobs, webhooks or workers that do not exist", "{words} of {id}", FIX)
         .fixed("orphaned rows removed"),
-    error("counter-drift", "counters differ from what is there", "{words} {x:place}: says {y}, counted {z}", FIX)
+    error("counter-drift", "counters differ from the rows", "{words} {x:place}: says {y}, counted {z}", FIX)
         .fixed("counters counted again"),
-    error("job-unreadable", "jobs have options that cannot be read, and claims that meet them fail", "{id}", BY_HAND),
-    error(
-        "claim-without-owner",
-        "hand-outs are in the hands of nobody alive",
-        "run {x} of owner {id} ({y} jobs)",
-        SERVE,
-    )
-    .fixed("jobs taken back from dead owners"),
-    warning("node-dead", "servers are gone without taking leave", "{words} ({x} jobs in hand)", SERVE)
-        .fixed("jobs taken back from dead servers"),
-    error("worker-unwatched", "living workers have neither a living server nor a deadline", "{words}", FIX)
-        .fixed("workers let go or given a deadline"),
-    warning("worker-overdue", "workers should have been given up long ago", "{words} ({x:s} ago)", SERVE),
-    error("worker-state", "workers have ended and have not", "{words} (state {x})", BY_HAND),
-    error("worker-history", "changes of workers are not allowed ones", "{words}", BY_HAND),
-    error("outbox-without-event", "messages wait in the outbox whose event is gone", "event {x} of {id}", FIX)
-        .fixed("messages without an event removed from the outbox"),
-    error(
-        "outbox-unknown-sink",
-        "messages wait in the outbox for sinks that are not there",
-        "event {x} for sink {y}",
-        FIX,
-    )
-    .fixed("messages for unknown sinks removed from the outbox"),
-    warning("lease-unknown-sink", "leases are of sinks that are not there", "part {x} of sink {y}", FIX)
-        .fixed("leases of unknown sinks removed"),
-    error("running-without-claim", "jobs are marked as running and in nobody's hands", "{id} (run {x})", FIX)
-        .fixed("marks of running jobs removed"),
-    error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs let go on"),
-    error("look-too-far", "jobs that wait for parents look again only in days", "{id}", FIX)
-        .fixed("jobs told to look again now"),
-    warning("waiting-overdue", "jobs are due and nobody has moved them", "{id} ({x:s} ago)", SERVE),
+    error("job-unreadable", "jobs have unreadable options, so claims that meet them fail", "{id}", BY_HAND),
+    error("claim-without-owner", "claims have no live owner", "run {x} of owner {id} ({y} jobs)", SERVE)
+        .fixed("jobs of dead owners released"),
+    warning("node-dead", "servers ended without leaving", "{words} ({x} jobs in flight)", SERVE)
+        .fixed("jobs of dead servers released"),
+    error("worker-unwatched", "live workers have neither a live server nor a deadline", "{words}", FIX)
+        .fixed("workers detached or given a deadline"),
+    warning("worker-overdue", "workers should have been declared lost long ago", "{words} ({x:s} ago)", SERVE),
+    error("worker-state", "workers are terminated by one field and alive by another", "{words} (state {x})", BY_HAND),
+    error("worker-history", "workers changed their state in a way that is not allowed", "{words}", BY_HAND),
+    error("outbox-without-event", "outbox rows have no event", "event {x} of {id}", FIX)
+        .fixed("outbox rows without an event removed"),
+    error("outbox-unknown-sink", "outbox rows have no sink", "event {x} for sink {y}", FIX)
+        .fixed("outbox rows without a sink removed"),
+    warning("lease-unknown-sink", "leases have no sink", "partition {x} of sink {y}", FIX)
+        .fixed("leases without a sink removed"),
+    error("running-without-claim", "jobs are marked as running and not in flight", "{id} (run {x})", FIX)
+        .fixed("marks removed"),
+    error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs released"),
+    error("look-too-far", "jobs that wait for parents are checked only in days", "{id}", FIX)
+        .fixed("jobs are checked now"),
+    warning("waiting-overdue", "jobs are due and no server has moved them", "{id} ({x:s} ago)", SERVE),
     error("illegal-state", "rows have a state that does not exist", "{words} of {id}: {x}", BY_HAND),
-    error("rule-illegal", "settings of queues or limits make no sense", "{words}: {x}", BY_HAND),
-    error("run-behind", "run numbers are in use that have not been given out yet", "{x}, given out up to {y}", FIX)
+    error("rule-illegal", "settings of queues or limits are not valid", "{words}: {x}", BY_HAND),
+    error("run-behind", "run numbers are in use that were not assigned yet", "{x}, assigned up to {y}", FIX)
         .fixed("run sequence moved forward"),
     error("unique-key-held", "unique keys are held by jobs that have finished", "{words} ({id})", FIX)
         .fixed("unique keys freed"),
     warning(
         "attempts-missing",
-        "jobs have been tried more often than is written down",
-        "{id} (try {x}, {y} on record)",
+        "jobs have more attempts than are recorded",
+        "{id} (attempt {x}, {y} recorded)",
         BY_HAND,
     ),
     error("log-unreadable", "logs cannot be read", "{words} of {id}", BY_HAND),
@@ -153,56 +141,59 @@ const CODES: &[Code] = &[
         "{words} of {id}",
         "compare the clocks of the servers",
     ),
-    warning("log-incomplete", "logs do not tell the whole story of their run", "{words} of {id}", BY_HAND),
+    warning("log-incomplete", "logs are incomplete", "{words} of {id}", BY_HAND),
     error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX)
         .fixed("keys written"),
-    error("key-queue-missing", "keys have ready jobs and no line, so nobody can take them", "key {x} of lane {y}", FIX)
-        .fixed("lines made"),
-    error("key-queue-closed", "lines are closed with nothing that will open them", "key {x} of lane {y}", FIX)
-        .fixed("lines opened"),
-    warning("key-queue-overdue", "lines should have been opened long ago", "key {x} of lane {y}", SERVE),
-    error("key-in-flight-stale", "places under a limit are taken by jobs that nobody has in hand", "{id}", FIX)
-        .fixed("places given free"),
-    error("key-in-flight-missing", "jobs in hand do not count for the limit of their key", "{id}", FIX)
+    error(
+        "key-queue-missing",
+        "keys have ready jobs and no key queue, so they cannot be claimed",
+        "key {x} of lane {y}",
+        FIX,
+    )
+    .fixed("key queues created"),
+    error("key-queue-closed", "key queues are closed, and nothing will open them", "key {x} of lane {y}", FIX)
+        .fixed("key queues opened"),
+    warning("key-queue-overdue", "key queues should have been opened long ago", "key {x} of lane {y}", SERVE),
+    error("key-in-flight-stale", "jobs that are not in flight count for the limit of their key", "{id}", FIX)
+        .fixed("stale rows removed"),
+    error("key-in-flight-missing", "jobs in flight do not count for the limit of their key", "{id}", FIX)
         .fixed("jobs counted for their key"),
-    error("webhook-stuck", "webhooks are to be sent and have no time for it", "{id}", FIX)
-        .fixed("webhooks given a time"),
+    error("webhook-stuck", "unsettled webhooks have no due time", "{id}", FIX).fixed("webhooks given a due time"),
     warning("webhook-overdue", "webhooks should have been sent long ago", "{id} ({x:s} ago)", SERVE),
-    error("bulk-stuck", "bulk actions are not over and have no time to go on", "{id}", FIX)
-        .fixed("bulk actions given a time"),
-    warning("bulk-overdue", "bulk actions should have gone on long ago", "{id} ({x:s} ago)", SERVE),
-    error("schedule-stuck", "schedules are active and have no next time", "{words} ({id})", FIX)
-        .fixed("schedules given their next time, or ended"),
-    warning("schedule-overdue", "schedules are due and nobody fires them", "{words} ({id}, {x:s} ago)", SERVE),
+    error("bulk-stuck", "unfinished bulk actions have no due time", "{id}", FIX).fixed("bulk actions given a due time"),
+    warning("bulk-overdue", "bulk actions should have continued long ago", "{id} ({x:s} ago)", SERVE),
+    error("schedule-stuck", "active schedules have no next due time", "{words} ({id})", FIX)
+        .fixed("schedules given their next due time, or ended"),
+    warning("schedule-overdue", "schedules are due and no server fires them", "{words} ({id}, {x:s} ago)", SERVE),
     error(
         "schedule-unreadable",
-        "schedules cannot be understood, and do not fire",
+        "schedules are unreadable, and do not fire",
         "{words} ({id})",
-        "delete it (`faena schedules delete`) and make it anew",
+        "delete it (`faena schedules delete`) and create it again",
     ),
     warning(
         "tick-without-job",
-        "due times became jobs that are not there, and nobody deleted jobs",
+        "due times became jobs that do not exist, although no job was deleted",
         "{id} of {words}",
-        "if `retention` is shorter than an hour this is as it should be; else look at the rows",
+        "expected if `retention` is shorter than an hour; otherwise check the rows",
     ),
     error("due-twice", "due times of schedules have more than one job", "{id} ({words})", BY_HAND),
     error("schema-old", "", "", "run `faena migrate`, or start a server of this version"),
     // Set-up: PostgreSQL.
     error("postgres-old", "", "", "move to PostgreSQL 13 or newer"),
-    warning("clock-skew", "", "", "let both machines set their clocks by NTP"),
+    warning("clock-skew", "", "", "synchronise both clocks by NTP"),
     warning(
         "partition-missing",
-        "days to come have no partition of finished jobs",
+        "coming days have no partition for finished jobs",
         "{words}",
-        "start a server, which makes them, or run `faena doctor --fix`",
+        "start a server, which creates them, or run `faena doctor --fix`",
     )
-    .fixed("partitions made"),
+    .fixed("partitions created"),
     warning(
         "default-partition",
         "",
         "",
-        "no harm; they go with retention. If there are ever more, look for `partition` in the servers' logs",
+        "harmless; retention deletes them. If their number grows, search the server logs for `partition`",
     ),
     warning(
         "xmin-held",
@@ -220,28 +211,28 @@ const CODES: &[Code] = &[
         "vacuum-behind",
         "tables have many dead rows",
         "{words}",
-        "look for xmin-held above; else VACUUM them and give autovacuum more workers",
+        "check for xmin-held above; otherwise VACUUM them and give autovacuum more workers",
     ),
     warning(
         "listen-impossible",
         "",
         "",
-        "nothing is lost, servers poll; connect without PgBouncer's transaction mode to be told at once",
+        "servers poll, nothing is lost; connect without a transaction-mode pooler for immediate signals",
     ),
     // Set-up: SQLite.
     error(
         "file-damaged",
-        "faults of the file itself",
+        "faults of the file",
         "{words}",
         "stop the server, copy the file, restore a backup or try `sqlite3 FILE .recover`",
     ),
-    warning("wal-large", "", "", "something reads for very long; end it, or restart the server"),
+    warning("wal-large", "", "", "a reader keeps it; end the reader, or restart the server"),
     error("file-read-only", "", "", "give the file and its folder to the user who runs the server"),
     warning("file-open-to-all", "", "", "chmod o-w the file"),
 ];
 
-/// What a query may refer to: `handed`, every id of every hand-out; `held`, those of them whose run is not over; `places`, where
-/// ids stand, with the tally they are counted under.
+/// What a query may refer to: `claimed`, every id of every claim; `in_flight`, those of them whose run has not ended;
+/// `places`, where ids are, with the tally they are counted under.
 pub(crate) const WITH: &str = sql!("WITH RECURSIVE {claimed},
 in_flight (id, lane, run, owner) AS MATERIALIZED (
     SELECT h.id, j.lane, h.run, h.owner FROM claimed h CROSS JOIN job j WHERE j.id = h.id
@@ -255,7 +246,7 @@ places (id, lane, place) AS (
     UNION ALL SELECT id, lane, {TALLY_COMPLETED} FROM done
     UNION ALL SELECT id, lane, CASE state WHEN {FAILED} THEN {TALLY_FAILED} ELSE {TALLY_CANCELLED} END FROM ended)");
 
-/// One part of the walk: what is read, and who judges its rows.
+/// One step of the inspection: what is read, and which function checks the rows.
 pub(crate) struct Step {
     pub name: &'static str,
     pub sql: String,
@@ -307,7 +298,7 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
     steps
 }
 
-/// Counts the rows of each code and leaves a few of them.
+/// Counts the rows of each code and keeps a few of them.
 fn wrapped(sql: &str) -> String {
     format!(
         "{{with}} SELECT code, id, words, x, y, z, n, r FROM (
@@ -316,7 +307,7 @@ fn wrapped(sql: &str) -> String {
     )
 }
 
-/// Every job stands in one place, in its lane, and every place is one of a job.
+/// Every job is in exactly one table, in its lane, and every row belongs to a job.
 const PLACES: &str = "
     SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-nowhere' WHEN n > 1 THEN 'job-twice' ELSE 'wrong-lane' END
                AS code, id, 'place' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
@@ -356,7 +347,7 @@ const ORPHANS: &str = orphans!(
     "worker_change" "worker" "worker",
 );
 
-/// Whatever is in somebody's hands is in the hands of somebody alive.
+/// Every claim has a live owner.
 const OWNERS: &str = sql!("
     SELECT 'claim-without-owner' AS code, b.owner AS id, '' AS words, b.run AS x,
            CAST((SELECT count(*) FROM in_flight h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
@@ -378,7 +369,7 @@ const OWNERS: &str = sql!("
     SELECT 'running-without-claim', r.id, '', r.run, NULL, NULL FROM running r
     WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = r.id AND h.run = r.run)");
 
-/// Whatever waits is looked at in time.
+/// Everything that waits is checked in time.
 const WAITING: &str = "
     SELECT 'blocked-without-parents' AS code, w.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
@@ -406,7 +397,7 @@ const KEYS: &str = sql!("
       AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
            OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id))");
 
-/// Lines and holds of keyed lanes. A closed line is opened by its time, or when one of those that hold its key ends.
+/// Key queues of keyed lanes. A closed key queue is opened by its time, or when a job of its key ends.
 const LIMITS: &str = "
     SELECT 'key-missing' AS code, r.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM ready r JOIN lane l ON l.id = r.lane WHERE (r.key IS NULL) = l.keyed
@@ -435,7 +426,7 @@ const DELIVERIES: &str = sql!("
     UNION ALL
     SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000");
 
-/// A job that somebody deleted is missing with good reason.
+/// A job that a person deleted is missing for a good reason.
 const SCHEDULES: &str = "
     SELECT 'schedule-stuck' AS code, id, name AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM schedule WHERE active AND next_at IS NULL
@@ -461,7 +452,7 @@ const RULES: &str = "
     SELECT 'rule-illegal', CAST(NULL AS uuid), 'fairness of queue ' || name, CAST(fairness AS bigint), NULL, NULL
     FROM queue WHERE fairness NOT IN (0, 1)";
 
-/// Each try that was not the last one is on record. After a person's retry they count from the beginning.
+/// Each attempt before the last one is recorded. A manual retry counts from the beginning.
 const ATTEMPTS: &str = sql!("
     SELECT 'attempts-missing' AS code, t.id, '' AS words, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
            CAST(NULL AS bigint) AS z
@@ -474,7 +465,7 @@ const ATTEMPTS: &str = sql!("
                 UNION ALL SELECT id, retry_count FROM ended WHERE retry_count > 0) p) t
     WHERE t.known < t.retry_count");
 
-/// What waits for a sink has an event to publish and a sink to publish it to.
+/// Every row of the outbox has an event and a sink.
 const OUTBOX: &str = "
     SELECT 'outbox-without-event' AS code, o.subject AS id, '' AS words, CAST(o.position AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z

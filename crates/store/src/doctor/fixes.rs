@@ -1,5 +1,6 @@
-//! How each fault is put right, where that is safe. Every statement is guarded by the fault that it repairs, so it may be run
-//! again, and changes nothing where there is none.
+//! How each fault is repaired, where that is safe.
+//!
+//! Every statement is guarded by the fault that it repairs, so it can be repeated, and changes nothing without the fault.
 
 use faena_domain::Timestamp;
 
@@ -7,18 +8,18 @@ use super::{Cell, Dialect, judge::compile_timing};
 use crate::sql::{PENDING, sql};
 use crate::{assemble::parse_options, plan::key_number};
 
-/// What a repair is made of.
+/// How a fault is repaired.
 pub(crate) enum Fix {
-    /// Nothing is safe.
+    /// No repair is safe.
     None,
-    /// These statements in one transaction; how many rows those marked `Counted` change is how much was put right.
+    /// Statements in one transaction; the rows changed by those marked `Counted` are the number of repairs.
     Sql(&'static [Statement]),
-    /// Reads rows, and makes statements from each of them.
+    /// Reads rows, and derives statements from each of them.
     Rows {
         select: &'static str,
         make: fn(&Dialect, &[Cell]) -> Vec<String>,
     },
-    /// `node_recover`, until there is nothing left.
+    /// `node_recover`, until nothing is left.
     Recover,
     Recount,
     MoveSequence,
@@ -50,7 +51,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "blocked-without-parents" => Fix::Rows {
             select: "SELECT w.lane, w.id, j.options FROM waiting w JOIN job j ON j.id = w.id
                      WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)",
-            make: let_go_on,
+            make: release_job,
         },
         "look-too-far" => Fix::Sql(&[Counted(
             "UPDATE waiting SET due_at = {now} WHERE blocked AND due_at > {now} + 86400000",
@@ -82,7 +83,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "key-in-flight-missing" => Fix::Rows {
             select: "{with} SELECT d.lane, d.id, j.options FROM in_flight d JOIN lane l ON l.id = d.lane JOIN job j ON j.id = d.id
                      WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)",
-            make: hold,
+            make: count_for_key,
         },
         "webhook-stuck" => {
             Fix::Sql(&[Counted(sql!("UPDATE webhook SET due_at = {now} WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at IS NULL"))])
@@ -109,12 +110,12 @@ pub(crate) fn fix_of(code: &str) -> Fix {
     }
 }
 
-/// Its tries go on where its attempts say. Nobody knows whether it had begun, so its next start is written down first. In a keyed lane the
-/// next pass gives it its key.
+/// Its attempts continue where its record ends. It is unknown whether it had started, so its next start is recorded first. In
+/// a keyed lane the next pass gives it its key.
 const JOB_NOWHERE: &[Statement] = &[
     Also(
         "INSERT INTO job_log (id, run, log) {with}
-         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no place\"]'
+         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no table\"]'
          FROM (SELECT id FROM job EXCEPT SELECT id FROM places) u",
     ),
     Counted(
@@ -126,8 +127,9 @@ const JOB_NOWHERE: &[Statement] = &[
     ),
 ];
 
-/// Finished wins over in hand, that over ready, that over waiting; completed wins over ended otherwise, which stays on record as an
-/// attempt; of two ready rows the earlier stays. What is finished and in hand under a later run is left to that run.
+/// Finished wins over in flight, that over ready, that over waiting; completed wins over failed or cancelled, which is kept
+/// as an attempt; of two ready rows the earlier stays. A job that is finished and in flight under a later run is left to that
+/// run.
 const JOB_TWICE: &[Statement] = &[
     Counted(
         sql!("{with} DELETE FROM waiting WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
@@ -173,7 +175,7 @@ const ORPHANS: &[Statement] = delete_orphans!(
     "worker_change" "worker" "worker",
 );
 
-/// By how much each counter is wrong: added to it, whoever counts at the same time.
+/// The error of each counter, which is added to it, so that concurrent changes are kept.
 pub(crate) const DRIFT: &str = sql!(
     "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
         SELECT lane, CAST(place AS smallint) AS tally, count(*) AS n FROM places GROUP BY lane, place
@@ -185,8 +187,8 @@ pub(crate) const LARGEST_RUN: &str = "SELECT max(run) FROM (
     SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
     UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u";
 
-/// A job without parents goes on at its time.
-fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+/// Releases a job without parents at its scheduled time.
+fn release_job(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let due_at = options.scheduled_at.unwrap_or(dialect.now).max(dialect.now).as_ms();
     let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
@@ -194,7 +196,7 @@ fn let_go_on(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         format!(
             "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = {PENDING} AND id = {id} AND blocked"
         ),
-        note(&id, dialect.now, "faena doctor found it waiting for parents that are gone"),
+        note(&id, dialect.now, "faena doctor found it waiting without parents"),
     ]
 }
 
@@ -202,7 +204,7 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let key = match options.concurrency_key {
         Some(key) if row[3].number() == 1 => key_number(&key).to_string(),
-        // A lane with keys that a job without one has come to: there is no line that it could stand in.
+        // A job without a key in a keyed lane has no key queue.
         None if row[3].number() == 1 => return Vec::new(),
         _ => "NULL".into(),
     };
@@ -210,7 +212,7 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     vec![format!("UPDATE ready SET key = {key} WHERE lane = {lane} AND id = {id}")]
 }
 
-fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+fn count_for_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Some(key) = parse_options(options_of(row)).ok().and_then(|options| options.concurrency_key) else {
         return Vec::new();
     };
@@ -218,8 +220,7 @@ fn hold(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     vec![format!("INSERT INTO key_in_flight (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
 }
 
-/// It goes on after what has been dealt with, like one that nobody was there for. One that cannot be understood, or that nothing is left
-/// of, is over.
+/// Continues a schedule after the last processed due time. One that is unreadable, or has no due time left, is ended.
 fn next_time(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let id = (dialect.literal)(row[0].id());
     let next = compile_timing(row[1].number(), row[2].text())

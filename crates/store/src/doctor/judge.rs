@@ -1,4 +1,4 @@
-//! Judges what the walk reads, row by row, and keeps only what is at fault.
+//! Checks rows that must be parsed, and keeps only the faulty ones.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,7 +7,11 @@ use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
 use super::{Cell, EXAMPLES, Finding, code_of};
-use crate::{assemble::parse_options, doctor::checks::Code};
+use crate::{
+    assemble::parse_options,
+    doctor::checks::Code,
+    sql::{CANCELLED, COMPLETED, FAILED, QUEUED, RETRYING},
+};
 
 /// Servers whose clocks differ by less may work together.
 const CLOCKS_DIFFER_MS: i64 = 10_000;
@@ -15,12 +19,12 @@ const CLOCKS_DIFFER_MS: i64 = 10_000;
 #[derive(Default)]
 pub(crate) struct Judge {
     pub jobs: u64,
-    /// By code, in the order in which they were met.
+    /// By code, in the order in which they were found.
     found: BTreeMap<&'static str, Found>,
     order: Vec<&'static str>,
-    /// The last state in each worker's history.
+    /// The last state in the history of each worker.
     histories: HashMap<Uuid, i64>,
-    /// The schedule whose jobs are being read, and the due times that they were made for.
+    /// The schedule whose jobs are being read, and the due times of its jobs.
     dues: (String, HashSet<Timestamp>),
 }
 
@@ -31,7 +35,7 @@ struct Found {
 }
 
 impl Judge {
-    /// A row of a query: `code, id, words, x, y, z`, how many of its code there are, and which of them it is.
+    /// Takes a row of a query: `code, id, words, x, y, z`, the number of rows of its code, and its index among them.
     pub fn row(&mut self, row: &[Cell]) {
         let code = code_of(row[0].text());
         let example = code.read(row);
@@ -44,7 +48,7 @@ impl Judge {
         }
     }
 
-    /// One thing at fault, told in words.
+    /// Adds one fault.
     pub fn add(&mut self, code: &'static str, id: Uuid, words: &str) {
         let code = code_of(code);
         let found = self.entry(code);
@@ -87,13 +91,13 @@ pub(super) fn schedule(judge: &mut Judge, row: &[Cell]) {
     }
 }
 
-/// When a stored schedule is due, if that can be understood.
+/// Parses the timing of a stored schedule, if it is readable.
 pub(crate) fn compile_timing(anchor_at: i64, spec: &str) -> Option<CompiledTiming> {
     let spec: ScheduleSpec = serde_json::from_str(spec).ok()?;
     spec.timing.compile(Timestamp::from_ms(anchor_at)).ok()
 }
 
-/// `schedule, id, options`, the jobs of each schedule together. A run that a person wanted has no time that it waits for.
+/// Takes `schedule, id, options`, the jobs of each schedule together. A manual run has no due time.
 pub(super) fn due(judge: &mut Judge, row: &[Cell]) {
     let Ok(options) = parse_options(Some(row[2].text())) else { return };
     let Some(due) = options.schedule_due.filter(|_| options.scheduled_at.is_some()) else { return };
@@ -107,34 +111,34 @@ pub(super) fn due(judge: &mut Judge, row: &[Cell]) {
 
 /// `where, id, state, run, log`.
 pub(super) fn log(judge: &mut Judge, row: &[Cell]) {
-    let [place, id, state, run, log] = row else { return };
-    if let Some((code, words)) = fault_of_log(place.text(), state.number(), run.number(), log.text()) {
+    let [table, id, state, run, log] = row else { return };
+    if let Some((code, words)) = fault_of_log(table.text(), state.number(), run.number(), log.text()) {
         judge.add(code, id.id(), words);
     }
 }
 
-fn fault_of_log<'a>(place: &'a str, state: i64, run: i64, log: &str) -> Option<(&'static str, &'a str)> {
-    let Some(lines) = LogEntry::outline(log) else { return Some(("log-unreadable", place)) };
-    if lines.is_empty() {
-        return Some(("log-incomplete", place));
+fn fault_of_log<'a>(table: &'a str, state: i64, run: i64, log: &str) -> Option<(&'static str, &'a str)> {
+    let Some(entries) = LogEntry::outline(log) else { return Some(("log-unreadable", table)) };
+    if entries.is_empty() {
+        return Some(("log-incomplete", table));
     }
-    if lines.windows(2).any(|pair| pair[1].0 < pair[0].0 - CLOCKS_DIFFER_MS) {
-        return Some(("log-time", place));
+    if entries.windows(2).any(|pair| pair[1].0 < pair[0].0 - CLOCKS_DIFFER_MS) {
+        return Some(("log-time", table));
     }
-    let told = |events: &[LogEvent]| lines.iter().any(|line| events.iter().any(|event| event.as_str() == line.1));
-    let begins = place == "job_log" || run == 0 || lines[0].1 == LogEvent::Queued.as_str();
-    let ends = match state {
-        6 => told(&[LogEvent::Completed]),
-        5 => told(&[LogEvent::RetryScheduled]),
-        7 => told(&[LogEvent::Failed, LogEvent::Timeout, LogEvent::Orphaned, LogEvent::Expired]),
-        8 => told(&[LogEvent::Cancelled]),
-        1 => told(&[LogEvent::HandedBack, LogEvent::Recovered]),
+    let has = |events: &[LogEvent]| entries.iter().any(|entry| events.iter().any(|event| event.as_str() == entry.1));
+    let begins = table == "job_log" || run == 0 || entries[0].1 == LogEvent::Queued.as_str();
+    let ends = match i16::try_from(state).unwrap_or(-1) {
+        COMPLETED => has(&[LogEvent::Completed]),
+        RETRYING => has(&[LogEvent::RetryScheduled]),
+        FAILED => has(&[LogEvent::Failed, LogEvent::Timeout, LogEvent::Orphaned, LogEvent::Expired]),
+        CANCELLED => has(&[LogEvent::Cancelled]),
+        QUEUED => has(&[LogEvent::HandedBack, LogEvent::Recovered]),
         _ => true,
     };
-    (!begins || !ends).then_some(("log-incomplete", place))
+    (!begins || !ends).then_some(("log-incomplete", table))
 }
 
-/// The histories come first, each in its order.
+/// Histories come first, each in its order.
 pub(super) fn history(judge: &mut Judge, row: &[Cell]) {
     let (worker, state) = (row[0].id(), row[1].number());
     if let Some(before) = judge.histories.insert(worker, state)
@@ -151,8 +155,8 @@ pub(super) fn worker(judge: &mut Judge, row: &[Cell]) {
     if last != Some(state)
         && let Some(now) = worker_state(state)
     {
-        let told = last.and_then(worker_state).map_or("nothing".into(), |state| state.to_string());
-        judge.add("worker-history", id, &format!("{key} is {now}, its history says {told}"));
+        let has = last.and_then(worker_state).map_or("nothing".into(), |state| state.to_string());
+        judge.add("worker-history", id, &format!("{key} is {now}, its history says {has}"));
     }
 }
 

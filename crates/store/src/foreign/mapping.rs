@@ -1,26 +1,26 @@
-//! How an application's outbox is called: its tables, its columns, its lock.
+//! The names of an application's outbox: tables, columns, lock.
 
 use std::fmt::Write;
 
-/// The names of an application's outbox. What is not said is named as in `faena outbox init-sql`.
+/// The names of an application's outbox. Absent ones are as in `faena outbox init-sql`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeignMapping {
-    /// `None`: where the connection's search path finds the tables.
+    /// `None`: where the search path of the connection finds the tables.
     pub schema: Option<String>,
     pub table: String,
     pub columns: ForeignColumns,
-    /// Which events are dealt with, and when. `None`: nobody keeps that.
+    /// Which events were processed, and when. `None`: not recorded.
     pub processed_table: Option<String>,
     pub processed_id: String,
     pub processed_at: String,
-    /// Where rows go that were refused too often. `None`: they stay, with their attempts.
+    /// Where rows go that were rejected too often. `None`: they stay, with their attempts.
     pub dead_table: Option<String>,
-    /// The columns by which rows are put in order. Empty: the time at which they occurred.
+    /// The columns by which rows are ordered. Empty: the time at which they occurred.
     pub order_by: Vec<String>,
-    /// The number of the advisory lock under which one worker at a time reads the table.
+    /// The number of the advisory lock under which one node at a time reads the table.
     pub lock: i64,
     pub batch: u32,
-    /// Tells that there is something new, if the application notifies.
+    /// The channel on which the application notifies, if it does.
     pub channel: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl Default for ForeignColumns {
 }
 
 impl ForeignMapping {
-    /// The same, `written_like_this`.
+    /// The same names `written_like_this`.
     pub fn in_snake_case() -> ForeignMapping {
         ForeignMapping {
             table: "outbox_messages".into(),
@@ -92,7 +92,7 @@ impl ForeignMapping {
         }
     }
 
-    /// A table's name as it stands in a statement.
+    /// Returns the name of a table for a statement.
     pub(super) fn qualified(&self, table: &str) -> String {
         match &self.schema {
             Some(schema) => format!("{}.{}", quoted(schema), quoted(table)),
@@ -100,13 +100,13 @@ impl ForeignMapping {
         }
     }
 
-    /// What makes these tables, for the application to run.
+    /// Returns the statements that create these tables, for the application to run.
     pub fn init_sql(&self) -> String {
         let columns = &self.columns;
         let table = self.qualified(&self.table);
         let (occurred, dispatched) = (quoted(&columns.occurred_at), quoted(&columns.dispatched_at));
         let mut sql = String::from("-- What shall happen once your transaction is committed: insert a row in it.\n");
-        let mut lines = vec![
+        let mut columns_sql = vec![
             format!("{} uuid PRIMARY KEY DEFAULT gen_random_uuid()", quoted(&columns.id)),
             format!("{} text NOT NULL", quoted(&columns.kind)),
             format!("{} jsonb NOT NULL", quoted(&columns.payload)),
@@ -115,8 +115,8 @@ impl ForeignMapping {
             format!("{} integer NOT NULL DEFAULT 0", quoted(&columns.attempts)),
             format!("{} text", quoted(&columns.error)),
         ];
-        lines.extend(columns.correlation_id.as_ref().map(|name| format!("{} text", quoted(name))));
-        let body = lines.join(",\n    ");
+        columns_sql.extend(columns.correlation_id.as_ref().map(|name| format!("{} text", quoted(name))));
+        let body = columns_sql.join(",\n    ");
         // Writing to a String cannot fail.
         let _ = write!(sql, "CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n);\n");
         let index = quoted(&format!("IX_{}_{}", self.table, columns.occurred_at));
@@ -141,7 +141,7 @@ impl ForeignMapping {
     }
 }
 
-/// A name in quotes, whatever stands in it.
+/// Returns a quoted name, whatever it contains.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -1,10 +1,12 @@
-//! An application's own outbox, in its own PostgreSQL database, read in exclusive mode.
+//! The outbox of an application, in its own PostgreSQL database, read in exclusive mode.
 //!
-//! One worker at a time: an advisory lock, held by the session that does the work. A round is one transaction: rows are taken with `FOR UPDATE SKIP LOCKED`, so
-//! rows that the application has locked come later; what became of them is written down; then it is committed. Who dies in between leaves the rows as they
-//! were, and they are published again under the same id. What `ProcessedEvents` holds is never published again.
+//! One node at a time reads it, under an advisory lock of the session that does the work. A round is one transaction: rows
+//! are taken with `FOR UPDATE SKIP LOCKED`, so rows that the application has locked are taken later; their outcome is
+//! written; then it commits. If the node dies in between, the rows stay as they were, and are published again under the same
+//! id. Ids in `ProcessedEvents` are never published again.
 //!
-//! Only the dispatch time, the attempts and the error of a row are ever written, unless a table for dead letters is named, to which rows are moved.
+//! Only the dispatch time, the attempts and the error of a row are written, unless a dead-letter table is configured, to
+//! which rows are moved.
 
 mod mapping;
 mod session;
@@ -26,16 +28,16 @@ pub struct ForeignOutbox {
     config: Config,
     mapping: ForeignMapping,
     session: Option<Session>,
-    /// Told when the application notifies.
+    /// Notified when the application notifies.
     pub nudge: Arc<Notify>,
 }
 
-/// What a worker finds.
+/// Result of a take.
 #[derive(Debug)]
 pub enum ForeignTake {
-    /// Another worker has the lock.
+    /// Another node has the lock.
     Elsewhere,
-    /// The lock is ours, and these rows, in order, until they are settled or let go.
+    /// The lock is ours, and so are these rows, in order, until they are settled or released.
     Rows(Vec<ForeignRow>),
 }
 
@@ -43,15 +45,15 @@ pub enum ForeignTake {
 pub struct ForeignRow {
     pub id: String,
     pub kind: String,
-    /// Or why there is none that could be read.
+    /// The payload, or why it cannot be read.
     pub payload: std::result::Result<String, String>,
     pub occurred_at: Option<Timestamp>,
     pub correlation_id: Option<String>,
-    /// It was dealt with before: it is only to be marked.
+    /// It was processed before and only has to be marked.
     pub is_processed: bool,
 }
 
-/// What became of a row. Of rows about which nothing is known nothing is said, and they stay as they are.
+/// Outcome of a row. Rows without an outcome stay as they are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ForeignEnd {
     Dispatched,
@@ -61,15 +63,15 @@ pub enum ForeignEnd {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ForeignSettled {
     pub dispatched: usize,
-    /// With how often each was refused by now. After `MAX_ATTEMPTS` it does not come again.
+    /// How often each was rejected so far. After `MAX_ATTEMPTS` it is not taken again.
     pub refused: Vec<(String, u32)>,
 }
 
 impl ForeignOutbox {
-    /// Connects with the first call.
+    /// Returns the outbox; the first call connects.
     pub fn open(url: &str, mapping: ForeignMapping) -> Result<ForeignOutbox> {
         let mut config = connect::config(url).map_err(|_| {
-            // Without the text: it may hold a password.
+            // Without the text, which may contain a password.
             StoreError::Setup(
                 "the url of the source is not valid; write postgres://user:password@host:5432/database".into(),
             )
@@ -82,78 +84,78 @@ impl ForeignOutbox {
         usize::try_from(self.mapping.batch).unwrap_or(usize::MAX)
     }
 
-    /// Takes the lock and the next rows, but those in `except`, and keeps a transaction open over them.
+    /// Takes the lock and the next rows except those in `except`, and keeps a transaction open over them.
     pub async fn take(&mut self, except: &[String]) -> Result<ForeignTake> {
         self.take_of(None, except).await
     }
 
-    /// The same for rows of one type; others are not touched.
+    /// Takes rows of one type; others are not touched.
     pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ForeignTake> {
-        bounded(&mut self.session, async |place: &mut Option<Session>| {
-            let mut session = match place.take() {
+        bounded(&mut self.session, async |slot: &mut Option<Session>| {
+            let mut session = match slot.take() {
                 Some(session) => session,
                 None => Session::open(&self.config, &self.mapping, self.nudge.clone()).await?,
             };
             let found = take(&mut session, &self.mapping, kind, except).await?;
-            *place = Some(session);
+            *slot = Some(session);
             Ok(found)
         })
         .await
     }
 
-    /// Told when the session is over, with the lock and the rows: whoever works on them stops.
-    pub fn gone(&self) -> CancellationToken {
+    /// Cancelled when the session has ended, with its lock and rows, so that work on them stops.
+    pub fn closed(&self) -> CancellationToken {
         self.session.as_ref().map_or_else(
             || {
                 let over = CancellationToken::new();
                 over.cancel();
                 over
             },
-            Session::gone,
+            Session::closed,
         )
     }
 
-    /// Writes down what became of rows that were taken, and lets the others go. All or nothing.
+    /// Writes the outcome of rows that were taken, and releases the others. All or nothing.
     pub async fn settle(&mut self, ends: &[(String, ForeignEnd)], now: Timestamp) -> Result<ForeignSettled> {
-        bounded(&mut self.session, async |place: &mut Option<Session>| {
-            let Some(mut session) = place.take().filter(|session| session.in_transaction) else {
+        bounded(&mut self.session, async |slot: &mut Option<Session>| {
+            let Some(mut session) = slot.take().filter(|session| session.in_transaction) else {
                 return Err(StoreError::Unavailable("the session is over; its rows come again".into()));
             };
             let settled = settle(&mut session, ends, now).await?;
             session.commit().await?;
-            *place = Some(session);
+            *slot = Some(session);
             Ok(settled)
         })
         .await
     }
 
-    /// Lets rows and lock go; another worker may go on. The connection stays.
+    /// Releases rows and lock, so that another node may continue. The connection stays.
     pub async fn release(&mut self) -> Result<()> {
         let lock = self.mapping.lock;
-        bounded(&mut self.session, async |place: &mut Option<Session>| {
-            let Some(mut session) = place.take() else { return Ok(()) };
+        bounded(&mut self.session, async |slot: &mut Option<Session>| {
+            let Some(mut session) = slot.take() else { return Ok(()) };
             if session.in_transaction {
                 session.rollback().await?;
             }
             session.unlock(lock).await?;
-            *place = Some(session);
+            *slot = Some(session);
             Ok(())
         })
         .await
     }
 
-    /// Ends the session: what was taken and not settled is free at once.
+    /// Ends the session: rows that were taken and not settled are free immediately.
     pub fn close(&mut self) {
         self.session = None;
     }
 }
 
-/// A session on which something went wrong, or that did not answer in time, is not used again.
+/// Runs a call. A session that failed, or did not answer in time, is not used again.
 async fn bounded<T>(
-    place: &mut Option<Session>,
+    slot: &mut Option<Session>,
     work: impl AsyncFnOnce(&mut Option<Session>) -> Result<T>,
 ) -> Result<T> {
-    match tokio::time::timeout(CALL_TIMEOUT, work(place)).await {
+    match tokio::time::timeout(CALL_TIMEOUT, work(slot)).await {
         Ok(result) => result,
         Err(_) => Err(StoreError::Unavailable(
             format!("the source's database did not answer within {} s", CALL_TIMEOUT.as_secs()).into(),
@@ -220,7 +222,7 @@ async fn settle(session: &mut Session, ends: &[(String, ForeignEnd)], now: Times
     let mut given_up = Vec::new();
     for (id, end) in ends {
         let ForeignEnd::Refused(reason) = end else { continue };
-        // PostgreSQL keeps no zero bytes.
+        // PostgreSQL cannot store zero bytes.
         let reason = reason.replace('\0', " ");
         let attempts: i64 = client.query_one(&statements.refuse, &[id, &reason]).await?.get(0);
         if attempts >= i64::from(MAX_ATTEMPTS) {

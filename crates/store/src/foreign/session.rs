@@ -1,7 +1,7 @@
-//! One connection to an application's database, on which the lock is held and the work is done.
+//! One connection to an application's database, which has the lock and does the work.
 //!
-//! Lock and work share their fate: a session that ends takes the lock, the row locks and the open transaction with it, and whoever works under it is told at
-//! once. The server gives up on a client that vanished within half a minute, so nobody waits long for a lock of the dead.
+//! A session that ends takes the lock, the row locks and the open transaction with it, and work under it is cancelled
+//! immediately. The server gives up on a vanished client within half a minute, so the lock of a dead node is soon free.
 
 use faena_domain::error_chain;
 use std::{sync::Arc, time::Duration};
@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{Result, StoreError, postgres::connect};
 
-/// For everything that is asked of the application's database at once.
+/// Limit for one call to the application's database.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The server's own patience: with a statement, with somebody else's lock, with a silent transaction, with a vanished client.
+/// The timeouts of the server: for a statement, for a lock, for an idle transaction, for a vanished client.
 const SETTINGS: &str = "SET statement_timeout = '10s'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '60s';
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = '25s'";
 
@@ -29,18 +29,18 @@ pub struct Session {
     pub statements: Statements,
     pub holds_lock: bool,
     pub in_transaction: bool,
-    gone: CancellationToken,
+    closed: CancellationToken,
     _reader: Abort,
 }
 
 impl Session {
     pub async fn open(config: &Config, mapping: &ForeignMapping, nudge: Arc<Notify>) -> Result<Session> {
-        let (client, gone, reader) = if config.get_ssl_mode() == SslMode::Require {
+        let (client, closed, reader) = if config.get_ssl_mode() == SslMode::Require {
             let (client, connection) = config.connect(connect::tls()?).await.map_err(|error| unreachable(&error))?;
-            attend(client, connection, nudge)
+            read_messages(client, connection, nudge)
         } else {
             let (client, connection) = config.connect(NoTls).await.map_err(|error| unreachable(&error))?;
-            attend(client, connection, nudge)
+            read_messages(client, connection, nudge)
         };
         // From here on a failure closes the connection.
         let reader = Abort(reader);
@@ -49,15 +49,15 @@ impl Session {
         if let Some(channel) = &mapping.channel {
             client.batch_execute(&format!("LISTEN {}", quoted(channel))).await?;
         }
-        Ok(Session { client, statements, holds_lock: false, in_transaction: false, gone, _reader: reader })
+        Ok(Session { client, statements, holds_lock: false, in_transaction: false, closed, _reader: reader })
     }
 
-    /// Told when the connection is over.
-    pub fn gone(&self) -> CancellationToken {
-        self.gone.clone()
+    /// Cancelled when the connection has ended.
+    pub fn closed(&self) -> CancellationToken {
+        self.closed.clone()
     }
 
-    /// Takes the lock unless somebody else has it.
+    /// Takes the lock unless another session has it.
     pub async fn lock(&mut self, lock: i64) -> Result<bool> {
         if !self.holds_lock {
             self.holds_lock = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&lock]).await?.get(0);
@@ -72,12 +72,13 @@ impl Session {
         Ok(())
     }
 
-    /// Begins a transaction in which the lock is known to be this session's. It is not if something stands in between that hands out sessions by turns.
+    /// Begins a transaction, and checks that this session has the lock. It has not if a pooler in between switches
+    /// sessions.
     pub async fn begin(&mut self, lock: i64) -> Result<()> {
         self.client.batch_execute("BEGIN").await?;
         self.in_transaction = true;
         let (high, low) = ((lock >> 32) as u32, lock as u32);
-        let held: bool = self
+        let has_lock: bool = self
             .client
             .query_one(
                 "SELECT EXISTS (SELECT FROM pg_locks
@@ -87,7 +88,7 @@ impl Session {
             )
             .await?
             .get(0);
-        if held {
+        if has_lock {
             return Ok(());
         }
         Err(StoreError::Setup(format!(
@@ -115,8 +116,8 @@ impl Drop for Abort {
     }
 }
 
-/// Reads what the server says, until it says nothing more.
-fn attend<T>(
+/// Reads messages of the server until the connection ends.
+fn read_messages<T>(
     client: Client,
     mut connection: Connection<Socket, T>,
     nudge: Arc<Notify>,
@@ -124,8 +125,8 @@ fn attend<T>(
 where
     T: TlsStream + Unpin + Send + 'static,
 {
-    let gone = CancellationToken::new();
-    let end = gone.clone().drop_guard();
+    let closed = CancellationToken::new();
+    let end = closed.clone().drop_guard();
     let reader = tokio::spawn(async move {
         let _end = end;
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
@@ -135,7 +136,7 @@ where
             }
         }
     });
-    (client, gone, reader.abort_handle())
+    (client, closed, reader.abort_handle())
 }
 
 fn unreachable(error: &tokio_postgres::Error) -> StoreError {

@@ -1,7 +1,8 @@
-//! What an application's tables really look like, and the statements that fit them.
+//! The columns of an application's tables, and the statements that fit them.
 //!
-//! Names come from the configuration and are always quoted; types come from the catalogue, so that ids of any usual type, times with and without a zone
-//! and payloads as text or JSON all work. Whatever does not fit is said at once, with the names that are missing.
+//! Names come from the configuration and are always quoted; types come from the catalogue, so that ids of any usual type,
+//! times with and without a zone, and payloads as text or JSON all work. What does not fit is reported immediately, with the
+//! missing names.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +11,28 @@ use tokio_postgres::{Client, Statement};
 use super::mapping::{ForeignMapping, quoted};
 use crate::{MAX_ATTEMPTS, Result, StoreError};
 
-/// A payload beyond this is refused without being read.
+/// A larger payload is rejected without being read.
 pub const MAX_PAYLOAD_BYTES: i32 = 4 * 1024 * 1024;
 
 /// The statements, prepared on one session.
 pub struct Statements {
-    /// `$1`: ids that are left out for now, `$2`: at most so many, `$3`: of this type alone, if one is given.
+    /// `$1`: ids to leave out, `$2`: limit, `$3`: only this type, if one is given.
     pub take: Statement,
-    /// Of the ids `$1` those that are dealt with.
+    /// Of the ids `$1` those that were processed.
     pub processed: Option<Statement>,
-    /// The ids `$1` are dispatched at `$2` (ms).
+    /// Marks the ids `$1` as dispatched at `$2` (ms).
     pub mark: Statement,
-    /// The ids `$1` are dealt with at `$2` (ms).
+    /// Records the ids `$1` as processed at `$2` (ms).
     pub record: Option<Statement>,
-    /// The id `$1` was refused because of `$2`. Answers its attempts.
+    /// Records that the id `$1` was rejected because of `$2`. Returns its attempts.
     pub refuse: Statement,
-    /// The ids `$1` go to the dead letters.
+    /// Moves the ids `$1` to the dead letters.
     pub move_to_dlq: Option<Statement>,
 }
 
 struct Column {
     kind: String,
-    /// Characters that fit in.
+    /// Number of characters it can store.
     length: Option<i32>,
     is_generated: bool,
     can_update: bool,
@@ -59,7 +60,7 @@ impl Statements {
         let move_to_dlq = match &mapping.dead_table {
             Some(name) => {
                 let dead = Table::read(client, mapping, name).await?;
-                Some(client.prepare(&bury_sql(mapping, &table, &dead)?).await?)
+                Some(client.prepare(&move_to_dlq_sql(mapping, &table, &dead)?).await?)
             }
             None => None,
         };
@@ -87,8 +88,8 @@ impl Table {
             )
             .await?;
         if rows.is_empty() {
-            let place = client.query_one("SELECT current_database()::text, current_user::text", &[]).await?;
-            let (database, user): (String, String) = (place.get(0), place.get(1));
+            let row = client.query_one("SELECT current_database()::text, current_user::text", &[]).await?;
+            let (database, user): (String, String) = (row.get(0), row.get(1));
             return Err(StoreError::Setup(format!(
                 "the table {shown} does not exist in the database {database:?}, or the user {user:?} does not see it; `faena outbox init-sql` prints how to make it"
             )));
@@ -102,7 +103,7 @@ impl Table {
         Ok(Table { name: shown, columns })
     }
 
-    /// Whether everything is there that is read and written.
+    /// Checks that every column exists that is read and written.
     fn check(&self, mapping: &ForeignMapping) -> Result<()> {
         let names = &mapping.columns;
         let order = mapping.order_by.iter().map(|name| ("order_by", name, ANY));
@@ -154,10 +155,10 @@ impl Table {
         Err(StoreError::Setup(format!("the table {} has {}", self.name, faults.join("; "))))
     }
 
-    /// A time in milliseconds, as this column keeps times: one without a zone means UTC.
-    fn moment(&self, column: &str, argument: &str) -> String {
-        let moment = format!("to_timestamp({argument}::double precision / 1000)");
-        if self.columns[column].kind == "timestamp" { format!("{moment} AT TIME ZONE 'UTC'") } else { moment }
+    /// Returns a time in milliseconds as a value of this column; a time without a zone means UTC.
+    fn time_value(&self, column: &str, argument: &str) -> String {
+        let time_value = format!("to_timestamp({argument}::double precision / 1000)");
+        if self.columns[column].kind == "timestamp" { format!("{time_value} AT TIME ZONE 'UTC'") } else { time_value }
     }
 }
 
@@ -177,10 +178,10 @@ fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
     let mut order: Vec<String> = mapping.order_by.iter().map(|name| quoted(name)).collect();
     if order.is_empty() {
         order.push(occurred.clone());
-        // Numbers say who was first among rows of one moment.
+        // Numeric ids order the rows of one moment.
         order.extend(id_type.starts_with("int").then(|| id.clone()));
     }
-    // An endless time has no number. A payload that is too large is not fetched.
+    // An infinite time has no number. A payload that is too large is not fetched.
     format!(
         "SELECT {id}::text, {kind}::text,
                 CASE WHEN octet_length({payload}::text) <= {MAX_PAYLOAD_BYTES} THEN {payload}::text END,
@@ -204,7 +205,7 @@ fn mark_sql(mapping: &ForeignMapping, table: &Table) -> String {
         "UPDATE {} SET {} = {} WHERE {} = ANY ($1::text[]::{}[])",
         table.name,
         quoted(&names.dispatched_at),
-        table.moment(&names.dispatched_at, "$2::int8"),
+        table.time_value(&names.dispatched_at, "$2::int8"),
         quoted(&names.id),
         table.columns[&names.id].kind
     )
@@ -239,18 +240,18 @@ fn processed_sql(mapping: &ForeignMapping, known: &Table, id_type: &str) -> Resu
     }
     let name = quoted(id);
     let read = format!("SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{own_type}[])", known.name);
-    // Somebody else may have recorded it meanwhile.
+    // Another transaction may have recorded it meanwhile.
     let write = format!(
         "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{own_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
         known.name,
         quoted(at),
-        known.moment(at, "$2::int8")
+        known.time_value(at, "$2::int8")
     );
     Ok((read, write))
 }
 
-/// Moves whole rows, also what the application alone knows about.
-fn bury_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Result<String> {
+/// Moves whole rows, including columns only the application knows.
+fn move_to_dlq_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Result<String> {
     let own = table.columns.iter().filter(|(_, column)| !column.is_generated);
     let missing: Vec<String> =
         own.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();

@@ -1,4 +1,4 @@
-//! Every act of a person or key.
+//! The audit log.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -35,7 +35,7 @@ pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<
     Ok(())
 }
 
-/// Does something and writes down who did; what is refused leaves no entry.
+/// Runs `work` and records its actor. A rejected action leaves no entry.
 pub async fn with<T>(
     client: &Object,
     entry: Option<AuditEntry>,
@@ -58,10 +58,10 @@ pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<
     client.keep(result)
 }
 
-/// Entries that are looked at per round, the oldest first.
+/// Number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
-/// Forgets what people did before `cutoff`: entries, and bulk actions that were over by then.
+/// Deletes entries, and bulk actions that had finished, from before `cutoff`.
 pub async fn prune(client: &Object, cutoff: Timestamp) -> Result<()> {
     client
         .execute(

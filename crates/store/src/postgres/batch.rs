@@ -1,4 +1,4 @@
-//! Group commit: calls that come while one transaction runs share the next one.
+//! Group commit: calls that arrive while a transaction runs share the next one.
 
 use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
@@ -12,9 +12,9 @@ use tokio::{
 use super::Shared;
 use crate::{Result, StoreError};
 
-/// Calls that wait; whoever comes then waits for a place.
+/// Number of calls that may wait; further callers wait for a place.
 const QUEUE: usize = 4_096;
-/// Calls and jobs that share one transaction.
+/// Number of calls, and of jobs, that share one transaction.
 const GROUP: usize = 512;
 const GROUP_JOBS: usize = 2_000;
 /// Groups with fewer jobs are committed one at a time.
@@ -22,7 +22,7 @@ const SMALL: usize = 500;
 
 pub type Answer<T> = oneshot::Sender<Result<T>>;
 
-/// How many jobs a call carries.
+/// Number of jobs of a call.
 pub trait Weight {
     fn weight(&self) -> usize;
 }
@@ -46,10 +46,12 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                     loop {
                         let mut calls = receiver.lock().await;
                         let Some(group) = next_group(&mut calls).await else { break };
-                        // A small group keeps the others waiting on purpose: what comes while it commits makes one group of
-                        // many instead of many groups of few (measured with 64 callers: three times the submits).
+                        // A small group deliberately blocks other groups: calls that arrive while it
+                        // commits form one large group instead of many small ones (measured with 64
+                        // callers: three times the submits).
                         let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL).then_some(calls);
-                        // A panic is the calls' failure (their answers are dropped), not the end of the batcher.
+                        // A panic fails the calls of the group (their answers are dropped), not the
+                        // batcher.
                         if AssertUnwindSafe(run(&shared, shard, group)).catch_unwind().await.is_err() {
                             tracing::error!("database calls panicked");
                         }
@@ -67,7 +69,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
         receiver.await.map_err(|_| closed())?
     }
 
-    /// Finishes what was asked and ends.
+    /// Finishes the waiting calls, and ends.
     pub async fn stop(&self) {
         self.calls.lock().take();
         let workers = std::mem::take(&mut *self.workers.lock());

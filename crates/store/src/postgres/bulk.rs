@@ -1,4 +1,4 @@
-//! Actions on many jobs, step by step.
+//! Bulk actions, step by step.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -85,7 +85,7 @@ async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -
     client.query_opt(&sql, parameters).await?.as_ref().map(|found| row(found).bulk()).transpose()
 }
 
-/// What others have to be told after a step.
+/// Signals that follow the commit of a step.
 #[derive(Default)]
 struct AfterCommit {
     ended: Vec<JobId>,
@@ -147,7 +147,7 @@ async fn step_in(
     Ok(true)
 }
 
-/// Refused before anything is written, or done whole.
+/// Processes one job: rejects it before anything is written, or does everything.
 async fn act(
     client: &Object,
     shard: i16,
@@ -156,7 +156,7 @@ async fn act(
     after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<()> {
-    // The row first, as every change does: what is read after it stays true.
+    // Locks the row first, as every change does: what is read afterwards stays true.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?

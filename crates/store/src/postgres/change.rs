@@ -1,4 +1,4 @@
-//! What a person does to a job: cancel, retry, patch, delete.
+//! Actions of people on a job: cancel, retry, patch, delete.
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
@@ -26,7 +26,7 @@ use crate::{
     sql::{CANCELLED, PENDING},
 };
 
-/// A job as a change finds it, with its row locked against other changes.
+/// A job that is to be changed, with its row locked against other changes.
 struct Found {
     state: JobState,
     lane: LaneId,
@@ -42,7 +42,7 @@ async fn find(client: &Object, id: JobId) -> Result<Found> {
     Ok(Found { state, lane: row.get(0), options: parse_options(row.get(1))? })
 }
 
-/// Removes a job from `ready` or `waiting`. `None`: somebody else was faster.
+/// Removes a job from `ready` or `waiting`. `None`: another transaction has removed it.
 pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
     let taken = |row: &Row, ready_at| {
         let retry_count = u32::try_from(row.get::<_, i16>(0)).unwrap_or(0);
@@ -67,7 +67,7 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
     Ok(row.and_then(|row| taken(&row, None)))
 }
 
-/// It moved on between being read and being taken; the caller looks again.
+/// The job changed its state between being read and being removed; the caller repeats.
 fn moved() -> StoreError {
     StoreError::Contended("the job has just changed its state".into())
 }
@@ -92,7 +92,7 @@ pub async fn cancel(
     Ok(outcome)
 }
 
-/// The second value is to be told after the commit.
+/// The second value is signalled after the commit.
 pub async fn cancel_in(
     client: &Object,
     shard: i16,
@@ -148,7 +148,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             )
             .await?;
         if taken == 0 {
-            // Gone in this very moment: then it is free.
+            // Released just now: then the key is free.
             let holder = client
                 .query_opt("SELECT id FROM faena.job_key WHERE kind = $1 AND key = $2", &[&kind, key])
                 .await?
@@ -161,12 +161,12 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
         }
     }
     let parents = read::states_of(client, &found.options.depends_on).await?;
-    // How the finished ones ended is known to whoever retries it.
+    // The caller of a retry knows how the finished parents ended.
     let open: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
     restore_expiry(client, id, found.options, now).await?;
-    // A request that came too late for the run that has ended is not meant for the next one.
+    // A cancel request that came too late for the ended run does not apply to the next one.
     client.execute("DELETE FROM faena.cancel_request WHERE id = $1", &[&id.0]).await?;
-    // Its history stays: the last run becomes an attempt, an end without a run becomes a note.
+    // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
     let lane = found.lane;
     client
         .execute(
@@ -191,9 +191,9 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
         .await?;
     add_note(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     if open.is_empty() {
-        let mut line = QueueRows::default();
-        line.push(lane, id, now, 0);
-        line.put_waiting(client, PENDING).await?;
+        let mut rows = QueueRows::default();
+        rows.push(lane, id, now, 0);
+        rows.put_waiting(client, PENDING).await?;
     } else {
         client
             .execute(
@@ -214,7 +214,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
     apply(client, shard, &deltas).await
 }
 
-/// A retried job can expire again, unless its time is over: then whoever retries it wants it done all the same.
+/// Lets a retried job expire again, unless its expiry has passed: then the caller wants it to run anyway.
 async fn restore_expiry(client: &Object, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
     match options.expires_at {
         Some(at) if at > now => {
@@ -246,7 +246,7 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     Ok(())
 }
 
-/// Answers with the lane and time at which the job is ready now, if it is.
+/// Returns the lane and time at which the job is ready now, if it is.
 async fn patch_in(
     shared: &Shared,
     client: &Object,
@@ -293,7 +293,7 @@ async fn patch_in(
     let shift =
         sql!("UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN ({PENDING}, {RETRYING}) AND id = $3");
     match patch.scheduled_at {
-        // Waits for its parents or its next try: only the lane can change.
+        // It waits for its parents or its next attempt: only the lane can change.
         _ if blocked || state == JobState::Retrying => {
             if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
                 return Err(moved());
@@ -301,16 +301,16 @@ async fn patch_in(
         }
         Some(when) => {
             let retry_count = dequeue(client, lane, id).await?.ok_or_else(moved)?.retry_count;
-            let mut line = QueueRows::default();
+            let mut rows = QueueRows::default();
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
-                    line.push(new_lane, id, due_at, retry_count);
-                    line.put_waiting(client, PENDING).await?;
+                    rows.push(new_lane, id, due_at, retry_count);
+                    rows.put_waiting(client, PENDING).await?;
                     new_state = JobState::Pending;
                 }
                 None => {
-                    line.push(new_lane, id, now, retry_count);
-                    line.put_ready(client, false).await?;
+                    rows.push(new_lane, id, now, retry_count);
+                    rows.put_ready(client, false).await?;
                     new_state = JobState::Queued;
                     ready = Some((new_lane, now.as_ms()));
                 }
@@ -351,7 +351,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
     let entry = act(by, "job.delete", id, json!({}));
     let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
     client.end(result).await?;
-    // Whoever waits for it will never see it complete.
+    // Jobs that wait for it will never see it complete.
     dependents::release_dependents(shared, &[id], now).await
 }
 
@@ -371,14 +371,14 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
         )
         .await?;
     remove(client, &[id.0]).await?;
-    // Late reports of it are found out by looking closely.
+    // Late reports about it must be checked one by one.
     client.execute("UPDATE faena.claim SET strict = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.add(found.lane, Tally::of(found.state), -1);
     apply(client, shard, &deltas).await
 }
 
-/// Removes all that belongs to finished jobs besides their row in `done` or `ended`.
+/// Deletes everything that belongs to finished jobs besides their row in `done` or `ended`.
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
     let removed: Vec<(Uuid, JobExit)> = ids.iter().map(|id| (*id, JobExit::Deleted)).collect();
     clean_up(client, &removed).await?;

@@ -1,4 +1,4 @@
-//! Claim: ready jobs become blocks.
+//! Claims: ready jobs become claims.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunNote, StoreError,
     admit::{self, LimitedClaim},
     assemble::parse_options,
-    fair_share::{Candidate, deal},
+    fair_share::{Candidate, share_out},
     sql::sql,
 };
 
@@ -42,10 +42,11 @@ impl ClaimStore for Postgres {
 
 /// How far the claims of this process have come in each lane.
 ///
-/// While somebody holds an old snapshot, deleted rows stay in the index, and a claim from the head would walk over all of them
-/// again (measured: from 92 k to 22 k jobs/s while 600 000 were drained; from a remembered place 120–160 k throughout). So a
-/// claim starts where the last one stopped, and goes back to the head twice a second, when it finds too little, and when
-/// this process puts something in before that place. What another node puts in before it waits for half a second at most.
+/// While a session holds an old snapshot, deleted rows stay in the index, and a claim from the head would skip over all of
+/// them again (measured: from 92 k to 22 k jobs/s while 600 000 were drained; from a remembered position 120–160 k
+/// throughout). So a claim starts where the last one stopped, and goes back to the head twice a second, when it finds too few
+/// jobs, and when this process inserts something before that position. What another node inserts before it waits for half a
+/// second at most.
 #[derive(Default)]
 pub struct Cursors {
     lanes: Mutex<HashMap<LaneId, Cursor>>,
@@ -78,7 +79,7 @@ impl Cursors {
         }
     }
 
-    /// Something was put in at `ready_at`.
+    /// Records that a job was inserted at `ready_at`.
     pub fn lower(&self, lane: LaneId, ready_at: i64) {
         if let Some(cursor) = self.lanes.lock().get_mut(&lane) {
             cursor.ready_at = cursor.ready_at.min(ready_at);
@@ -90,12 +91,13 @@ impl Cursors {
     }
 }
 
-/// The planner knows nothing of a table that has just been filled, and would sort the whole backlog for every claim (measured:
-/// 145 k falls to 20 k jobs/s). The claim order is the primary key, so these are never a loss. A test holds the plan.
+/// The planner knows nothing about a table that has just been filled, and would sort the whole backlog for every claim
+/// (measured: 145 k falls to 20 k jobs/s). The claim order is the primary key, so these settings never hurt. A test checks
+/// the plan.
 pub const BEGIN_CLAIM: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
      SET LOCAL enable_sort = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
-/// The statement that claims; `$guard` must hold for anything to be picked.
+/// The claiming statement; `$guard` must hold for anything to be picked.
 macro_rules! claim_sql {
     ($before:literal, $guard:literal) => {
         sql!(concat!(
@@ -129,8 +131,10 @@ macro_rules! claim_sql {
 
 pub const CLAIM: &str = claim_sql!("", "");
 
-/// Nothing is picked for a worker that has ended, or has connected anew. Whoever ends it or lets it in again locks its row
-/// `FOR UPDATE`, and so waits for this claim and then sees its block; news of it (an update of no key) does not wait.
+/// Picks nothing for a worker that has ended or reconnected.
+///
+/// Ending or resuming a registration locks its row `FOR UPDATE`, and so waits for this claim and then sees it; a status
+/// update (which changes no key) does not wait.
 pub const CLAIM_FOR_WORKER: &str = claim_sql!(
     "owner AS MATERIALIZED (
         SELECT id FROM faena.worker WHERE id = $4 AND session = $7 AND ended_at IS NULL FOR KEY SHARE),
@@ -138,9 +142,11 @@ pub const CLAIM_FOR_WORKER: &str = claim_sql!(
     "AND EXISTS (SELECT FROM owner) "
 );
 
-/// The same for many workers that want a few jobs each of one lane: what is picked is dealt out to them in their order, each gets
-/// a block of its own. Dealt by place in an array: a join would compare everybody with everybody (with hash joins off, which
-/// the claim needs). Run numbers of those who get nothing are lost; they only have to grow.
+/// Claims for many workers that want a few jobs each of one lane: the picked jobs are shared out in the order of the workers,
+/// each gets a claim of its own.
+///
+/// Shared out by array index: a join would compare all pairs, because the claim needs hash joins off. Run numbers of workers
+/// that get nothing are lost; they only have to grow.
 pub const CLAIM_FOR_MANY: &str = sql!("
     WITH owner AS MATERIALIZED (
         SELECT w.id, k.n, k.quota, nextval('faena.run') AS run
@@ -176,21 +182,22 @@ pub const CLAIM_FOR_MANY: &str = sql!("
            job.correlation, job.options, job.payload, dealt.n
     FROM dealt JOIN faena.job ON job.id = dealt.id");
 
-/// Up to how many jobs for one worker are claimed together with those of others. Who wants more is better served alone.
+/// A request for more jobs than this is not combined with others.
 const SMALL_REQUEST: usize = 32;
 
 pub const HEADS: &str =
     "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
 
-/// Asks that share one transaction, at first and at most.
+/// Number of requests that share one transaction, at first and at most.
 const FIRST_TOGETHER: usize = 2;
 const MOST_TOGETHER: usize = 256;
 
-/// One ask after the other; while they get all they want, more and more of those with one lane share a transaction. A thousand
-/// idle workers must not look a thousand times for one job, nor a thousand jobs take a thousand commits.
+/// Serves one request after the other; while they get all they want, more and more of those with one lane share a
+/// transaction. A thousand idle workers must not search a thousand times for one job, nor a thousand jobs take a thousand
+/// commits.
 ///
-/// What the first ones were handed is theirs, so a failure further on leaves the others empty-handed and is not told: they
-/// ask again.
+/// What the first requests got is committed, so a later failure leaves the remaining ones empty and is not returned: they are
+/// repeated.
 pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut claims: Vec<ClaimResult> = Vec::new();
     claims.resize_with(requests.len(), ClaimResult::default);
@@ -241,15 +248,15 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
     Ok(claims)
 }
 
-/// Asks that are served in one transaction: several with one lane each, or one with several lanes or with lanes of keys.
+/// Requests that are served in one transaction: several with one lane each, or one with several or keyed lanes.
 pub struct Group {
-    /// By its number, each with the lanes that may have something for it.
+    /// By number, each with the lanes that may have jobs for it.
     pub requests: Vec<(usize, Vec<LaneId>)>,
-    /// Lanes whose queue is paused, with the ask that named them first.
+    /// Lanes whose queue is paused, with the request that named them first.
     paused: Vec<(usize, Limited)>,
-    /// Its lanes have limits or keys.
+    /// Whether its lanes have limits or keys.
     ruled: bool,
-    /// The number of the first ask that is not part of it.
+    /// The number of the first request that is not part of the group.
     end: usize,
 }
 
@@ -322,7 +329,7 @@ async fn claim_group(
     client.keep(Ok(claims))
 }
 
-/// Whether an owner that got nothing would have got something.
+/// Returns whether an owner that got nothing is entitled to claim.
 pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     let sql = "SELECT 1 FROM faena.worker WHERE id = $1 AND session = $2 AND ended_at IS NULL";
@@ -330,16 +337,16 @@ pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
     Ok(client.query_opt(&statement, &[&id.0, &session]).await?.is_some())
 }
 
-/// What one ask may take from one lane.
+/// What one request may take from one lane.
 #[derive(Clone, Copy)]
 pub struct LaneShare {
-    /// The number of the ask in its group.
+    /// The number of the request in its group.
     pub request: usize,
     pub lane: LaneId,
     pub quota: usize,
 }
 
-/// Whether a take opens and closes the transaction itself, in the same round trip.
+/// Whether a statement opens and closes the transaction itself, in the same round trip.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
     Whole,
@@ -355,8 +362,8 @@ impl Frame {
     }
 }
 
-/// How many jobs each lane may give, from a look at their heads. Nothing is locked: if another node takes some of what was
-/// seen, the claim passes them and takes the next.
+/// Returns how many jobs each lane may give, by reading their heads. Nothing is locked: if another node takes some of these
+/// jobs, the claim skips them and takes the next.
 async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize) -> Result<BTreeMap<LaneId, usize>> {
     let statement = client.prepare_cached(HEADS).await?;
     let starts: Vec<i64> = lanes.iter().map(|lane| shared.cursors.start(*lane)).collect();
@@ -389,7 +396,7 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
     }
     let turn = shared.cursors.turn.fetch_add(1, Ordering::Relaxed);
     let mut quotas = BTreeMap::new();
-    for candidate in deal(candidates, limit, turn) {
+    for candidate in share_out(candidates, limit, turn) {
         *quotas.entry(candidate.row).or_insert(0) += 1;
     }
     Ok(quotas)
@@ -422,7 +429,7 @@ impl LaneRequests {
         Some(crowd)
     }
 
-    /// Once from the remembered place, and once more from the head if that gave too little.
+    /// Claims from the remembered position, and again from the head if that gave too few.
     async fn take(
         mut self,
         shared: &Shared,
@@ -467,7 +474,7 @@ impl LaneRequests {
     }
 }
 
-/// Each worker's jobs in the order in which they shall run.
+/// Returns the jobs of each worker in the order in which they run.
 fn in_run_order(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
     for list in &mut jobs {
         list.sort_by_key(|job| (job.ready_at, job.id));
@@ -475,8 +482,8 @@ fn in_run_order(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
     jobs
 }
 
-/// Takes all portions in one transaction, and once more from the head where the remembered place gave too little. Answers with
-/// the jobs of each owner.
+/// Takes all shares in one transaction, and again from the head where the remembered position gave too few. Returns the jobs
+/// of each owner.
 pub async fn take(
     shared: &Shared,
     client: &Object,
@@ -527,7 +534,8 @@ pub async fn take(
                 Some(last) if lane_jobs.len() == quota => shared.cursors.reached(lane, start, last.ready_at.as_ms()),
                 _ => {
                     shared.cursors.forget(lane);
-                    // Less than asked for, and the head was not looked at: there may be more before the place it began at.
+                    // Fewer than requested, and the head was not read: there may be more before the start
+                    // position.
                     if start != HEAD {
                         again.push((LaneShare { request, lane, quota: quota - lane_jobs.len() }, HEAD));
                     }
@@ -574,5 +582,5 @@ fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
             })
         })
         .collect();
-    deal(candidates, count, 0).into_iter().map(|candidate| candidate.row).collect()
+    share_out(candidates, count, 0).into_iter().map(|candidate| candidate.row).collect()
 }

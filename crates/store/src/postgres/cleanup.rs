@@ -1,4 +1,4 @@
-//! What follows when jobs leave somebody's hands or a line: what stood beside them goes, keys have room again, webhooks are written.
+//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written.
 
 use std::collections::HashSet;
 
@@ -15,10 +15,12 @@ use crate::{
     sql::sql,
 };
 
-/// Removes what stood beside the fast path. A job that comes back can expire again: its expiry may have passed while it ran.
-/// The webhooks of finished jobs follow, so their rows in `done` or `ended` must stand. Answers with what to tell after the commit.
+/// Deletes the rows that the fast path does not know, writes the webhooks of finished jobs, and returns the signals to send
+/// after the commit.
 ///
-/// Whoever is about to put jobs into lines does that after this: keys are locked before lines.
+/// Rows in `done` or `ended` must exist. A requeued job can expire again: its expiry may have passed while it ran.
+///
+/// Jobs are put into key queues only after this: keys are locked before key queues.
 pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<Signal>> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let finished: HashSet<Uuid> =
@@ -28,7 +30,7 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
         let ids: Vec<Uuid> = finished.iter().copied().collect();
         client.execute("DELETE FROM faena.cancel_request WHERE id = ANY($1)", &[&ids]).await?;
     }
-    // Read here and not by SQL, which would stumble over what JSON may say and a text of PostgreSQL cannot hold.
+    // Parsed here and not by SQL, which fails on JSON that a PostgreSQL text cannot contain.
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&all]).await?;
     let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
@@ -51,9 +53,9 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
             keys.1.push(id);
         }
         if let Some(at) = options.expires_at {
-            let line = if finished { &mut over } else { &mut again };
-            line.0.push(at.as_ms());
-            line.1.push(id);
+            let rows = if finished { &mut over } else { &mut again };
+            rows.0.push(at.as_ms());
+            rows.1.push(id);
         }
     }
     let opened = release_key(client, &keys_in_flight).await?;
@@ -99,27 +101,27 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
     Ok(signals)
 }
 
-/// Jobs with keys are in nobody's hands any more: the lines of these keys may go on. Answers with their lanes.
+/// Jobs with keys are no longer in flight: opens the key queues of their keys, and returns the lanes.
 ///
-/// A claim closes a line only while it has the key's lock, and after it has counted; so none is closed by somebody who has not
-/// seen this end. A claim never waits for this lock, and these locks are taken in order.
+/// A claim closes a key queue only while it has the lock of the key, and after it has counted; so none is closed by a claim
+/// that has not seen this end. A claim never waits for this lock, and these locks are taken in order.
 async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let held = client
+    let released = client
         .prepare_cached(
-            // A subquery that cannot become a join: each is one look into the index.
+            // A subquery that cannot become a join: each is one index lookup.
             "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
              WHERE (SELECT 1 FROM faena.key_in_flight h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
         )
         .await?;
-    let held: Vec<i64> = client.query(&held, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
-    if held.is_empty() {
+    let released: Vec<i64> = client.query(&released, &[keys, ids]).await?.iter().map(|row| row.get(0)).collect();
+    if released.is_empty() {
         return Ok(Vec::new());
     }
     let lock = client.prepare_cached("SELECT pg_advisory_xact_lock(key) FROM unnest($1::int8[]) AS k(key)").await?;
-    client.query(&lock, &[&held]).await?;
+    client.query(&lock, &[&released]).await?;
     let delete = client
         .prepare_cached(
             "DELETE FROM faena.key_in_flight WHERE ctid = ANY (ARRAY(
@@ -127,7 +129,7 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
                  CROSS JOIN LATERAL (SELECT ctid FROM faena.key_in_flight WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
         )
         .await?;
-    // What waits for its rate goes on when that lets it.
+    // A key queue that waits for its rate stays closed until then.
     let open = client
         .prepare_cached(
             "WITH closed AS (
@@ -138,7 +140,7 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
         .await?;
     let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.key_queue WHERE key = ANY($1)").await?;
     let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
-        ([&held], [keys, ids]);
+        ([&released], [keys, ids]);
     let (deleted, opened, lanes) = futures_util::future::join3(
         client.execute(&delete, &hold_parameters),
         client.execute(&open, &held_parameters),
@@ -150,7 +152,7 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
     Ok(lanes?.iter().map(|row| row.get(0)).collect())
 }
 
-/// Whether jobs of these lanes that leave somebody's hands let others go.
+/// Returns whether the end of jobs in these lanes allows other jobs to start.
 pub fn make_room(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
     let rules = shared.rules.current();
     if rules.limits.is_empty() {

@@ -1,5 +1,4 @@
-//! The short way of an end: completions of which nothing else is on record. The twin stands in `sqlite/end.rs`, where it is one
-//! function.
+//! The fast path of ends: completions without further rows. Its twin is one function in `sqlite/end.rs`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +12,7 @@ use super::{
 };
 use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache, sql::sql};
 
-/// All ends of these calls, if they are nothing but completions of different jobs with nothing else on record.
+/// Returns all ends of these calls, if they are only completions of different jobs without further rows.
 pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec<&'a RunEnd>> {
     let mut ends = Vec::new();
     let mut seen = HashSet::new();
@@ -27,12 +26,12 @@ pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec
             ends.push(end);
         }
     }
-    // A job with a key is in its key's count.
+    // A job with a key is counted for its key.
     (!lanes.any_keyed(ends.iter().map(|end| end.lane))).then_some(ends)
 }
 
-/// The fast path: runs of which nothing but completions was told so far. One statement for all jobs and the commit go out
-/// together. What is stored already (told again after a lost answer) is passed by its key.
+/// Completes jobs of claims that had only completions so far. One statement for all jobs goes out together with the commit.
+/// Completions that are stored already (reported again after a lost answer) are skipped by their key.
 pub async fn complete(
     client: Lease,
     shard: i16,

@@ -10,13 +10,13 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::{Cause, Result, StoreError, StoreOptions, migrate};
 
-/// Enough for the batchers, a claim, the loops and a few readers at once.
+/// Enough for the batchers, a claim, the loops and a few concurrent readers.
 const CONNECTIONS: usize = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn config(url: &str) -> Result<Config> {
     let mut config: Config = url.parse().map_err(|_| {
-        // The parser's own words could repeat the password.
+        // The message of the parser could contain the password.
         StoreError::Setup(
             "DATABASE_URL is not a valid address; write postgres://user:password@host:5432/database".into(),
         )
@@ -28,7 +28,7 @@ pub fn config(url: &str) -> Result<Config> {
     Ok(config)
 }
 
-/// TLS is used when the address says `sslmode=require`, with the certificate checked against the system's roots.
+/// Returns the TLS settings for `sslmode=require`: the certificate is checked against the roots of the system.
 pub fn tls() -> Result<MakeRustlsConnect> {
     let config = rustls::ClientConfig::with_platform_verifier()
         .map_err(|e| StoreError::Setup(format!("cannot set up TLS for PostgreSQL: {e}")))?;
@@ -53,7 +53,7 @@ pub fn pool(url: &str) -> Result<Pool> {
         .map_err(|e| StoreError::Broken(Cause::of(e)))
 }
 
-/// A key for `pg_advisory_xact_lock` that nobody else uses: "faena" in ASCII.
+/// A key for `pg_advisory_xact_lock` of our own: "faena" in ASCII.
 const MIGRATION_LOCK: i64 = 0x66_61_65_6e_61;
 
 pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Dead letters: failed jobs, as people look at them and act on them.
+//! Dead letters: failed jobs, as people handle them.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -32,7 +32,7 @@ impl DeadLetterStore for Postgres {
 
 pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(Some(by), "letter.retry", id, json!({}));
+    let entry = act(Some(by), "dead_letter.retry", id, json!({}));
     let work = async {
         require_failed(&client, id, "be retried as a dead letter").await?;
         change::retry_in(&client, shared.own_shard(), id, retried_by(Some(by)), now).await
@@ -45,7 +45,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Resu
 
 pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(Some(by), "letter.delete", id, json!({}));
+    let entry = act(Some(by), "dead_letter.delete", id, json!({}));
     let work = async {
         require_failed(&client, id, "be deleted as a dead letter").await?;
         change::delete_in(&client, shared.own_shard(), id).await
@@ -56,7 +56,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
 }
 
 async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Result<()> {
-    // The row first, as every change does: what is read after it stays true.
+    // Locks the row first, as every change does: what is read afterwards stays true.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?
@@ -67,10 +67,10 @@ async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Res
     }
 }
 
-/// Those failed jobs of these lanes that say what is searched for.
+/// Returns the failed jobs of these lanes that match the search.
 ///
-/// PostgreSQL: it searches itself, so that the texts need not travel. What is the same letter in another case, it knows as its
-/// locale does; in the locale C only for ASCII.
+/// PostgreSQL: the database searches, so that the texts need not travel. It compares case by its locale; in the locale C only
+/// for ASCII.
 pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], before: JobId) -> Result<DeadLetterMatches> {
     let per_lane = lists::per_lane(lanes.len());
     let statement = client
@@ -114,7 +114,7 @@ async fn stats_in(client: &Object) -> Result<DeadLetterStats> {
     };
     let mut stats = DeadLetterStats::default();
     let rows = client.query(&first("DESC"), &[&lanes, &(lists::per_lane(lanes.len()) as i64)]).await?;
-    stats.tell(rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect());
+    stats.add_reasons(rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect());
     let rows = client.query(&first("ASC"), &[&lanes, &1_i64]).await?;
     stats.oldest = rows.iter().map(|row| JobId(row.get(0))).min();
     Ok(stats)
@@ -129,6 +129,6 @@ pub async fn attempts(shared: &Shared, id: JobId) -> Result<Vec<Attempt>> {
 
 async fn attempts_in(client: &Object, id: JobId) -> Result<Vec<Attempt>> {
     let rows = read::ends_of(client, id).await?;
-    let holders = read::holders(client, rows.iter().filter_map(|row: &FinishedRow| row.worker)).await?;
-    Ok(assemble::attempts(rows, &holders))
+    let job_workers = read::job_workers(client, rows.iter().filter_map(|row: &FinishedRow| row.worker)).await?;
+    Ok(assemble::attempts(rows, &job_workers))
 }

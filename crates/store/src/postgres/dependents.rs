@@ -1,4 +1,4 @@
-//! Jobs that depend on others: they go on, or are cancelled, when their parents end.
+//! Dependents: jobs that are released, or cancelled, when their parents end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ use crate::{
     sql::{CANCELLED, PENDING},
 };
 
-/// Tells the children of `finished`, and so on down the graph. May be told again; what has happened happens once.
+/// Releases the dependents of `finished`, and so on down the graph. Can be repeated: everything happens once.
 pub async fn release_dependents(shared: &Shared, finished: &[JobId], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let result = release_all(&client, finished, now).await;
@@ -40,7 +40,7 @@ pub async fn release_dependents(shared: &Shared, finished: &[JobId], now: Timest
     Ok(())
 }
 
-/// What to count, which lanes have ready jobs, what else to tell after the commit.
+/// Returns what to count, which lanes have ready jobs, and the signals to send after the commit.
 async fn release_all(
     client: &Object,
     finished: &[JobId],
@@ -67,7 +67,7 @@ async fn release_all(
                 cancelled.insert(edge.child.0, parent_cause(edge.parent, state));
             }
         }
-        free(client, &good, &cancelled, now, &mut deltas, &mut lanes).await?;
+        release(client, &good, &cancelled, now, &mut deltas, &mut lanes).await?;
         parents = cancel(client, cancelled, now, &mut deltas, &mut signals).await?;
     }
     Ok((deltas, lanes, signals))
@@ -79,8 +79,8 @@ struct Edge {
     on_failure: OnParentFailure,
 }
 
-/// The edges from these parents, with their children locked: of two parents that end at once, the second sees what the first
-/// has done.
+/// Returns the edges from these parents, with their children locked: of two parents that end concurrently, the second sees
+/// what the first has done.
 async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
     let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
     client
@@ -105,8 +105,8 @@ async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
         .collect()
 }
 
-/// Takes edges away and lets go the children that have none left.
-async fn free(
+/// Removes edges, and releases the children that have none left.
+async fn release(
     client: &Object,
     (parents, children): &(Vec<Uuid>, Vec<Uuid>),
     cancelled: &HashMap<Uuid, String>,
@@ -155,7 +155,7 @@ async fn free(
     waiting.put_waiting(client, PENDING).await
 }
 
-/// Cancels children and answers with those that really were.
+/// Cancels children, and returns those that were cancelled.
 async fn cancel(
     client: &Object,
     causes: HashMap<Uuid, String>,
@@ -178,19 +178,19 @@ async fn cancel(
             &[&ids],
         )
         .await?;
-    let mut gone = Vec::new();
+    let mut cancelled = Vec::new();
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
         let cause = causes.get(&id.0).cloned().unwrap_or_default();
         put_ended(client, lane, CANCELLED, id, Taken::default(), &cause, "cancelled", LogEvent::Cancelled, now).await?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
-        gone.push(id);
+        cancelled.push(id);
     }
-    signals.extend(clean_up(client, &gone.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?);
-    Ok(gone)
+    signals.extend(clean_up(client, &cancelled.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?);
+    Ok(cancelled)
 }
 
-/// Ends a job that is in nobody's hands.
+/// Ends a job that is not in flight.
 #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
 pub async fn put_ended(
     client: &Object,

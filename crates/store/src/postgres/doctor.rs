@@ -20,17 +20,17 @@ use crate::{
 const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, owner, unnest(ids) FROM claim)";
 
 const SKEW_MS: i64 = 2_000;
-/// A transaction that has been open for longer keeps vacuum from its work.
+/// A transaction that has been open for longer blocks vacuum.
 const OLD_TRANSACTION_MS: i64 = 300_000;
-/// How often a repair gives way to servers that stand in its way.
+/// How often a repair is repeated that conflicts with servers.
 const TRIES: usize = 5;
-/// The counters that repairs add to. Servers have 0 and more.
+/// The counter shard that repairs add to. Servers have 0 and more.
 const SHARD: i16 = -1;
 
 fn dialect(now: Timestamp) -> Dialect {
     Dialect {
         claimed: CLAIMED,
-        // A lease that has just ended is somebody's next round.
+        // A lease that has just ended is handled by the next round of a server.
         dead: format!("n.lease_until < {} - 30000", now.as_ms()),
         last_run: "(SELECT last_value FROM run)",
         literal: |id| format!("'{id}'::uuid"),
@@ -52,7 +52,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
         return Ok(old);
     }
     client.batch_execute("LISTEN faena_doctor").await?;
-    // Sessions are looked at before the walk begins: it is one itself.
+    // Sessions are checked before the inspection begins, because it is one itself.
     look_at_sessions(&client, now, &mut findings).await?;
     client
         .batch_execute(
@@ -72,7 +72,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
         let text = "LISTEN is forgotten between two statements, so servers do not hear of each other's changes at once";
         findings.push(code_of("listen-impossible").finding(1, text.into()));
     }
-    // Not given back to anybody: it listens.
+    // Not returned to the pool: it listens.
     drop(Object::take(client));
     let jobs = judge.jobs;
     let mut all = judge.findings();
@@ -80,7 +80,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
 }
 
-/// `Some`: there is nothing that could be walked.
+/// `Some`: there is nothing to inspect.
 async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<Option<Inspection>> {
     let sql =
         "SELECT current_setting('server_version_num')::int8, (extract(epoch FROM clock_timestamp()) * 1000)::int8,
@@ -109,7 +109,7 @@ async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Find
     Ok(None)
 }
 
-/// Who keeps old row versions, and which tables suffer.
+/// Reports sessions that keep old row versions, and tables that suffer from it.
 async fn look_at_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<()> {
     let since = now.plus_ms(-OLD_TRANSACTION_MS).as_ms();
     for (code, sql) in [
@@ -170,7 +170,7 @@ async fn look_at_partitions(
     Ok(())
 }
 
-/// Streams the rows: a million logs are never in memory at once.
+/// Streams the rows: a million logs are never in memory together.
 async fn for_each(client: &Object, sql: &str, mut take: impl FnMut(&[Cell])) -> Result<()> {
     let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
     let stream = client.query_raw(sql, none).await?;
@@ -225,13 +225,13 @@ impl Postgres {
                 Ok(count)
             }
             Fix::MakePartitions => {
-                // Opening the store has made them, or has said why it could not.
+                // Opening the store has created them, or has reported why it could not.
                 due::make_partitions(&self.shared, now).await?;
                 self.audit_add(entry(code, found), now).await?;
                 Ok(found)
             }
             fix => {
-                // Not by `retrying`: what it takes to look at everything is no sign of a database that does not answer.
+                // Not by `retrying`: a long inspection does not mean that the database is unavailable.
                 for _ in 0..TRIES {
                     match fix_alone(&self.shared, code, &fix, now).await {
                         Err(StoreError::Contended(_)) => {}
@@ -254,7 +254,8 @@ fn entry(code: &str, count: u64) -> AuditEntry {
     }
 }
 
-/// PostgreSQL: servers may be at work. Their writes wait while one repair looks and writes, so that nothing moves between the two.
+/// PostgreSQL: servers may be running. Their writes wait while one repair reads and writes, so that nothing changes in
+/// between.
 async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Result<u64> {
     let client = shared.client().await?;
     client

@@ -1,4 +1,4 @@
-//! What time brings: due jobs become ready, expired ones fail, old ones go.
+//! What becomes due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
 
 use deadpool_postgres::Object;
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp, error_chain};
@@ -33,7 +33,7 @@ pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Du
     Ok(due)
 }
 
-/// Safe on every node at once: what one node has locked the others pass.
+/// Safe on every node at the same time: rows that one node has locked are skipped by the others.
 async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = async {
@@ -108,7 +108,7 @@ async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     client.keep(next)
 }
 
-/// How many were looked at, which have expired, what to tell after the commit.
+/// Returns how many were read, which have expired, and the signals to send after the commit.
 async fn expire_in(
     client: &Object,
     shard: i16,
@@ -133,7 +133,7 @@ async fn expire_in(
             continue;
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
-        // Claimed in this very moment: it runs, and that is as good.
+        // Claimed just now: it runs, which is fine.
         let Some(taken) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
@@ -149,7 +149,7 @@ async fn expire_in(
     Ok((rows.len(), expired, signals))
 }
 
-/// Fails jobs that have waited in line for too long for somebody who can run them.
+/// Fails jobs that have been ready for too long without a worker that can run them.
 pub async fn fail_unhandled(
     shared: &Shared,
     lanes: &[LaneId],
@@ -170,7 +170,7 @@ pub async fn fail_unhandled(
     Ok(failed.len())
 }
 
-/// Which have failed, and what to tell after the commit.
+/// Returns which have failed, and the signals to send after the commit.
 async fn fail_unhandled_in(
     shared: &Shared,
     client: &Object,
@@ -212,7 +212,7 @@ async fn fail_unhandled_in(
     Ok((failed, signals))
 }
 
-/// Jobs that wait for parents and were not told look for themselves.
+/// Checks the parents of jobs that were not released.
 async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut DueResult) -> Result<()> {
     let client = shared.begin().await?;
     let result = async {
@@ -261,7 +261,7 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
 const DAY_MS: i64 = 24 * 3_600_000;
 const DAYS_AHEAD: i64 = 3;
 
-/// One partition of `done` per day (UTC), for today and the coming days. Safe on every node at once.
+/// Creates one partition of `done` per day (UTC), for today and the coming days. Safe on every node at the same time.
 pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     for day in 0..=DAYS_AHEAD {
@@ -274,7 +274,7 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
         if known {
             continue;
         }
-        // Rows of that day that fell into the default partition stand in the way; then they stay there, and that is all.
+        // Fails if the default partition has rows of that day; then they stay there, which does no harm.
         let made = client
             .batch_execute(&format!(
                 "SET lock_timeout = '2s'; CREATE TABLE IF NOT EXISTS faena.{name} PARTITION OF faena.done \
@@ -284,9 +284,9 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
             .await;
         if let Err(error) = made {
             client.batch_execute("RESET lock_timeout").await?;
-            let others = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::T_R_DEADLOCK_DETECTED];
-            if others.iter().any(|code| error.code() == Some(code)) {
-                // Another node was faster, or is just at it; the next round looks again.
+            let concurrent = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::T_R_DEADLOCK_DETECTED];
+            if concurrent.iter().any(|code| error.code() == Some(code)) {
+                // Another node has created it, or is doing so; the next round checks again.
                 continue;
             }
             tracing::warn!(partition = name, error = %error_chain(&error), "partition not created, using the default partition");
@@ -295,7 +295,7 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
     client.keep(Ok(()))
 }
 
-/// The partitions that should be there: of today and the coming days.
+/// Returns the partitions that must exist: of today and the coming days.
 pub fn coming_partitions(now: Timestamp) -> impl Iterator<Item = String> {
     (0..=DAYS_AHEAD).map(move |day| partition_name((now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS))
 }
@@ -317,7 +317,7 @@ pub async fn prune(shared: &Shared, retention: &Retention, limit: usize, now: Ti
 }
 
 async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
-    // Looks into indexes only; a planner that knows nothing of a fresh partition would read it whole.
+    // Only index lookups; a planner that knows nothing about a fresh partition would read it whole.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut rows = prune_done(client, now.plus_ms(-retention.completed_ms), limit).await?;
     for (state, tally, keep_ms) in [
@@ -329,7 +329,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
             break;
         }
         let cutoff = now.plus_ms(-keep_ms).as_ms();
-        // The id carries the creation time, so the old ones stand at the front of their lane.
+        // The id contains the creation time, so the oldest jobs come first in their lane.
         let bound = JobId::first_at_ms(cutoff).0;
         rows.extend(
             client
@@ -362,8 +362,9 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     Ok(rows.len())
 }
 
-/// Takes old completed jobs out of the partitions that can have some. The id carries the creation time, so they stand at the
-/// front of their lane; nothing has to be read to see that there are none.
+/// Deletes old completed jobs from the partitions that can have some.
+///
+/// The id contains the creation time, so they come first in their lane; nothing has to be read to see that there are none.
 async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<Vec<Row>> {
     let partitions = client
         .query(
@@ -392,7 +393,7 @@ async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<
     Ok(rows)
 }
 
-/// Requests to cancel whose job ended before they were heard.
+/// Deletes cancel requests of jobs that ended before the worker noticed.
 async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     let hour_ago = now.plus_ms(-3_600_000).as_ms();
     let rows = client.query("SELECT id FROM faena.cancel_request WHERE at < $1", &[&hour_ago]).await?;
@@ -406,7 +407,7 @@ async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// Days that are over and empty go as a whole.
+/// Drops past days that are empty.
 async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let rows = client
@@ -418,7 +419,7 @@ async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()>
         .await?;
     for row in rows {
         let name: String = row.get(0);
-        // Locked before it is looked at: a job that finishes in this moment must not go with it.
+        // Locked before it is checked: a job that finishes just now must not be dropped with it.
         let dropped = client
             .batch_execute(&format!(
                 "BEGIN; SET LOCAL lock_timeout = '1s'; LOCK TABLE faena.{name} IN ACCESS EXCLUSIVE MODE; \
@@ -426,7 +427,7 @@ async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()>
             ))
             .await;
         if let Err(error) = dropped {
-            // Somebody is reading it; the next round tries again.
+            // A session is reading it; the next round tries again.
             tracing::debug!(partition = name, error = %error_chain(&error), "partition not dropped");
             client.batch_execute("ROLLBACK").await?;
         }

@@ -1,4 +1,4 @@
-//! How runs end, of many callers in one transaction.
+//! Ends of runs, of many callers in one transaction.
 
 use std::{
     borrow::Cow,
@@ -55,7 +55,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     match shared.retrying(|| store(shared, shard, &works)).await {
         Ok((results, finished)) => {
             shared.signal_events();
-            // The ends are committed; should this not come to pass, the children look for themselves later.
+            // The ends are committed; if this fails, a later check releases the children.
             if !finished.is_empty()
                 && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &finished, now)).await
             {
@@ -73,7 +73,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     }
 }
 
-/// One transaction: what each call's runs answer, and the finished jobs that others depend on.
+/// Writes one transaction. Returns what each call's runs answer, and the finished jobs that others depend on.
 async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
     let mut runs: Vec<Run> = works
         .iter()
@@ -85,16 +85,16 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     runs.sort_unstable();
     runs.dedup();
     let client = shared.client().await?;
-    // The block is the fence: whoever takes the jobs away deletes it first, and waits for this lock before.
+    // The claim is the fence: releasing it deletes it first, and waits for this lock before.
     let lock = client
         .prepare_cached("SELECT run, claimed_at, strict FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
         .await?;
-    // Looks up single rows only; a planner that knows nothing of fresh tables would read them whole.
+    // Only single-row lookups; a planner that knows nothing about fresh tables would read them whole.
     let begin = client.batch_execute(BEGIN_CLAIM);
     let (begun, rows) = futures_util::future::join(begin, client.query(&lock, &[&runs])).await;
     begun?;
     let rows = rows?;
-    let held: HashMap<Run, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let open_claims: HashMap<Run, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let strict = rows.len() < runs.len() || rows.iter().any(|row| row.get(2));
     if !strict && let Some(ends) = plain_completions(works, &shared.lanes) {
         let answer = complete(client, shard, works, &ends).await?;
@@ -104,7 +104,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
         return Ok(answer);
     }
 
-    let result = write(shared, &client, shard, works, &held).await;
+    let result = write(shared, &client, shard, works, &open_claims).await;
     let (results, effects) = client.end(result).await?;
     if make_room(shared, effects.left.iter().copied()) {
         shared.signal([Signal::Room]);
@@ -123,11 +123,11 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
 #[derive(Default)]
 struct Effects {
     ready: Vec<(LaneId, i64)>,
-    /// Lanes of jobs that are in nobody's hands any more.
+    /// Lanes of jobs that are no longer in flight.
     left: Vec<LaneId>,
     waiting: bool,
     signals: Vec<Signal>,
-    /// Ends that were written, and were not before.
+    /// Ends that were written now, and not before.
     written: HashSet<Key>,
     finished: Vec<Uuid>,
     /// Those of them that others depend on.
@@ -145,16 +145,16 @@ async fn write(
     client: &Object,
     shard: i16,
     works: &[Work],
-    held: &HashMap<Run, i64>,
+    open_claims: &HashMap<Run, i64>,
 ) -> Result<(Vec<Vec<bool>>, Effects)> {
     let mut results = Vec::with_capacity(works.len());
     let mut ends: HashMap<Key, &RunEnd> = HashMap::new();
     let mut closed = Vec::new();
     for work in works {
         let answers = match work {
-            Work::Notes(notes) => write_notes(client, notes, held, &ends).await?,
+            Work::Notes(notes) => write_notes(client, notes, open_claims, &ends).await?,
             Work::Ends(list) => {
-                for end in list.iter().filter(|end| held.contains_key(&end.run)) {
+                for end in list.iter().filter(|end| open_claims.contains_key(&end.run)) {
                     // Of several ends of one run the first counts.
                     ends.entry(key(end)).or_insert(end);
                     if end.closes_claim {
@@ -166,13 +166,13 @@ async fn write(
         };
         results.push(answers);
     }
-    let since = held.values().copied().min().unwrap_or_default();
+    let since = open_claims.values().copied().min().unwrap_or_default();
     let mut effects =
         write_ends(shared, client, shard, ends.values().map(|end| (*end).clone()).collect(), since).await?;
     ends.retain(|key, _| effects.written.contains(key));
     close(client, &closed, &mut effects).await?;
 
-    // Told again after its commit, whose answer was lost: it counts once and is not stale.
+    // Reported again because the answer after its commit was lost: it counts once and is not stale.
     let all = works.iter().flat_map(|work| match work {
         Work::Ends(list) => list.as_slice(),
         Work::Notes(_) => &[],
@@ -192,14 +192,14 @@ async fn write(
     Ok((results, effects))
 }
 
-/// Writes the ends of runs that are not over yet. `since`: none of these runs began before.
+/// Writes the ends of runs that have not ended. `since`: none of these runs began before.
 async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) -> Result<Effects> {
     let mut effects = Effects::default();
     if ends.is_empty() {
         return Ok(effects);
     }
     let mut deltas = Deltas::default();
-    let (completed, mut others): (Vec<RunEnd>, Vec<RunEnd>) =
+    let (completed, mut not_completed): (Vec<RunEnd>, Vec<RunEnd>) =
         ends.into_iter().partition(|end| matches!(end.outcome, RunOutcome::Completed { .. }));
     let mut records = Vec::new();
     effects.written = put_done(client, &completed, since, &mut deltas).await?;
@@ -211,16 +211,16 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
         }
     }
     let mut ready = QueueRows::default();
-    if !others.is_empty() {
-        let keys: Vec<_> = others.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
+    if !not_completed.is_empty() {
+        let keys: Vec<_> = not_completed.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
         let over = ended(client, &keys).await?;
         let there = existing(client, keys.iter().map(|key| key.1)).await?;
-        others.retain(|end| !over.contains_key(&key(end)) && there.contains(&end.id.0));
-        turn_cancelled(client, &mut others).await?;
-        ready = put_others(client, &others, &mut deltas, &mut effects).await?;
-        effects.left.extend(others.iter().map(|end| end.lane));
-        // Only the fast path trusts its word that there is nothing more: whoever ends a job may not have heard of everything.
-        records.extend(others.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
+        not_completed.retain(|end| !over.contains_key(&key(end)) && there.contains(&end.id.0));
+        turn_cancelled(client, &mut not_completed).await?;
+        ready = put_not_completed(client, &not_completed, &mut deltas, &mut effects).await?;
+        effects.left.extend(not_completed.iter().map(|end| end.lane));
+        // Only the fast path trusts `on_record`: the reporter may not know about everything that is stored.
+        records.extend(not_completed.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
     }
     if !records.is_empty() {
         effects.signals = clean_up(client, &records).await?;
@@ -230,7 +230,7 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
     Ok(effects)
 }
 
-/// Removes the blocks whose last job has ended, and sees which of the finished jobs others wait for.
+/// Deletes the claims whose last job has ended, and finds the finished jobs that others wait for.
 async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result<()> {
     let close = client.prepare_cached("DELETE FROM faena.claim WHERE run = ANY($1)").await?;
     let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.dependency WHERE parent = ANY($1)").await?;
@@ -246,7 +246,7 @@ async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result
     Ok(())
 }
 
-/// A job that somebody wants cancelled does not go back to any line.
+/// Turns ends that would requeue a job into cancellations, if that was requested.
 async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     let returning: Vec<Uuid> = ends
         .iter()
@@ -269,8 +269,9 @@ async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     Ok(())
 }
 
-/// One statement for all, which passes runs that are over. `done` is looked at only from the day on which the
-/// first of these runs began. Answers with what was written.
+/// Writes completions with one statement that skips runs that have ended, and returns what was written.
+///
+/// `done` is searched only from the day on which the first of these runs began.
 async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Deltas) -> Result<HashSet<Key>> {
     if ends.is_empty() {
         return Ok(HashSet::new());
@@ -279,7 +280,7 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     let columns = DoneColumns::of(ends.iter());
     let statement = client
         .prepare_cached(
-            // Subqueries that cannot become joins: each is one look into an index.
+            // Subqueries that cannot become joins: each is one index lookup.
             sql!("INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
              SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
                                   $8::text[], $9::text[])
@@ -302,8 +303,13 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     Ok(rows.iter().map(|row| (row.get(1), row.get(2))).collect())
 }
 
-/// Answers with those that are to be put into `ready`.
-async fn put_others(client: &Object, ends: &[RunEnd], deltas: &mut Deltas, effects: &mut Effects) -> Result<QueueRows> {
+/// Returns the jobs that go to `ready`.
+async fn put_not_completed(
+    client: &Object,
+    ends: &[RunEnd],
+    deltas: &mut Deltas,
+    effects: &mut Effects,
+) -> Result<QueueRows> {
     let over: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
     let back: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
     let runs: Vec<Run> = ends.iter().map(|end| end.run).collect();
@@ -377,11 +383,11 @@ impl QueueRows {
                 &[&self.lanes, &self.ids, &self.times, &self.retries, &start_first, &keys],
             )
             .await?;
-        let places = self.lanes.iter().zip(&keys).zip(&self.times);
-        put_key_queues(client, places.filter_map(|((lane, key), at)| Some((*lane, (*key)?, *at))).collect()).await
+        let entries = self.lanes.iter().zip(&keys).zip(&self.times);
+        put_key_queues(client, entries.filter_map(|((lane, key), at)| Some((*lane, (*key)?, *at))).collect()).await
     }
 
-    /// The key of each job whose lane has lines by key.
+    /// Returns the key of each job in a keyed lane.
     async fn keys(&self, client: &Object) -> Result<Vec<Option<i64>>> {
         let statement = client
             .prepare_cached(
@@ -448,19 +454,19 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
     Ok(())
 }
 
-/// PostgreSQL: a text cannot hold the character 0, which a worker's error may well contain.
+/// PostgreSQL: a text cannot contain the character 0, which a worker's error may well contain.
 pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
-/// Those of these jobs that were not deleted or pruned: the block of one of their runs may still name them.
+/// Returns the jobs that were not deleted or pruned: a claim may still contain their ids.
 pub async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<HashSet<Uuid>> {
     let ids: Vec<Uuid> = ids.collect();
     let statement = client.prepare_cached("SELECT id FROM faena.job WHERE id = ANY($1)").await?;
     Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }
 
-/// How and when those of these runs ended that are over.
+/// Returns how and when those of these runs ended that have ended.
 pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashMap<Key, (i16, i64)>> {
     if keys.is_empty() {
         return Ok(HashMap::new());

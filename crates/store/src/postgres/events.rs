@@ -1,4 +1,4 @@
-//! Who wants events, and what happened. The triggers of migration 5 write it down.
+//! Subscriptions and events. The triggers of the schema create the events.
 
 use std::sync::atomic::Ordering;
 
@@ -49,7 +49,7 @@ pub async fn subscribe(shared: &Shared, subscriptions: &[EventSubscription], now
 }
 
 async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now: Timestamp) -> Result<bool> {
-    alone(client).await?;
+    lock_subscriptions(client).await?;
     for subscribe in subscriptions {
         let row = client
             .query_one(
@@ -66,7 +66,7 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
             )
             .await?;
         let id: i16 = row.get(0);
-        // A position that no event has: what was read up to before is told from what is read up to since.
+        // Uses up a position, so that positions before and after this moment differ.
         client
             .execute(
                 "UPDATE faena.subscription SET since = nextval('faena.event_position_seq') WHERE id = $1 AND since = 0",
@@ -74,7 +74,7 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
             )
             .await?;
         let patterns: Vec<String> = subscribe.types.iter().map(|kind| like(kind)).collect();
-        // Of what is only kept, everybody's types add up: several watch under one name.
+        // Subscriptions that only keep events add up their types, because several readers share one name.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             client
                 .execute(
@@ -100,8 +100,8 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
     switch(client, now).await
 }
 
-/// Sees whether somebody wants events already.
-pub async fn look(shared: &Shared) -> Result<()> {
+/// Reads whether a subscription exists.
+pub async fn refresh(shared: &Shared) -> Result<()> {
     let client = shared.client().await?;
     let on = client
         .query_one(
@@ -114,12 +114,12 @@ pub async fn look(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// `*` stands for anything, everything else for itself.
+/// Returns the LIKE pattern of a type: `*` matches anything, other characters match themselves.
 pub fn like(kind: &str) -> String {
     storable(kind).replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
 }
 
-/// The type as it was asked for.
+/// Returns the type of a LIKE pattern.
 pub fn from_like(pattern: &str) -> String {
     let mut kind = String::with_capacity(pattern.len());
     let mut signs = pattern.chars();
@@ -133,16 +133,18 @@ pub fn from_like(pattern: &str) -> String {
     kind
 }
 
-/// One node at a time changes who wants events, and decides. PostgreSQL: not by a lock of the table, which whoever settles what was sent
-/// writes to as well: each would have what the other waits for.
-async fn alone(client: &Object) -> Result<()> {
+/// Lets one node at a time change subscriptions and switch. PostgreSQL: not by locking the table, which nodes that settle
+/// results write to as well: that would deadlock.
+async fn lock_subscriptions(client: &Object) -> Result<()> {
     Ok(client
         .batch_execute("SET LOCAL lock_timeout = '500ms'; SELECT pg_advisory_xact_lock(x'73696e6b73'::bigint)")
         .await?)
 }
 
-/// Events are written down while somebody wants them. PostgreSQL: the triggers are everybody's. Who writes meanwhile is waited for, but for
-/// less than the server takes to look for deadlocks: who stands in the way of others is this one, which is tried again, and never a job.
+/// Switches events on or off, depending on whether a subscription exists.
+///
+/// PostgreSQL: the triggers concern all sessions. Running writers are waited for, but for less time than the server takes to
+/// look for deadlocks: so this transaction is aborted and repeated, and never one of a job.
 async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     let row = client
         .query_one(
@@ -160,14 +162,15 @@ async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     Ok(wanted)
 }
 
-/// Who does what happens next in this transaction.
+/// Sets the actor of the events of this transaction.
 pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
     let statement = client.prepare_cached("SELECT set_config('faena.actor', $1, true)").await?;
     client.query(&statement, &[&storable(actor)]).await?;
     Ok(())
 }
 
-/// Forgets wishes that nobody repeated and events that are older than `before` and wait for nobody. Switches events off when nobody wants any.
+/// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
+/// subscription is left.
 pub async fn settle(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = settle_in(&client, before, limit, now).await;
@@ -179,13 +182,13 @@ pub async fn settle(shared: &Shared, before: Timestamp, limit: usize, now: Times
 async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timestamp) -> Result<(usize, bool)> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut over = forgotten(client, now).await?;
-    // Seldom: the switch takes locks.
+    // Rare: switching takes locks.
     let wanted = if over.is_empty() {
         let row = client.query_one("SELECT EXISTS (SELECT FROM faena.subscription)", &[]).await?;
         row.get(0)
     } else {
-        alone(client).await?;
-        // Somebody may have repeated a wish meanwhile.
+        lock_subscriptions(client).await?;
+        // A subscription may have been renewed meanwhile.
         over = forgotten(client, now).await?;
         for table in ["outbox_lease", "outbox_node", "outbox"] {
             client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
@@ -218,7 +221,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
     Ok((usize::try_from(removed).unwrap_or(0), wanted))
 }
 
-/// Wishes that nobody has repeated.
+/// Returns the expired subscriptions.
 async fn forgotten(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
     let rows = client.query("SELECT id FROM faena.subscription WHERE until <= $1", &[&now.as_ms()]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -233,15 +236,15 @@ pub async fn list(shared: &Shared, query: &EventQuery, limit: usize) -> Result<V
 async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = match query {
-        EventQuery::After(place) => {
-            // What is settled is asked before, so that what is read afterwards is all of it.
+        EventQuery::After(position) => {
+            // The settled position is read first, so that everything up to it is read afterwards.
             let end = settled(client).await?;
             let statement = client
                 .prepare_cached(&format!(
                     "SELECT {COLUMNS} FROM faena.event WHERE position > $1 AND position <= $2 ORDER BY position LIMIT $3"
                 ))
                 .await?;
-            client.query(&statement, &[place, &end, &limit]).await?
+            client.query(&statement, &[position, &end, &limit]).await?
         }
         EventQuery::Correlation(id) => {
             let sql = format!("SELECT {COLUMNS} FROM faena.event WHERE correlation = $1 ORDER BY position LIMIT $2");
@@ -251,7 +254,7 @@ async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Ve
     Ok(rows.iter().map(row).collect())
 }
 
-/// Up to here everything has been committed or never will be.
+/// Returns the position up to which every event is committed or will never exist.
 async fn settled(client: &Object) -> Result<EventPosition> {
     let statement = client.prepare_cached("SELECT faena.settled_events()").await?;
     Ok(client.query_one(&statement, &[]).await?.get(0))
@@ -265,7 +268,7 @@ pub async fn end(shared: &Shared) -> Result<EventPosition> {
 
 pub async fn range(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
     let client = shared.client().await?;
-    // Who else wants everything has had it written down since then.
+    // A subscription to all types has kept everything since it began.
     let sql = "SELECT least(since, (SELECT min(o.since) FROM faena.subscription o JOIN faena.subscription_pattern p ON p.subscription = o.id
                                     WHERE p.pattern = '%' AND o.since > 0)),
                       (SELECT last_value FROM faena.event_position_seq)

@@ -1,4 +1,4 @@
-//! What comes in from outside, once per consumer and message.
+//! Messages from brokers, once per consumer and message.
 
 use deadpool_postgres::Object;
 use faena_domain::{NewJob, Timestamp};
@@ -36,7 +36,7 @@ async fn submit_in(
     put: &mut submit::Put,
     now: Timestamp,
 ) -> Result<Option<Vec<Submitted>>> {
-    // PostgreSQL: whoever is just dealing with the same message is waited for, and counts only if it commits.
+    // PostgreSQL: waits for another transaction with the same message, which counts only if it commits.
     let new = client
         .execute(
             "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",

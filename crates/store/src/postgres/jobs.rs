@@ -1,4 +1,4 @@
-//! Jobs: the verbs, each beside the statements it runs in the other files of this folder.
+//! Verbs of jobs. Their statements are in the files named after what they do.
 
 use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
@@ -86,7 +86,7 @@ impl JobStore for Postgres {
     }
 
     async fn lanes(&self) -> Result<Vec<Lane>> {
-        // Other nodes make lanes too.
+        // Other nodes create lanes too.
         self.shared.retrying(|| self.shared.load_lanes()).await?;
         Ok(self.shared.lanes.all())
     }

@@ -12,15 +12,15 @@ use crate::{
     claim_limits::ClaimLimit,
 };
 
-/// The open lines of a lane in turn, each locked unless somebody else has it. Whoever puts jobs into a line does not stand in the way.
+/// Reads the open key queues of a lane in their order, each locked unless another claim has it. Submits do not block this.
 pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
          SELECT key, turn, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
          FOR NO KEY UPDATE SKIP LOCKED) AS l";
 
-/// `BETWEEN` and the order by key, here and below: so only `ready_key` gives the order. The planner would else walk over the jobs of
-/// all other keys from the head of the lane, if it takes this one's for common.
+/// Reads, for each key queue: the options of its first job, how many jobs of its key are in flight, what is left of its rate.
 ///
-/// Of each line: its first job's options, how many jobs of its key are in hands, what is left of its rate.
+/// `BETWEEN` and the order by key, here and below, leave only `ready_key` to give the order. Otherwise the planner would skip
+/// over the jobs of all other keys from the head of the lane, if it takes this key for a common one.
 pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
          (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
      FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
@@ -36,7 +36,7 @@ pub const KEY_QUEUE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
          SELECT ready_at, id FROM faena.ready WHERE lane = l.lane AND key BETWEEN l.key AND l.key
          ORDER BY key, ready_at, id LIMIT l.count) AS r";
 
-/// What a rate held back until now may go on.
+/// Opens key queues whose rate allows a start again.
 pub async fn open_due(client: &Object, lanes: &[Lane], now: Timestamp) -> Result<()> {
     let lanes: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
     let statement = client
@@ -65,7 +65,7 @@ pub async fn open_key_queues(
     }))
     .await?;
     let mut key_queues = Vec::new();
-    let others = client
+    let unread = client
         .prepare_cached("SELECT 1 FROM faena.key_queue WHERE lane = $1 AND open AND NOT (key = ANY($2)) LIMIT 1")
         .await?;
     for (lane, rows) in lanes.iter().zip(rows) {
@@ -73,7 +73,7 @@ pub async fn open_key_queues(
         if rows.len() == most {
             looked.more.push(lane.id);
         } else if rows.iter().any(|row| !row.get::<_, bool>(4))
-            || client.query_opt(&others, &[&lane.id, &keys]).await?.is_some()
+            || client.query_opt(&unread, &[&lane.id, &keys]).await?.is_some()
         {
             looked.busy.push(lane.id);
         }
@@ -85,7 +85,7 @@ pub async fn open_key_queues(
     Ok(key_queues)
 }
 
-/// The keys of lines, once they are locked.
+/// Reads the keys of key queues, once they are locked.
 pub async fn read_keys(
     client: &Object,
     admission: &mut Admission<'_>,
@@ -172,8 +172,10 @@ pub async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) ->
     Ok(())
 }
 
-/// Removes lines without jobs. Whoever is just putting a job into one has locked it (`put_key_queues`), and it stays. Looked at in a
-/// statement after the lock: who put something in before that is seen.
+/// Deletes key queues without jobs.
+///
+/// A transaction that puts a job into one has locked it (`put_key_queues`), and it stays. Checked in a statement after the
+/// lock, which sees everything inserted before.
 pub async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Result<()> {
     if key_queues.is_empty() {
         return Ok(());
@@ -200,7 +202,7 @@ pub async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Re
     Ok(())
 }
 
-/// When the first of each lane's lines goes on by itself.
+/// Returns when the first key queue of each lane opens by its rate.
 pub async fn opens_at(client: &Object, lanes: &[LaneId]) -> Result<Vec<(LaneId, Timestamp)>> {
     let statement = client
         .prepare_cached(

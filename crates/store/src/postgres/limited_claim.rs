@@ -1,11 +1,11 @@
-//! A claim of lanes with limits or keys.
+//! Claims of lanes with limits or keys.
 //!
-//! Exact over all nodes. Of a limit of the system, a queue or a type: the claim locks its row, which only claims do, and counts what is
-//! in hands in a later statement, so it sees every claim before it; an end that is not committed counts as running. Of a key: the
-//! claim takes the key's advisory lock, and passes the line when somebody else has it.
+//! Exact over all nodes. For a limit of the system, a queue or a type, the claim locks its row, which only claims do, and
+//! counts what is in flight in a later statement, so it sees every claim before it; an uncommitted end counts as running. For
+//! a key, the claim takes the advisory lock of the key, and skips the key queue if another claim has it.
 //!
-//! Locks are taken in this order: the worker, limits, lines and keys, ready jobs. A claim waits only for the first two, so nobody
-//! waits for it in a circle.
+//! Locks are taken in this order: the worker, limits, key queues and keys, ready jobs. A claim waits only for the first two,
+//! so there is no deadlock.
 
 use std::collections::{HashMap, HashSet};
 
@@ -36,14 +36,14 @@ pub const LOCK_LIMITS: &str =
      JOIN faena.limit_rule r ON r.scope = s.scope AND r.name = s.name
      ORDER BY r.scope, r.name FOR UPDATE OF r";
 
-/// How many jobs of each scope are in hands.
+/// Counts the jobs in flight of each scope.
 pub const IN_FLIGHT: &str = sql!("SELECT s.scope, s.name, (
          SELECT coalesce(sum(c.n), 0)::int8 FROM faena.lane l
          CROSS JOIN LATERAL (SELECT n FROM faena.counter WHERE lane = l.id AND tally = {TALLY_IN_FLIGHT}) c
          WHERE s.scope = {SCOPE_SYSTEM} OR (s.scope = {SCOPE_QUEUE} AND l.queue = s.name) OR (s.scope = {SCOPE_TYPE} AND l.type = s.name))
      FROM unnest($1::int2[], $2::text[]) AS s(scope, name)");
 
-/// Makes a block of jobs with keys. One that somebody is just cancelling or moving is passed.
+/// Claims jobs with keys. A job that another transaction is cancelling or moving is skipped.
 pub const TAKE: &str = sql!("
     WITH picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
@@ -69,13 +69,13 @@ pub const TAKE: &str = sql!("
            job.correlation, job.options, job.payload, picked.lane, picked.key
     FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim");
 
-/// Rounds of looking at lines: each closes the lines of keys without room, so that the next one sees those behind them.
+/// Rounds of reading key queues: each closes those of keys without room, so that the next one reads those behind them.
 const ROUNDS: usize = 16;
 
-/// What one transaction gives.
+/// Result of one transaction.
 struct ClaimBatch {
     claims: Vec<LimitedClaim>,
-    /// There are more open lines than were looked at.
+    /// Whether there are more open key queues than were read.
     more: bool,
 }
 
@@ -96,7 +96,7 @@ pub async fn claim(
     for _ in 0..ROUNDS {
         let served = match shared.retrying(|| serve(shared, &open, rules, now)).await {
             Ok(served) => served,
-            // What the rounds before were handed is theirs.
+            // What the earlier rounds claimed is committed.
             Err(_) if claims.iter().any(|ruled| !ruled.claim.jobs.is_empty()) => break,
             Err(error) => return Err(error),
         };
@@ -150,7 +150,7 @@ async fn serve_in(
     Ok(served)
 }
 
-/// Begins the transaction: locks the worker (if there is one) and the limits, then counts what is in hands.
+/// Begins the transaction: locks the worker (if there is one) and the limits, then counts what is in flight.
 async fn begin(
     client: &Object,
     requests: &[ClaimRequest],
@@ -192,7 +192,7 @@ async fn begin(
     Ok((ClaimLimits::new(claim_limits.collect(), lanes), live))
 }
 
-/// Asks with one lane each.
+/// Serves requests with one lane each.
 async fn serve_singles(
     shared: &Shared,
     client: &Object,
@@ -230,7 +230,7 @@ async fn serve_singles(
     }
     for LaneShare { request, lane, quota } in portions {
         claim_limits.give_back(lane, quota - claims[request].jobs.len().min(quota));
-        // It got all that it was let: there may be more.
+        // It got all that was allowed: there may be more.
         if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].refused {
             let limited = claim_limits.hold_back(lane);
             claims[request].limited.push(limited);
@@ -241,7 +241,7 @@ async fn serve_singles(
     Ok(ClaimBatch { claims: ruled, more: false })
 }
 
-/// One ask with several lanes, or with lanes of keys.
+/// Serves one request with several lanes, or with keyed lanes.
 async fn serve_one(
     shared: &Shared,
     client: &Object,
@@ -278,13 +278,13 @@ async fn serve_one(
 
 #[derive(Default)]
 pub struct Selection {
-    /// Lanes with more open lines than were looked at.
+    /// Lanes with more open key queues than were read.
     pub more: Vec<LaneId>,
-    /// Lanes with lines that somebody else has.
+    /// Lanes with key queues that another claim has locked.
     pub busy: Vec<LaneId>,
 }
 
-/// Reads who could go and chooses.
+/// Reads candidates and chooses.
 async fn select_jobs(
     shared: &Shared,
     client: &Object,
@@ -315,8 +315,8 @@ async fn select_jobs(
     }
 }
 
-/// The heads of lanes without keys. Nothing is locked: if another node takes some of what was seen, the claim passes them and takes
-/// the next.
+/// Reads the heads of lanes without keys. Nothing is locked: if another node takes some of these jobs, the claim skips them
+/// and takes the next.
 async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<'_>, lanes: &[Lane]) -> Result<()> {
     let statement = client.prepare_cached(HEADS).await?;
     for lane in lanes {
@@ -335,7 +335,7 @@ async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<
     Ok(())
 }
 
-/// Hands out what was chosen and sees to the lines.
+/// Claims the chosen jobs and updates the key queues.
 async fn admitted(
     shared: &Shared,
     client: &Object,
@@ -351,8 +351,8 @@ async fn admitted(
         jobs.extend(taken.into_iter().flatten().map(|job| (job, None)));
     }
     jobs.extend(take_keyed(shared, client, admission, owner, now).await?);
-    let places: HashMap<JobId, usize> =
-        admission.chosen().iter().enumerate().map(|(place, waiting)| (waiting.id, place)).collect();
+    let order: HashMap<JobId, usize> =
+        admission.chosen().iter().enumerate().map(|(index, waiting)| (waiting.id, index)).collect();
     let mut missing = admission.quotas();
     for (job, key) in &mut jobs {
         job.limited = admission.waited(job.lane, *key, job.ready_at);
@@ -367,7 +367,7 @@ async fn admitted(
     admission.missed(|waiting| waiting.key.is_some() && !taken.contains(&waiting.id));
     write_key_queues(client, admission).await?;
     let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|(job, _)| job).collect();
-    jobs.sort_by_key(|job| (places.get(&job.id).copied().unwrap_or(usize::MAX), job.ready_at, job.id));
+    jobs.sort_by_key(|job| (order.get(&job.id).copied().unwrap_or(usize::MAX), job.ready_at, job.id));
     Ok(jobs)
 }
 

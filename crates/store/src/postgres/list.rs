@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Shared, dead_letters,
-    read::{BEGIN_READ, counts_in, holders, rows_of, states_of},
+    read::{BEGIN_READ, counts_in, job_workers, rows_of, states_of},
 };
 use crate::{
     Filter, JobIdPage, JobPage, LaneId, Page, Result,
@@ -65,17 +65,17 @@ pub async fn list_in(shared: &Shared, client: &Object, filter: &Filter, page: Pa
     };
     let next = query.next(&ids, end);
     let rows = rows_of(shared, client, &ids).await?;
-    let holders = holders(client, rows.iter().filter_map(|(_, place)| place.holder())).await?;
+    let job_workers = job_workers(client, rows.iter().filter_map(|(_, location)| location.worker_id())).await?;
     let mut jobs = Vec::with_capacity(rows.len());
-    for (row, place) in rows {
-        let mut view = assemble::view(row, place, Details::default(), &holders)?;
+    for (row, location) in rows {
+        let mut view = assemble::view(row, location, Details::default(), &job_workers)?;
         view.execution_log = Vec::new();
         jobs.push(view);
     }
     Ok(JobPage { jobs, total: total.0, total_is_exact: total.1, next })
 }
 
-/// The ids of one page, without counting.
+/// Returns the ids of one page, without counting.
 pub async fn find(shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
     shared.load_lanes().await?;
     let client = shared.client().await?;
@@ -105,7 +105,7 @@ pub async fn find_in(shared: &Shared, client: &Object, filter: &Filter, page: Pa
     Ok(JobIdPage { ids, next })
 }
 
-/// Those of the page and behind it that match, and where the search ended, if not with the last job.
+/// Returns matching ids from the page on, and where the search ended, if not with the last job.
 pub async fn labelled(client: &Object, query: &ListQuery) -> Result<(Vec<JobId>, Option<JobId>)> {
     let all = ids_by_label(client, query, query.before).await?;
     let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
@@ -128,7 +128,7 @@ pub async fn dead_letters_of(
     Ok(found)
 }
 
-/// Those of `ids` that have everything that is asked for, with their lanes.
+/// Returns those of `ids` that match the whole filter, with their lanes.
 pub async fn matching(client: &Object, query: &ListQuery, ids: Vec<JobId>) -> Result<Vec<(JobId, LaneId)>> {
     let states = states_of(client, &ids).await?;
     let raw: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
@@ -151,7 +151,7 @@ pub fn ids_of(jobs: Vec<(JobId, LaneId)>) -> Vec<JobId> {
     jobs.into_iter().map(|(id, _)| id).collect()
 }
 
-/// Jobs of other lanes that the searched text names as a whole: by id, correlation id or key.
+/// Returns jobs of other lanes whose id, correlation id or key is exactly the search text.
 pub async fn ids_by_name(client: &Object, query: &ListQuery) -> Result<Vec<JobId>> {
     let Some(text) = query.search() else { return Ok(Vec::new()) };
     let mut ids = key_holders(client, text).await?;
@@ -160,12 +160,12 @@ pub async fn ids_by_name(client: &Object, query: &ListQuery) -> Result<Vec<JobId
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.dedup();
     ids.retain(|id| *id < query.upper && *id >= query.from);
-    let mut others = matching(client, query, ids).await?;
-    others.retain(|(_, lane)| !query.is_in_lanes(*lane));
-    Ok(ids_of(others))
+    let mut named = matching(client, query, ids).await?;
+    named.retain(|(_, lane)| !query.is_in_lanes(*lane));
+    Ok(ids_of(named))
 }
 
-/// The newest matching ids: the newest of each lane and place, put together.
+/// Returns the newest matching ids: the newest of each lane and table, merged.
 pub async fn ids_by_lane(
     client: &Object,
     query: &ListQuery,
@@ -180,7 +180,7 @@ pub async fn ids_by_lane(
         )
     };
     let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
-    for sql in query.places(
+    for sql in query.queries(
         &newest("ready", ""),
         |state| newest("waiting", &format!("AND state = {state}")),
         &newest("done", ""),
@@ -196,10 +196,10 @@ pub async fn ids_by_lane(
     Ok(query.cut_sorted(ids))
 }
 
-/// Handed out jobs that are looked at together.
+/// Number of jobs in flight that are checked together.
 pub const LOOK: usize = 200;
 
-/// Jobs that are handed out, newest first.
+/// Returns jobs in flight, newest first.
 pub async fn in_flight_ids(
     client: &Object,
     query: &ListQuery,
@@ -217,12 +217,15 @@ pub async fn in_flight_ids(
         )
         .await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
-    let mut held = Vec::new();
+    let mut in_flight = Vec::new();
     let mut seen = 0;
     for part in ids.chunks(LOOK) {
-        // A block names jobs that have completed since. Where those are listed too, they fill the page from the same end, so
-        // what stands behind as many of them as the page holds is not on it.
-        if lanes.is_empty() || held.len() >= limit || (query.includes(JobState::Completed) && seen >= limit.max(LOOK)) {
+        // A claim contains jobs that have completed since. If those are listed too, they fill the page from the same
+        // end, so what comes after a page of them is not on it.
+        if lanes.is_empty()
+            || in_flight.len() >= limit
+            || (query.includes(JobState::Completed) && seen >= limit.max(LOOK))
+        {
             break;
         }
         let raw: Vec<Uuid> = part.iter().map(|id| id.0).collect();
@@ -236,10 +239,10 @@ pub async fn in_flight_ids(
         seen += part.len();
         let states = states_of(client, &part).await?;
         let wanted = |id: &JobId| states.get(id).is_some_and(|state| state.is_in_flight() && query.includes(*state));
-        held.extend(part.into_iter().filter(wanted));
+        in_flight.extend(part.into_iter().filter(wanted));
     }
-    held.truncate(limit);
-    Ok(held)
+    in_flight.truncate(limit);
+    Ok(in_flight)
 }
 
 pub async fn count_by_lane(client: &Object, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
@@ -249,7 +252,7 @@ pub async fn count_by_lane(client: &Object, query: &ListQuery, lanes: &[LaneId])
         )
     };
     let mut total: u64 = 0;
-    for sql in query.places(
+    for sql in query.queries(
         &counted("ready", ""),
         |state| counted("waiting", &format!("AND state = {state}")),
         &counted("done", ""),
@@ -285,7 +288,7 @@ pub async fn ids_by_label(client: &Object, query: &ListQuery, before: JobId) -> 
     }
 }
 
-/// A job without a correlation id of its own has its id for one.
+/// A job without a correlation id of its own has its id as one.
 pub async fn ids_by_correlation(client: &Object, query: &ListQuery, text: &str, before: JobId) -> Result<Vec<JobId>> {
     let own = text.parse::<JobId>().ok().map(|id| id.0);
     let rows = client

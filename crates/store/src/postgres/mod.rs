@@ -1,7 +1,7 @@
 //! The engine for many nodes on one PostgreSQL.
 //!
-//! Busy verbs go through batchers: whatever is asked while one transaction runs goes into the next one together. Ends of the
-//! same run always take the same batcher, so they keep their order.
+//! Busy verbs go through batchers: calls that arrive while a transaction runs share the next one. Ends of the same run always
+//! take the same batcher, so they keep their order.
 
 mod audit;
 mod batch;
@@ -69,27 +69,28 @@ pub struct Shared {
     pool: Pool,
     lanes: LaneCache,
     rules: RuleCache,
-    /// A digest of the rules as the last poll saw them.
+    /// A digest of the settings as the last poll saw them.
     rules_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
     round_robin: RoundRobin,
-    /// Somebody wants events.
+    /// Whether a subscription to events exists.
     events_on: AtomicBool,
     notifier: Notifier,
-    /// The counter rows of this process are its own, as far as chance allows: writers do not wait for each other.
+    /// This process has counter rows of its own, unless two processes draw the same number: writers do not wait for each
+    /// other.
     first_shard: i16,
 }
 
-/// Submitting connections, and reporting ones.
+/// Number of submitting and of reporting connections.
 const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
-/// Each end of a job with a key takes the key's lock, and a server has 6 400 places for locks by default, for all its sessions.
+/// Each end of a job with a key takes the lock of the key, and a server has room for 6 400 locks of all sessions by default.
 const KEYED_AT_ONCE: usize = 250;
 
-/// Reports that one call to a batcher carries, with their places among all.
+/// Reports of one call to a batcher, with their indexes among all.
 struct Part<T> {
-    places: Vec<usize>,
+    indexes: Vec<usize>,
     reports: Vec<T>,
     keyed: usize,
 }
@@ -115,7 +116,7 @@ impl Postgres {
         });
         shared.load_lanes().await?;
         rules::load(&shared).await?;
-        events::look(&shared).await?;
+        events::refresh(&shared).await?;
         due::make_partitions(&shared, Timestamp::now()).await?;
         let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
             Box::pin(submit::run(shared, shard, calls))
@@ -133,7 +134,7 @@ impl Postgres {
 }
 
 impl Shared {
-    /// A connection for reads and single statements.
+    /// Returns a connection for reads and single statements.
     pub async fn client(&self) -> Result<Lease> {
         let object = self.pool.get().await.map_err(|e| StoreError::Unavailable(Cause::of(e)))?;
         Ok(Lease(Some(object)))
@@ -145,7 +146,7 @@ impl Shared {
         Ok(client)
     }
 
-    /// Runs `work` again when it stood in another transaction's way, and not longer than a statement may take.
+    /// Repeats `work` when it conflicts with another transaction, for no longer than a statement may take.
     pub async fn retrying<T, F: Future<Output = Result<T>>>(&self, work: impl Fn() -> F) -> Result<T> {
         let limit = Duration::from_millis(self.options.statement_timeout_ms);
         let mut tries = 0;
@@ -195,7 +196,7 @@ impl Shared {
         self.signal_events();
     }
 
-    /// Something has happened: whoever brings events somewhere looks.
+    /// Signals that events may have been recorded.
     pub fn signal_events(&self) {
         if self.events_on.load(Ordering::Relaxed) {
             self.notifier.send(Signal::Event);
@@ -203,12 +204,14 @@ impl Shared {
     }
 }
 
-/// A connection on loan. It goes back to the pool only by `keep` or `end`; dropped in the middle of something (an error, a
-/// timeout, a caller who went away) it is closed, so that nobody inherits a half-done transaction.
+/// A connection on loan.
+///
+/// It goes back to the pool only by `keep` or `end`. Dropped in the middle of something (an error, a timeout, a caller that
+/// disconnected) it is closed, so that no other call inherits an unfinished transaction.
 pub struct Lease(Option<Object>);
 
 impl Lease {
-    /// Gives the connection back if it is still good.
+    /// Returns the connection to the pool if it is still good.
     pub fn keep<T>(mut self, result: Result<T>) -> Result<T> {
         if matches!(result, Ok(_) | Err(StoreError::NotFound(_) | StoreError::Invalid(_) | StoreError::Conflict { .. }))
         {
@@ -217,7 +220,7 @@ impl Lease {
         result
     }
 
-    /// Ends a transaction: commits what went well, takes back what did not.
+    /// Ends a transaction: commits on success, rolls back on failure.
     pub async fn end<T>(mut self, result: Result<T>) -> Result<T> {
         let word = match &result {
             Ok(_) => "COMMIT",
@@ -275,8 +278,9 @@ impl Store for Postgres {
 }
 
 impl Postgres {
-    /// Sends each report to the batcher of its run and puts the answers back in order. A part goes out when the one before it is
-    /// stored: the report that closes a block is the last of its run.
+    /// Sends each report to the batcher of its run, and returns the answers in order.
+    ///
+    /// A part is sent when the one before it is stored: the report that closes a claim is the last of its run.
     async fn report<T>(
         &self,
         reports: Vec<T>,
@@ -286,30 +290,30 @@ impl Postgres {
         now: Timestamp,
     ) -> Result<Vec<bool>> {
         let count = reports.len();
-        let mut lines: Vec<Vec<Part<T>>> = (0..REPORTERS).map(|_| Vec::new()).collect();
+        let mut batches: Vec<Vec<Part<T>>> = (0..REPORTERS).map(|_| Vec::new()).collect();
         for (at, report) in reports.into_iter().enumerate() {
-            let line = &mut lines[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
-            if line.last().is_none_or(|part| part.keyed >= KEYED_AT_ONCE) {
-                line.push(Part { places: Vec::new(), reports: Vec::new(), keyed: 0 });
+            let batch = &mut batches[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
+            if batch.last().is_none_or(|part| part.keyed >= KEYED_AT_ONCE) {
+                batch.push(Part { indexes: Vec::new(), reports: Vec::new(), keyed: 0 });
             }
-            let part = line.last_mut().expect("there is one now");
+            let part = batch.last_mut().expect("there is one now");
             part.keyed += usize::from(is_keyed(&report));
-            part.places.push(at);
+            part.indexes.push(at);
             part.reports.push(report);
         }
         let work = &work;
-        let calls = lines.into_iter().zip(&self.reports).map(|(line, batcher)| async move {
+        let calls = batches.into_iter().zip(&self.reports).map(|(batch, batcher)| async move {
             let mut answered = Vec::new();
-            for Part { places, reports, .. } in line {
+            for Part { indexes, reports, .. } in batch {
                 let work = work(reports);
                 let answers = batcher.call(|answer| end::Call { work, now, answer }).await?;
-                answered.extend(places.into_iter().zip(answers));
+                answered.extend(indexes.into_iter().zip(answers));
             }
             Ok::<_, StoreError>(answered)
         });
         let mut answers = vec![false; count];
-        for (at, held) in futures_util::future::try_join_all(calls).await?.into_iter().flatten() {
-            answers[at] = held;
+        for (at, owned) in futures_util::future::try_join_all(calls).await?.into_iter().flatten() {
+            answers[at] = owned;
         }
         Ok(answers)
     }

@@ -1,4 +1,4 @@
-//! Who is alive, and what the dead held.
+//! Nodes that are alive, and the claims of dead ones.
 
 use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
@@ -47,7 +47,7 @@ pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestam
     client.keep(joined.map(|_| ()).map_err(Into::into))
 }
 
-/// The row itself is the lease: whoever takes a node for dead deletes it first.
+/// The row itself is the lease: declaring a node dead deletes it first.
 pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
     let client = shared.client().await?;
     let renewed = client
@@ -58,7 +58,7 @@ pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp)
 
 pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
     let client = shared.client().await?;
-    // Its own, and those of the workers inside it.
+    // Its own claims, and those of the workers inside it.
     let rows = client
         .query(
             sql!(
@@ -87,7 +87,7 @@ pub async fn reconcile(
     now: Timestamp,
 ) -> Result<usize> {
     let client = shared.client().await?;
-    // Of workers only while they have been connected here for long enough to be known with what they brought.
+    // Workers count only if they have been connected here long enough for the node to know their jobs.
     let rows = client
         .query(
             "SELECT run FROM faena.claim WHERE claimed_at < $2 AND NOT (run = ANY($3)) AND (owner = $1 OR owner IN (
@@ -100,7 +100,7 @@ pub async fn reconcile(
     return_claims(shared, &runs, UNDELIVERED, now).await
 }
 
-/// What a lost answer handed out: nobody has it.
+/// Log text of a job whose claim never reached its worker.
 const UNDELIVERED: &str = "the claim did not reach its worker";
 
 async fn return_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
@@ -108,7 +108,7 @@ async fn return_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp
     Ok(freed.returned + freed.orphaned)
 }
 
-/// Frees what nobody holds any more, and lets go the workers of dead servers; a bounded part of each.
+/// Releases claims without an owner, and detaches workers from dead servers; a bounded number of each.
 pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
     let client = shared.client().await?;
     let dead = client.execute("DELETE FROM faena.node WHERE lease_until < $1", &[&now.as_ms()]).await?;
@@ -125,6 +125,6 @@ pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestam
     Ok(Recovered { nodes: usize::try_from(dead).unwrap_or(0), ..freed })
 }
 
-/// Blocks are found by the absence of their owner, so it does not matter who removed it, or when.
+/// Claims are found by the absence of their owner, so it does not matter which node removed it, or when.
 pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = b.owner)
     AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = b.owner AND w.ended_at IS NULL)";

@@ -1,4 +1,4 @@
-//! What runs tell while they go on: that they started, how far they are, a line of log, a finished step.
+//! Reports of running jobs: their start, progress, a log line, a finished step.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{LaneId, NoteKind, Result, RunEnd, RunNote, progress};
 
-/// `before`: ends of the same transaction that are not written yet.
+/// Writes notes. `before`: ends of the same transaction that are not written yet.
 pub async fn write_notes(
     client: &Object,
     notes: &[RunNote],
-    held: &HashMap<Run, i64>,
+    open_claims: &HashMap<Run, i64>,
     before: &HashMap<Key, &RunEnd>,
 ) -> Result<Vec<bool>> {
     let keys: Vec<(LaneId, Uuid, Run)> = notes.iter().map(|note| (note.lane, note.id.0, note.run)).collect();
@@ -25,16 +25,16 @@ pub async fn write_notes(
     let mut answers = Vec::with_capacity(notes.len());
     for note in notes {
         let key = (note.id.0, note.run);
-        let live = held.contains_key(&note.run)
+        let live = open_claims.contains_key(&note.run)
             && !over.contains_key(&key)
             && !before.contains_key(&key)
             && there.contains(&note.id.0);
-        // Whoever holds the job: it is only written down.
+        // Recorded whichever run owns the job.
         if let NoteKind::Stale(text) = &note.kind {
             let exists = there.contains(&note.id.0);
             if exists {
-                let line = LogLine::new(note.at, LogEvent::StaleReport, text.clone());
-                add_note(client, note.id, Some(note.run), line).await?;
+                let entry = LogLine::new(note.at, LogEvent::StaleReport, text.clone());
+                add_note(client, note.id, Some(note.run), entry).await?;
             }
             answers.push(exists);
             continue;
@@ -52,15 +52,15 @@ async fn write_note(client: &Object, note: &RunNote) -> Result<()> {
         put_step(client, note, name, result, *total).await?;
     }
     put_running(client, note, progress_of(client, note).await?).await?;
-    let line = match &note.kind {
+    let entry = match &note.kind {
         NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(progress)),
         NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text.clone()),
         NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(()),
     };
-    add_note(client, note.id, Some(note.run), line).await
+    add_note(client, note.id, Some(note.run), entry).await
 }
 
-/// A step that is there keeps its first result.
+/// Stores a step. An existing step keeps its first result.
 async fn put_step(client: &Object, note: &RunNote, name: &str, result: &str, total: Option<u32>) -> Result<()> {
     client
         .execute(
@@ -79,10 +79,10 @@ async fn put_step(client: &Object, note: &RunNote, name: &str, result: &str, tot
     Ok(())
 }
 
-/// What is known of the progress after this note, if it says anything about it.
+/// Returns the progress after this note, if the note changes it.
 async fn progress_of(client: &Object, note: &RunNote) -> Result<Option<String>> {
     let progress = match &note.kind {
-        NoteKind::Progress(told) => read::step_count(client, note.id).await?.beside(told),
+        NoteKind::Progress(reported) => read::step_count(client, note.id).await?.complete(reported),
         NoteKind::Step { name, total, .. } => {
             let before = client
                 .query_opt("SELECT progress FROM faena.running WHERE id = $1 AND run = $2", &[&note.id.0, &note.run])
@@ -127,11 +127,11 @@ async fn put_running(client: &Object, note: &RunNote, progress: Option<String>) 
     Ok(())
 }
 
-pub async fn add_note(client: &Object, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
+pub async fn add_note(client: &Object, id: JobId, run: Option<Run>, entry: LogLine) -> Result<()> {
     client
         .execute(
             "INSERT INTO faena.job_log (id, run, log) VALUES ($1, $2, $3)",
-            &[&id.0, &run, &LogLine::chunk(&[line])],
+            &[&id.0, &run, &LogLine::chunk(&[entry])],
         )
         .await?;
     Ok(())

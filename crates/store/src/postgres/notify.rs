@@ -1,9 +1,9 @@
-//! Tells this process and the other nodes what has become ready.
+//! Sends signals to this process and to other nodes.
 //!
-//! In this process by a channel, at once. To other nodes by NOTIFY, never inside a writing transaction (it would put all
-//! commits in one line), put together for a few milliseconds, and only when there are other nodes. A lost notification costs
-//! one poll, never a job; the listener connects again for ever, notices a line that was cut without a word, and tells everybody
-//! to look whenever it listens again.
+//! In this process immediately, by a channel. To other nodes by NOTIFY, never inside a writing transaction (that would
+//! serialise all commits), collected for a few milliseconds, and only if there are other nodes. A lost notification costs one
+//! poll, never a job. The listener reconnects for ever, notices a silently broken connection, and signals every loop to check
+//! whenever it listens again.
 
 use std::{
     sync::{
@@ -28,16 +28,16 @@ use super::connect;
 use crate::{Result, Signal};
 
 const CHANNEL: &str = "faena";
-/// What the listening session is called in `pg_stat_activity`.
+/// Name of the listening session in `pg_stat_activity`.
 const LISTENER: &str = "faena listener";
 const GATHER: Duration = Duration::from_millis(5);
-/// Signals that wait to be sent to other nodes. What is over is found by their poll.
+/// Number of signals that wait to be sent to other nodes. Further ones are left to their polls.
 const OUTBOX: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A connection that has listened for so long was a good one: the next pause is the first again.
+/// After a connection has listened for this time, the next pause is the shortest again.
 const STEADY: Duration = Duration::from_secs(5);
-/// How often the listening connection is asked whether it is still there, and how long it may take to answer.
+/// How often the listening connection is checked, and how long it may take to answer.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -55,7 +55,7 @@ struct Inner {
     outbox: Mutex<Vec<Signal>>,
     wake: Notify,
     has_company: AtomicBool,
-    /// Tells our own notifications from those of others.
+    /// Distinguishes our own notifications from those of other nodes.
     sender: String,
 }
 
@@ -97,7 +97,7 @@ impl Notifier {
         }
     }
 
-    /// How many nodes the last poll saw.
+    /// Records how many nodes the last poll saw.
     pub fn nodes_seen(&self, nodes: usize) {
         self.0.has_company.store(nodes > 1, Ordering::Relaxed);
     }
@@ -117,13 +117,14 @@ impl Notifier {
                     let client = pool.get().await.ok()?;
                     client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &text]).await.ok()
                 };
-                // The database is away: the others find out by their poll.
+                // The database is unavailable: the other nodes find out by their polls.
                 let _ = tokio::time::timeout(Duration::from_secs(5), sent).await;
             }
         }
     }
 
-    /// For ever: 1 s after the connection ended, twice as long after each failure, at most a minute.
+    /// Listens for ever: reconnects 1 s after the connection ended, after twice as long with each failure, at most a
+    /// minute.
     async fn listen(&self, config: Config) {
         let mut pause = FIRST_PAUSE;
         let mut quiet = false;
@@ -139,7 +140,7 @@ impl Notifier {
             if ended.listened >= STEADY {
                 (pause, quiet) = (FIRST_PAUSE, false);
             }
-            // Once per outage, not once per try. Behind a transaction pooler this is how it always is.
+            // Logged once per outage, not once per attempt. Behind a transaction-mode pooler this is permanent.
             if !quiet {
                 tracing::info!(
                     reason = ended.reason,
@@ -170,13 +171,13 @@ impl Notifier {
             return never(reason);
         }
         let began = Instant::now();
-        // What was told until now was told to nobody.
+        // Signals until now may have been lost.
         self.send_locally(Signal::Missed);
         let mut look = tokio::time::interval_at(began + ASK_EVERY, ASK_EVERY);
         let reason = loop {
             let message = tokio::select! {
                 message = messages.next() => message,
-                // A connection that was cut without a word is silent like one on which nothing happens.
+                // A silently broken connection looks like one on which nothing happens.
                 _ = look.tick() => match self.query(&client, "SELECT 1", &mut messages).await {
                     Ok(()) => continue,
                     Err(reason) => break reason,
@@ -191,7 +192,7 @@ impl Notifier {
         Ended { listened: began.elapsed(), reason }
     }
 
-    /// Asks something while messages go on coming in. `Err`: why there was no answer in time.
+    /// Runs a query while messages keep arriving. `Err`: why there was no answer in time.
     async fn query<S>(&self, client: &Client, sql: &str, messages: &mut S) -> std::result::Result<(), String>
     where
         S: Stream<Item = std::result::Result<AsyncMessage, tokio_postgres::Error>> + Unpin,
@@ -220,7 +221,7 @@ impl Notifier {
         }
     }
 
-    /// Tells this process only.
+    /// Sends a signal to this process only.
     pub fn send_locally(&self, signal: Signal) {
         let _ = self.0.local.send(signal);
     }

@@ -1,4 +1,4 @@
-//! The outbox: who publishes which part, what is due, what became of it, and the dead letters.
+//! The outbox: leases of partitions, due events and their outcome.
 
 use std::borrow::Cow;
 
@@ -31,11 +31,11 @@ impl OutboxStore for Postgres {
     async fn outbox_settle(
         &self,
         sink: &str,
-        held: Vec<Partition>,
+        owned: Vec<Partition>,
         results: Vec<OutboxResult>,
         now: Timestamp,
     ) -> Result<()> {
-        self.shared.retrying(|| settle(&self.shared, sink, &held, &results, now)).await
+        self.shared.retrying(|| settle(&self.shared, sink, &owned, &results, now)).await
     }
 
     async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
@@ -89,24 +89,25 @@ impl OutboxStore for Postgres {
     }
 }
 
-/// A sink that is wanted.
+/// A sink with a live subscription.
 struct Sink {
     id: i16,
     park: bool,
 }
 
-/// Every look goes by an index, whatever the planner thinks of tables that grow and shrink by the minute.
+/// Only index lookups, whatever the planner thinks of tables that grow and shrink by the minute.
 const BY_INDEX: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
-/// Whether a look may be followed by a claim.
+/// Whether a read may be followed by a claim of partitions.
 #[derive(Clone, Copy, PartialEq)]
 enum Share {
     IfRight,
     AsItIs,
 }
 
-/// PostgreSQL: a look without locks, in one snapshot; only when the share is not as it should be, it is claimed and looked at again.
+/// PostgreSQL: reads without locks, in one snapshot; only if the leases are not as they should be, it claims partitions and
+/// reads again.
 pub async fn take(shared: &Shared, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     if let Some(taken) = peek(shared, request, Share::IfRight, now).await? {
         return Ok(taken);
@@ -174,7 +175,7 @@ async fn partition_leases(client: &Object, sink: &Sink) -> Result<PartitionLease
     Ok(PartitionLeases { leases, nodes })
 }
 
-/// PostgreSQL: the leases of this sink are locked first, so that one node at a time shares them out; other sinks' are not touched.
+/// PostgreSQL: locks the leases of this sink first, so that one node at a time shares them out; other sinks are not touched.
 async fn claim(client: &Object, request: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
     let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(()) };
     client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
@@ -225,8 +226,10 @@ async fn read(
     Ok(OutboxTaken { partitions, events, next_at: next.map(|row| Timestamp::from_ms(row.get(0))) })
 }
 
-/// Up to `share` rows of each part. Of a subject of which an earlier message is late, none; of one of which an earlier message was refused,
-/// that one alone; of one that is parked behind a dead letter, none.
+/// Reads up to `share` events of each partition.
+///
+/// Skips subjects with an earlier event that is late, subjects parked behind a dead letter, and everything behind a rejected
+/// event.
 async fn due(
     client: &Object,
     request: &OutboxTakeRequest,
@@ -271,26 +274,26 @@ async fn due(
 pub async fn settle(
     shared: &Shared,
     name: &str,
-    held: &[Partition],
+    owned: &[Partition],
     results: &[OutboxResult],
     now: Timestamp,
 ) -> Result<()> {
     let client = shared.begin().await?;
-    let result = settle_in(&client, name, held, results, now).await;
+    let result = settle_in(&client, name, owned, results, now).await;
     client.end(result).await
 }
 
 async fn settle_in(
     client: &Object,
     name: &str,
-    held: &[Partition],
+    owned: &[Partition],
     results: &[OutboxResult],
     now: Timestamp,
 ) -> Result<()> {
     client.batch_execute(BY_INDEX).await?;
     let Some(sink) = id_of(client, name).await? else { return Ok(()) };
     if results.iter().any(|result| result.refused.is_some()) {
-        refuse(client, name, sink, held, results, now).await?;
+        refuse(client, name, sink, owned, results, now).await?;
     }
     let confirmed = || results.iter().filter(|result| result.refused.is_none());
     let partitions: Vec<i16> = confirmed().map(|result| result.partition).collect();
@@ -298,7 +301,7 @@ async fn settle_in(
     if positions.is_empty() {
         return Ok(());
     }
-    // The counter last: it is everybody's.
+    // The counter last: all nodes write it.
     let statement = client
         .prepare_cached(
             "WITH gone AS (
@@ -315,16 +318,16 @@ async fn refuse(
     client: &Object,
     name: &str,
     sink: i16,
-    held: &[Partition],
+    owned: &[Partition],
     results: &[OutboxResult],
     now: Timestamp,
 ) -> Result<()> {
-    // Locked: what is somebody else's later is not before the refusals are written down.
+    // Locked: a partition cannot change its owner before the rejections are written.
     let leases = client
         .query("SELECT partition, epoch FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR SHARE", &[&sink])
         .await?;
     let epochs: Vec<(i16, i64)> = leases.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let counted = counted(results, held, &epochs);
+    let counted = counted(results, owned, &epochs);
     let partitions: Vec<i16> = counted.iter().map(|result| result.partition).collect();
     let positions: Vec<i64> = counted.iter().map(|result| result.position).collect();
     let agains: Vec<i64> = counted.iter().map(|result| result.again_at.as_ms().max(1)).collect();
@@ -345,7 +348,7 @@ async fn refuse(
     if over.is_empty() { Ok(()) } else { move_to_dlq(client, name, sink, &over, now).await }
 }
 
-/// Moves messages to the dead letters.
+/// Moves events to the dead letters.
 async fn move_to_dlq(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: Timestamp) -> Result<()> {
     let ids: Vec<Uuid> = over.iter().map(|_| JobId::at(now).0).collect();
     let positions: Vec<i64> = over.iter().map(|(position, _)| *position).collect();
@@ -398,7 +401,7 @@ pub async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
 }
 
 async fn leave_in(client: &Object, node: NodeId) -> Result<()> {
-    // PostgreSQL: in the order in which others lock them.
+    // PostgreSQL: in the order in which other transactions lock them.
     client
         .query("SELECT FROM faena.outbox_lease WHERE node = $1 ORDER BY sink, partition FOR UPDATE", &[&node.0])
         .await?;

@@ -11,7 +11,7 @@ use crate::{
     outbox::{self, DEAD_COLUMNS, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE},
 };
 
-/// Which dead letters match.
+/// Selects matching dead letters.
 pub const MATCHES: &str = "($1::text IS NULL OR d.sink = $1) AND ($2::text IS NULL OR d.event_type LIKE $2)
     AND ($3::uuid IS NULL OR d.aggregate_id = $3) AND ($4::int8 IS NULL OR d.moved_at >= $4) AND ($5::int8 IS NULL OR d.moved_at < $5)
     AND ($6::bool IS NULL OR (d.resolved_at IS NOT NULL) = $6) AND (cardinality($7::uuid[]) = 0 OR d.id = ANY($7))";
@@ -95,7 +95,7 @@ pub async fn replay_in(
     parameters.push(Box::new(storable(by).into_owned()));
     parameters.push(Box::new(REPLAYED));
     parameters.push(Box::new(per_second.map(|per_second| i64::from(per_second.max(1)))));
-    // PostgreSQL: of two who replay the same letter at once, the second finds it resolved.
+    // PostgreSQL: of two concurrent replays of the same dead letter, the second finds it resolved.
     let sql = format!(
         "WITH chosen AS MATERIALIZED (
              SELECT d.id, s.id AS sink, d.position, d.aggregate_id,

@@ -1,4 +1,4 @@
-//! Where a job stands among others: what `why` is answered from.
+//! What a job waits for, for `faena jobs why`.
 
 use deadpool_postgres::Object;
 use faena_domain::{Bucket, JobId, JobState, Timestamp};
@@ -54,7 +54,7 @@ async fn parents(client: &Object, id: JobId) -> Result<Vec<(JobId, Option<JobSta
     Ok(parents.into_iter().map(|parent| (parent, states.get(&parent).copied())).collect())
 }
 
-/// Lane by lane: whose score is smaller stands before a certain ready time.
+/// Counts lane by lane: jobs with a smaller score became ready before a certain time.
 async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
     let ordering = shared.rules.current().ordering(&own.queue);
     let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
@@ -78,14 +78,14 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
 }
 
 async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
-    let held: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight WHERE key = $1", &[&key]).await?.get(0);
+    let count: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight WHERE key = $1", &[&key]).await?.get(0);
     let most = JobPosition::MOST_NAMED as i64;
     let named =
         client.query("SELECT id FROM faena.key_in_flight WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
-    Ok((u64::try_from(held).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
+    Ok((u64::try_from(count).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
 }
 
-/// The hand-out it is in, and who stands behind that.
+/// Returns the claim of a job and its owner.
 async fn owner(client: &Object, id: JobId) -> Result<Option<ClaimOwner>> {
     let row = client
         .query_opt(

@@ -1,4 +1,4 @@
-//! Reading: one job whole, lists, counters, what there is to do.
+//! Reads: single jobs, counters, due work.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,17 +13,17 @@ use uuid::Uuid;
 use super::{Shared, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Lane, LaneId, Poll, Result, Signal, Tally,
-    assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
+    assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
     claim_limits::waits_for,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
     sql::{CANCELLED, COMPLETED, FAILED, PENDING, RETRYING, sql},
-    workers::Holder,
+    workers::JobWorker,
 };
 
-/// One snapshot, so that a job on the move is seen in one place. Every look goes by an index, and compiling a query takes longer
-/// than any of them: a planner that guesses otherwise (over many partitions, without statistics) is not asked.
+/// One snapshot, so that a moving job is seen in one table. Only index lookups; compiling a query takes longer than any of
+/// them, so a planner that guesses otherwise (over many partitions, without statistics) is overruled.
 pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
@@ -47,7 +47,7 @@ pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
         .collect())
 }
 
-/// The states of jobs, from where their ids stand. Jobs that do not exist are left out.
+/// Returns the states of jobs, from the tables their ids are in. Jobs that do not exist are left out.
 pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, JobState>> {
     if ids.is_empty() {
         return Ok(HashMap::new());
@@ -73,11 +73,11 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
     Ok(rows.iter().map(|row| (JobId(row.get(0)), state_of_code(row.get(1)))).collect())
 }
 
-/// The workers among these ids.
-pub async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
+/// Returns the workers among these ids.
+pub async fn job_workers(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<JobWorkers> {
     let ids: Vec<Uuid> = ids.collect();
     if ids.is_empty() {
-        return Ok(Holders::new());
+        return Ok(JobWorkers::new());
     }
     let statement = client
         .prepare_cached(sql!(
@@ -85,7 +85,7 @@ pub async fn holders(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result
         ))
         .await?;
     let rows = client.query(&statement, &[&ids]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), Holder { key: row.get(1), is_coming: row.get(2) })).collect())
+    Ok(rows.iter().map(|row| (row.get(0), JobWorker { key: row.get(1), is_starting: row.get(2) })).collect())
 }
 
 pub async fn step_count(client: &Object, id: JobId) -> Result<Steps> {
@@ -100,7 +100,7 @@ pub async fn step_count(client: &Object, id: JobId) -> Result<Steps> {
     Ok(Steps { completed: u32::try_from(row.get::<_, i64>(0)).unwrap_or(u32::MAX), total: total_of(&row, 1) })
 }
 
-/// The finished steps of these jobs.
+/// Returns the finished steps of these jobs.
 pub async fn steps(shared: &Shared, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
     let client = shared.client().await?;
     let rows = step_rows(&client, ids).await;
@@ -159,13 +159,14 @@ pub async fn counts_in(client: &Object) -> Result<Counts> {
     Ok(Counts { by_lane })
 }
 
-/// One query for all that an idle node wants to know.
+/// Returns everything that an idle node wants to know, with one query.
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
     let (poll, digest, wanted) = client.keep(result)?;
     if wanted {
-        // Another node may have been asked. That nobody wants any more is seen when old wishes are forgotten.
+        // The subscription may have been made by another node. That none is left is noticed when expired subscriptions
+        // are deleted.
         shared.events_on.store(true, Ordering::Relaxed);
     }
     let unread = shared.rules_seen.lock().replace(digest.clone()) != Some(digest);
@@ -180,12 +181,12 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     Ok(poll)
 }
 
-/// The text beside it changes with what was said about queues and limits. `true`: somebody wants events.
+/// Returns the poll, a text that changes with the settings of queues and limits, and whether a subscription exists.
 async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, String, bool)> {
     let statement = client
         .prepare_cached(&format!(
-            // Jumps from lane to lane in the index: the cost grows with the lanes that have work, not with the work.
-            // Requests to cancel are few, so they come first, and then who holds what they name.
+            // Skips from lane to lane in the index: the cost grows with the number of lanes that have jobs, not
+            // with the jobs. Cancel requests are few, so they are read first, and then their owners.
             "WITH RECURSIVE owners(id) AS (
                  SELECT $1 UNION ALL SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL),
              lanes(lane) AS (
@@ -234,11 +235,11 @@ pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
 
 async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
     client.batch_execute(BEGIN_READ).await?;
-    let Some((row, mut place)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
+    let Some((row, mut location)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
         client.batch_execute("COMMIT").await?;
         return Ok(None);
     };
-    if let Place::Ready { ready_at, limited, .. } = &mut place {
+    if let Location::Ready { ready_at, limited, .. } = &mut location {
         *limited = limited_by(client, &row, *ready_at).await?;
     }
     let details = Details {
@@ -251,11 +252,13 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
             .collect(),
         steps: step_rows(client, &[id]).await?.into_iter().map(|(_, row)| row).collect(),
     };
-    let holders =
-        holders(client, place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)))
-            .await?;
+    let job_workers = job_workers(
+        client,
+        location.worker_id().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
+    )
+    .await?;
     client.batch_execute("COMMIT").await?;
-    assemble::view(row, place, details, &holders).map(Some)
+    assemble::view(row, location, details, &job_workers).map(Some)
 }
 
 async fn attempt_rows(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
@@ -269,19 +272,18 @@ async fn attempt_rows(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
     Ok(rows.iter().map(|row| finished_row(row, 0)).collect())
 }
 
-/// How the runs of a job ended, the last one included if it was the last word.
+/// Returns the ends of a job's runs, including the last one if the job has finished.
 pub async fn ends_of(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
     let mut rows = attempt_rows(client, id).await?;
     if let Some(job) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?
-        && let Some(Place::Finished(end)) = locations_of(client, &[job.get(0)], &[id.0]).await?.remove(&id.0)
+        && let Some(Location::Finished(end)) = locations_of(client, &[job.get(0)], &[id.0]).await?.remove(&id.0)
     {
         rows.push(end);
     }
     Ok(rows)
 }
 
-/// The rows of these jobs and where they stand, newest first.
-/// Since when a ready job waits for which limit.
+/// Returns since when a ready job waits, and for which limit.
 async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = client
@@ -297,7 +299,7 @@ async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Resul
     Ok(waits_for(&rules::limits_in(client).await?, &row.lane, ready_at))
 }
 
-pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Place)>> {
+pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Location)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
         .query(
@@ -310,11 +312,11 @@ pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<
     }
     let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(1)).collect();
-    let mut places = locations_of(client, &lanes, &ids).await?;
+    let mut locations = locations_of(client, &lanes, &ids).await?;
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
         let id: Uuid = row.get(0);
-        let place = places.remove(&id).unwrap_or(Place::Between);
+        let location = locations.remove(&id).unwrap_or(Location::Between);
         let row = JobRow {
             id: JobId(id),
             lane: shared.lanes.require(row.get(1))?,
@@ -322,13 +324,13 @@ pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<
             options: parse_options(row.get(3))?,
             payload: row.get(4),
         };
-        found.push((row, place));
+        found.push((row, location));
     }
     Ok(found)
 }
 
-async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Place>> {
-    let mut places = HashMap::new();
+async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Location>> {
+    let mut locations = HashMap::new();
     let keys = "unnest($1::int4[], $2::uuid[]) AS k(lane, id)";
     let finished = client
         .prepare_cached(&format!(
@@ -341,7 +343,7 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
         ))
         .await?;
     for row in client.query(&finished, &[&lanes, &ids]).await? {
-        places.insert(row.get(0), Place::Finished(finished_row(&row, 1)));
+        locations.insert(row.get(0), Location::Finished(finished_row(&row, 1)));
     }
     let ready = client
         .prepare_cached(&format!(
@@ -349,9 +351,9 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
         ))
         .await?;
     for row in client.query(&ready, &[&lanes, &ids]).await? {
-        places.insert(
+        locations.insert(
             row.get(0),
-            Place::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2), limited: None },
+            Location::Ready { ready_at: Timestamp::from_ms(row.get(1)), retry_count: count(&row, 2), limited: None },
         );
     }
     let waiting = client
@@ -361,23 +363,23 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
         ))
         .await?;
     for row in client.query(&waiting, &[&lanes, &ids]).await? {
-        let place = Place::Waiting {
+        let location = Location::Waiting {
             state: state_of_code(row.get(1)),
             due_at: Timestamp::from_ms(row.get(2)),
             blocked: row.get(3),
             retry_count: count(&row, 4),
         };
-        places.insert(row.get(0), place);
+        locations.insert(row.get(0), location);
     }
-    let open: Vec<Uuid> = ids.iter().copied().filter(|id| !places.contains_key(id)).collect();
+    let open: Vec<Uuid> = ids.iter().copied().filter(|id| !locations.contains_key(id)).collect();
     if !open.is_empty() {
-        in_flight_locations(client, &open, &mut places).await?;
+        in_flight_locations(client, &open, &mut locations).await?;
     }
-    Ok(places)
+    Ok(locations)
 }
 
-async fn in_flight_locations(client: &Object, open: &[Uuid], places: &mut HashMap<Uuid, Place>) -> Result<()> {
-    // A block holds the ids of many jobs; there are few blocks at any time.
+async fn in_flight_locations(client: &Object, open: &[Uuid], locations: &mut HashMap<Uuid, Location>) -> Result<()> {
+    // A claim contains the ids of many jobs; there are few claims at any time.
     let claims = client
         .query(
             "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry, b.owner FROM faena.claim b,
@@ -388,14 +390,14 @@ async fn in_flight_locations(client: &Object, open: &[Uuid], places: &mut HashMa
         .await?;
     for row in claims {
         let id: Uuid = row.get(0);
-        let place = Place::Assigned {
+        let location = Location::Assigned {
             run: row.get(1),
             owner: row.get(5),
             claimed_at: Timestamp::from_ms(row.get(2)),
             ready_at: Timestamp::from_ms(row.get(3)).max(JobId(id).created_at()),
             retry_count: row.get::<_, Option<i16>>(4).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         };
-        places.insert(id, place);
+        locations.insert(id, location);
     }
     let running = client
         .query(
@@ -416,7 +418,7 @@ async fn in_flight_locations(client: &Object, open: &[Uuid], places: &mut HashMa
             updated_at: Timestamp::from_ms(row.get(7)),
             progress: row.get(8),
         };
-        places.insert(row.get(0), Place::Running(running));
+        locations.insert(row.get(0), Location::Running(running));
     }
     Ok(())
 }
@@ -440,7 +442,7 @@ fn count(row: &Row, column: usize) -> u32 {
     u32::try_from(row.get::<_, i16>(column)).unwrap_or(0)
 }
 
-/// Since when the first ready job of each lane has been ready.
+/// Returns since when the first ready job of each lane has been ready.
 pub async fn ready_since(shared: &Shared) -> Result<Vec<(LaneId, Timestamp)>> {
     let client = shared.client().await?;
     let rows = ready_since_in(&client).await;
@@ -448,7 +450,7 @@ pub async fn ready_since(shared: &Shared) -> Result<Vec<(LaneId, Timestamp)>> {
 }
 
 async fn ready_since_in(client: &Object) -> Result<Vec<(LaneId, Timestamp)>> {
-    // Jumps from lane to lane in the index, as a poll does.
+    // Skips from lane to lane in the index, as a poll does.
     let statement = client
         .prepare_cached(
             "WITH RECURSIVE lanes(lane) AS (

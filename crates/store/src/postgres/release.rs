@@ -1,4 +1,4 @@
-//! Takes a hand-out away from whoever has it, and puts its jobs where they belong.
+//! Releases claims: their jobs go where they belong.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ use crate::{
     sql::{CANCELLED, FAILED, RETRYING},
 };
 
-/// Each in a transaction of its own.
+/// Releases each claim in a transaction of its own.
 pub async fn release_claims(
     shared: &Shared,
     runs: &[Run],
@@ -58,14 +58,14 @@ struct Claim {
     lost: Vec<Lost>,
 }
 
-/// What a transaction has freed; `told` after its commit.
+/// What a transaction has released; `after_commit` follows its commit.
 #[derive(Default)]
 pub struct Freed {
     count: Recovered,
     finished: Vec<JobId>,
     lanes: Vec<(LaneId, i64)>,
     signals: Vec<Signal>,
-    /// Lanes of jobs that are in nobody's hands any more.
+    /// Lanes of jobs that are no longer in flight.
     left: Vec<LaneId>,
 }
 
@@ -84,7 +84,7 @@ impl Freed {
             shared.signal([Signal::Waiting]);
         }
         shared.signal(self.signals.drain(..));
-        // What is freed is committed; should this not come to pass, the children look for themselves later.
+        // The release is committed; if this fails, a later check releases the children.
         if !self.finished.is_empty()
             && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &self.finished, now)).await
         {
@@ -94,7 +94,7 @@ impl Freed {
     }
 }
 
-/// Takes each block away first, so that a late report finds none, then puts each of its jobs where it belongs.
+/// Deletes each claim first, so that late reports find none, then moves each of its jobs.
 pub async fn release_in(
     client: &Object,
     shard: i16,
@@ -120,7 +120,7 @@ pub async fn release_in(
     Ok(freed)
 }
 
-/// Answers with what is to be forgotten; who is ready again is only noted.
+/// Returns what is to be cleaned up; ready jobs are only collected.
 async fn release_claim(
     client: &Object,
     claim: &Claim,
@@ -181,7 +181,7 @@ async fn release_claim(
     Ok(records)
 }
 
-/// `None`: it is gone already.
+/// `None`: it was released before.
 async fn take_claim(client: &Object, run: Run, holder: Option<Uuid>) -> Result<Option<Claim>> {
     let row = client
         .query_opt("DELETE FROM faena.claim WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
@@ -202,18 +202,18 @@ async fn take_claim(client: &Object, run: Run, holder: Option<Uuid>) -> Result<O
     let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), run)).collect();
     let over = ended(client, &keys).await?;
     let mut lost = Vec::new();
-    for line in rows.iter().filter(|line| !over.contains_key(&(line.get(0), run))) {
-        let id: Uuid = line.get(0);
-        let ready_at = line.get::<_, Option<i64>>(6).unwrap_or(row.get(1));
+    for found in rows.iter().filter(|found| !over.contains_key(&(found.get(0), run))) {
+        let id: Uuid = found.get(0);
+        let ready_at = found.get::<_, Option<i64>>(6).unwrap_or(row.get(1));
         lost.push(Lost {
             id: JobId(id),
-            lane: line.get(1),
-            max_retries: parse_options(line.get(2))?.retry.max_retries,
+            lane: found.get(1),
+            max_retries: parse_options(found.get(2))?.retry.max_retries,
             retry_count: u32::try_from(retries.get(&id).copied().unwrap_or(0)).unwrap_or(0),
             ready_at: Timestamp::from_ms(ready_at).max(JobId(id).created_at()),
-            started_at: line.get(3),
-            worker: line.get::<_, Option<Uuid>>(4).or(holder),
-            cancel: line.get(5),
+            started_at: found.get(3),
+            worker: found.get::<_, Option<Uuid>>(4).or(holder),
+            cancel: found.get(5),
         });
     }
     Ok(Some(Claim {

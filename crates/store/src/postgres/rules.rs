@@ -1,4 +1,4 @@
-//! What was said about queues and limits.
+//! Settings of queues, and limits.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl RuleStore for Postgres {
     }
 }
 
-/// Reads the rules and keeps them.
+/// Reads the settings into the cache.
 pub async fn load(shared: &Shared) -> Result<Arc<Rules>> {
     let client = shared.client().await?;
     let rules = load_in(&client).await;
@@ -72,7 +72,7 @@ pub async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
     Ok(rows.iter().filter_map(stored).collect())
 }
 
-/// A row of `limit_rule` with all its columns, in this order.
+/// Reads a row of `limit_rule` with all its columns, in this order.
 pub fn stored(row: &Row) -> Option<StoredLimit> {
     LimitRow {
         scope: row.get(0),
@@ -108,7 +108,7 @@ async fn queues_in(client: &Object) -> Result<Vec<QueueRow>> {
         .collect())
 }
 
-/// What the configuration says holds where nothing else was said at run time.
+/// Applies the configured settings wherever nothing was set through the API.
 pub async fn configure(shared: &Shared, configured: &Configured, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let result = configure_in(&client, configured, now).await;
@@ -119,7 +119,7 @@ pub async fn configure(shared: &Shared, configured: &Configured, now: Timestamp)
 async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) -> Result<()> {
     lock(client).await?;
     let (numbers, names): (Vec<i16>, Vec<&str>) = configured.limits.iter().map(|(scope, _)| scope.parts()).unzip();
-    // What stays is changed and not made anew: a claim that waits for its row must find it, and what is left of its rate stays.
+    // Existing rows are updated: a claim that waits for its row must find it, and what is left of a rate stays.
     client
         .execute(
             "DELETE FROM faena.limit_rule WHERE origin = $1
@@ -146,7 +146,7 @@ async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) 
             )
             .await?;
     }
-    // A pause is always somebody's act, so it stays.
+    // A pause is always an action of a person, so it stays.
     client.execute("UPDATE faena.queue SET strict = NULL, fairness = NULL WHERE origin = $1", &[&CONFIG]).await?;
     client.execute("DELETE FROM faena.queue WHERE origin = $1 AND paused_at IS NULL", &[&CONFIG]).await?;
     for (name, QueueRule { strict, fairness, .. }) in &configured.queues {
@@ -161,7 +161,7 @@ async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) 
     open_key_queues(client).await
 }
 
-/// Who changes rules waits for who is just changing them.
+/// Changes of settings wait for each other.
 async fn lock(client: &Object) -> Result<()> {
     client.batch_execute("LOCK TABLE faena.queue IN SHARE ROW EXCLUSIVE MODE").await?;
     Ok(())
@@ -270,7 +270,7 @@ async fn reset_limit_in(
     open_key_queues(client).await
 }
 
-/// A rate that changes begins with a full bucket.
+/// Writes a limit. A rate that changes starts with a full bucket.
 async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
     let (number, name) = scope.parts();
     let (concurrency, count, period_ms) = columns(limit);
@@ -291,7 +291,7 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
     Ok(())
 }
 
-/// Every line may go on under the new rules; the next claim looks.
+/// Opens every key queue, because the new settings may allow more.
 async fn open_key_queues(client: &Object) -> Result<()> {
     client
         .execute(
@@ -303,7 +303,7 @@ async fn open_key_queues(client: &Object) -> Result<()> {
     Ok(())
 }
 
-/// This node knows at once, the others within milliseconds, or with their next poll.
+/// This node knows immediately, the others within milliseconds, or with their next poll.
 async fn changed(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::Rules]);

@@ -1,4 +1,4 @@
-//! Schedules: what they are, what is due, what became of due times.
+//! Schedules: definitions, due times and ticks.
 
 use std::collections::HashMap;
 
@@ -124,7 +124,7 @@ async fn patch_in(
 ) -> Result<Option<Schedule>> {
     let Some(mut schedule) = locked(client, id).await? else { return Ok(None) };
     if schedule.is_active {
-        // What is due by now is due by what was said before.
+        // Everything due until now is due by the old definition.
         let (mut settled, _) = process(shared, client, vec![schedule], after_commit, now).await?;
         schedule = settled.swap_remove(0);
     }
@@ -151,7 +151,7 @@ async fn locked(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
     client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
 }
 
-/// Writes down how far schedules have come; what people said stays.
+/// Writes the progress of schedules; their definitions stay.
 async fn put_moved(client: &Object, moved: &[Schedule]) -> Result<()> {
     let ms = |at: Option<Timestamp>| at.map(Timestamp::as_ms);
     let column = |value: fn(&Schedule) -> Option<Timestamp>| moved.iter().map(|s| ms(value(s))).collect::<Vec<_>>();
@@ -190,7 +190,7 @@ pub async fn delete(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -
 }
 
 async fn delete_in(client: &Object, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
-    // The row first: whoever is firing it has finished then, and its records are seen.
+    // The row first: a node that is firing it has finished then, and its ticks are visible.
     let Some(row) = client.query_opt("DELETE FROM faena.schedule WHERE id = $1 RETURNING name", &[&id.0]).await? else {
         return Ok(false);
     };
@@ -229,14 +229,14 @@ async fn trigger_in(
     Ok(Some(job_id))
 }
 
-/// Two runs that people want in the same millisecond have a record each.
+/// Returns a time without a tick: two manual runs in the same millisecond have a tick each.
 async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let sql = "SELECT max(due_at) FROM faena.tick WHERE schedule = $1 AND due_at >= $2 AND manual";
     let taken: Option<i64> = client.query_one(sql, &[&id.0, &now.as_ms()]).await?.get(0);
     Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
 }
 
-/// What others have to be told after a round.
+/// Signals that follow the commit of a round.
 #[derive(Default)]
 struct AfterCommit {
     put: submit::Put,
@@ -246,7 +246,7 @@ struct AfterCommit {
 }
 
 impl AfterCommit {
-    /// To be called after the commit.
+    /// Sends the signals, after the commit.
     async fn send(self, shared: &Shared, now: Timestamp) -> Result<()> {
         self.put.signal(shared);
         shared.signal(self.asked.into_iter().map(Signal::Cancel));
@@ -290,7 +290,7 @@ async fn fire_in(
     Ok(Fired { schedules: count, ticks, next_at })
 }
 
-/// Jobs, records and the schedules' own rows, of as many of these as one round takes.
+/// Writes jobs, ticks and schedules, for as many schedules as one round takes.
 async fn process(
     shared: &Shared,
     client: &Object,
@@ -315,7 +315,7 @@ async fn process(
                 after_commit.signals.extend(signals);
             }
             Ok((CancelOutcome::Asked { .. }, _)) => after_commit.asked.push(id),
-            // It has just ended by itself, or is gone.
+            // It has just ended, or was deleted.
             Err(StoreError::InvalidTransition { .. } | StoreError::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
@@ -333,7 +333,7 @@ async fn process(
 
 type Broken = Vec<(ScheduleId, String)>;
 
-/// Those that are due, the longest due first. PostgreSQL: what another node is just dealing with is left to it.
+/// Reads due schedules, the longest due first. PostgreSQL: those that another node is processing are skipped.
 pub fn due_sql() -> String {
     format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
 }
@@ -449,7 +449,7 @@ pub async fn counts(shared: &Shared) -> Result<ScheduleCounts> {
     Ok(ScheduleCounts { active: number(0), inactive: number(1), runs: number(2) })
 }
 
-/// Removes records of due times that no finished job of their age is kept of any more.
+/// Deletes ticks that are older than any finished job that is kept.
 pub async fn prune(client: &Object, before: Timestamp, limit: usize) -> Result<()> {
     client
         .execute(

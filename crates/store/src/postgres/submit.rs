@@ -1,4 +1,4 @@
-//! Submit: the rows of new jobs, of many callers in one transaction.
+//! Submits: the rows of new jobs, of many callers in one transaction.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,17 +32,17 @@ impl Weight for Call {
     }
 }
 
-/// Stores the jobs of all `calls` in one transaction. A call that is refused takes nothing of the others with it.
+/// Stores the jobs of all `calls` in one transaction. A rejected call does not affect the others.
 pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     let (mut works, answers): (Vec<_>, Vec<_>) =
         calls.into_iter().map(|call| (Some((call.jobs, call.now)), call.answer)).unzip();
     let mut results: Vec<Option<Result<Vec<Submitted>>>> = works.iter().map(|_| None).collect();
-    // Calls whose answer hangs on another call of the same group (they share a key) go into a group of their own.
+    // Calls whose answer depends on another call of the same group (they share a key) form a group of their own.
     let mut rounds = 0;
     while works.iter().any(Option::is_some) {
         rounds += 1;
         if rounds > works.len() + 10 {
-            // Each round settles one call at least, unless others keep taking the same keys.
+            // Each round settles at least one call, unless other transactions keep taking the same keys.
             for (at, work) in works.iter_mut().enumerate().filter(|(_, work)| work.is_some()) {
                 *work = None;
                 results[at] = Some(Err(StoreError::Unavailable("other submits are taking the same keys".into())));
@@ -75,7 +75,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
 
 type RunOutcome = Option<Result<Vec<Submitted>>>;
 
-/// One transaction. `None` for a call that has to be tried again without the others.
+/// Writes one transaction. `None` for a call that must be repeated without the others.
 async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<RunOutcome>> {
     let mut outcomes: Vec<RunOutcome> = calls.iter().map(|_| None).collect();
     let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
@@ -100,7 +100,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
         }
         if rows.are_ready() {
             rows.write_ready(&client, shard).await?;
-        } else if !rows.lines.is_empty() {
+        } else if !rows.key_queues.is_empty() {
             client.batch_execute("BEGIN").await?;
             let result = rows.write(&client, shard, Frame::Inside).await;
             return close(shared, client.end(result).await.map(|()| outcomes), &rows);
@@ -123,7 +123,7 @@ fn close(shared: &Shared, outcomes: Result<Vec<RunOutcome>>, rows: &Rows) -> Res
     outcomes
 }
 
-/// Tells what has become ready, after the commit.
+/// Signals which lanes have become ready, after the commit.
 fn signal_ready(shared: &Shared, rows: &Rows) {
     for (lane, ready_at) in &rows.earliest {
         shared.cursors.lower(*lane, *ready_at);
@@ -131,7 +131,7 @@ fn signal_ready(shared: &Shared, rows: &Rows) {
     shared.signal(rows.signals());
 }
 
-/// Jobs that are stored as a part of somebody else's transaction.
+/// Jobs that are stored as part of another transaction.
 #[derive(Default)]
 pub struct Put {
     rows: Rows,
@@ -153,7 +153,7 @@ impl Put {
         outcome.unwrap_or_else(|| Err(StoreError::Contended("other submits are taking the same keys".into())))
     }
 
-    /// To be called after the commit.
+    /// Sends the signals, after the commit.
     pub fn signal(&self, shared: &Shared) {
         signal_ready(shared, &self.rows);
     }
@@ -181,7 +181,7 @@ async fn store_with_keys(
         }
     }
     let taken = take_keys(client, calls, outcomes).await?;
-    let mut forgotten = Vec::new();
+    let mut exits = Vec::new();
     for (at, (jobs, now)) in calls.iter().enumerate() {
         if outcomes[at].is_some() || taken.again.contains(&at) {
             continue;
@@ -192,12 +192,12 @@ async fn store_with_keys(
         }
         let answers = rows.add(jobs, &lanes[at], known, &taken, *now);
         let cancelled = answers.iter().filter(|answer| !answer.existed && answer.status == JobState::Cancelled);
-        forgotten.extend(cancelled.map(|answer| (answer.id.0, JobExit::Finished)));
+        exits.extend(cancelled.map(|answer| (answer.id.0, JobExit::Finished)));
         outcomes[at] = Some(Ok(answers));
     }
     rows.write(client, shard, Frame::Inside).await?;
-    if !forgotten.is_empty() {
-        rows.forgotten = clean_up(client, &forgotten).await?;
+    if !exits.is_empty() {
+        rows.signals = clean_up(client, &exits).await?;
     }
     Ok(())
 }
@@ -205,16 +205,16 @@ async fn store_with_keys(
 #[derive(Default)]
 pub struct Taken {
     /// Jobs that exist already under their idempotency key.
-    existing: HashMap<JobId, Submitted>,
+    pub existing: HashMap<JobId, Submitted>,
     /// Jobs that repeat an earlier one of their batch.
-    repeated: HashMap<JobId, JobId>,
-    /// Calls to be tried again.
-    again: HashSet<usize>,
+    pub repeated: HashMap<JobId, JobId>,
+    /// Calls to be repeated.
+    pub again: HashSet<usize>,
 }
 
-/// Takes the keys of all jobs. Whoever else is just taking the same key is waited for, and counts only if it commits.
+/// Takes the keys of all jobs. Another transaction that is taking the same key is waited for, and counts only if it commits.
 async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcomes: &mut [RunOutcome]) -> Result<Taken> {
-    struct Wish<'a> {
+    struct KeyRequest<'a> {
         call: usize,
         kind: i16,
         key: &'a str,
@@ -222,7 +222,7 @@ async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcome
         fingerprint: Option<&'a [u8]>,
     }
     let mut taken = Taken::default();
-    let mut wishes = Vec::new();
+    let mut requests = Vec::new();
     for (call, (jobs, _)) in calls.iter().enumerate() {
         if outcomes[call].is_some() {
             continue;
@@ -237,22 +237,22 @@ async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcome
         for job in jobs.iter().filter(|job| !taken.repeated.contains_key(&job.id)) {
             let fingerprint = job.fingerprint.as_ref().map(|f| f.as_slice());
             if let Some(key) = &job.options.idempotency_key {
-                wishes.push(Wish { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
+                requests.push(KeyRequest { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
             }
             if let Some(key) = &job.options.unique_key {
-                wishes.push(Wish { call, kind: KeyKind::Unique as i16, key, id: job.id.0, fingerprint: None });
+                requests.push(KeyRequest { call, kind: KeyKind::Unique as i16, key, id: job.id.0, fingerprint: None });
             }
         }
     }
-    if wishes.is_empty() {
+    if requests.is_empty() {
         return Ok(taken);
     }
-    // Always in the same order, so that two groups do not wait for each other in a circle.
-    wishes.sort_by_key(|wish| (wish.kind, wish.key));
-    let kinds: Vec<i16> = wishes.iter().map(|wish| wish.kind).collect();
-    let keys: Vec<&str> = wishes.iter().map(|wish| wish.key).collect();
-    let ids: Vec<Uuid> = wishes.iter().map(|wish| wish.id).collect();
-    let fingerprints: Vec<Option<&[u8]>> = wishes.iter().map(|wish| wish.fingerprint).collect();
+    // Always in the same order, so that two groups do not deadlock.
+    requests.sort_by_key(|request| (request.kind, request.key));
+    let kinds: Vec<i16> = requests.iter().map(|request| request.kind).collect();
+    let keys: Vec<&str> = requests.iter().map(|request| request.key).collect();
+    let ids: Vec<Uuid> = requests.iter().map(|request| request.id).collect();
+    let fingerprints: Vec<Option<&[u8]>> = requests.iter().map(|request| request.fingerprint).collect();
     let insert = client
         .prepare_cached(
             "INSERT INTO faena.job_key (kind, key, id, fingerprint)
@@ -265,43 +265,43 @@ async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcome
         .iter()
         .map(|row| (row.get(0), row.get(1)))
         .collect();
-    let lost: Vec<&Wish> = wishes.iter().filter(|wish| !won.contains(&(wish.kind, wish.id))).collect();
+    let lost: Vec<&KeyRequest> = requests.iter().filter(|request| !won.contains(&(request.kind, request.id))).collect();
     if lost.is_empty() {
         return Ok(taken);
     }
-    let holders = holders(client, &lost.iter().map(|wish| (wish.kind, wish.key)).collect::<Vec<_>>()).await?;
+    let holders = holders(client, &lost.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>()).await?;
     let held_by: Vec<JobId> = holders.values().map(|(id, _)| *id).collect();
     let states = read::states_of(client, &held_by).await?;
-    for wish in lost {
+    for request in lost {
         // It exists already, with all its keys. (Idempotency keys come first.)
-        if taken.existing.contains_key(&JobId(wish.id)) {
+        if taken.existing.contains_key(&JobId(request.id)) {
             continue;
         }
-        let Some((holder, fingerprint)) = holders.get(&(wish.kind, wish.key.to_owned())) else {
-            taken.again.insert(wish.call);
+        let Some((holder, fingerprint)) = holders.get(&(request.kind, request.key.to_owned())) else {
+            taken.again.insert(request.call);
             continue;
         };
         let Some(status) = states.get(holder).copied() else {
-            // The holder is of this very group and not written yet.
-            taken.again.insert(wish.call);
+            // The job with the key is in this group and not written yet.
+            taken.again.insert(request.call);
             continue;
         };
-        if wish.kind == KeyKind::Unique as i16 {
-            outcomes[wish.call] = Some(Err(StoreError::Conflict {
+        if request.kind == KeyKind::Unique as i16 {
+            outcomes[request.call] = Some(Err(StoreError::Conflict {
                 message: format!("job {holder} with this uniqueKey has not finished"),
                 holder: Some(*holder),
             }));
-        } else if fingerprint.as_deref() != wish.fingerprint {
-            outcomes[wish.call] = Some(Err(StoreError::Conflict {
+        } else if fingerprint.as_deref() != request.fingerprint {
+            outcomes[request.call] = Some(Err(StoreError::Conflict {
                 message: "this idempotency key was used for another request".into(),
                 holder: Some(*holder),
             }));
         } else {
             let found = Submitted { id: *holder, status, created_at: holder.created_at(), existed: true };
-            taken.existing.insert(JobId(wish.id), found);
+            taken.existing.insert(JobId(request.id), found);
         }
     }
-    // What is not stored now gives its keys back.
+    // Jobs that are not stored now return their keys.
     let mut unused: Vec<Uuid> = taken.existing.keys().map(|id| id.0).collect();
     for (at, (jobs, _)) in calls.iter().enumerate() {
         if outcomes[at].is_some() || taken.again.contains(&at) {
@@ -330,7 +330,7 @@ async fn holders(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
 pub async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
     let mut ids = Vec::with_capacity(jobs.len());
     for job in jobs {
-        // Neighbours are mostly alike.
+        // Neighbours are mostly equal.
         let same = ids.last().copied().zip(jobs.get(ids.len().wrapping_sub(1)));
         match same {
             Some((id, last)) if LaneName::of(last) == LaneName::of(job) => ids.push(id),
@@ -371,22 +371,22 @@ pub async fn lane_of(shared: &Shared, name: LaneName<'_>) -> Result<LaneId> {
     Ok(id)
 }
 
-/// A line in which a job that is ready since this time can stand: lane, key, ready time.
+/// A key queue for a job that is ready since this time: lane, key, ready time.
 pub type KeyQueueEntry = (LaneId, i64, i64);
 
-/// Sees to it that there are these lines, and that they stay until the commit: a claim that finds one of them empty cannot remove
-/// it while it is locked like this. Many may hold this lock at once, and a claim does not wait for it.
+/// Creates these key queues, and keeps them until the commit: a claim that finds one of them empty cannot delete it while it
+/// is locked like this. Many transactions may hold this lock, and a claim does not wait for it.
 ///
-/// Always in the same order, so that two transactions do not wait for each other in a circle.
-pub async fn put_key_queues(client: &Object, mut places: Vec<KeyQueueEntry>) -> Result<()> {
-    if places.is_empty() {
+/// Always in the same order, so that two transactions do not deadlock.
+pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) -> Result<()> {
+    if entries.is_empty() {
         return Ok(());
     }
-    places.sort_unstable();
-    places.dedup_by_key(|(lane, key, _)| (*lane, *key));
-    let lanes: Vec<LaneId> = places.iter().map(|place| place.0).collect();
-    let keys: Vec<i64> = places.iter().map(|place| place.1).collect();
-    let times: Vec<i64> = places.iter().map(|place| place.2).collect();
+    entries.sort_unstable();
+    entries.dedup_by_key(|(lane, key, _)| (*lane, *key));
+    let lanes: Vec<LaneId> = entries.iter().map(|entry| entry.0).collect();
+    let keys: Vec<i64> = entries.iter().map(|entry| entry.1).collect();
+    let times: Vec<i64> = entries.iter().map(|entry| entry.2).collect();
     let insert = client
         .prepare_cached(
             "INSERT INTO faena.key_queue (lane, key, turn) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
@@ -404,10 +404,10 @@ pub async fn put_key_queues(client: &Object, mut places: Vec<KeyQueueEntry>) -> 
         futures_util::future::join(client.execute(&insert, &parameters), client.query(&lock, &parameters)).await;
     inserted?;
     let locked = locked?;
-    if locked.len() < places.len() {
+    if locked.len() < entries.len() {
         return Err(StoreError::Contended("a key queue was just removed".into()));
     }
-    // Only of jobs that come back to their old place.
+    // Only for jobs that return to their old position.
     if locked.iter().any(|row| row.get(0)) {
         let earlier = client
             .prepare_cached(

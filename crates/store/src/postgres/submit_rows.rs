@@ -27,16 +27,16 @@ pub struct Rows {
     pub options: Vec<Option<String>>,
     pub payloads: Vec<String>,
     pub ready: (Vec<LaneId>, Vec<i64>, Vec<Uuid>, Vec<Option<i64>>),
-    pub lines: Vec<KeyQueueEntry>,
+    pub key_queues: Vec<KeyQueueEntry>,
     pub waiting: (Vec<LaneId>, Vec<Uuid>, Vec<i64>, Vec<bool>),
     pub ended: Ended,
     pub labels: (Vec<i16>, Vec<String>, Vec<Uuid>),
     pub expiries: (Vec<i64>, Vec<Uuid>),
-    pub depends: (Vec<Uuid>, Vec<Uuid>),
+    pub dependencies: (Vec<Uuid>, Vec<Uuid>),
     pub deltas: Deltas,
     pub earliest: HashMap<LaneId, i64>,
-    /// What those that were cancelled at once give to tell.
-    pub forgotten: Vec<Signal>,
+    /// Signals of jobs that were cancelled at submit.
+    pub signals: Vec<Signal>,
 }
 
 /// Whether `write` opens and closes the transaction itself, in the same round trip.
@@ -71,7 +71,7 @@ impl Rows {
                 }
             }
             let planned = plan::plan(&job, *lane, &known, now);
-            let status: JobState = planned.place.state();
+            let status: JobState = planned.placement.state();
             if status == JobState::Cancelled {
                 known.insert(planned.id, Some(status));
             }
@@ -88,15 +88,15 @@ impl Rows {
 
     pub fn add_planned(&mut self, job: PlannedJob, now: Timestamp) {
         let id = job.id.0;
-        let cancelled = job.place.state() == JobState::Cancelled;
-        match job.place {
+        let cancelled = job.placement.state() == JobState::Cancelled;
+        match job.placement {
             Placement::Ready => {
                 let ready_at = job.id.created_at().as_ms();
                 self.ready.0.push(job.lane);
                 self.ready.1.push(ready_at);
                 self.ready.2.push(id);
                 self.ready.3.push(job.key);
-                self.lines.extend(job.key.map(|key| (job.lane, key, ready_at)));
+                self.key_queues.extend(job.key.map(|key| (job.lane, key, ready_at)));
                 let earliest = self.earliest.entry(job.lane).or_insert(ready_at);
                 *earliest = (*earliest).min(ready_at);
             }
@@ -120,8 +120,8 @@ impl Rows {
             self.expiries.1.push(id);
         }
         for parent in job.parents {
-            self.depends.0.push(parent.0);
-            self.depends.1.push(id);
+            self.dependencies.0.push(parent.0);
+            self.dependencies.1.push(id);
         }
         self.ids.push(id);
         self.lanes.push(job.lane);
@@ -142,19 +142,19 @@ impl Rows {
         if !self.waiting.0.is_empty() || !self.expiries.0.is_empty() {
             signals.push(Signal::Waiting);
         }
-        signals.extend_from_slice(&self.forgotten);
+        signals.extend_from_slice(&self.signals);
         signals
     }
 
-    /// Whether there is nothing but ready jobs without keys.
+    /// Returns whether there are only ready jobs without keys.
     pub fn are_ready(&self) -> bool {
         self.ready.0.len() == self.ids.len()
             && self.labels.0.is_empty()
             && self.expiries.0.is_empty()
-            && self.lines.is_empty()
+            && self.key_queues.is_empty()
     }
 
-    /// Ready jobs and nothing else: one statement, which is its own transaction.
+    /// Writes only ready jobs: one statement, which is its own transaction.
     pub async fn write_ready(&self, client: &Object, shard: i16) -> Result<()> {
         let (lanes, tallies, changes) = self.deltas.columns();
         let statement = client
@@ -190,7 +190,7 @@ impl Rows {
         Ok(())
     }
 
-    /// All statements go out at once; the answers are read together.
+    /// Sends all statements at once, and reads the answers together.
     pub async fn write(&self, client: &Object, shard: i16, frame: Frame) -> Result<()> {
         let counters = self.deltas.columns();
         let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 8] = [
@@ -233,10 +233,10 @@ impl Rows {
                 vec![&self.expiries.0, &self.expiries.1],
             ),
             (
-                !self.depends.0.is_empty(),
+                !self.dependencies.0.is_empty(),
                 "INSERT INTO faena.dependency (parent, child)
                  SELECT * FROM unnest($1::uuid[], $2::uuid[]) ON CONFLICT DO NOTHING",
-                vec![&self.depends.0, &self.depends.1],
+                vec![&self.dependencies.0, &self.dependencies.1],
             ),
             (!counters.0.is_empty(), COUNT, vec![&shard, &counters.0, &counters.1, &counters.2]),
         ];
@@ -250,10 +250,10 @@ impl Rows {
         match frame {
             Frame::Inside => {
                 try_join_all(queries).await?;
-                put_key_queues(client, self.lines.clone()).await?;
+                put_key_queues(client, self.key_queues.clone()).await?;
             }
             Frame::Whole => {
-                // A failed statement makes the COMMIT a rollback, so looking at all answers is enough.
+                // A failed statement turns the COMMIT into a rollback, so checking all answers is enough.
                 let begin = client.batch_execute("BEGIN");
                 let commit = client.batch_execute("COMMIT");
                 let (begun, written, committed): (_, std::result::Result<Vec<Vec<Row>>, _>, _) =

@@ -1,4 +1,4 @@
-//! The news of how jobs ended, on their way to whoever wanted them.
+//! Webhooks: notifications about finished jobs.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -53,7 +53,7 @@ impl WebhookStore for Postgres {
     }
 }
 
-/// Writes down that somebody is to be told how these jobs ended. Their rows in `done` or `ended` stand.
+/// Writes the webhooks of finished jobs. Their rows in `done` or `ended` must exist.
 pub async fn announce(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()> {
     let ids: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let rows = client
@@ -113,7 +113,7 @@ async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
     Ok(())
 }
 
-/// What stands in the line of a host.
+/// The next webhook of a host.
 struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
@@ -128,7 +128,7 @@ pub async fn take(shared: &Shared, request: &WebhookTakeRequest, now: Timestamp)
 }
 
 async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
-    // Looks into indexes only; a planner that knows nothing of a fresh table would read it whole.
+    // Only index lookups; a planner that knows nothing about a fresh table would read it whole.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut taken = WebhookTaken::default();
     for mut due_webhook in due(client, request, now).await? {
@@ -146,14 +146,14 @@ async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) 
     Ok(taken)
 }
 
-/// The hosts that somebody is to be told at. Goes from host to host by the index, past whatever stands in their lines.
+/// Reads the hosts with waiting webhooks. Skips from host to host in the index, whatever waits for each.
 const HOSTS: &str = "WITH RECURSIVE hosts AS (
          (SELECT host FROM faena.webhook WHERE due_at IS NOT NULL ORDER BY host LIMIT 1)
          UNION ALL
          SELECT (SELECT w.host FROM faena.webhook w WHERE w.due_at IS NOT NULL AND w.host > hosts.host
                  ORDER BY w.host LIMIT 1) FROM hosts WHERE hosts.host IS NOT NULL)";
 
-/// Safe on every node at once: what one node has locked the others pass.
+/// Safe on every node at the same time: rows that one node has locked are skipped by the others.
 async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
     let (hosts, rooms): (Vec<&str>, Vec<i64>) =
@@ -200,7 +200,7 @@ fn stored(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-/// Writes down that nobody told how the attempt before this one went. `false`: that was one too many.
+/// Records that the previous attempt had no outcome. Returns `false` if that was the last allowed one.
 async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
     let delivery = &due_webhook.delivery;
     due_webhook.lost += 1;
@@ -275,7 +275,7 @@ async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -
     for result in results {
         let row = settle_one(client, result, now).await?;
         answers.push(row.is_some());
-        notes.extend(row.map(|(job, url)| (job, result.line(&url))));
+        notes.extend(row.map(|(job, url)| (job, result.log_line(&url))));
     }
     add_notes(client, notes).await?;
     Ok(answers)
@@ -314,14 +314,14 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
-/// Lines for the logs of those of these jobs that are still there: one may be gone while its webhook was still to be delivered.
+/// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered.
 async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }
     let (jobs, logs): (Vec<Uuid>, Vec<String>) =
         notes.into_iter().map(|(job, due_webhook)| (job, LogLine::chunk(&[due_webhook]))).unzip();
-    // Locked, so that nobody deletes the job in this moment and leaves its note behind.
+    // Locked, so that the job is not deleted just now, leaving its log entry behind.
     client
         .execute(
             "WITH jobs AS (SELECT id FROM faena.job WHERE id = ANY($1) FOR KEY SHARE)
@@ -333,7 +333,7 @@ async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
     Ok(())
 }
 
-/// What a server that is gone was sending is due at once: nobody will tell how that went.
+/// Webhooks that a dead server was sending are due now: no outcome will be reported.
 pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let freed = client
@@ -379,7 +379,7 @@ async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) 
     Ok(Some(job))
 }
 
-/// Jobs go, and their webhooks with them, except those that are still to be delivered.
+/// Deletes the webhooks of deleted jobs, except those that are still to be delivered.
 pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
     client
         .execute(
@@ -391,7 +391,7 @@ pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Those that outlived their job go when no job of their age is kept any more.
+/// Deletes webhooks that outlived their job once no job of their age is kept.
 pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     client

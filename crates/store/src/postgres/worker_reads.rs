@@ -15,17 +15,17 @@ use crate::{
     workers::{COLUMNS, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
 };
 
-/// Everything that the worker has in hand.
+/// Returns the jobs in flight of a worker.
 pub async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let rows = resumed_rows(client, id).await?;
     if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
         shared.load_lanes().await?;
     }
-    let mut held = Vec::new();
+    let mut jobs = Vec::new();
     for row in rows {
         let (job, lane): (JobId, LaneId) = (JobId(row.get(0)), row.get(1));
         let ready_at = Timestamp::from_ms(row.get(6));
-        held.push(ResumedJob {
+        jobs.push(ResumedJob {
             job: ClaimedJob {
                 id: job,
                 run: row.get(2),
@@ -43,10 +43,10 @@ pub async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Res
             started_at: row.get::<_, Option<i64>>(5).map(Timestamp::from_ms),
         });
     }
-    Ok(held)
+    Ok(jobs)
 }
 
-/// The jobs of its blocks that have not ended under their run, oldest run first.
+/// Reads the jobs of its claims that have not ended under their run, oldest run first.
 pub async fn resumed_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
     let statement = client
         .prepare_cached(

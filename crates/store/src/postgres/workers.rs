@@ -1,9 +1,9 @@
-//! Workers come, tell how they are, and go.
+//! Registrations of workers: they connect, report their status, and end.
 //!
-//! A worker's row is its life. What it holds is its own while the row lives, whatever becomes of the server it is connected to;
-//! who ends the life frees what it held in the same transaction.
+//! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
+//! Ending a registration releases its claims in the same transaction.
 //!
-//! Whoever changes a life locks its row `FOR UPDATE` first, and so waits for a claim that is under way for it.
+//! Changing a registration locks its row `FOR UPDATE` first, and so waits for a claim that is under way.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ impl WorkerStore for Postgres {
     }
 }
 
-/// A living worker, as far as its life is looked after, with its row locked.
+/// A live registration, as far as the verbs need it, with its row locked.
 struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -95,7 +95,7 @@ struct LiveWorker {
     deadline: Option<i64>,
 }
 
-/// The living workers of which this is true, up to as many as one round takes.
+/// Returns the live workers that match, up to as many as one round takes.
 async fn live_workers(
     client: &Object,
     condition: &str,
@@ -135,7 +135,7 @@ pub async fn admit(shared: &Shared, entry: &WorkerEntry, now: Timestamp) -> Resu
     Ok(admitted)
 }
 
-/// Answers also whether it has come from another node.
+/// Also returns whether it has moved from another node.
 async fn admit_in(
     shared: &Shared,
     client: &Object,
@@ -185,7 +185,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
     Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
 }
 
-/// A worker that lives connects anew, here or elsewhere, with what it has in hand.
+/// Continues a live registration on a new connection, here or on another node, with its jobs.
 async fn resume(
     shared: &Shared,
     client: &Object,
@@ -235,7 +235,7 @@ pub async fn update(shared: &Shared, updates: &[WorkerUpdate]) -> Result<Vec<Wor
     client.end(result).await
 }
 
-/// What is new about one worker, of all its news.
+/// The updates of one worker, merged.
 struct MergedUpdate {
     session: i64,
     drain: bool,
@@ -249,7 +249,7 @@ struct MergedUpdate {
 
 async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let ids: Vec<Uuid> = updates.iter().map(|updates| updates.id.0).collect();
-    // PostgreSQL: in order, so that two nodes never wait for each other; no key changes, so that claims do not wait.
+    // PostgreSQL: in order, so that two nodes never deadlock; no key changes, so that claims do not wait.
     let rows = client
         .query(
             "SELECT id, session, drain, state, reason FROM faena.worker WHERE id = ANY($1) AND ended_at IS NULL
@@ -315,7 +315,7 @@ async fn put_updates(client: &Object, updates: &[WorkerUpdate], merged: &BTreeMa
     let completed: Vec<i64> = merged.values().map(|known| known.completed).collect();
     let failed: Vec<i64> = merged.values().map(|known| known.failed).collect();
     let breakers: Vec<&str> = last.iter().map(|updates| updates.breaker).collect();
-    // A worker whose server was taken for dead keeps its deadline: nobody would miss it otherwise.
+    // A worker whose server was declared dead keeps its deadline: otherwise it would never be declared lost.
     let statement = client
         .prepare_cached(
             "UPDATE faena.worker w SET state = n.state, reason = n.reason, seen_at = greatest(w.seen_at, n.seen_at),
@@ -420,7 +420,7 @@ pub async fn end(
     }
 }
 
-/// Ends a life and frees what it held.
+/// Ends a registration and releases its claims.
 async fn end_registration(
     shared: &Shared,
     client: &Object,
@@ -429,7 +429,7 @@ async fn end_registration(
     now: Timestamp,
 ) -> Result<Freed> {
     close_registration(client, live, &end.reason(), now).await?;
-    // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can come.
+    // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can follow.
     let rows = client.query("SELECT run FROM faena.claim WHERE owner = $1 ORDER BY run", &[&live.id.0]).await?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
     let text = end.text(&live.key);
@@ -446,12 +446,12 @@ async fn close_registration(client: &Object, live: &LiveWorker, reason: &str, no
     add_changes(client, &[(live.id, changes(live.state.path_when_lost(), Some(reason), now))]).await
 }
 
-/// The server of these workers is gone (`node`, or whichever has no row any more): a worker inside it went with it, any other
-/// keeps what it holds and has some time to connect elsewhere. Answers how many there were.
+/// Detaches workers from a server that has ended (`node`, or any without a row): a built-in worker ends with it, any other
+/// keeps its jobs and may reconnect. Returns their number.
 pub async fn detach(
     shared: &Shared,
     node: Option<NodeId>,
-    gone: ServerExit,
+    exit: ServerExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<usize> {
@@ -465,7 +465,7 @@ pub async fn detach(
             }
         };
         for worker in &live {
-            detach_one(&client, worker, gone, grace_periods, now).await?;
+            detach_one(&client, worker, exit, grace_periods, now).await?;
         }
         Ok(live.len())
     }
@@ -476,18 +476,18 @@ pub async fn detach(
 async fn detach_one(
     client: &Object,
     live: &LiveWorker,
-    gone: ServerExit,
+    exit: ServerExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<()> {
     if live.kind == WorkerKind::BuiltIn {
-        return close_registration(client, live, gone.reason(), now).await;
+        return close_registration(client, live, exit.reason(), now).await;
     }
     let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
     client
         .execute(
             "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",
-            &[&gone.waiting_reason(), &deadline, &live.id.0],
+            &[&exit.waiting_reason(), &deadline, &live.id.0],
         )
         .await?;
     Ok(())
@@ -507,7 +507,7 @@ pub async fn sweep(
     now: Timestamp,
 ) -> Result<SweepResult> {
     let mut swept = SweepResult::default();
-    // PostgreSQL: each is given up for itself, and tried again for itself, so that none of them goes untold.
+    // PostgreSQL: each in a transaction of its own, repeated on its own, so that each is reported.
     for id in shared.retrying(|| overdue(shared, now)).await? {
         swept.lost.extend(shared.retrying(|| sweep_one(shared, id, orphan_delay_ms, now)).await?);
     }
@@ -527,7 +527,7 @@ async fn overdue(shared: &Shared, now: Timestamp) -> Result<Vec<WorkerId>> {
     client.keep(Ok(rows.iter().map(|row| WorkerId(row.get(0))).collect()))
 }
 
-/// `None`: it was heard of in the meantime, or another node was faster.
+/// `None`: it has reported in the meantime, or another node was faster.
 async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Timestamp) -> Result<Option<WorkerLost>> {
     let client = shared.begin().await?;
     let result = async {
@@ -540,19 +540,19 @@ async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Tim
     }
     .await;
     let Some((key, freed)) = client.end(result).await? else { return Ok(None) };
-    // Whoever it is connected to learns that it is over.
+    // The node it is connected to learns that it has ended.
     shared.signal([Signal::Worker(id)]);
     Ok(Some(WorkerLost { id, key, freed: freed.after_commit(shared, now).await }))
 }
 
-/// Answers with the next deadline.
+/// Returns the next deadline.
 async fn forget_ended(shared: &Shared, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let client = shared.begin().await?;
     let result = forget_in(&client, forget_before).await;
     client.end(result).await
 }
 
-/// A block whose owner is forgotten would be found all the same; but then nobody could say whose it was.
+/// Registrations with claims stay, so that it is known who had the jobs.
 async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let rows = client
         .query(

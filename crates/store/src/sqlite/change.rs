@@ -186,7 +186,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     }
 
     let blocked = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([id.0])?;
-    let place = read::line_place(tx.connection, lane, id)?;
+    let ready_at_before = read::ready_at_of(tx.connection, lane, id)?;
     let mut deltas = Deltas::default();
     let mut new_state = state;
     match (state, patch.scheduled_at) {
@@ -208,7 +208,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
             }
         }
         (JobState::Queued, None) => {
-            if let Some(ready_at) = place {
+            if let Some(ready_at) = ready_at_before {
                 tx.connection.execute(
                     "UPDATE ready SET lane = ? WHERE lane = ? AND ready_at = ? AND id = ?",
                     (new_lane, lane, ready_at, id.0),

@@ -12,7 +12,7 @@ use crate::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunNote, Tally,
     admit::{self, LimitedClaim},
     assemble::parse_options,
-    fair_share::{Candidate, deal},
+    fair_share::{Candidate, share_out},
     plan::Deltas,
 };
 
@@ -92,7 +92,7 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
     let turn = usize::try_from(run).unwrap_or(0);
-    let dealt = if one_lane { candidates } else { deal(candidates, request.limit, turn) };
+    let dealt = if one_lane { candidates } else { share_out(candidates, request.limit, turn) };
     let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
     Ok(ClaimResult { jobs: hand_out(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
 }

@@ -48,9 +48,9 @@ pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
 
 /// A job with a key is no longer in flight: opens the key queues of its key.
 fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
-    let held =
+    let deleted =
         tx.connection.prepare_cached("DELETE FROM key_in_flight WHERE key = ? AND id = ?")?.execute((key, id.0))?;
-    if held == 0 {
+    if deleted == 0 {
         return Ok(());
     }
     // A key queue that waits for its rate stays closed until then.

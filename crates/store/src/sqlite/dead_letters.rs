@@ -32,14 +32,16 @@ impl DeadLetterStore for Sqlite {
 
 pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be retried as a dead letter")?;
-    audit::with(tx, act(Some(by), "letter.retry", id, serde_json::json!({})), now, |tx| {
+    audit::with(tx, act(Some(by), "dead_letter.retry", id, serde_json::json!({})), now, |tx| {
         change::retry(tx, id, &retried_by(Some(by)), now)
     })
 }
 
 pub fn delete(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be deleted as a dead letter")?;
-    audit::with(tx, act(Some(by), "letter.delete", id, serde_json::json!({})), now, |tx| change::delete(tx, id, now))
+    audit::with(tx, act(Some(by), "dead_letter.delete", id, serde_json::json!({})), now, |tx| {
+        change::delete(tx, id, now)
+    })
 }
 
 fn require_failed(tx: &Tx, id: JobId, wanted: &'static str) -> Result<()> {
@@ -98,12 +100,12 @@ pub fn stats(connection: &Connection) -> Result<DeadLetterStats> {
             stats.oldest = Some(stats.oldest.map_or(id, |known| known.min(id)));
         }
     }
-    stats.tell(newest);
+    stats.add_reasons(newest);
     Ok(stats)
 }
 
 pub fn attempts(connection: &Connection, id: JobId) -> Result<Vec<Attempt>> {
     let rows = read::ends_of(connection, id)?;
-    let holders = read::holders(connection, rows.iter().filter_map(|row: &FinishedRow| row.worker))?;
-    Ok(assemble::attempts(rows, &holders))
+    let job_workers = read::job_workers(connection, rows.iter().filter_map(|row: &FinishedRow| row.worker))?;
+    Ok(assemble::attempts(rows, &job_workers))
 }

@@ -39,13 +39,13 @@ fn dialect(server: &Server, now: Timestamp) -> Dialect {
 pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     // The whole inspection is one long call that blocks its thread.
     let path = PathBuf::from(path);
-    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut steps) = tokio::sync::mpsc::unbounded_channel();
     let walk = tokio::task::spawn_blocking(move || {
         inspect_blocking(&path, now, &|name, at, of| {
             let _ = sender.send((name, at, of));
         })
     });
-    while let Some((name, at, of)) = told.recv().await {
+    while let Some((name, at, of)) = steps.recv().await {
         progress(name, at, of);
     }
     walk.await.map_err(|e| StoreError::Broken(Cause::of(e)))?

@@ -173,9 +173,9 @@ pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Resul
 pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows: rusqlite::Result<Vec<StoredEvent>> = match query {
-        EventQuery::After(place) => connection
+        EventQuery::After(position) => connection
             .prepare_cached(&format!("SELECT {COLUMNS} FROM event WHERE position > ? ORDER BY position LIMIT ?"))?
-            .query_map((place, limit), row)?
+            .query_map((position, limit), row)?
             .collect(),
         EventQuery::Correlation(id) => connection
             .prepare_cached(&format!("SELECT {COLUMNS} FROM event WHERE correlation = ? ORDER BY position LIMIT ?"))?

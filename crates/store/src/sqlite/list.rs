@@ -8,7 +8,7 @@ use super::{
     Shared,
     claim::claim_jobs,
     dead_letters,
-    read::{counts, holders, job_row, lane_and_options, lanes, place, state_of},
+    read::{counts, job_row, job_workers, lane_and_options, lanes, location, state_of},
 };
 use crate::{
     Filter, JobIdPage, JobPage, LaneId, Page, Result, StoreError,
@@ -60,14 +60,14 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
         if let Some(row) = job_row(connection, shared, id)? {
-            let place = place(connection, row.lane.id, id)?;
-            rows.push((row, place));
+            let location = location(connection, row.lane.id, id)?;
+            rows.push((row, location));
         }
     }
-    let holders = holders(connection, rows.iter().filter_map(|(_, place)| place.holder()))?;
+    let job_workers = job_workers(connection, rows.iter().filter_map(|(_, location)| location.worker_id()))?;
     let mut jobs = Vec::with_capacity(rows.len());
-    for (row, place) in rows {
-        let mut view = assemble::view(row, place, Details::default(), &holders)?;
+    for (row, location) in rows {
+        let mut view = assemble::view(row, location, Details::default(), &job_workers)?;
         view.execution_log = Vec::new();
         jobs.push(view);
     }
@@ -144,13 +144,13 @@ pub fn ids_by_name(connection: &Connection, query: &ListQuery) -> Result<Vec<Job
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.dedup();
     ids.retain(|id| *id < query.upper && *id >= query.from);
-    let mut others = Vec::new();
+    let mut named = Vec::new();
     for id in matching(connection, query, ids)? {
         if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| query.is_in_lanes(lane)) {
-            others.push(id);
+            named.push(id);
         }
     }
-    Ok(others)
+    Ok(named)
 }
 
 /// Returns the newest matching ids: the newest of each lane and table, merged.
@@ -161,12 +161,14 @@ pub fn ids_by_lane(
     named: Vec<JobId>,
 ) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
-    let first = |place: &str, state: &str| {
+    let first = |location: &str, state: &str| {
         let order = query.order();
-        format!("SELECT id FROM {place} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4")
+        format!(
+            "SELECT id FROM {location} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4"
+        )
     };
     for lane in lanes {
-        for sql in query.places(
+        for sql in query.queries(
             &first("ready INDEXED BY ready_id", ""),
             |state| first("waiting", &format!("AND state = {state}")),
             &first("done", ""),
@@ -194,17 +196,17 @@ pub fn in_flight_ids(
     before: JobId,
     limit: usize,
 ) -> Result<Vec<JobId>> {
-    let mut held = Vec::new();
+    let mut in_flight = Vec::new();
     let mut statement = connection.prepare_cached("SELECT ids FROM claim")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(0)?;
-        held.extend(claim_jobs(&ids, None).into_iter().map(|(id, _)| id));
+        in_flight.extend(claim_jobs(&ids, None).into_iter().map(|(id, _)| id));
     }
-    held.retain(|id| *id < before && *id >= query.from);
-    query.sort(&mut held);
+    in_flight.retain(|id| *id < before && *id >= query.from);
+    query.sort(&mut in_flight);
     let mut ids = Vec::new();
-    for id in held {
+    for id in in_flight {
         if ids.len() >= limit {
             break;
         }
@@ -222,7 +224,7 @@ pub fn in_flight_ids(
 pub fn count_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
     let mut total: u64 = 0;
     for lane in lanes {
-        for sql in query.places(
+        for sql in query.queries(
             "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
             |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
             "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",

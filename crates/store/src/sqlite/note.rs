@@ -35,12 +35,12 @@ fn note_one(tx: &Tx, note: RunNote, claims: &mut HashMap<Run, ClaimStatus>) -> R
         put_step(tx, &note, name, result, *total)?;
     }
     put_running(tx, &note, progress_of(tx, &note)?)?;
-    let line = match note.kind {
+    let entry = match note.kind {
         NoteKind::Progress(progress) => LogLine::new(note.at, LogEvent::Progress, progress::describe(&progress)),
         NoteKind::Message(text) => LogLine::new(note.at, LogEvent::Message, text),
         NoteKind::Started | NoteKind::Step { .. } | NoteKind::Stale(_) => return Ok(true),
     };
-    add_note(tx, note.id, Some(note.run), line)?;
+    add_note(tx, note.id, Some(note.run), entry)?;
     Ok(true)
 }
 
@@ -58,7 +58,7 @@ fn put_step(tx: &Tx, note: &RunNote, name: &str, result: &str, total: Option<u32
 /// Returns the progress after this note, if the note changes it.
 fn progress_of(tx: &Tx, note: &RunNote) -> Result<Option<String>> {
     let progress = match &note.kind {
-        NoteKind::Progress(told) => read::step_count(tx.connection, note.id)?.beside(told),
+        NoteKind::Progress(reported) => read::step_count(tx.connection, note.id)?.complete(reported),
         NoteKind::Step { name, total, .. } => {
             let before: Option<Option<String>> = tx
                 .connection
@@ -98,11 +98,11 @@ fn put_running(tx: &Tx, note: &RunNote, progress: Option<String>) -> Result<()> 
     Ok(())
 }
 
-pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, line: LogLine) -> Result<()> {
+pub fn add_note(tx: &Tx, id: JobId, run: Option<Run>, entry: LogLine) -> Result<()> {
     tx.connection.prepare_cached("INSERT INTO job_log (id, run, log) VALUES (?, ?, ?)")?.execute((
         id.0,
         run,
-        LogLine::chunk(&[line]),
+        LogLine::chunk(&[entry]),
     ))?;
     Ok(())
 }

@@ -31,12 +31,12 @@ impl OutboxStore for Sqlite {
     async fn outbox_settle(
         &self,
         sink: &str,
-        held: Vec<Partition>,
+        owned: Vec<Partition>,
         results: Vec<OutboxResult>,
         now: Timestamp,
     ) -> Result<()> {
         let sink = sink.to_owned();
-        self.writer.call(move |tx| settle(tx, &sink, &held, &results, now)).await
+        self.writer.call(move |tx| settle(tx, &sink, &owned, &results, now)).await
     }
 
     async fn outbox_down(&self, sink: &str, reason: Option<String>, now: Timestamp) -> Result<()> {
@@ -117,8 +117,8 @@ pub fn take(tx: &Tx, request: &OutboxTakeRequest, now: Timestamp) -> Result<Outb
     if let Some(leases) = partition_leases(tx.connection, &sink)?.rebalance(request, now) {
         claim(tx, request, &sink, &leases, now)?;
     }
-    let held = partition_leases(tx.connection, &sink)?.owned_by(request.node, now);
-    read(tx.connection, request, &sink, held, now)
+    let owned = partition_leases(tx.connection, &sink)?.owned_by(request.node, now);
+    read(tx.connection, request, &sink, owned, now)
 }
 
 fn live_sink(connection: &Connection, name: &str, now: Timestamp) -> Result<Option<Sink>> {
@@ -230,7 +230,7 @@ fn due(
     Ok(events)
 }
 
-pub fn settle(tx: &Tx, name: &str, held: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
+pub fn settle(tx: &Tx, name: &str, owned: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
     let Some(sink) = id_of(tx.connection, name)? else { return Ok(()) };
     let mut sent = 0;
     let mut remove =
@@ -244,18 +244,18 @@ pub fn settle(tx: &Tx, name: &str, held: &[Partition], results: &[OutboxResult],
             .execute((i64::try_from(sent).unwrap_or(0), sink))?;
     }
     if results.iter().any(|result| result.refused.is_some()) {
-        refuse(tx, name, sink, held, results, now)?;
+        refuse(tx, name, sink, owned, results, now)?;
     }
     Ok(())
 }
 
-fn refuse(tx: &Tx, name: &str, sink: i64, held: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
+fn refuse(tx: &Tx, name: &str, sink: i64, owned: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
     let epochs: Vec<(i16, i64)> = tx
         .connection
         .prepare_cached("SELECT partition, epoch FROM outbox_lease WHERE sink = ?")?
         .query_map([sink], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    for result in counted(results, held, &epochs) {
+    for result in counted(results, owned, &epochs) {
         let attempts: Option<u32> = tx
             .connection
             .prepare_cached(

@@ -69,14 +69,14 @@ fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id
 }
 
 fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
-    let held: i64 = connection
+    let count: i64 = connection
         .prepare_cached("SELECT count(*) FROM key_in_flight WHERE key = ?")?
         .query_row([key], |row| row.get(0))?;
     let named = connection
         .prepare_cached("SELECT id FROM key_in_flight WHERE key = ? ORDER BY id LIMIT ?")?
         .query_map((key, JobPosition::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
         .collect::<rusqlite::Result<_>>()?;
-    Ok((u64::try_from(held).unwrap_or(0), named))
+    Ok((u64::try_from(count).unwrap_or(0), named))
 }
 
 /// Returns the claim of a job and its owner. SQLite: a registered server has the lock on the file, so it is alive.

@@ -9,13 +9,13 @@ use uuid::Uuid;
 use super::{Shared, claim::claim_jobs, nodes::OWNERLESS, rules};
 use crate::{
     Counts, Lane, LaneId, Poll, Result, Tally,
-    assemble::{self, Details, FinishedRow, Holders, JobRow, Place, RunningRow, StepRow, parse_options},
+    assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
     claim_limits::waits_for,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
     sql::sql,
-    workers::Holder,
+    workers::JobWorker,
 };
 
 pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
@@ -78,17 +78,17 @@ fn is_scheduled(connection: &Connection, id: JobId) -> Result<bool> {
 }
 
 /// Returns the workers among these ids.
-pub fn holders(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> Result<Holders> {
-    let mut holders = Holders::new();
+pub fn job_workers(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> Result<JobWorkers> {
+    let mut job_workers = JobWorkers::new();
     let ids: HashSet<Uuid> = ids.collect();
     let mut statement = connection
         .prepare_cached(sql!("SELECT key, ended_at IS NULL AND state < {WORKER_READY} FROM worker WHERE id = ?"))?;
     for id in ids {
         let holder =
-            statement.query_row([id], |row| Ok(Holder { key: row.get(0)?, is_coming: row.get(1)? })).optional()?;
-        holders.extend(holder.map(|holder| (id, holder)));
+            statement.query_row([id], |row| Ok(JobWorker { key: row.get(0)?, is_starting: row.get(1)? })).optional()?;
+        job_workers.extend(holder.map(|holder| (id, holder)));
     }
-    Ok(holders)
+    Ok(job_workers)
 }
 
 pub fn step_count(connection: &Connection, id: JobId) -> Result<Steps> {
@@ -131,7 +131,7 @@ fn step_rows(connection: &Connection, id: JobId) -> Result<Vec<StepRow>> {
 }
 
 /// Returns the ready time of a job in `ready`.
-pub fn line_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<i64>> {
+pub fn ready_at_of(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<i64>> {
     Ok(connection
         .prepare_cached("SELECT ready_at FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |row| row.get(0))
@@ -207,15 +207,15 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
             .collect::<rusqlite::Result<_>>()?,
         steps: step_rows(connection, id)?,
     };
-    let mut place = place(connection, row.lane.id, id)?;
-    if let Place::Ready { ready_at, limited, .. } = &mut place {
+    let mut location = location(connection, row.lane.id, id)?;
+    if let Location::Ready { ready_at, limited, .. } = &mut location {
         *limited = limited_by(connection, &row, *ready_at)?;
     }
-    let holders = holders(
+    let job_workers = job_workers(
         connection,
-        place.holder().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
+        location.worker_id().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
     )?;
-    assemble::view(row, place, details, &holders).map(Some)
+    assemble::view(row, location, details, &job_workers).map(Some)
 }
 
 fn attempt_rows(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
@@ -232,7 +232,7 @@ fn attempt_rows(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> 
 pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
     let mut rows = attempt_rows(connection, id)?;
     if let Some((lane, _)) = lane_and_options(connection, id)?
-        && let Place::Finished(end) = place(connection, lane, id)?
+        && let Location::Finished(end) = location(connection, lane, id)?
     {
         rows.push(end);
     }
@@ -272,7 +272,7 @@ pub fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Op
     }))
 }
 
-pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> {
+pub fn location(connection: &Connection, lane: LaneId, id: JobId) -> Result<Location> {
     if let Some(end) = connection
         .prepare_cached(sql!(
             "SELECT {COMPLETED}, run, retry_count, worker, started_at, finished_at, result, NULL, NULL, log
@@ -284,23 +284,23 @@ pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> 
         .query_row((lane, id.0), finished_row)
         .optional()?
     {
-        return Ok(Place::Finished(end));
+        return Ok(Location::Finished(end));
     }
-    if let Some(place) = connection
+    if let Some(location) = connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |r| {
-            Ok(Place::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)?, limited: None })
+            Ok(Location::Ready { ready_at: Timestamp::from_ms(r.get(0)?), retry_count: r.get(1)?, limited: None })
         })
         .optional()?
     {
-        return Ok(place);
+        return Ok(location);
     }
-    if let Some(place) = connection
+    if let Some(location) = connection
         .prepare_cached(
             sql!("SELECT state, due_at, blocked, retry_count FROM waiting WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?"),
         )?
         .query_row((lane, id.0), |r| {
-            Ok(Place::Waiting {
+            Ok(Location::Waiting {
                 state: state_of_code(r.get(0)?),
                 due_at: Timestamp::from_ms(r.get(1)?),
                 blocked: r.get(2)?,
@@ -309,7 +309,7 @@ pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> 
         })
         .optional()?
     {
-        return Ok(place);
+        return Ok(location);
     }
     if let Some(running) = connection
         .prepare_cached(
@@ -331,7 +331,7 @@ pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> 
         })
         .optional()?
     {
-        return Ok(Place::Running(running));
+        return Ok(Location::Running(running));
     }
     let mut claims = connection
         .prepare_cached("SELECT run, claimed_at, first_ready_at, ids, retries, owner FROM claim ORDER BY run DESC")?;
@@ -339,8 +339,10 @@ pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> 
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(3)?;
         let retries: Option<Vec<u8>> = row.get(4)?;
-        if let Some((_, retry_count)) = claim_jobs(&ids, retries.as_deref()).into_iter().find(|(held, _)| *held == id) {
-            return Ok(Place::Assigned {
+        if let Some((_, retry_count)) =
+            claim_jobs(&ids, retries.as_deref()).into_iter().find(|(claimed, _)| *claimed == id)
+        {
+            return Ok(Location::Assigned {
                 run: row.get(0)?,
                 owner: row.get(5)?,
                 claimed_at: Timestamp::from_ms(row.get(1)?),
@@ -349,7 +351,7 @@ pub fn place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Place> 
             });
         }
     }
-    Ok(Place::Between)
+    Ok(Location::Between)
 }
 
 fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {

@@ -51,8 +51,8 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
         let lane = lane_of(tx, LaneName::of(&job))?;
         let planned = plan::plan(&job, lane, &known, now);
         insert(tx, &planned, now)?;
-        deltas.add(lane, Tally::of(planned.place.state()), 1);
-        let status = planned.place.state();
+        deltas.add(lane, Tally::of(planned.placement.state()), 1);
+        let status = planned.placement.state();
         if status == JobState::Cancelled {
             known.insert(planned.id, Some(status));
         }
@@ -104,7 +104,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
     connection
         .prepare_cached("INSERT INTO job (id, lane, correlation, options, payload) VALUES (?, ?, ?, ?, ?)")?
         .execute((job.id.0, job.lane, &job.correlation, &job.options, &job.payload))?;
-    match &job.place {
+    match &job.placement {
         Placement::Ready => put_ready(tx, job.lane, job.id.created_at(), job.id, 0, false)?,
         Placement::Delayed { due_at } => put_waiting(tx, job.lane, PENDING, job.id, *due_at, false, 0)?,
         Placement::Blocked { look_again_at } => put_waiting(tx, job.lane, PENDING, job.id, *look_again_at, true, 0)?,
@@ -122,7 +122,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         ))?;
     }
     if let Some(expires_at) = job.expires_at
-        && job.place.state() != JobState::Cancelled
+        && job.placement.state() != JobState::Cancelled
     {
         connection
             .prepare_cached("INSERT INTO expiry (expires_at, id) VALUES (?, ?)")?

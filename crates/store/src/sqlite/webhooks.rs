@@ -103,15 +103,15 @@ struct DueWebhook {
 
 pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let hosts = hosts(tx.connection)?;
-    let mut lines = Vec::new();
+    let mut webhooks_due = Vec::new();
     for host in &hosts {
         let room = request.rooms.iter().find(|(known, _)| known == host).map_or(request.per_host, |(_, room)| *room);
-        lines.extend(due(tx.connection, host, room, now)?);
+        webhooks_due.extend(due(tx.connection, host, room, now)?);
     }
-    lines.sort_by_key(|due_webhook| (due_webhook.due_at, due_webhook.delivery.id));
-    lines.truncate(request.limit);
+    webhooks_due.sort_by_key(|due_webhook| (due_webhook.due_at, due_webhook.delivery.id));
+    webhooks_due.truncate(request.limit);
     let mut taken = WebhookTaken::default();
-    for mut due_webhook in lines {
+    for mut due_webhook in webhooks_due {
         if due_webhook.state == WebhookState::Sending && !begin_again(tx, &mut due_webhook, request.allowed, now)? {
             continue;
         }
@@ -241,7 +241,7 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
         ))?;
     // The job may be deleted before its webhook is delivered.
     if has_job(tx, JobId(job))? {
-        add_note(tx, JobId(job), None, result.line(&url))?;
+        add_note(tx, JobId(job), None, result.log_line(&url))?;
     }
     if let WebhookNext::Again { .. } = result.next {
         tx.signal(Signal::Webhook);

@@ -13,15 +13,15 @@ use crate::{
 
 /// Returns the jobs in flight of a worker.
 pub fn resumed_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
-    let mut held = Vec::new();
+    let mut jobs = Vec::new();
     for claim in claims_of(tx.connection, id)? {
         for (job, retry_count) in &claim.jobs {
             if let Some(job) = resumed_job(tx, &claim, *job, *retry_count)? {
-                held.push(job);
+                jobs.push(job);
             }
         }
     }
-    Ok(held)
+    Ok(jobs)
 }
 
 /// `None`: it has ended under this run.
@@ -110,16 +110,16 @@ pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
 }
 
 pub fn in_flight_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
-    let mut held = Vec::new();
+    let mut jobs = Vec::new();
     for claim in claims_of(connection, id)? {
         for (job, _) in claim.jobs {
             let Some((lane, _)) = read::lane_and_options(connection, job)? else { continue };
             if ended_as(connection, lane, job, claim.run)?.is_none() {
-                held.push(job);
+                jobs.push(job);
             }
         }
     }
-    Ok(shown_jobs(held.into_iter()))
+    Ok(shown_jobs(jobs.into_iter()))
 }
 
 pub fn history(connection: &Connection, id: WorkerId) -> Result<Vec<WorkerChange>> {

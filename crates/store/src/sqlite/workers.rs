@@ -10,7 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{
-    Sqlite, audit, read,
+    Sqlite, audit,
     release::release_claims,
     worker_reads::{claims_of, get, list, resumed_jobs, session, worker_capabilities},
     writer::Tx,
@@ -288,13 +288,13 @@ fn close_registration(tx: &Tx, live: &LiveWorker, reason: &str, now: Timestamp) 
 
 /// Detaches a worker from a server that has ended: a built-in worker ends with it, any other keeps its jobs and may
 /// reconnect.
-pub fn detach(tx: &Tx, live: &LiveWorker, gone: ServerExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
+pub fn detach(tx: &Tx, live: &LiveWorker, exit: ServerExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
     if live.kind == WorkerKind::BuiltIn {
-        return close_registration(tx, live, gone.reason(), now);
+        return close_registration(tx, live, exit.reason(), now);
     }
     let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
     tx.connection.prepare_cached("UPDATE worker SET node = NULL, reason = ?, deadline = ? WHERE id = ?")?.execute((
-        gone.waiting_reason(),
+        exit.waiting_reason(),
         deadline,
         live.id.0,
     ))?;

@@ -78,9 +78,9 @@ impl Writer {
         let (sender, receiver) = mpsc::channel(QUEUE);
         // A task of the runtime sends the answers: waking a hundred callers from this thread one by one costs more
         // than their writes.
-        let (tell, mut told) = mpsc::unbounded_channel::<GroupAnswers>();
+        let (committed_sender, mut committed) = mpsc::unbounded_channel::<GroupAnswers>();
         tokio::runtime::Handle::current().spawn(async move {
-            while let Some((answers, outcome)) = told.recv().await {
+            while let Some((answers, outcome)) = committed.recv().await {
                 for answer in answers {
                     answer(outcome.clone());
                 }
@@ -88,7 +88,7 @@ impl Writer {
         });
         let thread = thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || run(connection, &shared, &signals, receiver, &tell))
+            .spawn(move || run(connection, &shared, &signals, receiver, &committed_sender))
             .expect("a thread can be started");
         Writer { calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) }
     }
@@ -150,15 +150,15 @@ fn run(
     shared: &Shared,
     signals: &broadcast::Sender<Signal>,
     mut calls: mpsc::Receiver<Call>,
-    tell: &mpsc::UnboundedSender<GroupAnswers>,
+    committed_sender: &mpsc::UnboundedSender<GroupAnswers>,
 ) {
     while let Some(first) = calls.blocking_recv() {
         // A panic fails the calls of the group (their answers are dropped), not the writer.
         let group = AssertUnwindSafe(|| commit_group(&connection, shared, signals, first, &mut calls));
         match std::panic::catch_unwind(group) {
-            Ok(told) => {
+            Ok(committed) => {
                 // An error means that the runtime has ended, and with it the callers.
-                let _ = tell.send(told);
+                let _ = committed_sender.send(committed);
             }
             Err(_) => {
                 tracing::error!("database calls panicked");

@@ -128,7 +128,7 @@ pub async fn a_dead_letter_is_retried_and_its_log_names_the_actor(world: &World)
     let line = log.iter().find(|entry| entry.event.as_str() == "retried").unwrap();
     assert_eq!(line.details, "by ana");
     let entries = world.store.audit_list(AuditFilter::default(), 9).await.unwrap();
-    assert_eq!((entries[0].action.as_str(), entries[0].target.clone()), ("letter.retry", id.to_string()));
+    assert_eq!((entries[0].action.as_str(), entries[0].target.clone()), ("dead_letter.retry", id.to_string()));
     world.promote(11).await;
     let job = world.claim_one(12).await;
     assert_eq!((job.id, job.retry_count), (id, 0), "it has all its tries again");

@@ -147,7 +147,7 @@ mod postgres {
         on_outbox(2, async |url, client| {
             let (mut first, mut second) = (open(url), open(url));
             let taken = rows(&mut first).await;
-            let gone = first.gone();
+            let gone = first.closed();
             let holder =
                 "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
