@@ -117,32 +117,51 @@ pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
 }
 
 pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWorkers) -> Result<JobView> {
+    let Details { attempts, notes, steps } = details;
+    let counted = progress::Steps {
+        completed: u32::try_from(steps.len()).unwrap_or(u32::MAX),
+        total: steps.iter().rev().find_map(|step| step.total),
+    };
+    let steps = steps.into_iter().map(StepRow::step).collect::<Result<Vec<Step>>>()?;
+    let mut log = stored_log(row.id, &attempts, &notes, &steps);
+    let mut view = queued_view(row, steps, attempts.last())?;
+    locate(&mut view, &mut log, location, workers)?;
+    view.progress = view.progress.or_else(|| counted.into_progress());
+    in_order(&mut log, &attempts);
+    add_values(&mut log, &view, &attempts, workers);
+    if view.status.is_terminal() {
+        view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
+    }
+    view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
+    view.execution_log = log;
+    Ok(view)
+}
+
+/// Returns the entries that are stored outside the row of the current state.
+fn stored_log(id: JobId, attempts: &[FinishedRow], notes: &[(Option<Run>, String)], steps: &[Step]) -> Vec<LogEntry> {
+    let created_at = id.created_at();
+    let mut log = vec![LogEntry { timestamp: created_at, event: LogEvent::Created, details: String::new(), run: None }];
+    for attempt in attempts {
+        LogEntry::read_chunk(&attempt.log, Some(attempt.run), &mut log);
+    }
+    for (run, chunk) in notes {
+        LogEntry::read_chunk(chunk, *run, &mut log);
+    }
+    log.extend(steps.iter().map(|step| LogEntry {
+        timestamp: step.at,
+        event: LogEvent::StepCompleted,
+        details: step.name.clone(),
+        run: Some(step.run),
+    }));
+    log
+}
+
+/// Returns the view of a job as if it were queued, after its last attempt.
+fn queued_view(row: JobRow, steps: Vec<Step>, last_attempt: Option<&FinishedRow>) -> Result<JobView> {
     let created_at = row.id.created_at();
     let options = row.options;
     let retry = &options.retry;
-    let mut log = vec![LogEntry { timestamp: created_at, event: LogEvent::Created, details: String::new(), run: None }];
-    for attempt in &details.attempts {
-        LogEntry::read_chunk(&attempt.log, Some(attempt.run), &mut log);
-    }
-    for (run, chunk) in &details.notes {
-        LogEntry::read_chunk(chunk, *run, &mut log);
-    }
-    let counted = progress::Steps {
-        completed: u32::try_from(details.steps.len()).unwrap_or(u32::MAX),
-        total: details.steps.iter().rev().find_map(|step| step.total),
-    };
-    let steps = details.steps.into_iter().map(StepRow::step).collect::<Result<Vec<Step>>>()?;
-    for step in &steps {
-        log.push(LogEntry {
-            timestamp: step.at,
-            event: LogEvent::StepCompleted,
-            details: step.name.clone(),
-            run: Some(step.run),
-        });
-    }
-    let last_attempt = details.attempts.last();
-
-    let mut view = JobView {
+    Ok(JobView {
         id: row.id,
         name: options.name.clone().unwrap_or_else(|| row.lane.kind.clone()),
         kind: row.lane.kind,
@@ -186,8 +205,11 @@ pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWork
         depends_on: options.depends_on,
         on_parent_failure: options.on_parent_failure,
         tags: options.tags,
-    };
+    })
+}
 
+/// Completes the view with the row of the current state, and the log with the entries that follow from it.
+fn locate(view: &mut JobView, log: &mut Vec<LogEntry>, location: Location, workers: &JobWorkers) -> Result<()> {
     let mut derived =
         |at: Timestamp, event, run| log.push(LogEntry { timestamp: at, event, details: String::new(), run });
     match location {
@@ -234,7 +256,7 @@ pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWork
             view.progress = progress::parse(running.progress.as_deref());
         }
         Location::Finished(end) => {
-            LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), &mut log);
+            LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), log);
             view.status = end.state;
             view.retry_count = end.retry_count;
             view.started_at = end.started_at;
@@ -247,15 +269,7 @@ pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWork
         }
         Location::Between => {}
     }
-    view.progress = view.progress.or_else(|| counted.into_progress());
-    in_order(&mut log, &details.attempts);
-    add_values(&mut log, &view, &details.attempts, workers);
-    if view.status.is_terminal() {
-        view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
-    }
-    view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
-    view.execution_log = log;
-    Ok(view)
+    Ok(())
 }
 
 /// Adds what is stored once and not in every entry: who received the job, how long it took.

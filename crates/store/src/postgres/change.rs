@@ -275,24 +275,50 @@ async fn patch_in(
             &[&new_lane, &text, &patch.payload, &id.0],
         )
         .await?;
-    if expired_before != options.expires_at {
-        if let Some(at) = expired_before {
-            client.execute("DELETE FROM faena.expiry WHERE expires_at = $1 AND id = $2", &[&at.as_ms(), &id.0]).await?;
-        }
-        if let Some(at) = options.expires_at {
-            client
-                .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
-                .await?;
-        }
-    }
+    move_expiry(client, id, expired_before, options.expires_at).await?;
+    let key = options.concurrency_key.as_deref().filter(|_| old.keyed);
+    let (new_state, ready) = move_patched(client, id, (lane, new_lane), state, patch.scheduled_at, key, now).await?;
+    let mut deltas = Deltas::default();
+    deltas.add(lane, Tally::of(state), -1);
+    deltas.add(new_lane, Tally::of(new_state), 1);
+    add_note(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
+    apply(client, shared.own_shard(), &deltas).await?;
+    Ok(ready)
+}
 
+/// Replaces the expiry of a job.
+async fn move_expiry(client: &Object, id: JobId, before: Option<Timestamp>, after: Option<Timestamp>) -> Result<()> {
+    if before == after {
+        return Ok(());
+    }
+    if let Some(at) = before {
+        client.execute("DELETE FROM faena.expiry WHERE expires_at = $1 AND id = $2", &[&at.as_ms(), &id.0]).await?;
+    }
+    if let Some(at) = after {
+        client
+            .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
+            .await?;
+    }
+    Ok(())
+}
+
+/// Moves a patched job to its new lane and time. Returns its new state, and where it is ready now, if it is.
+async fn move_patched(
+    client: &Object,
+    id: JobId,
+    (lane, new_lane): (LaneId, LaneId),
+    state: JobState,
+    scheduled_at: Option<Option<Timestamp>>,
+    key: Option<&str>,
+    now: Timestamp,
+) -> Result<(JobState, Option<(LaneId, i64)>)> {
     let blocked =
         client.query_opt("SELECT 1 FROM faena.dependency WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
     let mut new_state = state;
     let mut ready = None;
     let shift =
         sql!("UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN ({PENDING}, {RETRYING}) AND id = $3");
-    match patch.scheduled_at {
+    match scheduled_at {
         // It waits for its parents or its next attempt: only the lane can change.
         _ if blocked || state == JobState::Retrying => {
             if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
@@ -326,9 +352,7 @@ async fn patch_in(
                 .ok_or_else(moved)?;
             let ready_at = row.get(0);
             ready = Some((new_lane, ready_at));
-            if old.keyed
-                && let Some(key) = &options.concurrency_key
-            {
+            if let Some(key) = key {
                 put_key_queues(client, vec![(new_lane, key_number(key), ready_at)]).await?;
             }
         }
@@ -338,12 +362,7 @@ async fn patch_in(
             }
         }
     }
-    let mut deltas = Deltas::default();
-    deltas.add(lane, Tally::of(state), -1);
-    deltas.add(new_lane, Tally::of(new_state), 1);
-    add_note(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
-    apply(client, shared.own_shard(), &deltas).await?;
-    Ok(ready)
+    Ok((new_state, ready))
 }
 
 pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {

@@ -73,11 +73,11 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     }
 }
 
-type RunOutcome = Option<Result<Vec<Submitted>>>;
+type CallOutcome = Option<Result<Vec<Submitted>>>;
 
 /// Writes one transaction. `None` for a call that must be repeated without the others.
-async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<RunOutcome>> {
-    let mut outcomes: Vec<RunOutcome> = calls.iter().map(|_| None).collect();
+async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<CallOutcome>> {
+    let mut outcomes: Vec<CallOutcome> = calls.iter().map(|_| None).collect();
     let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
     for (at, (jobs, _)) in calls.iter().enumerate() {
         match lanes_of(shared, jobs).await {
@@ -116,7 +116,7 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
     close(shared, Ok(outcomes), &rows)
 }
 
-fn close(shared: &Shared, outcomes: Result<Vec<RunOutcome>>, rows: &Rows) -> Result<Vec<RunOutcome>> {
+fn close(shared: &Shared, outcomes: Result<Vec<CallOutcome>>, rows: &Rows) -> Result<Vec<CallOutcome>> {
     if outcomes.is_ok() {
         signal_ready(shared, rows);
     }
@@ -164,7 +164,7 @@ async fn store_with_keys(
     shard: i16,
     calls: &[&(Vec<NewJob>, Timestamp)],
     lanes: &[Vec<LaneId>],
-    outcomes: &mut [RunOutcome],
+    outcomes: &mut [CallOutcome],
     rows: &mut Rows,
 ) -> Result<()> {
     let parents: Vec<JobId> = calls.iter().flat_map(|(jobs, _)| plan::outside_parents(jobs)).collect();
@@ -212,38 +212,23 @@ pub struct Taken {
     pub again: HashSet<usize>,
 }
 
+/// A key that a job takes.
+struct KeyRequest<'a> {
+    call: usize,
+    kind: i16,
+    key: &'a str,
+    id: Uuid,
+    fingerprint: Option<&'a [u8]>,
+}
+
 /// Takes the keys of all jobs. Another transaction that is taking the same key is waited for, and counts only if it commits.
-async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcomes: &mut [RunOutcome]) -> Result<Taken> {
-    struct KeyRequest<'a> {
-        call: usize,
-        kind: i16,
-        key: &'a str,
-        id: Uuid,
-        fingerprint: Option<&'a [u8]>,
-    }
+async fn take_keys(
+    client: &Object,
+    calls: &[&(Vec<NewJob>, Timestamp)],
+    outcomes: &mut [CallOutcome],
+) -> Result<Taken> {
     let mut taken = Taken::default();
-    let mut requests = Vec::new();
-    for (call, (jobs, _)) in calls.iter().enumerate() {
-        if outcomes[call].is_some() {
-            continue;
-        }
-        match plan::repeated(jobs) {
-            Ok(repeated) => taken.repeated.extend(repeated),
-            Err(error) => {
-                outcomes[call] = Some(Err(error));
-                continue;
-            }
-        }
-        for job in jobs.iter().filter(|job| !taken.repeated.contains_key(&job.id)) {
-            let fingerprint = job.fingerprint.as_ref().map(|f| f.as_slice());
-            if let Some(key) = &job.options.idempotency_key {
-                requests.push(KeyRequest { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
-            }
-            if let Some(key) = &job.options.unique_key {
-                requests.push(KeyRequest { call, kind: KeyKind::Unique as i16, key, id: job.id.0, fingerprint: None });
-            }
-        }
-    }
+    let mut requests = key_requests(calls, outcomes, &mut taken);
     if requests.is_empty() {
         return Ok(taken);
     }
@@ -269,6 +254,56 @@ async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcome
     if lost.is_empty() {
         return Ok(taken);
     }
+    settle_lost(client, lost, outcomes, &mut taken).await?;
+    // Jobs that are not stored now return their keys.
+    let mut unused: Vec<Uuid> = taken.existing.keys().map(|id| id.0).collect();
+    for (at, (jobs, _)) in calls.iter().enumerate() {
+        if outcomes[at].is_some() || taken.again.contains(&at) {
+            unused.extend(jobs.iter().map(|job| job.id.0));
+        }
+    }
+    client.execute("DELETE FROM faena.job_key WHERE key = ANY($1) AND id = ANY($2)", &[&keys, &unused]).await?;
+    Ok(taken)
+}
+
+/// Returns the keys of all jobs except those that repeat another one of their batch.
+fn key_requests<'a>(
+    calls: &[&'a (Vec<NewJob>, Timestamp)],
+    outcomes: &mut [CallOutcome],
+    taken: &mut Taken,
+) -> Vec<KeyRequest<'a>> {
+    let mut requests = Vec::new();
+    for (call, (jobs, _)) in calls.iter().enumerate() {
+        if outcomes[call].is_some() {
+            continue;
+        }
+        match plan::repeated(jobs) {
+            Ok(repeated) => taken.repeated.extend(repeated),
+            Err(error) => {
+                outcomes[call] = Some(Err(error));
+                continue;
+            }
+        }
+        for job in jobs.iter().filter(|job| !taken.repeated.contains_key(&job.id)) {
+            let fingerprint = job.fingerprint.as_ref().map(|f| f.as_slice());
+            if let Some(key) = &job.options.idempotency_key {
+                requests.push(KeyRequest { call, kind: KeyKind::Idempotency as i16, key, id: job.id.0, fingerprint });
+            }
+            if let Some(key) = &job.options.unique_key {
+                requests.push(KeyRequest { call, kind: KeyKind::Unique as i16, key, id: job.id.0, fingerprint: None });
+            }
+        }
+    }
+    requests
+}
+
+/// Decides what follows from keys that other jobs have.
+async fn settle_lost(
+    client: &Object,
+    lost: Vec<&KeyRequest<'_>>,
+    outcomes: &mut [CallOutcome],
+    taken: &mut Taken,
+) -> Result<()> {
     let holders = holders(client, &lost.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>()).await?;
     let held_by: Vec<JobId> = holders.values().map(|(id, _)| *id).collect();
     let states = read::states_of(client, &held_by).await?;
@@ -301,15 +336,7 @@ async fn take_keys(client: &Object, calls: &[&(Vec<NewJob>, Timestamp)], outcome
             taken.existing.insert(JobId(request.id), found);
         }
     }
-    // Jobs that are not stored now return their keys.
-    let mut unused: Vec<Uuid> = taken.existing.keys().map(|id| id.0).collect();
-    for (at, (jobs, _)) in calls.iter().enumerate() {
-        if outcomes[at].is_some() || taken.again.contains(&at) {
-            unused.extend(jobs.iter().map(|job| job.id.0));
-        }
-    }
-    client.execute("DELETE FROM faena.job_key WHERE key = ANY($1) AND id = ANY($2)", &[&keys, &unused]).await?;
-    Ok(taken)
+    Ok(())
 }
 
 type Holders = HashMap<(i16, String), (JobId, Option<Vec<u8>>)>;

@@ -1,4 +1,4 @@
-//! Every act of a person or key is written down, in the transaction of the act.
+//! Every action of a person or API key has an audit entry, in the transaction of the action.
 
 use faena_domain::{AuditRow, JobId, Limit, Pause, Scope};
 use faena_store::{AuditEntry, AuditFilter, JobPatch, QueuePatch, Retention};
@@ -10,7 +10,7 @@ async fn entries(world: &World) -> Vec<AuditRow> {
     world.store.audit_list(AuditFilter::default(), 100).await.unwrap()
 }
 
-/// `who action target details count`, the oldest first.
+/// `actor action target details count` of each entry, oldest first.
 async fn told(world: &World) -> Vec<String> {
     let entries = entries(world).await;
     let line = |row: &AuditRow| format!("{} {} {} {} {}", row.actor, row.action, row.target, row.details, row.count);

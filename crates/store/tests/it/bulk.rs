@@ -1,4 +1,4 @@
-//! Actions on many jobs: step by step, no job twice, whoever dies when.
+//! Bulk actions: step by step, no job twice, whichever node dies.
 
 use faena_domain::{BulkId, JobId, JobOptions, JobState, NewJob};
 use faena_store::{AuditFilter, Bulk, BulkAction, BulkStep, Filter, NewBulk, Retention};
@@ -17,7 +17,7 @@ async fn get(world: &World, id: BulkId) -> Bulk {
     world.store.bulk_get(id).await.unwrap().unwrap()
 }
 
-/// A step over these jobs, after which it goes on at `due_ms`, or is over.
+/// A step over these jobs, after which the action continues at `due_ms`, or is finished.
 fn step(world: &World, bulk: &Bulk, ids: &[JobId], due_ms: Option<i64>) -> BulkStep {
     let due_at = due_ms.map(|ms| world.at(ms));
     BulkStep { bulk: bulk.clone(), ids: ids.to_vec(), last: ids.last().copied(), due_at }
@@ -67,7 +67,7 @@ pub async fn a_step_is_processed_once_whichever_node_takes_it(world: &World) {
     let bulk = begin(world, BulkAction::Retry, vec![JobState::Cancelled], ids[1], Some(1)).await;
     let first = step(world, &bulk, &ids[..1], Some(500));
     assert!(world.store.bulk_step(first.clone(), world.at(100)).await.unwrap());
-    // It fails again at once; who looked at the same time must not retry it a second time.
+    // It fails again immediately; a concurrent reader must not retry it a second time.
     world.cancel(ids[0], 101).await;
     assert!(!world.store.bulk_step(first, world.at(102)).await.unwrap());
     assert_eq!(world.states([ids[0], ids[1]]).await, [JobState::Cancelled, JobState::Cancelled]);

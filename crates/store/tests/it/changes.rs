@@ -1,4 +1,4 @@
-//! What people do to jobs: cancel, retry, patch, delete.
+//! Actions of people on jobs: cancel, retry, patch, delete.
 
 use faena_domain::{JobId, JobState, Priority};
 use faena_store::{CancelOutcome, ClaimedJob, JobPatch, RunEnd, RunOutcome, StoreError, Tally};
@@ -50,7 +50,7 @@ pub async fn a_job_with_a_cancel_request_is_not_requeued(world: &World) {
     for outcome in [world.retry(50), RunOutcome::HandedBack] {
         let job = world.running(world.job("a", 0).unique("k")).await;
         world.cancel(job.id, 1).await;
-        // Whoever ends it has not heard of the request yet.
+        // The reporter does not know about the cancel request yet.
         let end = RunEnd { on_record: false, ..world.an_end(&job, outcome, 2) };
         assert!(world.tell_end(end.clone()).await);
         let view = world.get(job.id).await;

@@ -1,4 +1,4 @@
-//! Ready jobs are handed out.
+//! Claims of ready jobs.
 
 use std::collections::HashSet;
 
@@ -117,7 +117,7 @@ pub async fn a_job_is_claimed_by_one_worker_only(world: &World) {
     for task in tasks {
         all.extend(task.await.unwrap());
     }
-    // Who found only rows that another had locked may have stopped early; what is left is there for the next.
+    // A claim that found only rows locked by another may have stopped early; the next one finds the rest.
     all.extend(world.claim(JOBS, 2).await.into_iter().map(|job| (job.id, job.run)));
     assert_eq!(all.len(), JOBS);
     assert_eq!(all.iter().map(|(id, _)| *id).collect::<HashSet<_>>().len(), JOBS);

@@ -1,11 +1,11 @@
-//! Dead letters: what they say, how they are found, what is done to them.
+//! Dead letters: their content, how they are found, actions on them.
 
 use faena_domain::{ErrorReason, JobId, JobState, NewJob};
 use faena_store::{AuditFilter, Filter, Page, RunOutcome, StoreError, Tally};
 
 use crate::support::{World, failed};
 
-/// A job of this type and queue that failed so.
+/// A failed job of this type and queue with this error.
 async fn letter(world: &World, kind: &str, queue: &str, error: &str, reason: ErrorReason, ms: i64) -> JobId {
     let id = world.submit(NewJob { queue: queue.into(), ..world.job(kind, ms) }).await;
     let job = world.claim_one(ms + 1).await;

@@ -155,7 +155,7 @@ pub async fn a_permanently_lost_parent_cancels_its_child(world: &World) {
     assert_eq!(world.states([parent, child]).await, [JobState::Failed, CANCELLED]);
 }
 
-/// The word that the parent has ended gets lost: the edge is hidden while it ends.
+/// Ends a parent without releasing its children: the edge is hidden meanwhile.
 async fn end_unheard(world: &World, parent: &faena_store::ClaimedJob, children: &[JobId], ms: i64) {
     world.ledger.run("DELETE FROM dependency").await;
     world.complete(parent, ms).await;

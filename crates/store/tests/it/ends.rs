@@ -1,4 +1,4 @@
-//! What runs tell, and how they end.
+//! Reports of runs, and their ends.
 
 use faena_domain::{ErrorReason, JobState, LogEvent, LogLine, Progress};
 use faena_store::{ClaimedJob, NoteKind, RunEnd, RunOutcome, Tally};
@@ -213,7 +213,7 @@ pub async fn notes_of_a_stale_run_change_nothing(world: &World) {
 pub async fn the_same_end_reported_again_counts_once(world: &World) {
     let outcomes = [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()];
     for (n, outcome) in outcomes.into_iter().enumerate() {
-        // Each as the last of its block, and with another one left in it.
+        // Each as the last of its claim, and with another job left in it.
         for closes_claim in [true, false] {
             let job = world.running(world.job(&format!("k{n}{closes_claim}"), 0)).await;
             let end = RunEnd { closes_claim, ..world.an_end(&job, outcome.clone(), 5) };

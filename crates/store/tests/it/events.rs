@@ -1,4 +1,4 @@
-//! Events: what happens is told in the transaction in which it happens, in order, to whoever wants it, and to nobody else.
+//! Events: recorded in the transaction in which they happen, in order, for subscriptions and for nothing else.
 
 use std::collections::HashMap;
 
@@ -166,8 +166,8 @@ pub async fn a_queued_event_waits_once_for_every_sink_that_wants_it(world: &Worl
     assert_eq!(waiting, [["all", "5"], ["ends", "1"]]);
 }
 
-/// Whatever happens to jobs, the last that was told of each is where it stands, every move that was told is a legal one, and sequences have
-/// no gaps.
+/// Whatever happens to jobs, the last event of each has its state, every recorded transition is legal, and sequences have no
+/// gaps.
 pub async fn the_last_event_of_a_job_always_has_its_state(world: &World) {
     listen(world, &["*"]).await;
     let mut dice = Dice(7);

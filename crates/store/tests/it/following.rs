@@ -1,4 +1,4 @@
-//! Following events: nothing is passed by, nothing comes twice, and what is not kept is known.
+//! Reading events: none is skipped, none comes twice, and the range that is kept is known.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,7 +16,7 @@ pub fn mode(until: Timestamp) -> EventSubscription {
     EventSubscription { name: NAME.into(), types: vec!["*".into()], mode: SubscriptionMode::Keep, until }
 }
 
-/// Somebody who reads on from where it was.
+/// A reader that continues from its position.
 pub struct Follower {
     place: EventPosition,
     pub seen: Vec<StoredEvent>,
@@ -41,7 +41,7 @@ impl Follower {
         }
     }
 
-    /// In the order of places, none twice, and of each subject in the order in which it happened.
+    /// Checks the order of positions, that none comes twice, and the order of each subject.
     pub fn prove(&self) {
         assert!(self.seen.is_sorted_by_key(|event| event.position));
         let mut sequences: HashMap<Uuid, i64> = HashMap::new();
@@ -52,7 +52,7 @@ impl Follower {
     }
 }
 
-/// Makes jobs and cancels them, some of them together.
+/// Creates jobs and cancels them, some of them together.
 pub async fn write(store: Arc<dyn Store>, writer: i64, jobs: i64) {
     for n in 0..jobs {
         let ids: Vec<JobId> = (0..=n % 3).map(|_| JobId::new()).collect();
@@ -64,7 +64,7 @@ pub async fn write(store: Arc<dyn Store>, writer: i64, jobs: i64) {
     }
 }
 
-/// What `write` tells: each job is made, ready and cancelled.
+/// Number of events of `write`: each job is created, ready and cancelled.
 pub fn told_by(jobs: i64) -> usize {
     (0..jobs).map(|n| 3 * (n % 3 + 1)).sum::<i64>() as usize
 }

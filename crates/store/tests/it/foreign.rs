@@ -1,4 +1,4 @@
-//! An application's own outbox: who reads it, what is written into it, and what is not.
+//! The outbox of an application: which node reads it, what is written into it, and what is not.
 
 mod postgres {
     use std::time::Duration;
@@ -15,7 +15,7 @@ mod postgres {
         Timestamp::from_ms(1_800_000_000_000 + ms)
     }
 
-    /// The tables as `faena outbox init-sql` prints them, and some messages, the first one first.
+    /// The tables as `faena outbox init-sql` prints them, and some messages, oldest first.
     async fn on_outbox(messages: usize, test: impl AsyncFnOnce(&str, &Client)) {
         on_mapped(ForeignMapping::default(), messages, test).await;
     }
@@ -24,7 +24,7 @@ mod postgres {
         on_empty_postgres(async |url, ledger| {
             let client = public(ledger).await;
             client.batch_execute(&mapping.init_sql()).await.unwrap();
-            // Twice does no harm.
+            // Repeating it does no harm.
             client.batch_execute(&mapping.init_sql()).await.unwrap();
             for number in 0..messages {
                 insert(client, number).await;
@@ -132,7 +132,7 @@ mod postgres {
             assert_eq!(count(client, held).await, 1);
             second.close();
             drop(second);
-            // Whoever uses the lock for itself is heeded too.
+            // Other users of the lock are respected too.
             crate::foreign::until(async || {
                 client.query_one("SELECT pg_try_advisory_lock(42)", &[]).await.unwrap().get(0)
             })
@@ -168,7 +168,7 @@ mod postgres {
     #[tokio::test]
     async fn a_lock_that_somebody_took_away_is_noticed_before_anything_is_taken() {
         on_outbox(1, async |url, client| {
-            // As a pooler of transactions does: another session works than the one that took the lock.
+            // As a transaction-mode pooler does: another session works than the one that took the lock.
             client
                 .batch_execute(
                     "CREATE SCHEMA fake;
@@ -303,7 +303,7 @@ mod postgres {
         .await;
     }
 
-    /// Every usual type of id, payload and time, under names that want to break out of their quotes.
+    /// Every usual type of id, payload and time, under names that try to break out of their quotes.
     #[tokio::test]
     async fn any_usual_types_and_any_names_work() {
         let evil = "x\"; DROP TABLE y; --";
@@ -441,7 +441,7 @@ mod postgres {
     }
 }
 
-/// Looks again and again until it is so.
+/// Repeats a check until it holds.
 async fn until(mut look: impl AsyncFnMut() -> bool) {
     let began = std::time::Instant::now();
     while !look().await {

@@ -1,38 +1,35 @@
-//! Limits, keys, rates, pauses and turns (SPEC 3.4).
+//! Limits of the system, queues, types and keys.
 
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicI64, Ordering},
 };
 
-use faena_domain::{
-    ErrorReason, Fairness, JobId, JobState, Limit, NewJob, NodeId, Pause, Priority, Rate, Scope, WorkerId,
-};
+use faena_domain::{ErrorReason, JobId, JobState, Limit, NodeId, Priority, Scope, WorkerId};
 use faena_store::{
-    AuditFilter, ClaimRequest, ClaimedJob, Configured, Owner, QueuePatch, RunEnd, RunOutcome, Signal, StoreOptions,
-    Tally,
+    AuditFilter, ClaimRequest, ClaimedJob, Configured, Owner, RunEnd, RunOutcome, Signal, StoreOptions, Tally,
 };
 use futures_util::future::join_all;
 
 use crate::support::*;
 
-fn queue(name: &str) -> Scope {
+pub fn queue(name: &str) -> Scope {
     Scope::Queue(name.into())
 }
 
-fn kind(name: &str) -> Scope {
+pub fn kind(name: &str) -> Scope {
     Scope::Type(name.into())
 }
 
-fn key(name: &str) -> Scope {
+pub fn key(name: &str) -> Scope {
     Scope::Key(name.into())
 }
 
-async fn ids(world: &World, limit: usize, ms: i64) -> Vec<JobId> {
+pub async fn ids(world: &World, limit: usize, ms: i64) -> Vec<JobId> {
     world.claim(limit, ms).await.into_iter().map(|job| job.id).collect()
 }
 
-/// What is in hands at this instant, by every limit's name; the tables are read in one statement each.
+/// Jobs in flight at this instant, by the name of each limit; each table is read in one statement.
 async fn in_hands(world: &World) -> BTreeMap<String, i64> {
     let mut held = BTreeMap::new();
     let sql =
@@ -74,7 +71,7 @@ impl Storm<'_> {
             let now = self.tick();
             match dice.below(10) {
                 0..4 => {
-                    // What is claimed for a node that nobody knows is as good as lost.
+                    // A claim for an unknown node is as good as lost.
                     let node = if dice.chance(10) { NodeId::new() } else { world.node };
                     let jobs = world.claim_as(node, 1 + dice.below(4), now).await;
                     if node == world.node {
@@ -150,7 +147,7 @@ pub async fn limits_are_never_exceeded_whoever_claims_and_however_jobs_end(world
     }
 }
 
-/// Two jobs under a limit of one: the second goes only after what happens to the first.
+/// Two jobs under a limit of one: the second starts only after the first has left.
 async fn comes_back(world: &World, scope: Scope, key_of_job: Option<&str>) {
     world.limit(scope.clone(), Some(1), 0).await;
     let new = |ms| {
@@ -365,120 +362,6 @@ pub async fn a_limit_can_be_raised_lowered_and_removed_while_jobs_run(world: &Wo
     }
 }
 
-/// Asks at each of these times for everything; answers with how many went.
-async fn started(worlds: &[&World], times: &[i64]) -> Vec<usize> {
-    let mut started = Vec::new();
-    for (n, ms) in times.iter().enumerate() {
-        started.push(worlds[n % worlds.len()].claim(50, *ms).await.len());
-    }
-    started
-}
-
-pub async fn a_rate_allows_its_count_and_then_one_by_one(world: &World) {
-    let mut others = Vec::new();
-    if world.store.engine() == "postgres" {
-        others.push(world.reopen(StoreOptions::default()).await);
-    }
-    let worlds: Vec<&World> = std::iter::once(world).chain(&others).collect();
-    let mut base = 0;
-    for (scope, name) in [(Scope::System, None), (queue("default"), None), (kind("a"), None), (key("k*"), Some("k1"))] {
-        world.rate(scope.clone(), 4, 1_000, base).await;
-        for other in &others {
-            other.store.rules_load().await.unwrap();
-        }
-        let jobs = (0..12).map(|_| match name {
-            Some(name) => world.job("a", base).of(name),
-            None => world.job("a", base),
-        });
-        let all = world.submit_all(jobs.collect()).await;
-        let at = |ms: i64| base + ms;
-        let claim = world.claim_whole(3, at(1)).await;
-        assert_eq!(claim.jobs.len(), 3, "{scope}");
-        let claim = world.claim_whole(50, at(1)).await;
-        assert_eq!(claim.jobs.len(), 1, "{scope}");
-        let lane = world.lane_of(all[0]).await.id;
-        let limited = claim.limited.iter().find(|limited| limited.lane == lane).unwrap();
-        assert_eq!(limited.until, Some(world.at(at(251))), "{scope}");
-        let times = [at(1), at(250), at(251), at(252), at(500), at(501), at(1_250), at(1_251)];
-        assert_eq!(started(&worlds, &times).await, [0, 0, 1, 0, 0, 1, 2, 1], "{scope}");
-        world.store.limit_set(scope, Default::default(), "test", world.at(at(1_300))).await.unwrap();
-        for other in &others {
-            other.store.rules_load().await.unwrap();
-        }
-        assert_eq!(world.claim(50, at(1_400)).await.len(), 3);
-        base += 5_000;
-    }
-    for other in &others {
-        other.store.close().await;
-    }
-}
-
-pub async fn a_rate_takes_no_more_than_was_started(world: &World) {
-    world.rate(kind("a"), 5, 1_000, 0).await;
-    world.submit_all((0..2).map(|n| world.job("a", n)).collect()).await;
-    assert_eq!(world.claim(50, 10).await.len(), 2);
-    world.submit_all((0..9).map(|n| world.job("a", 11 + n)).collect()).await;
-    assert_eq!(world.claim(50, 20).await.len(), 3);
-}
-
-fn pause(world: &World, ms: i64) -> QueuePatch {
-    let pause = Pause { at: world.at(ms), by: "ana".into(), reason: None };
-    QueuePatch { paused: Some(Some(pause)), ..QueuePatch::default() }
-}
-
-pub async fn a_paused_queue_gives_nothing_until_it_is_resumed(world: &World) {
-    let a = world.submit(world.job("a", 0).queue("p")).await;
-    let b = world.submit(world.job("a", 1).queue("p").of("k")).await;
-    let c = world.submit(world.job("a", 2)).await;
-    world.store.queue_set("p", pause(world, 3), "ana", world.at(3)).await.unwrap();
-    let claim = world.claim_whole(5, 4).await;
-    assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [c]);
-    assert_eq!(claim.limited.len(), 2);
-    assert!(claim.limited.iter().all(|limited| limited.until.is_none()));
-    let next = world.reopen(StoreOptions::default()).await;
-    assert!(next.claim(5, 5).await.is_empty(), "after a restart, on another node");
-    let resume = QueuePatch { paused: Some(None), ..QueuePatch::default() };
-    next.store.queue_set("p", resume, "ana", next.at(6)).await.unwrap();
-    assert_eq!(ids(&next, 5, 7).await, [a, b]);
-    next.store.close().await;
-}
-
-async fn make_fair(world: &World, name: &str) {
-    let patch = QueuePatch { fairness: Some(Fairness::Key), ..QueuePatch::default() };
-    world.store.queue_set(name, patch, "test", world.start).await.unwrap();
-}
-
-pub async fn keys_take_turns_in_a_fair_queue(world: &World) {
-    make_fair(world, "default").await;
-    let jobs =
-        |key: &str, count: i64, ms: i64| -> Vec<NewJob> { (0..count).map(|_| world.job("a", ms).of(key)).collect() };
-    world.submit_all(jobs("big", 2_000, 0)).await;
-    world.submit_all(jobs("small", 10, 1)).await;
-    world.submit_all((0..30).map(|_| world.job("a", 2)).collect()).await;
-    let mut served: BTreeMap<String, usize> = BTreeMap::new();
-    for n in 0..10 {
-        for job in world.claim(3, 10 + n).await {
-            *served.entry(job.options.concurrency_key.unwrap_or_default()).or_default() += 1;
-        }
-    }
-    assert_eq!(served.into_iter().collect::<Vec<_>>(), [("".into(), 10), ("big".into(), 10), ("small".into(), 10)]);
-    world.submit_all(jobs("small", 10, 30)).await;
-    let mut keys = Vec::new();
-    for _ in 0..9 {
-        keys.push(world.claim_one(40).await.options.concurrency_key.unwrap_or_default());
-    }
-    for key in ["", "big", "small"] {
-        assert_eq!(keys.iter().filter(|served| *served == key).count(), 3, "one by one, at one time: {keys:?}");
-    }
-}
-
-pub async fn without_fairness_the_longest_waiting_job_goes_first(world: &World) {
-    let jobs = (0..60).map(|n| world.job("a", n).of(&format!("k{}", if n < 40 { 0 } else { n }))).collect();
-    let all = world.submit_all(jobs).await;
-    assert_eq!(ids(world, 45, 100).await, all[..45]);
-    assert_eq!(ids(world, 50, 101).await, all[45..]);
-}
-
 pub async fn a_job_that_waited_for_a_limit_has_it_in_its_log(world: &World) {
     world.limit(key("k"), Some(1), 0).await;
     world.limit(queue("mail"), Some(1), 0).await;
@@ -558,7 +441,7 @@ pub async fn keyed_jobs_have_a_key_queue_however_they_became_ready(world: &World
 
 pub async fn keyed_jobs_in_lanes_without_keys_still_run(world: &World) {
     let id = world.submit(world.job("a", 0).of("k").retries(2)).await;
-    // As schema 2 left it: in a lane without lines.
+    // A keyed job in a lane without key queues.
     world
         .ledger
         .run(
@@ -625,24 +508,4 @@ pub async fn claiming_ahead_does_not_delay_other_requests_of_the_same_call(world
         assert_eq!(got[0], most / 4, "{got:?}");
         assert_eq!(got.iter().sum::<usize>(), most, "{got:?}");
     }
-}
-
-pub async fn the_tokens_of_a_rate_survive_a_restart(world: &World) {
-    let rate = Rate { count: 4, period_ms: 1_000 };
-    let configured = |rate| {
-        let limit = Limit { concurrency: None, rate: Some(rate) };
-        Configured { limits: vec![(kind("a"), limit), (Scope::System, limit)], queues: Vec::new() }
-    };
-    world.store.rules_configure(configured(rate), world.at(0)).await.unwrap();
-    world.submit_all((0..20).map(|n| world.job("a", n)).collect()).await;
-    assert_eq!(world.claim(3, 100).await.len(), 3);
-    let next = world.reopen(StoreOptions::default()).await;
-    next.store.rules_configure(configured(rate), next.at(100)).await.unwrap();
-    assert_eq!(next.claim(9, 100).await.len(), 1, "the configuration said nothing new");
-    next.store.rules_configure(configured(Rate { count: 5, ..rate }), next.at(101)).await.unwrap();
-    assert_eq!(next.claim(9, 101).await.len(), 5, "another rate begins anew");
-    next.store.rules_configure(Configured::default(), next.at(102)).await.unwrap();
-    assert!(next.store.limits().await.unwrap().is_empty());
-    assert_eq!(next.claim(50, 103).await.len(), 11);
-    next.store.close().await;
 }

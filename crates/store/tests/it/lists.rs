@@ -154,7 +154,7 @@ pub async fn time_bounds_are_by_creation(world: &World) {
     assert_eq!(world.list(between(Some(10), Some(30))).await, [ids[2], ids[1]], "held or not");
 }
 
-/// Jobs of several lanes in all kinds of places.
+/// Jobs of several lanes in all states.
 async fn a_crowd(world: &World, count: usize) -> Vec<JobId> {
     let jobs = (0..count)
         .map(|n| {

@@ -1,7 +1,7 @@
-//! What the store promises, as sentences. Each is proved on SQLite and on PostgreSQL, each time on a database of its own; after
-//! each the tables are checked as a whole (`Ledger::prove`).
+//! The promises of the store, as sentences. Each is tested on SQLite and on PostgreSQL, each time on its own database; after
+//! each test the tables are checked as a whole (`Ledger::prove`).
 //!
-//! PostgreSQL is the server that FAENA_TEST_POSTGRES names; without it `postgres::…` fails. `--skip postgres::` leaves it out.
+//! PostgreSQL is the server in FAENA_TEST_POSTGRES; without it `postgres::…` fails. `--skip postgres::` leaves it out.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error it does not expect should stop there")]
 
@@ -10,6 +10,7 @@ mod bulk;
 mod changes;
 mod claims;
 mod doctor;
+mod doctor_reports;
 mod ends;
 mod events;
 mod dependents;
@@ -18,6 +19,7 @@ mod foreign;
 mod keys;
 mod dead_letters;
 mod limits;
+mod rates;
 mod lists;
 mod model;
 mod nodes;
@@ -29,6 +31,7 @@ mod support;
 mod times;
 mod webhooks;
 mod workers;
+mod lost_workers;
 
 /// One list, two engines: `module: sentence, sentence; …` becomes `sqlite::sentence` and `postgres::sentence`.
 macro_rules! behaviours {
@@ -261,6 +264,14 @@ behaviours! {
         several_requests_are_answered_in_their_order,
         a_job_is_scheduled_while_its_worker_starts,
         jobs_name_their_worker,
+        a_poll_returns_cancel_requests_for_the_nodes_workers,
+        status_updates_of_workers_are_recorded,
+        only_the_newest_changes_are_kept,
+        a_worker_is_drained_by_its_key,
+        live_workers_are_listed_first,
+        capabilities_are_those_of_workers_that_accept_jobs,
+        counters_follow_the_jobs_of_workers;
+    lost_workers:
         the_jobs_of_a_lost_worker_use_an_attempt_started_or_not,
         a_worker_that_leaves_returns_its_jobs_without_using_an_attempt,
         a_registration_ends_once_and_only_through_its_session,
@@ -277,14 +288,7 @@ behaviours! {
         a_server_that_leaves_detaches_its_workers,
         a_sweep_is_bounded_and_reports_that_more_is_due,
         a_claim_without_an_owner_is_found_however_its_owner_ended,
-        a_claim_of_a_worker_whose_answer_was_lost_is_released,
-        a_poll_returns_cancel_requests_for_the_nodes_workers,
-        status_updates_of_workers_are_recorded,
-        only_the_newest_changes_are_kept,
-        a_worker_is_drained_by_its_key,
-        live_workers_are_listed_first,
-        capabilities_are_those_of_workers_that_accept_jobs,
-        counters_follow_the_jobs_of_workers;
+        a_claim_of_a_worker_whose_answer_was_lost_is_released;
     lists:
         every_filter_finds_its_jobs,
         filters_work_together,
@@ -374,7 +378,8 @@ behaviours! {
         a_closed_key_queue_that_nothing_opens_is_opened,
         a_stale_row_of_a_key_in_flight_is_removed,
         a_job_in_flight_counts_for_the_limit_of_its_key_again,
-        a_webhook_and_a_bulk_action_without_a_due_time_get_one,
+        a_webhook_and_a_bulk_action_without_a_due_time_get_one;
+    doctor_reports:
         overdue_rows_are_reported,
         unknown_states_are_reported,
         a_missing_lane_is_reported,
@@ -398,16 +403,17 @@ behaviours! {
         the_end_of_a_job_under_a_limit_is_signalled,
         api_settings_outlive_the_configuration_until_they_are_reset,
         a_limit_can_be_raised_lowered_and_removed_while_jobs_run,
+        a_job_that_waited_for_a_limit_has_it_in_its_log,
+        keyed_jobs_have_a_key_queue_however_they_became_ready,
+        keyed_jobs_in_lanes_without_keys_still_run,
+        many_workers_in_one_call_share_what_a_limit_allows,
+        claiming_ahead_does_not_delay_other_requests_of_the_same_call;
+    rates:
         a_rate_allows_its_count_and_then_one_by_one,
         a_rate_takes_no_more_than_was_started,
         a_paused_queue_gives_nothing_until_it_is_resumed,
         keys_take_turns_in_a_fair_queue,
         without_fairness_the_longest_waiting_job_goes_first,
-        a_job_that_waited_for_a_limit_has_it_in_its_log,
-        keyed_jobs_have_a_key_queue_however_they_became_ready,
-        keyed_jobs_in_lanes_without_keys_still_run,
-        many_workers_in_one_call_share_what_a_limit_allows,
-        claiming_ahead_does_not_delay_other_requests_of_the_same_call,
         the_tokens_of_a_rate_survive_a_restart;
     model:
         any_sequence_of_verbs_agrees_with_the_model;

@@ -1,7 +1,7 @@
-//! Random sequences of verbs, against a model that keeps each job as one small record.
+//! Random sequences of verbs, against a model with one small record per job.
 //!
-//! After each step every job must be in the model's state, a claim must hand out exactly what the model says is first, and a
-//! report of an old run must change nothing.
+//! After each step every job must be in the state of the model, a claim must return exactly the jobs that the model puts
+//! first, and a report of an old run must change nothing.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ struct Job {
     scheduled_at: Option<i64>,
     expires_at: Option<i64>,
     finished_at: i64,
-    /// Those that it waits for, of those that it was submitted with.
+    /// The parents it still waits for.
     parents: Vec<JobId>,
     depends_on: Vec<JobId>,
     runs_anyway: bool,
@@ -54,9 +54,9 @@ enum Hands {
 #[derive(Default)]
 struct Model {
     jobs: BTreeMap<JobId, Job>,
-    /// Hand-outs that are over, one way or another.
+    /// Claims that have ended, one way or another.
     past: Vec<ClaimedJob>,
-    /// At most so many in hands: of the system, of type `b`, of each key.
+    /// Limits on jobs in flight: of the system, of type `b`, of each key.
     limits: [Option<usize>; 3],
 }
 
@@ -69,7 +69,7 @@ impl Model {
         self.jobs.get_mut(&id).unwrap()
     }
 
-    /// The first `limit` ready jobs of the only queue.
+    /// Returns the first `limit` ready jobs of the only queue.
     fn first(&self, limit: usize, start: i64) -> Vec<JobId> {
         let mut ready: Vec<(i64, JobId)> = self
             .jobs
@@ -90,7 +90,7 @@ impl Model {
         first
     }
 
-    /// Whether the limits let one more go, besides those in hands and those that go before it.
+    /// Returns whether the limits allow one more job, besides those in flight and those before it.
     fn has_room(&self, id: JobId, before: &[JobId]) -> bool {
         let job = &self.jobs[&id];
         let running = |counts: &dyn Fn(&Job) -> bool| {
@@ -489,13 +489,13 @@ impl Play<'_> {
         }
         answer.unwrap();
         self.model.jobs.remove(&id);
-        // Deleting reads the clock itself, so what it makes ready or cancels is so at a time that only the store knows.
+        // Deleting reads the clock itself, so the time of what it releases or cancels is known only to the store.
         let told = self.model.with(|job| !job.parents.is_empty());
         self.model.tell_children(id, None, self.now);
         self.learn_times(&told).await;
     }
 
-    /// Where the model cannot know when a job became ready or ended, it asks.
+    /// Reads times that the model cannot know.
     async fn learn_times(&mut self, ids: &[JobId]) {
         for id in ids {
             let seen = self.world.get(*id).await;
@@ -558,7 +558,7 @@ impl Play<'_> {
         }
     }
 
-    /// To a server that lives or to one that is dead: the worker keeps what it has.
+    /// To a live server or to a dead one: the worker keeps its jobs.
     async fn reconnect(&mut self) {
         self.told = format!("reconnection at {}", self.now);
         let node = if self.dice.chance(50) { self.world.node } else { self.dead };

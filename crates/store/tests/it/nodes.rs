@@ -1,11 +1,11 @@
-//! Nodes die, leave, and come too late. A node that never joined is a dead one on both engines.
+//! Nodes die, leave, and report too late. A node that never joined counts as dead on both engines.
 
 use faena_domain::{ErrorReason, JobState, NodeId};
 use faena_store::{ClaimedJob, NodeInfo, Recovered, RunEnd, RunOutcome, Tally};
 
 use crate::support::*;
 
-/// Jobs in the hands of a node that is gone.
+/// Jobs claimed by a dead node.
 async fn in_dead_hands(world: &World, count: usize, ms: i64) -> Vec<ClaimedJob> {
     world.submit_all((0..count).map(|_| world.job("a", ms)).collect()).await;
     let jobs = world.claim_as(NodeId::new(), count, ms).await;
@@ -87,7 +87,7 @@ pub async fn a_completion_after_recovery_is_stale(world: &World) {
     for job in &jobs {
         let before = serde_json::to_value(world.get(job.id).await).unwrap();
         for outcome in [completed(), failed("no"), world.retry(50), RunOutcome::HandedBack, cancelled()] {
-            // The rescue ended the run, so a late word is not news; it must change nothing.
+            // Recovery ended the run, so a late report must change nothing.
             world.end(job, outcome, 11).await;
             assert_eq!(serde_json::to_value(world.get(job.id).await).unwrap(), before);
         }

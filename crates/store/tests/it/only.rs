@@ -1,7 +1,8 @@
-//! What only one engine can do, or fail at.
+//! Behaviour of one engine only.
 
 mod events;
 mod listening;
 mod migrations;
+mod plans;
 mod postgres;
 mod sqlite;

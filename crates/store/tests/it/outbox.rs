@@ -1,4 +1,5 @@
-//! The outbox: no part is two nodes' at once, order per subject is kept, nothing is lost, and people can act on what a sink would not take.
+//! The outbox: no partition belongs to two nodes, the order per subject is kept, nothing is lost, and people can handle dead
+//! letters.
 
 use std::collections::HashSet;
 
@@ -48,14 +49,14 @@ async fn settle(world: &World, taken: &OutboxTaken, results: Vec<OutboxResult>, 
     world.store.outbox_settle("s", taken.partitions.clone(), results, world.at(ms)).await.unwrap();
 }
 
-/// Confirms everything that is due.
+/// Confirms every due event.
 async fn send_all(world: &World, ms: i64) -> Vec<OutboxEvent> {
     let taken = take(world, ms).await;
     settle(world, &taken, taken.events.iter().map(confirmed).collect(), ms).await;
     taken.events
 }
 
-/// Refuses the first message of a subject until it is dead.
+/// Rejects the first event of a subject until it is dead.
 async fn kill(world: &World, subject: JobId, ms: i64) {
     for n in 0..i64::from(MAX_ATTEMPTS) {
         let taken = take(world, ms + n).await;
@@ -114,7 +115,7 @@ pub async fn up_to_the_limit_is_taken(world: &World) {
     let taken = take_as(world, world.node, 20, 100).await;
     assert_eq!(taken.events.len(), 20);
     assert!(taken.events.is_sorted_by_key(|event| event.event.position));
-    // All of one part: half of a share would be one.
+    // All in one partition: half of a share would be one.
     let one = world.job("mail", 200);
     sink(world, "s", &["job.*"], OnRejected::Skip).await;
     send_all(world, 300).await;

@@ -1,4 +1,4 @@
-//! Schedules: each due time once, whoever asks and whoever dies; what became of it is on record.
+//! Schedules: each due time once, whichever node fires and whichever dies; every outcome is recorded.
 
 use faena_domain::{
     JobId, JobLimits, JobState, ScheduleId,
@@ -251,7 +251,7 @@ pub async fn cancel_previous_starts_when_the_previous_job_has_stopped(world: &Wo
     assert!(asked.iter().any(|mode| mode.0 == first.id), "the one that runs is asked to stop: {asked:?}");
     assert_eq!(world.state(second).await, JobState::Pending);
 
-    // The first one does not listen. The second has to go before it began, and the third may not begin yet.
+    // The first one does not react. The second is cancelled before it starts, and the third may not start yet.
     let third = job_of(&fire(world, 3 * MINUTE).await);
     world.promote(3 * MINUTE + 1).await;
     assert_eq!(world.states([second, third]).await, [JobState::Cancelled, JobState::Pending]);
@@ -318,7 +318,7 @@ pub async fn a_deleted_schedule_does_not_fire_and_its_jobs_stay(world: &World) {
     assert!(!world.store.schedule_delete(id, "ana", world.at(2 * MINUTE)).await.unwrap());
     assert_eq!((ticks(world, id).await.len(), world.state(job).await), (0, JobState::Queued));
 
-    // In the same moment as it is due: it fires once or not at all, and nothing of it is left.
+    // At the moment in which it is due: it fires once or not at all, and leaves nothing behind.
     for n in 0..10 {
         let id = make(world, every(MINUTE, "contested")).await;
         let now = world.at((n + 4) * MINUTE);
@@ -423,7 +423,7 @@ pub async fn after_two_weeks_each_policy_does_what_it_says_and_there_is_no_flood
 
 pub async fn ten_thousand_schedules_fire_in_ten_rounds(world: &World) {
     let id = make(world, every(MINUTE, "s")).await;
-    // Copies of a row, because ten thousand creations one by one take longer than what is to be shown.
+    // Copies of a row, because ten thousand creations one by one take longer than the test itself.
     let copy = if world.store.engine() == "sqlite" { "randomblob(16)" } else { "gen_random_uuid()" };
     world
         .ledger

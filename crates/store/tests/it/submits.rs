@@ -1,4 +1,4 @@
-//! Jobs come.
+//! Submits.
 
 use faena_domain::{JobId, JobState, NewJob, Priority, RetryOn};
 

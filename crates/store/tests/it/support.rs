@@ -1,4 +1,4 @@
-//! What every test needs: a fresh database of its own, builders, the verbs in short, and a look behind the curtain.
+//! What every test needs: a fresh database, builders, short forms of the verbs, and access to the tables.
 
 mod ledger;
 
@@ -73,7 +73,7 @@ fn finish(outcome: Result<(), Box<dyn Any + Send>>) {
     }
 }
 
-/// Makes higher priorities always go first in a queue.
+/// Gives higher priorities of a queue precedence.
 pub async fn make_strict(world: &World, queue: &str) {
     let patch = QueuePatch { strict: Some(true), ..QueuePatch::default() };
     world.store.queue_set(queue, patch, "test", world.start).await.unwrap();
@@ -97,7 +97,7 @@ impl World {
         World { start: self.start, ..World::open(self.url.clone(), self.ledger.clone(), options).await }
     }
 
-    /// Runs a test and then proves that every job stands in one place and is counted there, whatever the test did.
+    /// Runs a test, and then checks that every job is in one table and is counted there, whatever the test did.
     async fn play(&self, test: impl AsyncFnOnce(&World)) -> Result<(), Box<dyn Any + Send>> {
         AssertUnwindSafe(async {
             test(self).await;
@@ -111,15 +111,15 @@ impl World {
         self.start.plus_ms(ms)
     }
 
-    // ---- jobs come
+    // ---- submitting
 
-    /// A job of this type that is created at `ms`.
+    /// A job of this type, created at `ms`.
     pub fn job(&self, kind: &str, ms: i64) -> NewJob {
         NewJob { id: self.id_at(ms), ..NewJob::new(kind) }
     }
 
-    /// An id of exactly this time, later in order than those made before. `JobId::at` never goes back in time in one process,
-    /// and the tests of this one live in different times.
+    /// An id of exactly this time, larger than those before. `JobId::at` never goes back in time in one process, and
+    /// tests of one process use different times.
     fn id_at(&self, ms: i64) -> JobId {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = u128::from(COUNT.fetch_add(1, Ordering::Relaxed));
@@ -140,7 +140,7 @@ impl World {
         self.store.job_submit(jobs, now).await.unwrap().into_iter().map(|job| job.id).collect()
     }
 
-    // ---- jobs run
+    // ---- running
 
     pub async fn lanes(&self) -> Vec<LaneId> {
         self.store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect()
@@ -174,13 +174,13 @@ impl World {
         jobs
     }
 
-    /// A claim of all lanes, with what it says about limits.
+    /// Claims from all lanes, and returns the limits too.
     pub async fn claim_whole(&self, limit: usize, ms: i64) -> ClaimResult {
         let ask = ClaimRequest { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, at_once: limit };
         self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0)
     }
 
-    /// Sets a limit of concurrency, or takes it away.
+    /// Sets a concurrency limit, or removes it.
     pub async fn limit(&self, scope: Scope, concurrency: Option<u32>, ms: i64) {
         self.store.limit_set(scope, Limit { concurrency, rate: None }, "test", self.at(ms)).await.unwrap();
     }
@@ -228,7 +228,7 @@ impl World {
         assert!(self.note(job, NoteKind::Started, ms).await, "its run holds the job");
     }
 
-    /// An end as the engine tells it: the log from `queued` on, everything on record, the block left open.
+    /// An end as the engine reports it: the log from `queued` on, `on_record`, and the claim left open.
     pub fn an_end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> RunEnd {
         let at = self.at(ms);
         let mut lines = vec![
@@ -290,7 +290,7 @@ impl World {
 
     // ---- workers
 
-    /// A worker of this name, connected to this node by a WebSocket.
+    /// A worker with this key, connected to this node by a WebSocket.
     pub fn worker(&self, key: &str) -> WorkerEntry {
         WorkerEntry {
             id: WorkerId::new(),
@@ -316,7 +316,7 @@ impl World {
         self.claim_for(owner, self.lanes().await, limit, ms).await
     }
 
-    /// A worker with this many new jobs in hand.
+    /// A worker with this many new jobs in flight.
     pub async fn holding(&self, key: &str, count: usize, ms: i64) -> (WorkerAdmitted, Vec<ClaimedJob>) {
         let worker = self.admit(self.worker(key), ms).await;
         self.submit_all((0..count).map(|_| self.job("a", ms)).collect()).await;
@@ -349,7 +349,7 @@ impl World {
         self.store.worker_end(worker.id, worker.session, end, self.at(ms)).await.unwrap()
     }
 
-    /// Gives up workers at `ms`; forgets those that ended before `forget_ms`.
+    /// Sweeps workers at `ms`; deletes registrations that ended before `forget_ms`.
     pub async fn sweep(&self, forget_ms: i64, ms: i64) -> SweepResult {
         self.store.worker_sweep(500, self.at(forget_ms), self.at(ms)).await.unwrap()
     }
@@ -362,9 +362,9 @@ impl World {
         self.store.poll(self.node, self.at(ms)).await.unwrap().orphans
     }
 
-    // ---- time and people
+    // ---- time and actions
 
-    /// What time brings: jobs expire, jobs become ready.
+    /// Expires and promotes due jobs.
     pub async fn promote(&self, ms: i64) -> DueResult {
         let expired = self.store.job_expire(1_000, self.at(ms)).await.unwrap();
         let due = self.store.job_promote(1_000, self.at(ms)).await.unwrap();
@@ -389,7 +389,7 @@ impl World {
         self.store.job_patch(id, patch, None, self.at(ms)).await.unwrap();
     }
 
-    // ---- looking
+    // ---- reading
 
     pub async fn get(&self, id: JobId) -> JobView {
         self.store.job_get(id).await.unwrap().expect("the job is there")
@@ -407,7 +407,7 @@ impl World {
         states
     }
 
-    /// The names in the execution log, in order.
+    /// The event names of the execution log, in order.
     pub async fn events(&self, id: JobId) -> Vec<&'static str> {
         self.get(id).await.execution_log.iter().map(|entry| entry.event.as_str()).collect()
     }
@@ -443,13 +443,13 @@ pub fn percent(percentage: f64, message: &str) -> NoteKind {
     NoteKind::Progress(Progress { percentage: Some(percentage), message: Some(message.into()), ..Progress::default() })
 }
 
-/// Options in passing, so that a test says only what it is about.
+/// Options in short form, so that a test only says what it is about.
 pub trait Build: Sized {
     fn queue(self, queue: &str) -> Self;
     fn priority(self, priority: Priority) -> Self;
     fn retries(self, max_retries: u32) -> Self;
     fn unique(self, key: &str) -> Self;
-    /// Of this concurrencyKey.
+    /// With this concurrencyKey.
     fn of(self, key: &str) -> Self;
     fn idempotent(self, key: &str, fingerprint: u8) -> Self;
     fn after(self, parents: &[JobId]) -> Self;

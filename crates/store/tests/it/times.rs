@@ -1,4 +1,4 @@
-//! What time brings: due, expired and old jobs, and what a node hears of it.
+//! What becomes due: due, expired and old jobs, and what a node learns about it.
 
 use std::collections::HashSet;
 
@@ -215,7 +215,7 @@ pub async fn pruning_deletes_old_cancel_requests_but_not_of_running_jobs(world: 
         world.cancel(job.id, 10).await;
         held.push(job);
     }
-    // It ended at the same moment, and whoever ended it had not heard of the request.
+    // It ended at the same moment, and the reporter did not know about the cancel request.
     let mut end = world.an_end(&held[2], completed(), 11);
     end.on_record = false;
     assert!(world.tell_end(end).await);

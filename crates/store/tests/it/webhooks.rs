@@ -1,4 +1,4 @@
-//! The news of how jobs ended: written with the end, handed to one sender at a time, lost by nobody.
+//! Webhooks: written with the end of a job, taken by one sender at a time, never lost.
 
 use std::collections::HashSet;
 
@@ -46,7 +46,7 @@ impl World {
         self.store.webhook_get(id).await.unwrap().expect("the webhook is there")
     }
 
-    /// What was written down about the end of this job at `ms`, which has to be due at once.
+    /// The body of the webhook of this job, which must be due at `ms`.
     async fn news_of(&self, job: JobId, ms: i64) -> Value {
         let webhook = self.webhook_of(job).await;
         assert_eq!((webhook.state, webhook.due_at, webhook.attempts), (WebhookState::Waiting, Some(self.at(ms)), 0));
@@ -161,7 +161,7 @@ pub async fn a_job_cancelled_in_flight_sends_its_webhook(world: &World) {
     assert_eq!(world.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
     world.end(&job, cancelled(), 7).await;
     assert_eq!(world.news_of(job.id, 7).await, json!({"status": "cancelled", "error": "as asked"}));
-    // One that would have been tried again.
+    // One that would have been retried.
     let job = world.running(world.hooked(10)).await;
     world.cancel(job.id, 11).await;
     world.end(&job, world.retry(99), 12).await;
@@ -394,7 +394,7 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
     let history = world.webhook(id).await.history;
     assert_eq!(history.len(), 2);
     assert_eq!((history[0].number, history[0].status), (1, None));
-    assert!(history[0].error.as_ref().unwrap().contains("did not tell"), "{:?}", history[0]);
+    assert!(history[0].error.as_ref().unwrap().contains("no outcome was reported"), "{:?}", history[0]);
 }
 
 pub async fn webhooks_of_a_dead_sender_are_due_immediately(world: &World) {
@@ -426,7 +426,7 @@ pub async fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit(world: &
     assert_eq!(world.events(job).await.pop(), Some("webhook_failed"));
 }
 
-// ---- people
+// ---- actions
 
 pub async fn a_settled_webhook_can_be_redelivered(world: &World) {
     let (job, id) = world.told(0).await;
@@ -484,7 +484,7 @@ pub async fn webhooks_are_found_by_state_job_and_host(world: &World) {
     assert_eq!(counts, [(WebhookState::Waiting, 2), (WebhookState::Sending, 0), (WebhookState::Failed, 1)]);
 }
 
-// ---- going
+// ---- deleting
 
 pub async fn a_deleted_job_takes_its_settled_webhooks_along(world: &World) {
     let (job, id) = world.told(0).await;

@@ -1,4 +1,4 @@
-//! Events on PostgreSQL: many nodes at once, switching under load, and a server that does not own the tables.
+//! Events on PostgreSQL: many nodes, switching under load, and a role that does not own the tables.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ fn want(name: &str, mode: SubscriptionMode, until: Timestamp) -> EventSubscripti
     EventSubscription { name: name.into(), types: vec!["*".into()], mode, until }
 }
 
-/// Jobs with keys, dependents and retries, until they are all over.
+/// Jobs with keys, dependents and retries, until all have finished.
 async fn work(world: &World, seed: u64, rounds: i64) {
     let mut dice = Dice(seed);
     let mut last = None;
@@ -71,7 +71,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
                 sent.extend(taken.events.into_iter().map(|event| event.event));
             }
         };
-        // Wishes are repeated all the time, as servers do.
+        // Subscriptions are renewed all the time, as servers do.
         let repeat = async {
             while !over.load(Ordering::Relaxed) {
                 other.store.event_subscribe(vec![want("s", mode, Timestamp::MAX)], world.at(0)).await.unwrap();
@@ -114,7 +114,7 @@ async fn switching_events_on_and_off_under_load_costs_no_job() {
             let mut times = 0;
             while !over.load(Ordering::Relaxed) {
                 let (now, until) = (world.at(times), world.at(times + 1));
-                // Under load it may have to be asked again; what matters is that nobody else has to.
+                // Under load it may have to be repeated; what matters is that no other call has to.
                 let on = other.store.event_subscribe(vec![want("w", SubscriptionMode::Keep, until)], now).await;
                 let off = other.store.event_settle(world.at(-1_000), 10, until).await;
                 times += i64::from(on.is_ok() && off.is_ok());

@@ -1,4 +1,4 @@
-//! PostgreSQL: what is committed late is not passed by, and a line to other nodes that is cut is noticed and mended.
+//! PostgreSQL: events that are committed late are not skipped, and a broken connection between nodes is noticed and replaced.
 
 use std::{
     net::Ipv4Addr,
@@ -66,7 +66,7 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
                         client.execute(PUT, &[&Uuid::new_v4()]).await.unwrap();
                         committed += 1;
                     }
-                    // It has places, and others commit behind it.
+                    // It has positions, and other transactions commit behind it.
                     client
                         .execute(&format!("SELECT pg_sleep({})", dice.below(30) as f64 / 1_000.0), &[])
                         .await
@@ -116,7 +116,7 @@ async fn until_both_listen(world: &World) {
     }
 }
 
-/// Nodes tell each other by the line that is meant, not by looking.
+/// Nodes receive signals by NOTIFY, and not by polling.
 async fn hears(world: &World, signals: &mut broadcast::Receiver<Signal>) {
     let heard = async { while !matches!(signals.recv().await.unwrap(), Signal::Event) {} };
     world.submit(world.job("mail", 0)).await;
@@ -180,7 +180,7 @@ fn through(url: &str, port: u16) -> String {
     far.to_string()
 }
 
-/// A line to the database. With each cut the connections that there are fall silent for ever; new ones get through.
+/// A proxy to the database. With each cut the existing connections fall silent for ever; new ones work.
 async fn proxy(url: &str) -> (u16, watch::Sender<u32>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! The embedded file: who may open it, what happens when it cannot be written, and that callers share commits.
+//! The embedded file: which process may open it, what happens when it cannot be written, and that callers share commits.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ async fn a_database_of_another_application_is_refused_and_left_unchanged() {
     let path = folder.path().join("other.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
     let text = setup_error(&url(&path), StoreOptions::default()).await;
-    assert!(text.contains("not Faena's"), "{text}");
+    assert!(text.contains("another application"), "{text}");
     let tables: i64 = rusqlite::Connection::open(&path)
         .unwrap()
         .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
@@ -110,7 +110,7 @@ async fn a_newer_or_older_schema_is_refused_and_left_unchanged() {
     assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 999);
 }
 
-/// Every commit appends to the log one frame that ends a transaction.
+/// Every commit appends a frame to the log that ends a transaction.
 fn commits(path: &Path) -> usize {
     let log = std::fs::read(format!("{}-wal", path.display())).unwrap();
     let page = usize::try_from(u32::from_be_bytes(log[8..12].try_into().unwrap())).unwrap();
@@ -146,7 +146,7 @@ async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
     .await;
 }
 
-/// A small disk of its own, gone with the value. Needs root, as the test machines have.
+/// A small disk, removed with the value. Needs root, as the test machines have.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {

@@ -1,4 +1,4 @@
-//! Reads the tables beside the store, to prove what its answers cannot show.
+//! Reads the tables beside the store, to check what its answers cannot show.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -21,7 +21,7 @@ impl Database {
     pub async fn create() -> Database {
         let server = std::env::var("FAENA_TEST_POSTGRES").expect("run ./test, or set FAENA_TEST_POSTGRES");
         let name = format!("faena_store_{}", uuid::Uuid::new_v4().simple());
-        // What is tested here does not hang on the disk, and waiting for it would take most of the time.
+        // These tests do not depend on the disk, and waiting for it would take most of the time.
         run_on(&server, &format!("CREATE DATABASE {name}")).await;
         run_on(&server, &format!("ALTER DATABASE {name} SET synchronous_commit = off")).await;
         let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is an address");
@@ -49,7 +49,7 @@ pub enum Ledger {
     Postgres { url: String, client: Arc<OnceCell<Client>> },
 }
 
-/// Every table with rows that belong to one job, and the columns in which its id stands.
+/// Every table with rows that belong to one job, and the columns with its id.
 const TABLES: [(&str, &str); 16] = [
     ("job", "id"),
     ("ready", "id"),
@@ -74,7 +74,7 @@ impl Ledger {
         Ledger::Postgres { url: url.into(), client: Arc::default() }
     }
 
-    /// One connection beside the store's.
+    /// One connection beside those of the store.
     pub async fn client(&self) -> &Client {
         let Ledger::Postgres { url, client } = self else { panic!("only PostgreSQL has connections") };
         client
@@ -132,7 +132,7 @@ impl Ledger {
         self.rows(sql).await[0][0].parse().unwrap()
     }
 
-    /// How an id is written in SQL.
+    /// Returns an id as an SQL literal.
     pub fn literal(&self, id: JobId) -> String {
         match self {
             Ledger::Sqlite(_) => format!("x'{}'", id.0.simple()),
@@ -148,7 +148,7 @@ impl Ledger {
         }
     }
 
-    /// Which tables still know this job.
+    /// Returns the tables that contain this job.
     pub async fn tables_with(&self, id: JobId) -> Vec<&'static str> {
         let mut found = Vec::new();
         for (table, column) in TABLES {
@@ -160,7 +160,7 @@ impl Ledger {
         found
     }
 
-    /// Every job stands in exactly one place, every row belongs to a job that is there, and the counters are right.
+    /// Checks that every job is in exactly one table, every row belongs to an existing job, and the counters are right.
     pub async fn prove(&self) {
         let faults = self.faults().await;
         assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -223,7 +223,7 @@ impl Ledger {
         for (table, column) in TABLES {
             let sql = format!("SELECT DISTINCT {} FROM {table}", self.hex(column));
             for row in self.rows(&sql).await {
-                // A parent that was deleted may still be named by its child until that looks again.
+                // A deleted parent may still be named by its child until the next check.
                 if !jobs.contains_key(&row[0]) && (table, column) != ("dependency", "parent") {
                     faults.push(format!("{table} knows job {} that is not there", row[0]));
                 }
@@ -235,7 +235,8 @@ impl Ledger {
         faults
     }
 
-    /// Every ready job with a key stands in its line, what is held of keys is what is in hands, and no line is closed without reason.
+    /// Checks that every ready job with a key has its key queue, that the keys in flight are right, and that no key queue
+    /// is closed without a reason.
     async fn faults_of_lines(&self, faults: &mut Vec<String>, places: &HashMap<String, Vec<(&str, String, i64)>>) {
         let (id, keyed) = (self.hex("id"), if matches!(self, Ledger::Sqlite(_)) { "keyed = 1" } else { "keyed" });
         let lanes: HashSet<String> = self
@@ -273,7 +274,7 @@ impl Ledger {
         }
     }
 
-    /// No worker lives unwatched, none holds anything after its end, and each went only through allowed states.
+    /// Checks that every live worker is watched, none has claims after its end, and each had only allowed states.
     async fn faults_of_workers(&self, faults: &mut Vec<String>) {
         for (fault, sql) in [
             ("lives without server and deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),
@@ -309,7 +310,7 @@ impl Ledger {
         }
     }
 
-    /// Every webhook is over or has a due time, and no attempt is without its webhook or counted wrongly.
+    /// Checks that every webhook is settled or has a due time, and that attempts have their webhook and the right number.
     async fn faults_of_webhooks(&self, faults: &mut Vec<String>) {
         for (fault, sql) in [
             (
