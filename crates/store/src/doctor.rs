@@ -1,12 +1,12 @@
-//! Checks what must always hold over a whole database, and repairs what can be repaired without losing a job.
+//! Checks the invariants of a whole database, and repairs what can be repaired without losing a job.
 //!
-//! The checks are shared: SQL that both engines understand (`doctor/checks.rs`), rules for rows that must be parsed
-//! (`doctor/judge.rs`), and repairs (`doctor/fixes.rs`). Each engine runs them on one snapshot, beside running servers, and
-//! adds its own checks. Only faulty rows are kept in memory.
+//! `doctor/checks.rs` has the invariants as SQL that both engines understand, `doctor/collector.rs` those that need code for
+//! each row, and `doctor/fixes.rs` the repairs. Each engine runs them on one snapshot, while servers work on the database, and
+//! adds checks of its own. Only the violations are kept in memory.
 
 mod checks;
 pub(crate) mod fixes;
-mod judge;
+mod collector;
 
 use faena_domain::Timestamp;
 use uuid::Uuid;
@@ -18,12 +18,13 @@ use crate::{
 };
 
 pub(crate) use checks::{code_of, steps};
+pub(crate) use collector::Collector;
 pub(crate) use fixes::{Fix, Statement, fix_of};
-pub(crate) use judge::Judge;
 
-/// Number of rows that a finding names; the rest is counted.
+/// Maximum number of rows that a finding names; further rows are counted.
 pub const EXAMPLES: usize = 20;
 
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
     Error,
@@ -39,41 +40,42 @@ impl Severity {
     }
 }
 
-/// One kind of fault.
+/// A violated invariant, or a problem of the configuration.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finding {
-    /// Never changes its meaning, so that scripts can rely on it.
+    /// Stable; scripts can rely on it.
     pub code: &'static str,
     pub severity: Severity,
     pub count: u64,
     pub text: String,
-    /// What to do about it.
+    /// What the operator can do about it.
     pub advice: &'static str,
-    /// Whether `repair` fixes it.
+    /// Whether `repair` can fix it.
     pub fixable: bool,
 }
 
+/// Result of an inspection.
 #[derive(Debug)]
 pub struct Inspection {
     pub engine: &'static str,
     pub jobs: u64,
-    /// SQLite: the process that has locked the file, if any.
+    /// SQLite: the process that holds the file's lock.
     pub in_use_by: Option<String>,
     pub findings: Vec<Finding>,
 }
 
-/// What `repair` has done about one code.
+/// What `repair` has done about the findings of one code.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Repaired {
     pub code: &'static str,
     pub count: u64,
-    pub done: &'static str,
+    pub done: String,
 }
 
-/// Called before each step of an inspection, with its name, its number and the number of steps.
+/// Called before each step with its name, its number and the number of steps.
 pub type Progress<'a> = &'a (dyn Fn(&'static str, usize, usize) + Send + Sync);
 
-/// Inspects the whole database, beside running servers, and changes nothing.
+/// Checks the whole database, while servers may work on it, and changes nothing.
 pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     match file_of(url) {
         Some(path) => sqlite::doctor::inspect(path, now, progress).await,
@@ -81,10 +83,11 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     }
 }
 
-/// Repairs what can be repaired safely, each kind in one transaction with an audit entry, and inspects again.
+/// Repairs what can be repaired safely, then checks again.
 ///
-/// One repair can reveal the next fault (a job that is ready again needs its counter), so it continues while the number of
-/// faults decreases. On SQLite it needs exclusive use of the file.
+/// All findings of one code are repaired in one transaction, together with an entry in the audit log. One repair can reveal the
+/// next finding (a job that is queued again changes a counter), so it repeats while it makes progress, up to four times. On
+/// SQLite it needs exclusive access to the file.
 pub async fn repair(
     url: &str,
     options: StoreOptions,
@@ -92,37 +95,44 @@ pub async fn repair(
     now: Timestamp,
     progress: Progress<'_>,
 ) -> Result<(Vec<Repaired>, Inspection)> {
-    // Inspects before anything is opened for writing: opening alone already repairs some faults.
+    // Before the database is opened for writing, because opening it already repairs some things.
     let inspection = inspect(url, now, progress).await?;
-    // A file with damaged pages is not written to: its content may still be recovered.
+    // A damaged file is not written to: its data may still be recoverable.
     let damaged = inspection.findings.iter().any(|finding| finding.code == "file-damaged");
     if damaged || !inspection.findings.iter().any(|finding| finding.fixable) {
         return Ok((Vec::new(), inspection));
     }
-    let opened = match file_of(url) {
-        Some(path) => Opened::Sqlite(sqlite::Sqlite::open(path, options).await?),
-        None => Opened::Postgres(postgres::Postgres::open(url, options).await?),
-    };
-    let result = opened.repair(url, inspection, grace_periods, now, progress).await;
-    opened.close().await;
+    let store = OpenStore::open(url, options).await?;
+    let result = store.repair(url, inspection, grace_periods, now, progress).await;
+    store.close().await;
     result
 }
 
-fn note_repaired(repaired: &mut Vec<Repaired>, code: &'static str, count: u64) {
+fn add_repaired(repaired: &mut Vec<Repaired>, code: &'static str, count: u64) {
     match repaired.iter_mut().find(|known| known.code == code) {
-        Some(known) => known.count += count,
-        None if count > 0 => repaired.push(Repaired { code, count, done: code_of(code).fixed }),
+        Some(known) => {
+            known.count += count;
+            known.done = code_of(code).fixed(known.count);
+        }
+        None if count > 0 => repaired.push(Repaired { code, count, done: code_of(code).fixed(count) }),
         None => {}
     }
 }
 
-/// The opened store, which repairs by its own verbs where it can.
-enum Opened {
+/// The store itself, so that repairs can use its own operations.
+enum OpenStore {
     Sqlite(sqlite::Sqlite),
     Postgres(postgres::Postgres),
 }
 
-impl Opened {
+impl OpenStore {
+    async fn open(url: &str, options: StoreOptions) -> Result<OpenStore> {
+        Ok(match file_of(url) {
+            Some(path) => OpenStore::Sqlite(sqlite::Sqlite::open(path, options).await?),
+            None => OpenStore::Postgres(postgres::Postgres::open(url, options).await?),
+        })
+    }
+
     async fn repair(
         &self,
         url: &str,
@@ -138,7 +148,7 @@ impl Opened {
             for finding in inspection.findings.iter().filter(|finding| finding.fixable) {
                 let count = self.fix(finding.code, finding.count, grace_periods, now).await?;
                 changed += count;
-                note_repaired(&mut repaired, finding.code, count);
+                add_repaired(&mut repaired, finding.code, count);
             }
             inspection = inspect(url, now, progress).await?;
             if changed == 0 || !inspection.findings.iter().any(|finding| finding.fixable) {
@@ -151,16 +161,16 @@ impl Opened {
     async fn fix(&self, code: &'static str, found: u64, grace_periods: GracePeriods, now: Timestamp) -> Result<u64> {
         let fix = fix_of(code);
         match self {
-            Opened::Sqlite(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
-            Opened::Postgres(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
+            OpenStore::Sqlite(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
+            OpenStore::Postgres(store) => store.doctor_fix(code, fix, found, grace_periods, now).await,
         }
     }
 
     async fn close(&self) {
         use crate::Store;
         match self {
-            Opened::Sqlite(store) => store.close().await,
-            Opened::Postgres(store) => store.close().await,
+            OpenStore::Sqlite(store) => store.close().await,
+            OpenStore::Postgres(store) => store.close().await,
         }
     }
 }
@@ -203,21 +213,21 @@ impl std::fmt::Display for Cell {
     }
 }
 
-/// Where the SQL of the engines differs.
+/// Differences between the SQL of the two engines.
 pub(crate) struct Dialect {
-    /// Defines `claimed (run, owner, id)`, one row per job of a claim.
+    /// Common table expression `claimed (run, owner, id)`.
     pub claimed: &'static str,
-    /// Which nodes count as dead.
+    /// Condition under which a node is dead.
     pub dead: String,
-    /// The last run number that was assigned.
+    /// Expression for the latest run number that was assigned.
     pub last_run: &'static str,
-    /// Writes an id as a literal.
+    /// Formats an id as a literal.
     pub literal: fn(Uuid) -> String,
     pub now: Timestamp,
 }
 
 impl Dialect {
-    /// Fills in the shared parts of a statement.
+    /// Replaces the placeholders of a statement.
     pub fn sql(&self, sql: &str) -> String {
         sql.replace("{with}", &checks::WITH.replace("{claimed}", self.claimed))
             .replace("{dead}", &self.dead)
@@ -226,21 +236,23 @@ impl Dialect {
     }
 }
 
-/// Checks the version of the schema before anything else. `Some`: it is too old to be inspected.
-pub(crate) fn judge_schema(found: i32, engine: &'static str) -> Result<Option<Inspection>> {
+/// Returns an inspection with one finding if the schema is too old for the other checks.
+///
+/// Fails if the schema is newer than this version of faena.
+pub(crate) fn check_schema(found: i32, engine: &'static str) -> Result<Option<Inspection>> {
     match missing(MIGRATIONS, found, true)? {
         [] => Ok(None),
         missing => {
             let code = code_of("schema-old");
             let needed = missing.last().map_or(found, |migration| migration.version);
-            let text = format!("the database has schema version {found}, this faena works with {needed}");
+            let text = format!("the database has schema version {found}, but this version of faena needs {needed}");
             Ok(Some(Inspection { engine, jobs: 0, in_use_by: None, findings: vec![code.finding(1, text)] }))
         }
     }
 }
 
-pub(crate) fn nothing_there(what: &str) -> StoreError {
+pub(crate) fn no_database(place: &str) -> StoreError {
     StoreError::Setup(format!(
-        "there is no Faena database in {what}; check DATABASE_URL or --database-url, or start `faena serve` once to make it"
+        "there is no Faena database in {place}; check DATABASE_URL or --database-url, or run \"faena serve\" to create it"
     ))
 }

@@ -45,8 +45,8 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     database.execute("UPDATE counter SET n = n + 2 WHERE tally = 4", []).unwrap();
     let (code, stdout, _) = doctor(folder.path(), &server, &[]);
     assert_eq!(code, 1, "{stdout}");
-    assert!(stdout.starts_with("error    counter-drift  1 counters differ"), "{stdout}");
-    assert!(stdout.contains("default/noop done: says 22, counted 20 → run `faena doctor --fix`"), "{stdout}");
+    assert!(stdout.starts_with("error    counter-drift  1 counter differs"), "{stdout}");
+    assert!(stdout.contains("default/noop completed: counter 22, rows 20 → run \"faena doctor --fix\""), "{stdout}");
     assert!(stdout.contains("1 error") && stdout.contains(": 21 jobs checked in "), "{stdout}");
     assert!(stdout.trim_end().ends_with(&format!(", in use by process {}", faena.process_id())), "{stdout}");
     let (code, stdout, stderr) = doctor(folder.path(), &server, &["--fix"]);
@@ -58,8 +58,8 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     assert_eq!((code, codes(&stdout)), (1, vec!["counter-drift".to_owned(), "node-dead".to_owned()]), "{stdout}");
     let (code, stdout, _) = doctor(folder.path(), &server, &["--fix"]);
     assert_eq!(code, 0, "{stdout}");
-    assert!(stdout.contains("fixed    counter-drift  1 counters counted again"), "{stdout}");
-    assert!(stdout.contains("fixed    node-dead  1 jobs of dead servers released"), "{stdout}");
+    assert!(stdout.contains("fixed    counter-drift  1 counter recounted"), "{stdout}");
+    assert!(stdout.contains("fixed    node-dead  1 job released"), "{stdout}");
     let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
     assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
 

@@ -1,25 +1,25 @@
-//! What must hold, as SQL that finds the rows for which it does not.
+//! The invariants, as SQL that finds the rows that violate them.
 //!
-//! Each query returns `code, id, words, x, y, z`; the entry of the code in `CODES` says how a row is shown. Each table is
-//! read once from end to end: probing per job took four times as long on a million finished jobs.
+//! Each query returns `code, id, words, x, y, z`; the code's entry in `CODES` says how to describe a row. The queries read each
+//! table once from end to end: a lookup per job took four times as long on a million finished jobs.
 
 use super::{
-    Cell, Dialect, EXAMPLES, Finding, Judge, Severity,
+    Cell, Collector, Dialect, EXAMPLES, Finding, Severity, collector,
     fixes::{Fix, fix_of},
-    judge,
 };
 use crate::sql::sql;
 
+/// A kind of finding.
 pub(crate) struct Code {
     pub code: &'static str,
     severity: Severity,
-    /// What is wrong with all of them, after their number.
+    /// The problem, after the number of rows: `{job is|jobs are}` agrees with it.
     summary: &'static str,
-    /// How one of them is shown: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:place}` is the name of a tally.
+    /// Description of a row: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:state}` is the name of a state, `{x:s}` seconds, `{x:jobs}` a number of jobs.
     example: &'static str,
     advice: &'static str,
-    /// What a repair has done with them.
-    pub fixed: &'static str,
+    /// What a repair did, after the number of rows: `{job|jobs}` agrees with it.
+    fixed: &'static str,
 }
 
 impl Code {
@@ -28,9 +28,9 @@ impl Code {
         Finding { code: self.code, severity: self.severity, count, text, advice: self.advice, fixable }
     }
 
-    /// Returns the finding about these examples of `count`.
+    /// Returns the finding for `count` rows, of which `examples` are named.
     pub fn found(&self, count: u64, examples: &[String]) -> Finding {
-        let mut text = format!("{count} {}: {}", self.summary, examples.join(", "));
+        let mut text = format!("{count} {}: {}", agree(self.summary, count), examples.join(", "));
         let more = count.saturating_sub(examples.len() as u64);
         if more > 0 {
             text.push_str(&format!(" and {more} more"));
@@ -38,26 +38,51 @@ impl Code {
         self.finding(count, text)
     }
 
-    /// Returns how a row of a query is shown.
-    pub fn read(&self, row: &[Cell]) -> String {
+    /// Says what a repair did with `count` rows, without their number.
+    pub fn fixed(&self, count: u64) -> String {
+        agree(self.fixed, count)
+    }
+
+    /// Describes a row of a query.
+    pub fn describe(&self, row: &[Cell]) -> String {
         let mut text = self.example.to_owned();
-        for (at, name) in ["id", "words", "x", "y", "z"].into_iter().enumerate() {
-            let cell = row.get(at + 1).unwrap_or(&Cell::Null);
+        for (index, name) in ["id", "words", "x", "y", "z"].into_iter().enumerate() {
+            let cell = row.get(index + 1).unwrap_or(&Cell::Null);
             text = text.replace(&format!("{{{name}}}"), &cell.to_string());
-            text = text.replace(&format!("{{{name}:place}}"), tally_name(cell.number()));
+            text = text.replace(&format!("{{{name}:state}}"), tally_name(cell.number()));
             text = text.replace(&format!("{{{name}:s}}"), &format!("{} s", cell.number() / 1_000));
+            let jobs = if cell.number() == 1 { "job" } else { "jobs" };
+            text = text.replace(&format!("{{{name}:jobs}}"), &format!("{} {jobs}", cell.number()));
         }
         text
     }
 }
 
+/// Replaces each `{one|many}` by the form that agrees with `count`.
+fn agree(text: &str, count: u64) -> String {
+    let mut agreed = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, forms, after)) = next_forms(rest) {
+        agreed.push_str(before);
+        agreed.push_str(if count == 1 { forms.0 } else { forms.1 });
+        rest = after;
+    }
+    agreed + rest
+}
+
+fn next_forms(text: &str) -> Option<(&str, (&str, &str), &str)> {
+    let (before, rest) = text.split_once('{')?;
+    let (forms, after) = rest.split_once('}')?;
+    Some((before, forms.split_once('|')?, after))
+}
+
 fn tally_name(tally: i64) -> &'static str {
     match tally {
         0 => "pending",
-        1 => "ready",
+        1 => "queued",
         2 => "in flight",
         3 => "retrying",
-        4 => "done",
+        4 => "completed",
         5 => "failed",
         6 => "cancelled",
         _ => "?",
@@ -68,12 +93,13 @@ pub(crate) fn code_of(code: &str) -> &'static Code {
     CODES.iter().find(|known| known.code == code).unwrap_or(&UNKNOWN)
 }
 
-const UNKNOWN: Code = warning("unknown", "unknown findings", "{id} {words}", "report this as a bug");
+const UNKNOWN: Code =
+    warning("unknown", "{problem|problems} of an unknown kind", "{id} {words}", "report this as a bug");
 
-const FIX: &str = "run `faena doctor --fix`";
+const FIX: &str = "run \"faena doctor --fix\"";
 const SERVE: &str =
-    "start a server (`faena serve`), which handles it; if one is running, check its loops in /health/ready";
-const BY_HAND: &str = "no repair is safe, nothing is lost; check the rows, and restore a backup if they matter";
+    "start a server (\"faena serve\"), which repairs this; if one is running, check its loops in /health/ready";
+const BY_HAND: &str = "no automatic repair is safe: inspect the rows, and restore a backup if you need them";
 
 const fn error(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
     Code { code, severity: Severity::Error, summary, example, advice, fixed: "" }
@@ -84,186 +110,233 @@ const fn warning(code: &'static str, summary: &'static str, example: &'static st
 }
 
 impl Code {
-    const fn fixed(self, fixed: &'static str) -> Code {
+    const fn repaired(self, fixed: &'static str) -> Code {
         Code { fixed, ..self }
     }
 }
 
 const CODES: &[Code] = &[
-    error("job-nowhere", "jobs are in no table, so they will never run", "{id}", FIX).fixed("jobs made ready again"),
-    error("job-twice", "jobs are in more than one table", "{id} ({x:place}, {y:place})", FIX)
-        .fixed("duplicate rows removed"),
-    error("wrong-lane", "rows are in another lane than their job", "{id} ({x:place})", FIX)
-        .fixed("rows moved to the lane of their job"),
-    error("lane-missing", "lanes that jobs name do not exist", "lane {x}", BY_HAND),
-    error("orphaned-rows", "rows belong to jobs, webhooks or workers that do not exist", "{words} of {id}", FIX)
-        .fixed("orphaned rows removed"),
-    error("counter-drift", "counters differ from the rows", "{words} {x:place}: says {y}, counted {z}", FIX)
-        .fixed("counters counted again"),
-    error("job-unreadable", "jobs have unreadable options, so claims that meet them fail", "{id}", BY_HAND),
-    error("claim-without-owner", "claims have no live owner", "run {x} of owner {id} ({y} jobs)", SERVE)
-        .fixed("jobs of dead owners released"),
-    warning("node-dead", "servers ended without leaving", "{words} ({x} jobs in flight)", SERVE)
-        .fixed("jobs of dead servers released"),
-    error("worker-unwatched", "live workers have neither a live server nor a deadline", "{words}", FIX)
-        .fixed("workers detached or given a deadline"),
-    warning("worker-overdue", "workers should have been declared lost long ago", "{words} ({x:s} ago)", SERVE),
-    error("worker-state", "workers are terminated by one field and alive by another", "{words} (state {x})", BY_HAND),
-    error("worker-history", "workers changed their state in a way that is not allowed", "{words}", BY_HAND),
-    error("outbox-without-event", "outbox rows have no event", "event {x} of {id}", FIX)
-        .fixed("outbox rows without an event removed"),
-    error("outbox-unknown-sink", "outbox rows have no sink", "event {x} for sink {y}", FIX)
-        .fixed("outbox rows without a sink removed"),
-    warning("lease-unknown-sink", "leases have no sink", "partition {x} of sink {y}", FIX)
-        .fixed("leases without a sink removed"),
-    error("running-without-claim", "jobs are marked as running and not in flight", "{id} (run {x})", FIX)
-        .fixed("marks removed"),
-    error("blocked-without-parents", "jobs wait for parents and have none left", "{id}", FIX).fixed("jobs released"),
-    error("look-too-far", "jobs that wait for parents are checked only in days", "{id}", FIX)
-        .fixed("jobs are checked now"),
-    warning("waiting-overdue", "jobs are due and no server has moved them", "{id} ({x:s} ago)", SERVE),
-    error("illegal-state", "rows have a state that does not exist", "{words} of {id}: {x}", BY_HAND),
-    error("rule-illegal", "settings of queues or limits are not valid", "{words}: {x}", BY_HAND),
-    error("run-behind", "run numbers are in use that were not assigned yet", "{x}, assigned up to {y}", FIX)
-        .fixed("run sequence moved forward"),
-    error("unique-key-held", "unique keys are held by jobs that have finished", "{words} ({id})", FIX)
-        .fixed("unique keys freed"),
+    error("job-nowhere", "{job has|jobs have} no state, so {it|they} will never run", "{id}", FIX)
+        .repaired("{job|jobs} queued again"),
+    error("job-twice", "{job has|jobs have} more than one state", "{id} ({x:state}, {y:state})", FIX)
+        .repaired("surplus {state|states} deleted"),
+    error("wrong-lane", "{job is|jobs are} in the wrong lane", "{id} ({x:state})", FIX)
+        .repaired("{row|rows} moved to the lane of the job"),
+    error("lane-missing", "{lane is|lanes are} used by jobs but missing", "lane {x}", BY_HAND),
+    error(
+        "orphaned-rows",
+        "{row belongs|rows belong} to a job, webhook or worker that does not exist",
+        "{words} of {id}",
+        FIX,
+    )
+    .repaired("orphaned {row|rows} deleted"),
+    error(
+        "counter-drift",
+        "{counter differs|counters differ} from the number of rows",
+        "{words} {x:state}: counter {y}, rows {z}",
+        FIX,
+    )
+    .repaired("{counter|counters} recounted"),
+    error("job-unreadable", "{job has|jobs have} invalid options, which make claims fail", "{id}", BY_HAND),
+    error("claim-without-owner", "{claim has|claims have} no live owner", "run {x} of owner {id} ({y:jobs})", SERVE)
+        .repaired("{job|jobs} released from dead owners"),
     warning(
-        "attempts-missing",
-        "jobs have more attempts than are recorded",
-        "{id} (attempt {x}, {y} recorded)",
+        "node-dead",
+        "{node|nodes} stopped without releasing {its|their} jobs",
+        "{words} ({x:jobs} in flight)",
+        SERVE,
+    )
+    .repaired("{job|jobs} released from dead nodes"),
+    error("worker-unwatched", "live {worker has|workers have} neither a live node nor a deadline", "{words}", FIX)
+        .repaired("{worker|workers} given a deadline"),
+    warning(
+        "worker-overdue",
+        "{worker has|workers have} not been declared lost although {its|their} deadline has passed",
+        "{words} ({x:s} ago)",
+        SERVE,
+    ),
+    error(
+        "worker-state",
+        "{worker has|workers have} a state that contradicts {its|their} end",
+        "{words} (state {x})",
         BY_HAND,
     ),
-    error("log-unreadable", "logs cannot be read", "{words} of {id}", BY_HAND),
+    error("worker-history", "illegal {transition|transitions} of workers", "{words}", BY_HAND),
+    error("outbox-without-event", "{message|messages} in the outbox without an event", "event {x} of {id}", FIX)
+        .repaired("{message|messages} without an event deleted from the outbox"),
+    error(
+        "outbox-unknown-sink",
+        "{message|messages} in the outbox for a sink that does not exist",
+        "event {x} for sink {y}",
+        FIX,
+    )
+    .repaired("{message|messages} for unknown sinks deleted from the outbox"),
+    warning("lease-unknown-sink", "{lease|leases} of a sink that does not exist", "partition {x} of sink {y}", FIX)
+        .repaired("{lease|leases} of unknown sinks deleted"),
+    error("running-without-claim", "{job is|jobs are} marked as running but not claimed", "{id} (run {x})", FIX)
+        .repaired("{mark|marks} of running jobs deleted"),
+    error("blocked-without-parents", "{job waits|jobs wait} for parents but {has|have} none left", "{id}", FIX)
+        .repaired("{job|jobs} unblocked"),
+    error("look-too-far", "{job|jobs} waiting for parents will be checked again only in more than a day", "{id}", FIX)
+        .repaired("{job|jobs} scheduled for a check now"),
+    warning("waiting-overdue", "{job is|jobs are} overdue", "{id} ({x:s} ago)", SERVE),
+    error("illegal-state", "{row has|rows have} an unknown state", "{words} of {id}: {x}", BY_HAND),
+    error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{words}: {x}", BY_HAND),
+    error("run-behind", "run {number is|numbers are} in use but not assigned yet", "{x}, assigned up to {y}", FIX)
+        .repaired("run {sequence|sequences} moved forward"),
+    error("unique-key-held", "unique {key is|keys are} held by a finished job", "{words} ({id})", FIX)
+        .repaired("unique {key|keys} released"),
+    warning(
+        "attempts-missing",
+        "{job has|jobs have} fewer recorded attempts than retries",
+        "{id} ({x} retries, {y} recorded)",
+        BY_HAND,
+    ),
+    error("log-unreadable", "{log is|logs are} unreadable", "{words} of {id}", BY_HAND),
     warning(
         "log-time",
-        "logs go back in time by more than clocks may differ",
+        "{log goes|logs go} back in time by more than clocks may differ",
         "{words} of {id}",
         "compare the clocks of the servers",
     ),
-    warning("log-incomplete", "logs are incomplete", "{words} of {id}", BY_HAND),
-    error("key-missing", "ready jobs of a keyed lane have no key, or others have one", "{id}", FIX)
-        .fixed("keys written"),
+    warning("log-incomplete", "{log is|logs are} incomplete", "{words} of {id}", BY_HAND),
+    error("key-missing", "ready {job|jobs} without a key in a keyed lane, or with a key in another lane", "{id}", FIX)
+        .repaired("{key|keys} set"),
     error(
         "key-queue-missing",
-        "keys have ready jobs and no key queue, so they cannot be claimed",
+        "{key has|keys have} ready jobs but no key queue, so the jobs cannot be claimed",
         "key {x} of lane {y}",
         FIX,
     )
-    .fixed("key queues created"),
-    error("key-queue-closed", "key queues are closed, and nothing will open them", "key {x} of lane {y}", FIX)
-        .fixed("key queues opened"),
-    warning("key-queue-overdue", "key queues should have been opened long ago", "key {x} of lane {y}", SERVE),
-    error("key-in-flight-stale", "jobs that are not in flight count for the limit of their key", "{id}", FIX)
-        .fixed("stale rows removed"),
-    error("key-in-flight-missing", "jobs in flight do not count for the limit of their key", "{id}", FIX)
-        .fixed("jobs counted for their key"),
-    error("webhook-stuck", "unsettled webhooks have no due time", "{id}", FIX).fixed("webhooks given a due time"),
-    warning("webhook-overdue", "webhooks should have been sent long ago", "{id} ({x:s} ago)", SERVE),
-    error("bulk-stuck", "unfinished bulk actions have no due time", "{id}", FIX).fixed("bulk actions given a due time"),
-    warning("bulk-overdue", "bulk actions should have continued long ago", "{id} ({x:s} ago)", SERVE),
-    error("schedule-stuck", "active schedules have no next due time", "{words} ({id})", FIX)
-        .fixed("schedules given their next due time, or ended"),
-    warning("schedule-overdue", "schedules are due and no server fires them", "{words} ({id}, {x:s} ago)", SERVE),
+    .repaired("key {queue|queues} created"),
+    error("key-queue-closed", "key {queue is|queues are} closed and will never open", "key {x} of lane {y}", FIX)
+        .repaired("key {queue|queues} opened"),
+    warning("key-queue-overdue", "key {queue|queues} should have opened long ago", "key {x} of lane {y}", SERVE),
+    error(
+        "key-in-flight-stale",
+        "{job counts|jobs count} towards the limit of a key but {is|are} not in flight",
+        "{id}",
+        FIX,
+    )
+    .repaired("stale {job|jobs} removed from the limit of a key"),
+    error(
+        "key-in-flight-missing",
+        "{job is|jobs are} in flight but {does|do} not count towards the limit of {its|their} key",
+        "{id}",
+        FIX,
+    )
+    .repaired("{job|jobs} counted towards the limit of a key"),
+    error("webhook-stuck", "unsent {webhook has|webhooks have} no due time", "{id}", FIX)
+        .repaired("{webhook|webhooks} given a due time"),
+    warning("webhook-overdue", "{webhook is|webhooks are} overdue", "{id} ({x:s} ago)", SERVE),
+    error("bulk-stuck", "unfinished bulk {action has|actions have} no due time", "{id}", FIX)
+        .repaired("bulk {action|actions} given a due time"),
+    warning("bulk-overdue", "bulk {action is|actions are} overdue", "{id} ({x:s} ago)", SERVE),
+    error("schedule-stuck", "active {schedule has|schedules have} no next due time", "{words} ({id})", FIX)
+        .repaired("{schedule|schedules} given {its|their} next due time, or deactivated"),
+    warning("schedule-overdue", "{schedule is|schedules are} overdue", "{words} ({id}, {x:s} ago)", SERVE),
     error(
         "schedule-unreadable",
-        "schedules are unreadable, and do not fire",
+        "{schedule has|schedules have} an invalid timing and {does|do} not fire",
         "{words} ({id})",
-        "delete it (`faena schedules delete`) and create it again",
+        "delete it (\"faena schedules delete\") and create it again",
     ),
     warning(
         "tick-without-job",
-        "due times became jobs that do not exist, although no job was deleted",
+        "{due time created a job|due times created jobs} that no longer {exists|exist}, although no user deleted jobs",
         "{id} of {words}",
-        "expected if `retention` is shorter than an hour; otherwise check the rows",
+        "expected if \"retention\" is shorter than an hour; otherwise inspect the rows",
     ),
-    error("due-twice", "due times of schedules have more than one job", "{id} ({words})", BY_HAND),
-    error("schema-old", "", "", "run `faena migrate`, or start a server of this version"),
-    // Set-up: PostgreSQL.
-    error("postgres-old", "", "", "move to PostgreSQL 13 or newer"),
-    warning("clock-skew", "", "", "synchronise both clocks by NTP"),
+    error("due-twice", "{job was|jobs were} created for a due time that already had one", "{id} ({words})", BY_HAND),
+    error("schema-old", "", "", "run \"faena migrate\", or start a server of this version"),
+    // Configuration of PostgreSQL.
+    error("postgres-old", "", "", "upgrade to PostgreSQL 13 or newer"),
+    warning("clock-skew", "", "", "synchronise the clocks of both machines with NTP"),
     warning(
         "partition-missing",
-        "coming days have no partition for finished jobs",
+        "future {day has|days have} no partition for completed jobs",
         "{words}",
-        "start a server, which creates them, or run `faena doctor --fix`",
+        "start a server, which creates them, or run \"faena doctor --fix\"",
     )
-    .fixed("partitions created"),
+    .repaired("{partition|partitions} created"),
     warning(
         "default-partition",
         "",
         "",
-        "harmless; retention deletes them. If their number grows, search the server logs for `partition`",
+        "harmless; retention deletes them. If their number grows, look for \"partition\" in the logs of the servers",
     ),
     warning(
         "xmin-held",
-        "sessions keep old row versions from being removed, which slows claims down",
+        "{session prevents|sessions prevent} the removal of old row versions, which slows down claims",
         "{words}",
-        "end their transaction, or the session: SELECT pg_terminate_backend(pid)",
+        "end the transaction, or the session: SELECT pg_terminate_backend(pid)",
     ),
     warning(
         "slot-held",
-        "replication slots keep old row versions or WAL",
+        "replication {slot retains|slots retain} old row versions or WAL",
         "{words}",
-        "let their consumer catch up, or drop them: SELECT pg_drop_replication_slot(name)",
+        "let the consumer catch up, or drop the slot: SELECT pg_drop_replication_slot(name)",
     ),
     warning(
         "vacuum-behind",
-        "tables have many dead rows",
+        "{table has|tables have} many dead rows",
         "{words}",
-        "check for xmin-held above; otherwise VACUUM them and give autovacuum more workers",
+        "check xmin-held above; otherwise VACUUM them and give autovacuum more workers",
     ),
     warning(
         "listen-impossible",
         "",
         "",
-        "servers poll, nothing is lost; connect without a transaction-mode pooler for immediate signals",
+        "harmless, because servers poll; for immediate notifications connect without PgBouncer's transaction mode",
     ),
-    // Set-up: SQLite.
+    // Configuration of SQLite.
     error(
         "file-damaged",
-        "faults of the file",
+        "{error|errors} in the database file",
         "{words}",
-        "stop the server, copy the file, restore a backup or try `sqlite3 FILE .recover`",
+        "stop the server, copy the file, then restore a backup or try \"sqlite3 FILE .recover\"",
     ),
-    warning("wal-large", "", "", "a reader keeps it; end the reader, or restart the server"),
-    error("file-read-only", "", "", "give the file and its folder to the user who runs the server"),
-    warning("file-open-to-all", "", "", "chmod o-w the file"),
+    warning("wal-large", "", "", "end the long-running reader, or restart the server"),
+    error("file-read-only", "", "", "give the user that runs the server write access to the file and its directory"),
+    warning("file-open-to-all", "", "", "run \"chmod o-w\" on the file"),
 ];
 
-/// What a query may refer to: `claimed`, every id of every claim; `in_flight`, those of them whose run has not ended;
-/// `places`, where ids are, with the tally they are counted under.
+/// Relations that a query can use: `claimed`, every job of every claim; `in_flight`, those of them whose run has not ended;
+/// `job_states`, the state of every job, with the tally that counts it.
 pub(crate) const WITH: &str = sql!("WITH RECURSIVE {claimed},
 in_flight (id, lane, run, owner) AS MATERIALIZED (
     SELECT h.id, j.lane, h.run, h.owner FROM claimed h CROSS JOIN job j WHERE j.id = h.id
        AND NOT EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = h.id AND d.run = h.run)
        AND NOT EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = h.id AND e.run = h.run)
        AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.id = h.id AND a.run = h.run)),
-places (id, lane, place) AS (
+job_states (id, lane, tally) AS (
     SELECT id, lane, {TALLY_QUEUED} FROM ready
     UNION ALL SELECT id, lane, CASE state WHEN {PENDING} THEN {TALLY_PENDING} ELSE {TALLY_RETRYING} END FROM waiting
     UNION ALL SELECT id, lane, {TALLY_IN_FLIGHT} FROM in_flight
     UNION ALL SELECT id, lane, {TALLY_COMPLETED} FROM done
     UNION ALL SELECT id, lane, CASE state WHEN {FAILED} THEN {TALLY_FAILED} ELSE {TALLY_CANCELLED} END FROM ended)");
 
-/// One step of the inspection: what is read, and which function checks the rows.
+/// One step of an inspection: a query, and the function that checks its rows.
 pub(crate) struct Step {
     pub name: &'static str,
     pub sql: String,
-    pub take: fn(&mut Judge, &[Cell]),
+    pub take: fn(&mut Collector, &[Cell]),
 }
 
 pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
-    let query = |name, sql: &str| Step { name, sql: dialect.sql(&wrapped(sql)), take: Judge::row };
-    let walk = |name, sql: &str, take| Step { name, sql: dialect.sql(sql), take };
-    let mut steps =
-        vec![walk("jobs", "SELECT CAST(count(*) AS bigint) FROM job", judge::jobs), query("places", PLACES)];
+    let query = |name, sql: &str| Step { name, sql: dialect.sql(&wrapped(sql)), take: Collector::row };
+    let scan = |name, sql: &str, take| Step { name, sql: dialect.sql(sql), take };
+    let mut steps = vec![
+        scan("jobs", "SELECT CAST(count(*) AS bigint) FROM job", collector::jobs),
+        query("states of jobs", JOB_STATES),
+    ];
     steps.extend(
         [("counters", COUNTERS), ("lanes", LANES), ("orphaned rows", ORPHANS), ("owners", OWNERS)]
             .map(|(n, s)| query(n, s)),
     );
     steps.extend(
-        [("waiting jobs", WAITING), ("states", STATES), ("keys", KEYS), ("limits", LIMITS)].map(|(n, s)| query(n, s)),
+        [("waiting jobs", WAITING), ("state numbers", STATES), ("keys", KEYS), ("limits", LIMITS)]
+            .map(|(n, s)| query(n, s)),
     );
     steps.extend(
         [
@@ -276,23 +349,23 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
         .map(|(n, s)| query(n, s)),
     );
     steps.extend([
-        walk("options", "SELECT id, options FROM job WHERE options IS NOT NULL", judge::options),
-        walk("logs of completed jobs", "SELECT 'completed', id, CAST(6 AS bigint), run, log FROM done", judge::log),
-        walk("logs of other ends", "SELECT 'ended', id, state, run, log FROM ended", judge::log),
-        walk("logs of attempts", "SELECT 'attempt', id, state, run, log FROM attempt", judge::log),
-        walk("notes", "SELECT 'job_log', id, CAST(-1 AS bigint), run, log FROM job_log", judge::log),
-        walk(
-            "histories of workers",
+        scan("options", "SELECT id, options FROM job WHERE options IS NOT NULL", collector::options),
+        scan("logs of completed jobs", "SELECT 'completed', id, CAST(6 AS bigint), run, log FROM done", collector::log),
+        scan("logs of other ends", "SELECT 'ended', id, state, run, log FROM ended", collector::log),
+        scan("logs of attempts", "SELECT 'attempt', id, state, run, log FROM attempt", collector::log),
+        scan("job log", "SELECT 'job_log', id, CAST(-1 AS bigint), run, log FROM job_log", collector::log),
+        scan(
+            "worker histories",
             "SELECT worker, state FROM worker_change ORDER BY worker, sequence",
-            judge::history,
+            collector::history,
         ),
-        walk("workers", "SELECT id, state, key FROM worker", judge::worker),
+        scan("workers", "SELECT id, state, key FROM worker", collector::worker),
         query("schedules", SCHEDULES),
-        walk("timings of schedules", "SELECT id, anchor_at, spec, name FROM schedule", judge::schedule),
-        walk(
+        scan("schedule timings", "SELECT id, anchor_at, spec, name FROM schedule", collector::schedule),
+        scan(
             "jobs of schedules",
             sql!("SELECT l.value, j.id, j.options FROM label l CROSS JOIN job j WHERE l.kind = {SCHEDULE_LABEL} AND j.id = l.id ORDER BY l.value"),
-            judge::due,
+            collector::due,
         ),
     ]);
     steps
@@ -307,24 +380,24 @@ fn wrapped(sql: &str) -> String {
     )
 }
 
-/// Every job is in exactly one table, in its lane, and every row belongs to a job.
-const PLACES: &str = "
+/// Every job has exactly one state, in its lane, and every state belongs to a job.
+const JOB_STATES: &str = "
     SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-nowhere' WHEN n > 1 THEN 'job-twice' ELSE 'wrong-lane' END
-               AS code, id, 'place' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
+               AS code, id, 'state' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT id, sum(job) AS jobs, count(*) - sum(job) AS n, min(lane) AS low, max(lane) AS high,
-                 min(place) AS first, max(place) AS last
-          FROM (SELECT id, lane, 1 AS job, CAST(NULL AS integer) AS place FROM job UNION ALL SELECT id, lane, 0, place FROM places) r
+                 min(tally) AS first, max(tally) AS last
+          FROM (SELECT id, lane, 1 AS job, CAST(NULL AS integer) AS tally FROM job UNION ALL SELECT id, lane, 0, tally FROM job_states) r
           GROUP BY id) g
     WHERE jobs <> 1 OR n <> 1 OR low <> high";
 
 const COUNTERS: &str = sql!(
     "
     SELECT 'counter-drift' AS code, CAST(NULL AS uuid) AS id, coalesce(l.queue || '/' || l.type, 'no lane') AS words,
-           CAST(d.tally AS bigint) AS x, d.says AS y, d.counted AS z
-    FROM (SELECT lane, tally, CAST(sum(says) AS bigint) AS says, CAST(sum(counted) AS bigint) AS counted
-          FROM (SELECT lane, tally, n AS says, 0 AS counted FROM counter WHERE tally < {TALLY_RAN}
-                UNION ALL SELECT lane, place, 0, count(*) FROM places GROUP BY lane, place) c
-          GROUP BY lane, tally HAVING sum(says) <> sum(counted)) d LEFT JOIN lane l ON l.id = d.lane"
+           CAST(d.tally AS bigint) AS x, d.stored AS y, d.counted AS z
+    FROM (SELECT lane, tally, CAST(sum(stored) AS bigint) AS stored, CAST(sum(counted) AS bigint) AS counted
+          FROM (SELECT lane, tally, n AS stored, 0 AS counted FROM counter WHERE tally < {TALLY_RAN}
+                UNION ALL SELECT lane, tally, 0, count(*) FROM job_states GROUP BY lane, tally) c
+          GROUP BY lane, tally HAVING sum(stored) <> sum(counted)) d LEFT JOIN lane l ON l.id = d.lane"
 );
 
 const LANES: &str = "
@@ -347,7 +420,7 @@ const ORPHANS: &str = orphans!(
     "worker_change" "worker" "worker",
 );
 
-/// Every claim has a live owner.
+/// Every claim belongs to a live node or worker.
 const OWNERS: &str = sql!("
     SELECT 'claim-without-owner' AS code, b.owner AS id, '' AS words, b.run AS x,
            CAST((SELECT count(*) FROM in_flight h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
@@ -369,7 +442,7 @@ const OWNERS: &str = sql!("
     SELECT 'running-without-claim', r.id, '', r.run, NULL, NULL FROM running r
     WHERE NOT EXISTS (SELECT 1 FROM in_flight h WHERE h.id = r.id AND h.run = r.run)");
 
-/// Everything that waits is checked in time.
+/// Every waiting job is due in time.
 const WAITING: &str = "
     SELECT 'blocked-without-parents' AS code, w.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
@@ -397,7 +470,7 @@ const KEYS: &str = sql!("
       AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
            OR EXISTS (SELECT 1 FROM ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id))");
 
-/// Key queues of keyed lanes. A closed key queue is opened by its time, or when a job of its key ends.
+/// Key queues and jobs in flight of keyed lanes. A closed key queue opens at its time, or when a job in flight of its key ends.
 const LIMITS: &str = "
     SELECT 'key-missing' AS code, r.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM ready r JOIN lane l ON l.id = r.lane WHERE (r.key IS NULL) = l.keyed
@@ -426,7 +499,7 @@ const DELIVERIES: &str = sql!("
     UNION ALL
     SELECT 'bulk-overdue', id, '', {now} - due_at, NULL, NULL FROM bulk WHERE finished_at IS NULL AND due_at < {now} - 300000");
 
-/// A job that a person deleted is missing for a good reason.
+/// Every job of a schedule exists, unless a user has deleted jobs since.
 const SCHEDULES: &str = "
     SELECT 'schedule-stuck' AS code, id, name AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM schedule WHERE active AND next_at IS NULL
@@ -452,7 +525,7 @@ const RULES: &str = "
     SELECT 'rule-illegal', CAST(NULL AS uuid), 'fairness of queue ' || name, CAST(fairness AS bigint), NULL, NULL
     FROM queue WHERE fairness NOT IN (0, 1)";
 
-/// Each attempt before the last one is recorded. A manual retry counts from the beginning.
+/// Every attempt but the last is recorded. After a manual retry the attempts are counted from the beginning.
 const ATTEMPTS: &str = sql!("
     SELECT 'attempts-missing' AS code, t.id, '' AS words, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
            CAST(NULL AS bigint) AS z
@@ -465,7 +538,7 @@ const ATTEMPTS: &str = sql!("
                 UNION ALL SELECT id, retry_count FROM ended WHERE retry_count > 0) p) t
     WHERE t.known < t.retry_count");
 
-/// Every row of the outbox has an event and a sink.
+/// Every outbox row has an event and a sink.
 const OUTBOX: &str = "
     SELECT 'outbox-without-event' AS code, o.subject AS id, '' AS words, CAST(o.position AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z

@@ -1,28 +1,28 @@
-//! How each fault is repaired, where that is safe.
+//! The repair of each finding, where one is safe.
 //!
-//! Every statement is guarded by the fault that it repairs, so it can be repeated, and changes nothing without the fault.
+//! Every statement is guarded by the condition that it repairs, so it can be run again and changes nothing else.
 
 use faena_domain::Timestamp;
 
-use super::{Cell, Dialect, judge::compile_timing};
+use super::{Cell, Dialect, collector::compile_timing};
 use crate::sql::{PENDING, sql};
 use crate::{assemble::parse_options, plan::key_number};
 
-/// How a fault is repaired.
+/// Repair of the findings of one code.
 pub(crate) enum Fix {
     /// No repair is safe.
     None,
-    /// Statements in one transaction; the rows changed by those marked `Counted` are the number of repairs.
+    /// Runs statements in one transaction. The rows that `Counted` statements change are the number of repairs.
     Sql(&'static [Statement]),
-    /// Reads rows, and derives statements from each of them.
-    Rows {
-        select: &'static str,
-        make: fn(&Dialect, &[Cell]) -> Vec<String>,
-    },
-    /// `node_recover`, until nothing is left.
+    /// Reads rows, and runs statements for each of them.
+    Rows { select: &'static str, make: fn(&Dialect, &[Cell]) -> Vec<String> },
+    /// Calls `node_recover` until nothing is left.
     Recover,
+    /// Corrects the counters.
     Recount,
+    /// Moves the sequence of run numbers forward.
     MoveSequence,
+    /// Creates missing partitions.
     MakePartitions,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "blocked-without-parents" => Fix::Rows {
             select: "SELECT w.lane, w.id, j.options FROM waiting w JOIN job j ON j.id = w.id
                      WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)",
-            make: release_job,
+            make: unblock,
         },
         "look-too-far" => Fix::Sql(&[Counted(
             "UPDATE waiting SET due_at = {now} WHERE blocked AND due_at > {now} + 86400000",
@@ -83,7 +83,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         "key-in-flight-missing" => Fix::Rows {
             select: "{with} SELECT d.lane, d.id, j.options FROM in_flight d JOIN lane l ON l.id = d.lane JOIN job j ON j.id = d.id
                      WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)",
-            make: count_for_key,
+            make: add_in_flight,
         },
         "webhook-stuck" => {
             Fix::Sql(&[Counted(sql!("UPDATE webhook SET due_at = {now} WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at IS NULL"))])
@@ -110,34 +110,34 @@ pub(crate) fn fix_of(code: &str) -> Fix {
     }
 }
 
-/// Its attempts continue where its record ends. It is unknown whether it had started, so its next start is recorded first. In
-/// a keyed lane the next pass gives it its key.
+/// Queues the job again. Its retries continue after the recorded attempts. It may have started before, so its next start is
+/// recorded before it happens. In a keyed lane the next pass sets its key.
 const JOB_NOWHERE: &[Statement] = &[
     Also(
         "INSERT INTO job_log (id, run, log) {with}
-         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no table\"]'
-         FROM (SELECT id FROM job EXCEPT SELECT id FROM places) u",
+         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no state\"]'
+         FROM (SELECT id FROM job EXCEPT SELECT id FROM job_states) u",
     ),
     Counted(
         sql!("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) {with}
          SELECT j.lane, {now}, j.id, CAST(coalesce((
                     SELECT CASE a.state WHEN {RETRYING} THEN a.retry_count + 1 WHEN {QUEUED} THEN a.retry_count ELSE 0 END
                     FROM attempt a WHERE a.id = j.id ORDER BY a.run DESC LIMIT 1), 0) AS smallint), TRUE
-         FROM job j WHERE j.id IN (SELECT id FROM job EXCEPT SELECT id FROM places)"),
+         FROM job j WHERE j.id IN (SELECT id FROM job EXCEPT SELECT id FROM job_states)"),
     ),
 ];
 
-/// Finished wins over in flight, that over ready, that over waiting; completed wins over failed or cancelled, which is kept
-/// as an attempt; of two ready rows the earlier stays. A job that is finished and in flight under a later run is left to that
-/// run.
+/// Keeps one state. Finished precedes in flight, in flight precedes queued, queued precedes waiting. Completed precedes failed and
+/// cancelled, which stay recorded as an attempt. Of two ready rows the earlier stays. A job that is finished and in flight under
+/// a later run is left to that run.
 const JOB_TWICE: &[Statement] = &[
     Counted(
-        sql!("{with} DELETE FROM waiting WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
-             AND id IN (SELECT id FROM places WHERE place IN ({TALLY_QUEUED}, {TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
+        sql!("{with} DELETE FROM waiting WHERE id IN (SELECT id FROM job_states GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM job_states WHERE tally IN ({TALLY_QUEUED}, {TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
     ),
     Counted(
-        sql!("{with} DELETE FROM ready WHERE id IN (SELECT id FROM places GROUP BY id HAVING count(*) > 1)
-             AND id IN (SELECT id FROM places WHERE place IN ({TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
+        sql!("{with} DELETE FROM ready WHERE id IN (SELECT id FROM job_states GROUP BY id HAVING count(*) > 1)
+             AND id IN (SELECT id FROM job_states WHERE tally IN ({TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
     ),
     Counted(
         "DELETE FROM ready WHERE EXISTS (SELECT 1 FROM ready o WHERE o.lane = ready.lane AND o.id = ready.id
@@ -175,10 +175,10 @@ const ORPHANS: &[Statement] = delete_orphans!(
     "worker_change" "worker" "worker",
 );
 
-/// The error of each counter, which is added to it, so that concurrent changes are kept.
+/// Returns the error of each counter. It is added to the counter, so that concurrent changes are kept.
 pub(crate) const DRIFT: &str = sql!(
     "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
-        SELECT lane, CAST(place AS smallint) AS tally, count(*) AS n FROM places GROUP BY lane, place
+        SELECT lane, CAST(tally AS smallint) AS tally, count(*) AS n FROM job_states GROUP BY lane, tally
         UNION ALL SELECT lane, tally, -n FROM counter WHERE tally < {TALLY_RAN}) c
     GROUP BY lane, tally HAVING sum(n) <> 0"
 );
@@ -187,8 +187,8 @@ pub(crate) const LARGEST_RUN: &str = "SELECT max(run) FROM (
     SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
     UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u";
 
-/// Releases a job without parents at its scheduled time.
-fn release_job(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+/// Makes a job without parents wait only for its scheduled time.
+fn unblock(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let due_at = options.scheduled_at.unwrap_or(dialect.now).max(dialect.now).as_ms();
     let (lane, id) = (row[0].number(), (dialect.literal)(row[1].id()));
@@ -196,7 +196,7 @@ fn release_job(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         format!(
             "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = {PENDING} AND id = {id} AND blocked"
         ),
-        note(&id, dialect.now, "faena doctor found it waiting without parents"),
+        note(&id, dialect.now, "faena doctor found it waiting for parents that no longer exist"),
     ]
 }
 
@@ -204,7 +204,7 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let key = match options.concurrency_key {
         Some(key) if row[3].number() == 1 => key_number(&key).to_string(),
-        // A job without a key in a keyed lane has no key queue.
+        // A job without a key in a keyed lane: no key queue fits.
         None if row[3].number() == 1 => return Vec::new(),
         _ => "NULL".into(),
     };
@@ -212,7 +212,8 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     vec![format!("UPDATE ready SET key = {key} WHERE lane = {lane} AND id = {id}")]
 }
 
-fn count_for_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
+/// Counts a job in flight for its key.
+fn add_in_flight(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Some(key) = parse_options(options_of(row)).ok().and_then(|options| options.concurrency_key) else {
         return Vec::new();
     };
@@ -220,14 +221,15 @@ fn count_for_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     vec![format!("INSERT INTO key_in_flight (key, id) VALUES ({}, {id}) ON CONFLICT DO NOTHING", key_number(&key))]
 }
 
-/// Continues a schedule after the last processed due time. One that is unreadable, or has no due time left, is ended.
+/// Computes the next due time after the cursor; missed due times are then treated as after an outage. Deactivates a schedule
+/// whose timing is invalid or has no due time left.
 fn next_time(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let id = (dialect.literal)(row[0].id());
     let next = compile_timing(row[1].number(), row[2].text())
         .and_then(|timing| timing.next(Timestamp::from_ms(row[3].number())));
     let change = match next {
         Some(tick) => format!("next_at = {}", tick.due.as_ms()),
-        None => "active = FALSE, finished = 'faena doctor found nothing that it would be due at'".into(),
+        None => "active = FALSE, finished = 'faena doctor found no due time that is left'".into(),
     };
     vec![format!("UPDATE schedule SET {change} WHERE id = {id} AND active AND next_at IS NULL")]
 }

@@ -1,4 +1,6 @@
-//! Doctor on a server: one REPEATABLE READ snapshot beside all nodes; repairs while writers wait for a moment.
+//! Inspects and repairs a PostgreSQL database.
+//!
+//! An inspection reads one REPEATABLE READ snapshot while the servers work. A repair blocks their writes for its duration.
 
 use std::time::Instant;
 
@@ -12,25 +14,25 @@ use super::{Postgres, Shared, audit, connect, due};
 use crate::{
     AuditEntry, AuditStore, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
-        Cell, Dialect, Finding, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema,
-        nothing_there, steps,
+        Cell, Collector, Dialect, Finding, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes,
+        no_database, steps,
     },
 };
 
 const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, owner, unnest(ids) FROM claim)";
 
-const SKEW_MS: i64 = 2_000;
-/// A transaction that has been open for longer blocks vacuum.
+const MAX_CLOCK_SKEW_MS: i64 = 2_000;
+/// Age of a transaction from which it is reported: it prevents vacuum from removing old row versions.
 const OLD_TRANSACTION_MS: i64 = 300_000;
-/// How often a repair is repeated that conflicts with servers.
-const TRIES: usize = 5;
-/// The counter shard that repairs add to. Servers have 0 and more.
+/// Number of times a repair is tried again after a lock conflict with a server.
+const MAX_RETRIES: usize = 5;
+/// Shard of the counters that repairs add to. Servers use 0 and above.
 const SHARD: i16 = -1;
 
 fn dialect(now: Timestamp) -> Dialect {
     Dialect {
         claimed: CLAIMED,
-        // A lease that has just ended is handled by the next round of a server.
+        // A lease that has just expired is left to the servers.
         dead: format!("n.lease_until < {} - 30000", now.as_ms()),
         last_run: "(SELECT last_value FROM run)",
         literal: |id| format!("'{id}'::uuid"),
@@ -38,67 +40,69 @@ fn dialect(now: Timestamp) -> Dialect {
     }
 }
 
+/// Checks the whole database and changes nothing.
 pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
-    let asked = Instant::now();
+    let started = Instant::now();
     let pool = connect::pool(url)?;
     let client = pool.get().await.map_err(|e| {
         StoreError::Setup(format!(
-            "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it runs, and the host, user, password and database",
+            "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it is running, and the host, user, password and database name",
             error_chain(&e)
         ))
     })?;
     let mut findings = Vec::new();
-    if let Some(old) = look_at_server(&client, now.plus_ms(ms(asked.elapsed())), &mut findings).await? {
+    if let Some(old) = check_server(&client, now.plus_ms(ms(started.elapsed())), &mut findings).await? {
         return Ok(old);
     }
     client.batch_execute("LISTEN faena_doctor").await?;
-    // Sessions are checked before the inspection begins, because it is one itself.
-    look_at_sessions(&client, now, &mut findings).await?;
+    // Before the snapshot, which is an old transaction itself once it has run for a while.
+    check_sessions(&client, now, &mut findings).await?;
     client
         .batch_execute(
             "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = faena; SET LOCAL jit = off;
              SET LOCAL work_mem = '64MB'",
         )
         .await?;
-    let mut judge = Judge::default();
+    let mut collector = Collector::default();
     let steps = steps(&dialect(now));
     for (at, step) in steps.iter().enumerate() {
         progress(step.name, at, steps.len());
-        for_each(&client, &step.sql, |row| (step.take)(&mut judge, row)).await?;
+        for_each(&client, &step.sql, |row| (step.take)(&mut collector, row)).await?;
     }
-    look_at_partitions(&client, now, &mut judge, &mut findings).await?;
+    check_partitions(&client, now, &mut collector, &mut findings).await?;
     client.batch_execute("COMMIT").await?;
     if rows(&client, "SELECT 1 FROM pg_listening_channels() c WHERE c = 'faena_doctor'").await?.is_empty() {
-        let text = "LISTEN is forgotten between two statements, so servers do not hear of each other's changes at once";
+        let text =
+            "LISTEN does not last between two statements, so servers do not learn of each other's changes immediately";
         findings.push(code_of("listen-impossible").finding(1, text.into()));
     }
-    // Not returned to the pool: it listens.
+    // Not returned to the pool, because it listens.
     drop(Object::take(client));
-    let jobs = judge.jobs;
-    let mut all = judge.findings();
+    let jobs = collector.jobs;
+    let mut all = collector.findings();
     all.append(&mut findings);
     Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
 }
 
-/// `Some`: there is nothing to inspect.
-async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<Option<Inspection>> {
+/// Checks version, clock and schema of the server. Returns `Some` if the schema is too old for the other checks.
+async fn check_server(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<Option<Inspection>> {
     let sql =
         "SELECT current_setting('server_version_num')::int8, (extract(epoch FROM clock_timestamp()) * 1000)::int8,
                       (to_regclass('faena.faena_schema') IS NOT NULL)::int::int8";
     let row = cells(&client.query_one(sql, &[]).await?);
     let (version, clock, known) = (row[0].number(), row[1].number(), row[2].number() == 1);
     if !known {
-        return Err(nothing_there("the PostgreSQL database of DATABASE_URL"));
+        return Err(no_database("the PostgreSQL database of DATABASE_URL"));
     }
     let schema = client.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0);
-    if let Some(old) = judge_schema(schema, "postgres")? {
+    if let Some(old) = check_schema(schema, "postgres")? {
         return Ok(Some(old));
     }
     if version < 130_000 {
         findings.push(code_of("postgres-old").finding(1, format!("PostgreSQL has version {}", version / 10_000)));
     }
     let skew = now.as_ms() - clock;
-    if skew.abs() > SKEW_MS {
+    if skew.abs() > MAX_CLOCK_SKEW_MS {
         let text = format!(
             "this machine's clock is {:.1} s {} the database's",
             skew.abs() as f64 / 1e3,
@@ -109,8 +113,8 @@ async fn look_at_server(client: &Object, now: Timestamp, findings: &mut Vec<Find
     Ok(None)
 }
 
-/// Reports sessions that keep old row versions, and tables that suffer from it.
-async fn look_at_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<()> {
+/// Finds the sessions and replication slots that retain old row versions, and the tables that suffer.
+async fn check_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<()> {
     let since = now.plus_ms(-OLD_TRANSACTION_MS).as_ms();
     for (code, sql) in [
         (
@@ -150,27 +154,28 @@ async fn look_at_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Fi
     Ok(())
 }
 
-async fn look_at_partitions(
+async fn check_partitions(
     client: &Object,
     now: Timestamp,
-    judge: &mut Judge,
+    collector: &mut Collector,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     for name in due::coming_partitions(now) {
         if rows(client, &format!("SELECT 1 WHERE to_regclass('faena.{name}') IS NULL")).await?.len() == 1 {
-            judge.add("partition-missing", Uuid::nil(), &name);
+            collector.add("partition-missing", Uuid::nil(), &name);
         }
     }
     let rows = rows(client, "SELECT count(*) FROM faena.done_default").await?;
     let count = rows.first().map_or(0, |row| row[0].number());
     if count > 0 {
-        let text = format!("{count} completed jobs are in the default partition");
+        let jobs = if count == 1 { "job is" } else { "jobs are" };
+        let text = format!("{count} completed {jobs} in the default partition");
         findings.push(code_of("default-partition").finding(u64::try_from(count).unwrap_or(0), text));
     }
     Ok(())
 }
 
-/// Streams the rows: a million logs are never in memory together.
+/// Streams the rows, so that a million logs are never in memory together.
 async fn for_each(client: &Object, sql: &str, mut take: impl FnMut(&[Cell])) -> Result<()> {
     let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
     let stream = client.query_raw(sql, none).await?;
@@ -201,6 +206,7 @@ fn ms(duration: std::time::Duration) -> i64 {
 }
 
 impl Postgres {
+    /// Repairs the findings of one code. Returns the number of repairs.
     pub async fn doctor_fix(
         &self,
         code: &'static str,
@@ -214,10 +220,10 @@ impl Postgres {
             Fix::Recover => {
                 let mut count = 0;
                 loop {
-                    let freed = self.node_recover(grace_periods, now).await?;
-                    let some = freed.orphaned + freed.returned + freed.nodes;
-                    count += some as u64;
-                    if some == 0 {
+                    let recovered = self.node_recover(grace_periods, now).await?;
+                    let changed = recovered.orphaned + recovered.returned + recovered.nodes;
+                    count += changed as u64;
+                    if changed == 0 {
                         break;
                     }
                 }
@@ -225,14 +231,14 @@ impl Postgres {
                 Ok(count)
             }
             Fix::MakePartitions => {
-                // Opening the store has created them, or has reported why it could not.
+                // Opening the store has already created them, or has logged why it could not.
                 due::make_partitions(&self.shared, now).await?;
                 self.audit_add(entry(code, found), now).await?;
                 Ok(found)
             }
             fix => {
-                // Not by `retrying`: a long inspection does not mean that the database is unavailable.
-                for _ in 0..TRIES {
+                // Not with `retrying`: a repair may take long without the database being unavailable.
+                for _ in 0..MAX_RETRIES {
                     match fix_alone(&self.shared, code, &fix, now).await {
                         Err(StoreError::Contended(_)) => {}
                         result => return result,
@@ -254,8 +260,7 @@ fn entry(code: &str, count: u64) -> AuditEntry {
     }
 }
 
-/// PostgreSQL: servers may be running. Their writes wait while one repair reads and writes, so that nothing changes in
-/// between.
+/// PostgreSQL: servers may be running. Their writes wait during a repair, so that nothing changes between its reads and writes.
 async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Result<u64> {
     let client = shared.client().await?;
     client

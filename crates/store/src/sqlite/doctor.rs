@@ -13,7 +13,8 @@ use super::{Sqlite, audit, opening, writer::Tx};
 use crate::{
     AuditEntry, AuditStore, Cause, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
-        Cell, Dialect, Fix, Inspection, Judge, Progress, Statement, code_of, fixes, judge_schema, nothing_there, steps,
+        Cell, Collector, Dialect, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes, no_database,
+        steps,
     },
 };
 
@@ -53,9 +54,9 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
 
 fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     if !path.exists() {
-        return Err(nothing_there(&path.display().to_string()));
+        return Err(no_database(&path.display().to_string()));
     }
-    let mut judge = Judge::default();
+    let mut collector = Collector::default();
     let mut findings = Vec::new();
     // Only what SQLite needs to read the write-ahead log is written.
     let connection =
@@ -68,10 +69,10 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
         .query_row("SELECT count(*) > 0 FROM sqlite_master WHERE name = 'faena_schema'", [], |row| row.get(0))
         .map_err(|e| opening(path, e))?;
     if !known {
-        return Err(nothing_there(&path.display().to_string()));
+        return Err(no_database(&path.display().to_string()));
     }
     let version = snapshot.query_row("SELECT coalesce(max(version), 0) FROM faena_schema", [], |row| row.get(0))?;
-    if let Some(old) = judge_schema(version, "sqlite")? {
+    if let Some(old) = check_schema(version, "sqlite")? {
         return Ok(old);
     }
     let server = server(path);
@@ -80,18 +81,18 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     progress("file", 0, of);
     let checked = for_each(&snapshot, "PRAGMA quick_check(20)", |row| {
         if row[0].text() != "ok" {
-            judge.add("file-damaged", Uuid::nil(), row[0].text());
+            collector.add("file-damaged", Uuid::nil(), row[0].text());
         }
     });
-    unless_damaged(checked, "the file", &mut judge)?;
+    unless_damaged(checked, "the file", &mut collector)?;
     for (at, step) in steps.iter().enumerate() {
         progress(step.name, at + 1, of);
-        let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut judge, row));
-        unless_damaged(walked, step.name, &mut judge)?;
+        let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut collector, row));
+        unless_damaged(walked, step.name, &mut collector)?;
     }
     look_at_files(path, &mut findings);
-    let jobs = judge.jobs;
-    let mut all = judge.findings();
+    let jobs = collector.jobs;
+    let mut all = collector.findings();
     all.append(&mut findings);
     let in_use_by = match server {
         Server::None => None,
@@ -101,10 +102,10 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
 }
 
 /// What cannot be read because the file is damaged becomes a finding, and the inspection continues.
-fn unless_damaged(walked: rusqlite::Result<()>, what: &str, judge: &mut Judge) -> Result<()> {
+fn unless_damaged(walked: rusqlite::Result<()>, what: &str, collector: &mut Collector) -> Result<()> {
     match walked {
         Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
-            judge.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read whole"));
+            collector.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read whole"));
             Ok(())
         }
         walked => Ok(walked?),

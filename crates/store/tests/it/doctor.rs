@@ -340,7 +340,7 @@ pub async fn a_wrong_counter_is_counted_again(world: &World) {
     let wrong = format!("UPDATE counter SET n = n + 3 WHERE tally = 1 AND lane = {lane}");
     world.ledger.run(&wrong).await;
     let found = finds(world, &["counter-drift"]).await.findings.remove(0);
-    assert!(found.text.contains("default/ready ready: says 4, counted 1"), "{}", found.text);
+    assert!(found.text.contains("default/ready queued: counter 4, rows 1"), "{}", found.text);
     heals(world, &[format!("DELETE FROM counter WHERE lane = {lane}")], &["counter-drift"]).await;
 }
 

@@ -230,7 +230,7 @@ pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     let ask = ClaimRequest { owner: Owner::Node(NodeId::new()), lanes: world.lanes().await, limit: 1, at_once: 1 };
     world.store.job_claim(vec![ask], world.start).await.unwrap();
     let found = finds(world, &["claim-without-owner"]).await.findings.remove(0);
-    assert!(found.text.contains("(1 jobs)"), "{}", found.text);
+    assert!(found.text.contains("(1 job)"), "{}", found.text);
     heals(world, &[], &["claim-without-owner"]).await;
 }
 
