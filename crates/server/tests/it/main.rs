@@ -26,6 +26,7 @@ mod schedules;
 mod shell;
 mod start;
 mod stop;
+mod structure;
 mod transports;
 mod watching;
 mod webhooks;
