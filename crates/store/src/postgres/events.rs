@@ -105,7 +105,7 @@ pub async fn refresh(shared: &Shared) -> Result<()> {
     let client = shared.client().await?;
     let on = client
         .query_one(
-            "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone')",
+            "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_deleted')",
             &[],
         )
         .await
@@ -149,7 +149,7 @@ async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     let row = client
         .query_one(
             "SELECT EXISTS (SELECT FROM faena.subscription WHERE until > $1),
-                    EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_gone')",
+                    EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'faena.job'::regclass AND tgname = 'event_job_deleted')",
             &[&now.as_ms()],
         )
         .await?;

@@ -138,7 +138,7 @@ pub async fn subscriptions_outlive_the_server_that_made_them(world: &World) {
     assert_eq!(story(&again, id).await.len(), 2);
 }
 
-pub async fn a_rejected_action_sends_no_webhook(world: &World) {
+pub async fn a_rejected_action_records_no_event(world: &World) {
     listen(world, &["*"]).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;

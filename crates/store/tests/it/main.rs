@@ -69,7 +69,7 @@ behaviours! {
         only_events_with_a_subscription_are_recorded,
         an_expired_subscription_is_deleted_and_events_cost_nothing_again,
         subscriptions_outlive_the_server_that_made_them,
-        a_rejected_action_sends_no_webhook,
+        a_rejected_action_records_no_event,
         a_queued_event_waits_once_for_every_sink_that_wants_it,
         the_last_event_of_a_job_always_has_its_state,
         a_changed_job_from_before_the_subscription_has_no_created_event,
