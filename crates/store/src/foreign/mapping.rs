@@ -24,6 +24,7 @@ pub struct ForeignMapping {
     pub channel: Option<String>,
 }
 
+/// Names of the columns of an application's outbox.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeignColumns {
     pub id: String,
@@ -105,7 +106,8 @@ impl ForeignMapping {
         let columns = &self.columns;
         let table = self.qualified(&self.table);
         let (occurred, dispatched) = (quoted(&columns.occurred_at), quoted(&columns.dispatched_at));
-        let mut sql = String::from("-- What shall happen once your transaction is committed: insert a row in it.\n");
+        let mut sql =
+            String::from("-- Messages to publish after commit: insert a row in the transaction that causes it.\n");
         let mut columns_sql = vec![
             format!("{} uuid PRIMARY KEY DEFAULT gen_random_uuid()", quoted(&columns.id)),
             format!("{} text NOT NULL", quoted(&columns.kind)),
@@ -127,14 +129,14 @@ impl ForeignMapping {
             let processed = self.qualified(processed);
             let _ = write!(
                 sql,
-                "\n-- Which of them are dealt with.\nCREATE TABLE IF NOT EXISTS {processed} (\n    {id} uuid PRIMARY KEY,\n    {at} timestamptz NOT NULL\n);\nCREATE INDEX IF NOT EXISTS {index} ON {processed} ({at});\n"
+                "\n-- Messages that have been published.\nCREATE TABLE IF NOT EXISTS {processed} (\n    {id} uuid PRIMARY KEY,\n    {at} timestamptz NOT NULL\n);\nCREATE INDEX IF NOT EXISTS {index} ON {processed} ({at});\n"
             );
         }
         if let Some(dead) = &self.dead_table {
             let dead = self.qualified(dead);
             let _ = write!(
                 sql,
-                "\n-- Those that were refused too often; to try one again, insert it above.\nCREATE TABLE IF NOT EXISTS {dead} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES);\n"
+                "\n-- Messages that were rejected too often; to publish one again, insert it into the table above.\nCREATE TABLE IF NOT EXISTS {dead} (LIKE {table} INCLUDING DEFAULTS INCLUDING INDEXES);\n"
             );
         }
         sql
@@ -151,15 +153,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_end_its_quotes() {
+    fn a_quote_in_a_name_is_escaped() {
         assert_eq!(quoted("Outbox"), "\"Outbox\"");
         assert_eq!(quoted("x\" ; DROP TABLE y; --"), "\"x\"\" ; DROP TABLE y; --\"");
     }
 
     #[test]
-    fn the_tables_are_printed_under_their_usual_names() {
+    fn the_tables_are_created_with_their_default_names() {
         let sql = ForeignMapping { dead_table: Some("DeadMessages".into()), ..ForeignMapping::default() }.init_sql();
-        let expected = r#"-- What shall happen once your transaction is committed: insert a row in it.
+        let expected = r#"-- Messages to publish after commit: insert a row in the transaction that causes it.
 CREATE TABLE IF NOT EXISTS "OutboxMessages" (
     "Id" uuid PRIMARY KEY DEFAULT gen_random_uuid(),
     "Type" text NOT NULL,
@@ -172,14 +174,14 @@ CREATE TABLE IF NOT EXISTS "OutboxMessages" (
 );
 CREATE INDEX IF NOT EXISTS "IX_OutboxMessages_OccurredAt" ON "OutboxMessages" ("OccurredAt") WHERE "DispatchedAt" IS NULL;
 
--- Which of them are dealt with.
+-- Messages that have been published.
 CREATE TABLE IF NOT EXISTS "ProcessedEvents" (
     "EventId" uuid PRIMARY KEY,
     "ProcessedAt" timestamptz NOT NULL
 );
 CREATE INDEX IF NOT EXISTS "IX_ProcessedEvents_ProcessedAt" ON "ProcessedEvents" ("ProcessedAt");
 
--- Those that were refused too often; to try one again, insert it above.
+-- Messages that were rejected too often; to publish one again, insert it into the table above.
 CREATE TABLE IF NOT EXISTS "DeadMessages" (LIKE "OutboxMessages" INCLUDING DEFAULTS INCLUDING INDEXES);
 "#;
         assert_eq!(sql, expected);

@@ -73,7 +73,7 @@ impl ForeignOutbox {
         let mut config = connect::config(url).map_err(|_| {
             // Without the text, which may contain a password.
             StoreError::Setup(
-                "the url of the source is not valid; write postgres://user:password@host:5432/database".into(),
+                "the url of the source is not valid; use postgres://user:password@host:5432/database".into(),
             )
         })?;
         config.application_name("faena outbox");

@@ -92,7 +92,7 @@ impl Session {
             return Ok(());
         }
         Err(StoreError::Setup(format!(
-            "the lock {lock} is not held by the session that took it: connect to PostgreSQL itself, not through a pooler of transactions"
+            "the session that took the advisory lock {lock} does not have it; connect to PostgreSQL directly, not through a transaction-mode pooler"
         )))
     }
 

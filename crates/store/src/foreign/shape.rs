@@ -91,7 +91,7 @@ impl Table {
             let row = client.query_one("SELECT current_database()::text, current_user::text", &[]).await?;
             let (database, user): (String, String) = (row.get(0), row.get(1));
             return Err(StoreError::Setup(format!(
-                "the table {shown} does not exist in the database {database:?}, or the user {user:?} does not see it; `faena outbox init-sql` prints how to make it"
+                "the table {shown} does not exist in the database {database:?}, or the user {user:?} cannot see it; create it with the output of \"faena outbox init-sql\""
             )));
         }
         let column = |row: &tokio_postgres::Row| {
@@ -121,7 +121,7 @@ impl Table {
         for name in [&names.dispatched_at, &names.attempts, &names.error] {
             if !self.columns[name].can_update {
                 return Err(StoreError::Setup(format!(
-                    "may not write the column {} of the table {}: GRANT UPDATE ({}) ON {} TO the user of the source",
+                    "cannot write the column {} of the table {}; run GRANT UPDATE ({}) ON {} TO the user of the source",
                     quoted(name),
                     self.name,
                     quoted(name),
@@ -136,11 +136,11 @@ impl Table {
         &self,
         wanted: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>,
     ) -> Result<()> {
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         for (key, name, kinds) in wanted {
             match self.columns.get(name) {
-                None => faults.push(format!("no column {} (name yours with {key})", quoted(name))),
-                Some(column) if !kinds.is_empty() && !kinds.contains(&column.kind.as_str()) => faults.push(format!(
+                None => errors.push(format!("no column {} (configure its name with {key})", quoted(name))),
+                Some(column) if !kinds.is_empty() && !kinds.contains(&column.kind.as_str()) => errors.push(format!(
                     "a column {} of type {}, which must be one of {}",
                     quoted(name),
                     column.kind,
@@ -149,10 +149,10 @@ impl Table {
                 Some(_) => {}
             }
         }
-        if faults.is_empty() {
+        if errors.is_empty() {
             return Ok(());
         }
-        Err(StoreError::Setup(format!("the table {} has {}", self.name, faults.join("; "))))
+        Err(StoreError::Setup(format!("the table {} has {}", self.name, errors.join("; "))))
     }
 
     /// Returns a time in milliseconds as a value of this column; a time without a zone means UTC.
@@ -232,7 +232,7 @@ fn processed_sql(mapping: &ForeignMapping, known: &Table, id_type: &str) -> Resu
     let both_numbers = own_type.starts_with("int") && id_type.starts_with("int");
     if own_type != id_type && !both_text && !both_numbers {
         return Err(StoreError::Setup(format!(
-            "the column {} of the table {} has type {own_type}, but the ids of {} have type {id_type}: they must be alike",
+            "the column {} of the table {} has type {own_type}, but the ids of {} have type {id_type}; use the same type for both",
             quoted(id),
             known.name,
             mapping.qualified(&mapping.table)
@@ -257,7 +257,7 @@ fn move_to_dlq_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Res
         own.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();
     if !missing.is_empty() {
         return Err(StoreError::Setup(format!(
-            "the table {} lacks columns of {}: {}; make it with CREATE TABLE {} (LIKE {})",
+            "the table {} lacks columns of {}: {}; create it with CREATE TABLE {} (LIKE {})",
             dead.name,
             table.name,
             missing.join(", "),
@@ -268,8 +268,8 @@ fn move_to_dlq_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Res
     let columns: Vec<String> = own.map(|(name, _)| quoted(name)).collect();
     let columns = columns.join(", ");
     Ok(format!(
-        "WITH gone AS (DELETE FROM {} WHERE {} = ANY ($1::text[]::{}[]) RETURNING {columns})
-         INSERT INTO {} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM gone",
+        "WITH moved AS (DELETE FROM {} WHERE {} = ANY ($1::text[]::{}[]) RETURNING {columns})
+         INSERT INTO {} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM moved",
         table.name,
         quoted(&mapping.columns.id),
         table.columns[&mapping.columns.id].kind,

@@ -117,8 +117,8 @@ async fn step_in(
     now: Timestamp,
 ) -> Result<bool> {
     let id = step.bulk.id.0;
-    let stands = client.query_opt("SELECT last, due_at FROM faena.bulk WHERE id = $1 FOR UPDATE", &[&id]).await?;
-    if !stands.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
+    let row = client.query_opt("SELECT last, due_at FROM faena.bulk WHERE id = $1 FOR UPDATE", &[&id]).await?;
+    if !row.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
         return Ok(false);
     }
     let mut acted = Acted::default();

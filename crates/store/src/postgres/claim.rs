@@ -153,34 +153,34 @@ pub const CLAIM_FOR_MANY: &str = sql!("
         FROM unnest($3::uuid[], $4::int8[], $5::int8[]) WITH ORDINALITY AS k(id, session, quota, n)
         JOIN faena.worker w ON w.id = k.id AND w.session = k.session AND w.ended_at IS NULL
         FOR KEY SHARE OF w),
-    seats AS MATERIALIZED (
+    slots AS MATERIALIZED (
         SELECT array_agg(id ORDER BY n) AS ids, array_agg(run ORDER BY n) AS runs, array_agg(n ORDER BY n) AS numbers,
                count(*) AS total
         FROM owner, generate_series(1, quota)),
     picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
             SELECT ctid FROM faena.ready WHERE lane = $1 AND ready_at >= $2
-            ORDER BY ready_at, id LIMIT (SELECT total FROM seats)
+            ORDER BY ready_at, id LIMIT (SELECT total FROM slots)
             FOR UPDATE SKIP LOCKED))
         RETURNING ready_at, id, retry_count, start_first),
-    dealt AS MATERIALIZED (
+    assigned AS MATERIALIZED (
         SELECT p.ready_at, p.id, p.retry_count, p.start_first,
-               seats.ids[p.place] AS owner, seats.runs[p.place] AS run, seats.numbers[p.place] AS n
-        FROM seats, (SELECT *, (row_number() OVER (ORDER BY ready_at, id))::int4 AS place FROM picked) AS p),
+               slots.ids[p.index] AS owner, slots.runs[p.index] AS run, slots.numbers[p.index] AS n
+        FROM slots, (SELECT *, (row_number() OVER (ORDER BY ready_at, id))::int4 AS index FROM picked) AS p),
     claim AS (
         INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT run, owner, $6, min(ready_at), array_agg(id),
                CASE WHEN bool_or(retry_count > 0) THEN array_agg(retry_count) END
-        FROM dealt GROUP BY run, owner),
+        FROM assigned GROUP BY run, owner),
     counted AS (
         INSERT INTO faena.counter AS c (shard, lane, tally, n)
         SELECT $7, $1, t.tally, t.sign * picks.n
         FROM (SELECT count(*) AS n FROM picked) AS picks, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         WHERE picks.n > 0
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT dealt.run, dealt.ready_at, dealt.id, dealt.retry_count, dealt.start_first,
-           job.correlation, job.options, job.payload, dealt.n
-    FROM dealt JOIN faena.job ON job.id = dealt.id");
+    SELECT assigned.run, assigned.ready_at, assigned.id, assigned.retry_count, assigned.start_first,
+           job.correlation, job.options, job.payload, assigned.n
+    FROM assigned JOIN faena.job ON job.id = assigned.id");
 
 /// A request for more jobs than this is not combined with others.
 const SMALL_REQUEST: usize = 32;

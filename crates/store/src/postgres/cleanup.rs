@@ -139,12 +139,12 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
         )
         .await?;
     let lanes = client.prepare_cached("SELECT DISTINCT lane FROM faena.key_queue WHERE key = ANY($1)").await?;
-    let (held_parameters, hold_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
+    let (key_parameters, job_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
         ([&released], [keys, ids]);
     let (deleted, opened, lanes) = futures_util::future::join3(
-        client.execute(&delete, &hold_parameters),
-        client.execute(&open, &held_parameters),
-        client.query(&lanes, &held_parameters),
+        client.execute(&delete, &job_parameters),
+        client.execute(&open, &key_parameters),
+        client.query(&lanes, &key_parameters),
     )
     .await;
     deleted?;

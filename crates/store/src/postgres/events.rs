@@ -199,12 +199,12 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
     };
     let removed = client
         .query_one(
-            "WITH gone AS (DELETE FROM faena.event WHERE position = ANY (ARRAY(
+            "WITH deleted AS (DELETE FROM faena.event WHERE position = ANY (ARRAY(
                  SELECT position FROM faena.event e WHERE at < $1
                      AND NOT EXISTS (SELECT FROM faena.outbox o WHERE o.position = e.position)
                      AND NOT EXISTS (SELECT FROM faena.outbox_dlq d WHERE d.position = e.position AND d.resolved_at IS NULL)
                  ORDER BY at LIMIT $2)) RETURNING position)
-             SELECT count(*), max(position) FROM gone",
+             SELECT count(*), max(position) FROM deleted",
             &[&before.as_ms(), &limit],
         )
         .await?;

@@ -22,7 +22,7 @@ pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_a
 /// `BETWEEN` and the order by key, here and below, leave only `ready_key` to give the order. Otherwise the planner would skip
 /// over the jobs of all other keys from the head of the lane, if it takes this key for a common one.
 pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
-         (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS held), b.tokens, b.at
+         (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS in_flight), b.tokens, b.at
      FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
      LEFT JOIN LATERAL (
          SELECT j.id, j.options FROM faena.ready r JOIN faena.job j ON j.id = r.id

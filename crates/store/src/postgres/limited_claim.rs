@@ -52,7 +52,7 @@ pub const TAKE: &str = sql!("
                 SELECT ctid FROM faena.ready WHERE lane = c.lane AND ready_at = c.ready_at AND id = c.id
                 FOR UPDATE SKIP LOCKED) AS r))
         RETURNING lane, ready_at, id, retry_count, start_first, key),
-    held AS (INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
+    keyed AS (INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
     claim AS (
         INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),

@@ -86,7 +86,7 @@ pub struct Shared {
 const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
 /// Each end of a job with a key takes the lock of the key, and a server has room for 6 400 locks of all sessions by default.
-const KEYED_AT_ONCE: usize = 250;
+const MAX_KEYED_PER_CALL: usize = 250;
 
 /// Reports of one call to a batcher, with their indexes among all.
 struct Part<T> {
@@ -149,7 +149,7 @@ impl Shared {
     /// Repeats `work` when it conflicts with another transaction, for no longer than a statement may take.
     pub async fn retrying<T, F: Future<Output = Result<T>>>(&self, work: impl Fn() -> F) -> Result<T> {
         let limit = Duration::from_millis(self.options.statement_timeout_ms);
-        let mut tries = 0;
+        let mut retries = 0;
         loop {
             let result = match tokio::time::timeout(limit, work()).await {
                 Ok(result) => result,
@@ -158,9 +158,9 @@ impl Shared {
                 )),
             };
             match result {
-                Err(StoreError::Contended(_)) if tries < 10 => {
-                    tries += 1;
-                    tokio::time::sleep(Duration::from_millis(tries * 3)).await;
+                Err(StoreError::Contended(_)) if retries < 10 => {
+                    retries += 1;
+                    tokio::time::sleep(Duration::from_millis(retries * 3)).await;
                 }
                 Err(StoreError::Contended(text)) => return Err(StoreError::Unavailable(text)),
                 result => return result,
@@ -293,7 +293,7 @@ impl Postgres {
         let mut batches: Vec<Vec<Part<T>>> = (0..REPORTERS).map(|_| Vec::new()).collect();
         for (at, report) in reports.into_iter().enumerate() {
             let batch = &mut batches[usize::try_from(run_of(&report)).unwrap_or(0) % REPORTERS];
-            if batch.last().is_none_or(|part| part.keyed >= KEYED_AT_ONCE) {
+            if batch.last().is_none_or(|part| part.keyed >= MAX_KEYED_PER_CALL) {
                 batch.push(Part { indexes: Vec::new(), reports: Vec::new(), keyed: 0 });
             }
             let part = batch.last_mut().expect("there is one now");

@@ -304,10 +304,10 @@ async fn settle_in(
     // The counter last: all nodes write it.
     let statement = client
         .prepare_cached(
-            "WITH gone AS (
+            "WITH deleted AS (
                  DELETE FROM faena.outbox o USING unnest($2::int2[], $3::int8[]) AS c(partition, position)
                  WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position RETURNING 1)
-             UPDATE faena.subscription SET sent = sent + (SELECT count(*) FROM gone) WHERE id = $1",
+             UPDATE faena.subscription SET sent = sent + (SELECT count(*) FROM deleted) WHERE id = $1",
         )
         .await?;
     client.execute(&statement, &[&sink, &partitions, &positions]).await?;
@@ -342,7 +342,8 @@ async fn refuse(
             &[&sink, &partitions, &positions, &agains, &errors],
         )
         .await?;
-    let over = rows.iter().filter(|row| u32::try_from(row.get::<_, i16>(2)).is_ok_and(|tries| tries >= MAX_ATTEMPTS));
+    let over =
+        rows.iter().filter(|row| u32::try_from(row.get::<_, i16>(2)).is_ok_and(|attempts| attempts >= MAX_ATTEMPTS));
     let mut over: Vec<(i64, i16)> = over.map(|row| (row.get(1), row.get(0))).collect();
     over.sort_unstable();
     if over.is_empty() { Ok(()) } else { move_to_dlq(client, name, sink, &over, now).await }

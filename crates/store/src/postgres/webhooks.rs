@@ -383,8 +383,8 @@ async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) 
 pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
     client
         .execute(
-            "WITH gone AS (DELETE FROM faena.webhook WHERE job = ANY($1) AND settled_at IS NOT NULL RETURNING id)
-             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM gone)",
+            "WITH deleted AS (DELETE FROM faena.webhook WHERE job = ANY($1) AND settled_at IS NOT NULL RETURNING id)
+             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM deleted)",
             &[&jobs],
         )
         .await?;
@@ -396,11 +396,11 @@ pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Ti
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     client
         .execute(
-            "WITH gone AS (
+            "WITH deleted AS (
                  DELETE FROM faena.webhook WHERE id IN (
                      SELECT id FROM faena.webhook WHERE settled_at < $1 ORDER BY settled_at LIMIT $2
                      FOR UPDATE SKIP LOCKED) RETURNING id)
-             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM gone)",
+             DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM deleted)",
             &[&cutoff, &i64::try_from(limit).unwrap_or(i64::MAX)],
         )
         .await?;

@@ -180,7 +180,7 @@ mod postgres {
             let path = format!("ALTER DATABASE \"{database}\" SET search_path = fake, pg_catalog, public");
             client.batch_execute(&path).await.unwrap();
             let error = setup_error(url, ForeignMapping::default()).await;
-            assert!(error.contains("not through a pooler of transactions"), "{error}");
+            assert!(error.contains("not through a transaction-mode pooler"), "{error}");
         })
         .await;
     }
@@ -286,8 +286,8 @@ mod postgres {
             assert_eq!(
                 error,
                 "the table \"OutboxMessages\" has a column \"PayloadJson\" of type bytea, which must be one of text, varchar, json, jsonb; \
-                 no column \"DispatchedAt\" (name yours with columns.dispatched_at); no column \"Attempts\" (name yours with columns.attempts); \
-                 no column \"CorrelationId\" (name yours with columns.correlation_id)"
+                 no column \"DispatchedAt\" (configure its name with columns.dispatched_at); no column \"Attempts\" (configure its name with columns.attempts); \
+                 no column \"CorrelationId\" (configure its name with columns.correlation_id)"
             );
         })
         .await;
@@ -396,7 +396,7 @@ mod postgres {
             let mut theirs: url::Url = url.parse().unwrap();
             theirs.set_username(&user).unwrap();
             let error = setup_error(theirs.as_str(), ForeignMapping::default()).await;
-            assert!(error.starts_with("may not write the column \"Attempts\" of the table \"OutboxMessages\""), "{error}");
+            assert!(error.starts_with("cannot write the column \"Attempts\" of the table \"OutboxMessages\""), "{error}");
             client.batch_execute(&format!("DROP OWNED BY {user}; DROP ROLE {user}")).await.unwrap();
         })
         .await;
