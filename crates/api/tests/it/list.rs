@@ -97,6 +97,7 @@ async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
     let headers = ["x-total-count", "x-page", "x-limit", "x-total-pages"].map(|name| response.header(name));
     assert_eq!(headers, ["6", "2", "4", "2"]);
     assert_eq!(names(&response.json()), "ba of 6");
+    let response = app.get("/api/v1/jobs?limit=1&page=5").await;
     assert_snapshot!(response.shown(), @r#"
     200 OK
     {
@@ -140,49 +141,10 @@ async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
           "updatedAt": "<time>",
           "webhookUrl": null,
           "workerId": null
-        },
-        {
-          "backoffMultiplier": 2.0,
-          "completedAt": null,
-          "concurrencyKey": null,
-          "correlationId": "<id 2>",
-          "createdAt": "<time>",
-          "error": null,
-          "errorReason": null,
-          "expiresAt": null,
-          "id": "<id 2>",
-          "idempotencyKey": null,
-          "jitter": 0.0,
-          "maxDelay": 60000,
-          "maxRetries": 3,
-          "name": "a",
-          "payload": {},
-          "priority": "HIGH",
-          "progress": null,
-          "queue": "mail",
-          "queuedAt": "<time>",
-          "result": null,
-          "retryCount": 0,
-          "retryDelay": 1000,
-          "retryOn": "all",
-          "run": null,
-          "scheduleId": null,
-          "scheduledAt": null,
-          "startedAt": null,
-          "status": "QUEUED",
-          "tags": [
-            "red"
-          ],
-          "timeoutMs": 1800000,
-          "type": "email.send",
-          "uniqueKey": null,
-          "updatedAt": "<time>",
-          "webhookUrl": null,
-          "workerId": null
         }
       ],
-      "limit": 4,
-      "page": 2,
+      "limit": 1,
+      "page": 5,
       "total": 6
     }
     "#);

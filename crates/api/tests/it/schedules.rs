@@ -252,37 +252,45 @@ async fn aliases_of_fields_are_accepted_and_must_not_differ() {
     ");
 }
 
+/// Returns a schedule with a name, a job and these fields.
+fn schedule(fields: Value) -> Value {
+    let mut body = json!({"name": "x", "jobName": "noop"});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn invalid_schedules() -> Vec<Value> {
+    vec![
+        json!({}),
+        schedule(json!({})),
+        schedule(json!({"cronExpression": "@daily", "intervalMs": 5_000})),
+        schedule(json!({"cronExpression": "61 2 * * *"})),
+        schedule(json!({"cronExpression": "0 0 * *"})),
+        schedule(json!({"cronExpression": "0 0 30 2 *"})),
+        schedule(json!({"cronExpression": 5})),
+        schedule(json!({"cronExpression": "@daily", "timezone": "Europe/Madird"})),
+        schedule(json!({"intervalMs": 999})),
+        schedule(json!({"intervalMs": "5s"})),
+        schedule(json!({"intervalMs": 5_000, "startAt": "2035-01-02T00:00:00Z", "endAt": "2035-01-01T00:00:00Z"})),
+        schedule(json!({"intervalMs": 5_000, "jobPayload": {"a": "{{due.day}}"}})),
+        schedule(json!({"intervalMs": 5_000, "jobPayload": [1]})),
+        schedule(json!({"intervalMs": 5_000, "except": ["2035-13-01", "* * *"]})),
+        schedule(json!({"intervalMs": 5_000, "webhookUrl": "http://127.0.0.1/"})),
+        schedule(
+            json!({"intervalMs": 5_000, "misfire": "never", "overlap": true, "dstGap": "both", "dstOverlap": "next",
+            "misfireGraceMs": 0, "catchUpLimit": 0, "jitterMs": 99_999_999_999_u64, "maxRuns": 0, "jobPriority": "URGENT",
+            "timeoutMs": 0, "maxRetries": 99, "isActive": "yes", "cron": "@daily"}),
+        ),
+        json!({"name": "x", "jobName": "", "intervalMs": 5_000}),
+        json!({"name": "x", "jobType": 7, "intervalMs": 5_000}),
+    ]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     let app = App::start().await;
     let mut text = String::new();
-    let with = |fields: Value| {
-        let mut body = json!({"name": "x", "jobName": "noop"});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        body
-    };
-    for body in [
-        json!({}),
-        with(json!({})),
-        with(json!({"cronExpression": "@daily", "intervalMs": 5_000})),
-        with(json!({"cronExpression": "61 2 * * *"})),
-        with(json!({"cronExpression": "0 0 * *"})),
-        with(json!({"cronExpression": "0 0 30 2 *"})),
-        with(json!({"cronExpression": 5})),
-        with(json!({"cronExpression": "@daily", "timezone": "Europe/Madird"})),
-        with(json!({"intervalMs": 999})),
-        with(json!({"intervalMs": "5s"})),
-        with(json!({"intervalMs": 5_000, "startAt": "2035-01-02T00:00:00Z", "endAt": "2035-01-01T00:00:00Z"})),
-        with(json!({"intervalMs": 5_000, "jobPayload": {"a": "{{due.day}}"}})),
-        with(json!({"intervalMs": 5_000, "jobPayload": [1]})),
-        with(json!({"intervalMs": 5_000, "except": ["2035-13-01", "* * *"]})),
-        with(json!({"intervalMs": 5_000, "webhookUrl": "http://127.0.0.1/"})),
-        with(json!({"intervalMs": 5_000, "misfire": "never", "overlap": true, "dstGap": "both", "dstOverlap": "next",
-            "misfireGraceMs": 0, "catchUpLimit": 0, "jitterMs": 99_999_999_999_u64, "maxRuns": 0, "jobPriority": "URGENT",
-            "timeoutMs": 0, "maxRetries": 99, "isActive": "yes", "cron": "@daily"})),
-        json!({"name": "x", "jobName": "", "intervalMs": 5_000}),
-        json!({"name": "x", "jobType": 7, "intervalMs": 5_000}),
-    ] {
+    for body in invalid_schedules() {
         let response = app.post(PATH, body.to_string()).await;
         let validated = app.post(&format!("{PATH}/validate"), body.to_string()).await;
         assert_eq!(response.errors(), validated.errors(), "validate reports the same errors");
@@ -361,7 +369,8 @@ async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     {"intervalMs":5000,"jobType":7,"name":"x"}
     jobType: must be a string
     "##);
-    let over = app.post(PATH, with(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})).to_string()).await;
+    let over =
+        app.post(PATH, schedule(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})).to_string()).await;
     assert!(over.errors().contains("\nendAt: never fires: the first due time, "), "{}", over.text);
     assert_eq!(app.get(PATH).await.json()["total"], 0);
 }

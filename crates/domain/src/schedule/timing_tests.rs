@@ -29,15 +29,24 @@ fn due(compiled: &CompiledTiming, after: &str, count: usize) -> Vec<String> {
     ticks.take(count).map(|tick| compiled.local(tick.due)).collect()
 }
 
+type InvalidTiming = (Timing, Vec<(&'static str, &'static str)>);
+
+fn with(mut timing: Timing, change: fn(&mut Timing)) -> Timing {
+    change(&mut timing);
+    timing
+}
+
+fn assert_rejected(cases: Vec<InvalidTiming>) {
+    for (timing, expected) in cases {
+        let errors = timing.compile(at(ANCHOR)).unwrap_err();
+        let expected: Vec<_> = expected.into_iter().map(|(path, message)| FieldError::new(path, message)).collect();
+        assert_eq!(errors, expected, "{timing:?}");
+    }
+}
+
 #[test]
 fn an_invalid_timing_is_rejected_with_field_and_reason() {
-    let with = |timing: Timing, change: fn(&mut Timing)| {
-        let mut timing = timing;
-        change(&mut timing);
-        timing
-    };
-    let in_blackout = "never fires: every due time from 2026-01-01T00:01:00+00:00 on is in a blackout";
-    let cases: Vec<(Timing, Vec<(&str, &str)>)> = vec![
+    assert_rejected(vec![
         (Timing::default(), vec![("cronExpression", "is missing; set cronExpression or intervalMs")]),
         (
             with(cron("* * * * *"), |t| t.interval_ms = Some(5_000)),
@@ -84,6 +93,13 @@ fn an_invalid_timing_is_rejected_with_field_and_reason() {
             with(every(3_600_000), |t| t.end_at = Some(at("2026-01-01T00:30:00Z"))),
             vec![("endAt", "never fires: the first due time, 2026-01-01T01:00:00+00:00, is later than endAt")],
         ),
+    ]);
+}
+
+#[test]
+fn an_invalid_blackout_is_rejected_with_field_and_reason() {
+    let in_blackout = "never fires: every due time from 2026-01-01T00:01:00+00:00 on is in a blackout";
+    assert_rejected(vec![
         (with(cron("* * * * *"), |t| t.except = vec!["* * * * *".into()]), vec![("except", in_blackout)]),
         (with(every(60_000), |t| t.except = vec!["* * * * *".into()]), vec![("except", in_blackout)]),
         (
@@ -122,12 +138,7 @@ fn an_invalid_timing_is_rejected_with_field_and_reason() {
                 ("except[2]", "\"2026-12-25/2026-12-24\" ends before it begins"),
             ],
         ),
-    ];
-    for (timing, expected) in cases {
-        let errors = timing.compile(at(ANCHOR)).unwrap_err();
-        let expected: Vec<_> = expected.into_iter().map(|(path, message)| FieldError::new(path, message)).collect();
-        assert_eq!(errors, expected, "{timing:?}");
-    }
+    ]);
 }
 
 #[test]

@@ -3,161 +3,22 @@
 //! After each step every job must be in the state of the model, a claim must return exactly the jobs that the model puts
 //! first, and a report of an old run must change nothing.
 
+mod jobs;
+
 use std::collections::BTreeMap;
 
-use faena_domain::{JobId, JobState, NodeId, Ordering, Priority, Scope};
+use faena_domain::{JobId, JobState, NodeId, Priority, Scope};
 use faena_store::{
     CancelOutcome, ClaimedJob, Filter, JobPatch, NoteKind, Owner, Page, Retention, RunEnd, RunOutcome, StoreError,
     WorkerAdmitted, WorkerEnd, WorkerEntry,
 };
 
+use jobs::{Holder, Job, Model, ModelClaim};
+
 use crate::support::*;
 
 const SEEDS: [u64; 4] = [1, 20, 300, 4_000];
 const STEPS: usize = 150;
-
-#[derive(Debug)]
-struct Job {
-    state: JobState,
-    priority: Priority,
-    retries: u32,
-    max_retries: u32,
-    ready_at: i64,
-    due_at: i64,
-    scheduled_at: Option<i64>,
-    expires_at: Option<i64>,
-    finished_at: i64,
-    /// The parents it still waits for.
-    parents: Vec<JobId>,
-    depends_on: Vec<JobId>,
-    runs_anyway: bool,
-    unique: Option<String>,
-    kind: &'static str,
-    key: Option<String>,
-    held: Option<Held>,
-}
-
-#[derive(Debug)]
-struct Held {
-    claimed: ClaimedJob,
-    hands: Hands,
-    asked_to_stop: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hands {
-    Node,
-    DeadNode,
-    Worker,
-}
-
-#[derive(Default)]
-struct Model {
-    jobs: BTreeMap<JobId, Job>,
-    /// Claims that have ended, one way or another.
-    past: Vec<ClaimedJob>,
-    /// Limits on jobs in flight: of the system, of type `b`, of each key.
-    limits: [Option<usize>; 3],
-}
-
-impl Model {
-    fn with(&self, wanted: impl Fn(&Job) -> bool) -> Vec<JobId> {
-        self.jobs.iter().filter(|(_, job)| wanted(job)).map(|(id, _)| *id).collect()
-    }
-
-    fn job(&mut self, id: JobId) -> &mut Job {
-        self.jobs.get_mut(&id).unwrap()
-    }
-
-    /// Returns the first `limit` ready jobs of the only queue.
-    fn first(&self, limit: usize, start: i64) -> Vec<JobId> {
-        let mut ready: Vec<(i64, JobId)> = self
-            .jobs
-            .iter()
-            .filter(|(_, job)| job.state == JobState::Queued)
-            .map(|(id, job)| {
-                let at = faena_domain::Timestamp::from_ms(start + job.ready_at);
-                (Ordering::Aging.score(job.priority, at), *id)
-            })
-            .collect();
-        ready.sort_unstable();
-        let mut first: Vec<JobId> = Vec::new();
-        for (_, id) in ready {
-            if first.len() < limit && self.has_room(id, &first) {
-                first.push(id);
-            }
-        }
-        first
-    }
-
-    /// Returns whether the limits allow one more job, besides those in flight and those before it.
-    fn has_room(&self, id: JobId, before: &[JobId]) -> bool {
-        let job = &self.jobs[&id];
-        let running = |counts: &dyn Fn(&Job) -> bool| {
-            self.with(|job| job.held.is_some() && counts(job)).len()
-                + before.iter().filter(|id| counts(&self.jobs[id])).count()
-        };
-        let [system, kind, key] = self.limits.map(|limit| limit.unwrap_or(usize::MAX));
-        running(&|_| true) < system
-            && (job.kind != "b" || running(&|other| other.kind == "b") < kind)
-            && (job.key.is_none() || running(&|other| other.key == job.key) < key)
-    }
-
-    fn finish(&mut self, id: JobId, state: JobState, now: i64) {
-        let job = self.job(id);
-        job.state = state;
-        job.finished_at = now;
-        job.parents.clear();
-        self.release(id);
-        self.tell_children(id, Some(state), now);
-    }
-
-    fn release(&mut self, id: JobId) {
-        if let Some(held) = self.job(id).held.take() {
-            self.past.push(held.claimed);
-        }
-    }
-
-    fn tell_children(&mut self, parent: JobId, state: Option<JobState>, now: i64) {
-        for child in self.with(|job| job.parents.contains(&parent)) {
-            let job = self.job(child);
-            if state == Some(JobState::Completed) || job.runs_anyway {
-                job.parents.retain(|id| *id != parent);
-                if job.parents.is_empty() {
-                    self.wait_or_go(child, now);
-                }
-            } else {
-                self.finish(child, JobState::Cancelled, now);
-            }
-        }
-    }
-
-    fn wait_or_go(&mut self, id: JobId, now: i64) {
-        let job = self.job(id);
-        match job.scheduled_at.filter(|at| *at > now) {
-            Some(at) => (job.state, job.due_at) = (JobState::Pending, at),
-            None => (job.state, job.ready_at) = (JobState::Queued, now),
-        }
-    }
-
-    fn in_hands(&self, hands: Hands) -> Vec<JobId> {
-        self.with(|job| job.held.as_ref().is_some_and(|held| held.hands == hands))
-    }
-
-    fn come_back(&mut self, id: JobId, outcome: &RunOutcome, now: i64, due_ms: i64) {
-        if self.job(id).held.as_ref().is_some_and(|held| held.asked_to_stop) {
-            return self.finish(id, JobState::Cancelled, now);
-        }
-        self.release(id);
-        let job = self.job(id);
-        if matches!(outcome, RunOutcome::HandedBack) {
-            job.state = JobState::Queued;
-        } else {
-            (job.state, job.due_at) = (JobState::Retrying, due_ms);
-            job.retries += 1;
-        }
-    }
-}
 
 struct Play<'a> {
     world: &'a World,
@@ -166,13 +27,13 @@ struct Play<'a> {
     now: i64,
     dead: NodeId,
     worker: WorkerAdmitted,
-    told: String,
+    action: String,
 }
 
 pub async fn any_sequence_of_verbs_agrees_with_the_model(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     let model = Model::default();
-    let mut play = Play { world, model, dice: Dice(0), now: 0, dead: NodeId::new(), worker, told: String::new() };
+    let mut play = Play { world, model, dice: Dice(0), now: 0, dead: NodeId::new(), worker, action: String::new() };
     for (round, seed) in SEEDS.into_iter().enumerate() {
         play.dice = Dice(seed);
         // Every other round begins with limits.
@@ -223,10 +84,10 @@ impl Play<'_> {
         let wanted: BTreeMap<JobId, (JobState, u32)> =
             self.model.jobs.iter().map(|(id, job)| (*id, (job.state, job.retries))).collect();
         for (id, wanted) in &wanted {
-            assert_eq!(seen.get(id), Some(wanted), "{when}: job {id} after {}: {:?}", self.told, self.model.jobs[id]);
+            assert_eq!(seen.get(id), Some(wanted), "{when}: job {id} after {}: {:?}", self.action, self.model.jobs[id]);
         }
-        assert_eq!(seen.len(), wanted.len(), "{when}: after {}", self.told);
-        assert_eq!(page.total, wanted.len() as u64, "{when}: after {}", self.told);
+        assert_eq!(seen.len(), wanted.len(), "{when}: after {}", self.action);
+        assert_eq!(page.total, wanted.len() as u64, "{when}: after {}", self.action);
     }
 
     fn held(&mut self) -> Option<(JobId, ClaimedJob)> {
@@ -303,7 +164,7 @@ impl Play<'_> {
         };
         let refused = keys.iter().any(|key| taken(key) || keys.iter().filter(|other| other == &key).count() > 1);
         let answer = self.world.try_submit(jobs.iter().map(|(job, _)| job.clone()).collect(), now).await;
-        self.told = format!("submit of {} at {now}", jobs.len());
+        self.action = format!("submit of {} at {now}", jobs.len());
         if refused {
             assert!(matches!(answer, Err(StoreError::Conflict { .. })), "{answer:?}");
             return;
@@ -329,16 +190,16 @@ impl Play<'_> {
 
     async fn claim(&mut self) {
         let limit = 1 + self.dice.below(4);
-        let hands = [Hands::Node, Hands::Node, Hands::DeadNode, Hands::Worker][self.dice.below(4)];
-        let owner = match hands {
-            Hands::Node => Owner::Node(self.world.node),
-            Hands::DeadNode => Owner::Node(self.dead),
-            Hands::Worker => Owner::Worker { id: self.worker.id, session: self.worker.session },
+        let holder = [Holder::Node, Holder::Node, Holder::DeadNode, Holder::Worker][self.dice.below(4)];
+        let owner = match holder {
+            Holder::Node => Owner::Node(self.world.node),
+            Holder::DeadNode => Owner::Node(self.dead),
+            Holder::Worker => Owner::Worker { id: self.worker.id, session: self.worker.session },
         };
         let wanted = self.model.first(limit, self.world.start.as_ms());
         let jobs = self.world.claim_for(owner, self.world.lanes().await, limit, self.now).await;
-        self.told = format!("claim of {limit} at {}", self.now);
-        assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), wanted, "{}", self.told);
+        self.action = format!("claim of {limit} at {}", self.now);
+        assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), wanted, "{}", self.action);
         for claimed in jobs {
             assert!(
                 self.model.past.iter().all(|past| past.id != claimed.id || past.run < claimed.run),
@@ -347,14 +208,14 @@ impl Play<'_> {
             let job = self.model.job(claimed.id);
             assert_eq!(claimed.retry_count, job.retries);
             job.state = JobState::Assigned;
-            job.held = Some(Held { claimed, hands, asked_to_stop: false });
+            job.held = Some(ModelClaim { claimed, holder, asked_to_stop: false });
         }
     }
 
     async fn set_limit(&mut self) {
         let at = self.dice.below(3);
         let limit = self.dice.chance(80).then(|| 1 + self.dice.below([8, 4, 2][at]));
-        self.told = format!("limit {at} becomes {limit:?}");
+        self.action = format!("limit {at} becomes {limit:?}");
         let scope = [Scope::System, Scope::Type("b".into()), Scope::Key("tenant-*".into())][at].clone();
         self.world.limit(scope, limit.map(|limit| u32::try_from(limit).unwrap()), self.now).await;
         self.model.limits[at] = limit;
@@ -362,9 +223,9 @@ impl Play<'_> {
 
     async fn start(&mut self) {
         let Some((id, claimed)) = self.held() else { return };
-        self.told = format!("start of {id}");
+        self.action = format!("start of {id}");
         let kind = if self.dice.chance(50) { NoteKind::Started } else { percent(1.0, "on") };
-        assert!(self.world.note(&claimed, kind, self.now).await, "{}", self.told);
+        assert!(self.world.note(&claimed, kind, self.now).await, "{}", self.action);
         self.model.job(id).state = JobState::Processing;
     }
 
@@ -383,7 +244,7 @@ impl Play<'_> {
     async fn end(&mut self) {
         let Some((id, claimed)) = self.held() else { return };
         let (outcome, due) = self.outcome();
-        self.told = format!("end of {id} by {outcome:?}");
+        self.action = format!("end of {id} by {outcome:?}");
         let job = &self.model.jobs[&id];
         let plain = job.state == JobState::Assigned
             && job.unique.is_none()
@@ -399,26 +260,26 @@ impl Play<'_> {
         };
         let repeats = 1 + self.dice.below(2);
         for _ in 0..repeats {
-            assert!(self.world.tell_end(end.clone()).await, "{}", self.told);
+            assert!(self.world.tell_end(end.clone()).await, "{}", self.action);
         }
         if outcome.state().is_terminal() {
             self.model.finish(id, outcome.state(), self.now);
         } else {
-            self.model.come_back(id, &outcome, self.now, due);
+            self.model.requeue(id, &outcome, self.now, due);
         }
     }
 
     async fn report_of_the_past(&mut self) {
         let Some(claimed) = self.dice.pick(&self.model.past).cloned() else { return };
         let (outcome, _) = self.outcome();
-        self.told = format!("late {outcome:?} of {} under {}", claimed.id, claimed.run);
-        assert!(!self.world.end(&claimed, outcome, self.now).await, "{}", self.told);
-        assert!(!self.world.note(&claimed, NoteKind::Started, self.now).await, "{}", self.told);
+        self.action = format!("late {outcome:?} of {} under {}", claimed.id, claimed.run);
+        assert!(!self.world.end(&claimed, outcome, self.now).await, "{}", self.action);
+        assert!(!self.world.note(&claimed, NoteKind::Started, self.now).await, "{}", self.action);
     }
 
     async fn cancel(&mut self) {
         let Some(id) = self.any() else { return };
-        self.told = format!("cancel of {id}");
+        self.action = format!("cancel of {id}");
         let answer = self.world.store.job_cancel(id, "no", None, self.world.at(self.now)).await;
         let job = self.model.job(id);
         if job.state.is_terminal() {
@@ -434,7 +295,7 @@ impl Play<'_> {
 
     async fn retry(&mut self) {
         let Some(id) = self.any() else { return };
-        self.told = format!("retry of {id}");
+        self.action = format!("retry of {id}");
         let answer = self.world.store.job_retry(id, None, self.world.at(self.now)).await;
         let job = &self.model.jobs[&id];
         if !matches!(job.state, JobState::Failed | JobState::Cancelled) {
@@ -459,7 +320,7 @@ impl Play<'_> {
         let Some(id) = self.any() else { return };
         let priority = Priority::ALL[self.dice.below(4)];
         let time = self.dice.chance(40).then(|| self.dice.chance(50).then_some(self.now + 700));
-        self.told = format!("patch of {id} to {priority}, {time:?}");
+        self.action = format!("patch of {id} to {priority}, {time:?}");
         let scheduled_at = time.map(|time| time.map(|ms| self.world.at(ms)));
         let patch = JobPatch { priority: Some(priority), scheduled_at, ..JobPatch::default() };
         let answer = self.world.store.job_patch(id, patch, None, self.world.at(self.now)).await;
@@ -481,7 +342,7 @@ impl Play<'_> {
 
     async fn delete(&mut self) {
         let Some(id) = self.any() else { return };
-        self.told = format!("delete of {id}");
+        self.action = format!("delete of {id}");
         let answer = self.world.store.job_delete(id, None, self.world.at(self.now)).await;
         if self.model.jobs[&id].held.is_some() {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
@@ -490,9 +351,9 @@ impl Play<'_> {
         answer.unwrap();
         self.model.jobs.remove(&id);
         // Deleting reads the clock itself, so the time of what it releases or cancels is known only to the store.
-        let told = self.model.with(|job| !job.parents.is_empty());
+        let dependents = self.model.with(|job| !job.parents.is_empty());
         self.model.tell_children(id, None, self.now);
-        self.learn_times(&told).await;
+        self.learn_times(&dependents).await;
     }
 
     /// Reads times that the model cannot know.
@@ -510,7 +371,7 @@ impl Play<'_> {
     }
 
     async fn promote(&mut self) {
-        self.told = format!("promotion at {}", self.now);
+        self.action = format!("promotion at {}", self.now);
         self.world.promote(self.now).await;
         let now = self.now;
         let waits = |job: &Job| !job.state.is_terminal() && job.held.is_none();
@@ -529,30 +390,30 @@ impl Play<'_> {
 
     async fn recover(&mut self) {
         let (now, delay) = (self.now, 200);
-        self.told = format!("recovery at {now}");
+        self.action = format!("recovery at {now}");
         loop {
             let freed = self.world.recover(delay, now).await;
             if freed.orphaned + freed.returned == 0 {
                 break;
             }
         }
-        let lost = self.model.in_hands(Hands::DeadNode);
+        let lost = self.model.in_flight(Holder::DeadNode);
         for id in &lost {
             let costs = self.model.jobs[id].state == JobState::Processing;
-            self.take_away(*id, costs, delay);
+            self.release(*id, costs, delay);
         }
         self.learn_times(&lost).await;
     }
 
-    fn take_away(&mut self, id: JobId, costs: bool, delay: i64) {
+    fn release(&mut self, id: JobId, costs: bool, delay: i64) {
         let now = self.now;
         let job = &self.model.jobs[&id];
         if job.held.as_ref().is_some_and(|held| held.asked_to_stop) {
             self.model.finish(id, JobState::Cancelled, now);
         } else if !costs {
-            self.model.come_back(id, &RunOutcome::HandedBack, now, 0);
+            self.model.requeue(id, &RunOutcome::HandedBack, now, 0);
         } else if job.retries < job.max_retries {
-            self.model.come_back(id, &self.world.retry(0), now, now + delay);
+            self.model.requeue(id, &self.world.retry(0), now, now + delay);
         } else {
             self.model.finish(id, JobState::Failed, now);
         }
@@ -560,40 +421,40 @@ impl Play<'_> {
 
     /// To a live server or to a dead one: the worker keeps its jobs.
     async fn reconnect(&mut self) {
-        self.told = format!("reconnection at {}", self.now);
+        self.action = format!("reconnection at {}", self.now);
         let node = if self.dice.chance(50) { self.world.node } else { self.dead };
         let entry = WorkerEntry { node, ..self.world.worker("w") };
         let again = self.world.admit(entry, self.now).await;
-        assert_eq!((again.id, again.session), (self.worker.id, self.worker.session + 1), "{}", self.told);
+        assert_eq!((again.id, again.session), (self.worker.id, self.worker.session + 1), "{}", self.action);
         self.worker = again;
-        self.compare_hands();
+        self.compare_in_flight();
     }
 
-    fn compare_hands(&self) {
-        let told: BTreeMap<JobId, i64> = self.worker.jobs.iter().map(|held| (held.job.id, held.job.run)).collect();
-        let held = self.model.in_hands(Hands::Worker);
+    fn compare_in_flight(&self) {
+        let reported: BTreeMap<JobId, i64> = self.worker.jobs.iter().map(|held| (held.job.id, held.job.run)).collect();
+        let held = self.model.in_flight(Holder::Worker);
         let run_of = |id: &JobId| self.model.jobs[id].held.as_ref().map(|held| (*id, held.claimed.run));
-        assert_eq!(told, held.iter().filter_map(run_of).collect(), "{}", self.told);
+        assert_eq!(reported, held.iter().filter_map(run_of).collect(), "{}", self.action);
     }
 
     async fn end_worker(&mut self) {
         let (now, delay_ms, lost) = (self.now, 200, self.dice.chance(70));
-        self.told = format!("end of the worker at {now}, lost: {lost}");
-        let reason = "so be it".to_owned();
+        self.action = format!("end of the worker at {now}, lost: {lost}");
+        let reason = "test".to_owned();
         let end = if lost { WorkerEnd::Lost { reason, delay_ms } } else { WorkerEnd::Left { reason } };
         let freed = self.world.store.worker_end(self.worker.id, self.worker.session, end, self.world.at(now)).await;
-        freed.unwrap().expect("it lives");
-        let held = self.model.in_hands(Hands::Worker);
+        freed.unwrap().expect("the worker is registered");
+        let held = self.model.in_flight(Holder::Worker);
         for id in &held {
-            self.take_away(*id, lost, delay_ms);
+            self.release(*id, lost, delay_ms);
         }
         self.learn_times(&held).await;
         self.worker = self.world.admit(self.world.worker("w"), now).await;
-        assert_eq!(self.worker.session, 1, "a new life");
+        assert_eq!(self.worker.session, 1, "a new registration");
     }
 
     async fn prune(&mut self) {
-        self.told = format!("pruning at {}", self.now);
+        self.action = format!("pruning at {}", self.now);
         let keep_ms = 5_000;
         let retention =
             Retention { completed_ms: keep_ms, failed_ms: keep_ms, cancelled_ms: keep_ms, ..Retention::default() };
