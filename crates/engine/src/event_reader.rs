@@ -2,7 +2,7 @@
 //!
 //! While there are subscribers, a stored subscription makes the store keep events, and one reader per process follows them
 //! and passes them to all. No subscriber delays another: each has its own position, and one that falls behind reads from the
-//! store by itself. A subscriber is told of events that were deleted before it could read them.
+//! store by itself. A subscriber receives a gap for events that were deleted before it could read them.
 //!
 //! Safe on every node at once: it only reads.
 

@@ -115,7 +115,7 @@ pub enum NoteKind {
         result: String,
         total: Option<u32>,
     },
-    /// A report that came too late or from the wrong worker. Recorded in the log of the job, whoever owns it.
+    /// A report that came too late or from the wrong worker. Recorded in the log of the job, regardless of its owner.
     Stale(String),
 }
 

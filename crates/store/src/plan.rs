@@ -71,16 +71,16 @@ pub type Parents = HashMap<JobId, Option<JobState>>;
 /// Checks that every parent exists, or is a job of the same batch.
 pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError> {
     let siblings: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
         for parent in &job.options.depends_on {
             if !known.contains_key(parent) && !siblings.contains(parent) {
                 let path = if jobs.len() == 1 { "dependsOn".into() } else { format!("jobs[{index}].dependsOn") };
-                faults.push(FieldError::new(path, format!("there is no job {parent}")));
+                errors.push(FieldError::new(path, format!("there is no job {parent}")));
             }
         }
     }
-    if faults.is_empty() { Ok(()) } else { Err(StoreError::Invalid(faults)) }
+    if errors.is_empty() { Ok(()) } else { Err(StoreError::Invalid(errors)) }
 }
 
 /// Returns whether no stored row can make a submit of this job fail.
@@ -161,7 +161,7 @@ pub fn key_number(key: &str) -> i64 {
     i64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
 }
 
-/// Only options that differ from the defaults are stored, usually none.
+/// Only options that differ from the deerrors are stored, usually none.
 pub fn stored_options(options: &JobOptions) -> Option<String> {
     (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
 }

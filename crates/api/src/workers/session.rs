@@ -34,7 +34,7 @@ pub enum Received {
     Message(WorkerMessage),
     /// A message that is not understood or not valid.
     Rejected(Refusal),
-    /// A sign of life without content, such as a pong.
+    /// A heartbeat without content, such as a pong.
     KeepAlive,
     Closed,
 }

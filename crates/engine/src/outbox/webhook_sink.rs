@@ -1,7 +1,7 @@
 //! A sink that posts events to a URL, signed as webhooks are.
 //!
 //! The messages of one subject are posted one after another, those of several subjects concurrently. A status of 4xx rejects
-//! the message; everything else that is no success (no connection, no answer, 408, 429, 5xx, a redirect) means that the
+//! the message; everything else that is not a success (no connection, no answer, 408, 429, 5xx, a redirect) means that the
 //! receiver is down.
 
 use std::{

@@ -27,7 +27,7 @@ pub enum Place {
 }
 
 /// How long to wait for a condition. Generous: it only decides how long a failure takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn open_sqlite() -> (Arc<dyn Store>, Place) {
     let folder = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ impl World {
                 return job;
             }
             assert!(!job.status.is_terminal(), "expected {state}, but it ended otherwise: {job:#?}");
-            assert!(began.elapsed() < PATIENCE, "waited for {state}: {job:#?}");
+            assert!(began.elapsed() < TIMEOUT, "waited for {state}: {job:#?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -212,7 +212,7 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
         if let Some(found) = look().await {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
+        assert!(began.elapsed() < TIMEOUT, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -184,7 +184,7 @@ fn a_served_key_goes_to_the_end_of_the_round_in_a_fair_queue() {
     }
     assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
     let changes = admission.key_queue_changes();
-    assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind everybody");
+    assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind all others");
 }
 
 #[test]

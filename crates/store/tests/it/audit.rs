@@ -11,7 +11,7 @@ async fn entries(world: &World) -> Vec<AuditRow> {
 }
 
 /// `actor action target details count` of each entry, oldest first.
-async fn told(world: &World) -> Vec<String> {
+async fn audit_entries(world: &World) -> Vec<String> {
     let entries = entries(world).await;
     let line = |row: &AuditRow| format!("{} {} {} {} {}", row.actor, row.action, row.target, row.details, row.count);
     entries.iter().rev().map(line).collect()
@@ -36,7 +36,7 @@ pub async fn every_action_has_an_audit_entry_with_its_actor(world: &World) {
     store.limit_set(Scope::System, limit, "ana", world.at(9)).await.unwrap();
 
     assert_eq!(
-        told(world).await,
+        audit_entries(world).await,
         [
             format!("ana job.patch {id} {} 1", json!({ "changed": "payload, maxRetries 7" })),
             format!("ana job.cancel {id} {} 1", json!({ "reason": "no need" })),
@@ -67,7 +67,7 @@ pub async fn a_rejected_action_leaves_no_audit_entry(world: &World) {
     world.claim(1, 2).await;
     store.job_delete(held, ana, at).await.unwrap_err();
     assert_eq!(store.worker_drain("nobody", true, ana, at).await.unwrap(), None);
-    assert_eq!(told(world).await, Vec::<String>::new());
+    assert_eq!(audit_entries(world).await, Vec::<String>::new());
 }
 
 pub async fn entries_are_listed_latest_first_by_filter_and_in_pages(world: &World) {

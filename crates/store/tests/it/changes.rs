@@ -52,10 +52,10 @@ pub async fn a_job_with_a_cancel_request_is_not_requeued(world: &World) {
         world.cancel(job.id, 1).await;
         // The reporter does not know about the cancel request yet.
         let end = RunEnd { on_record: false, ..world.an_end(&job, outcome, 2) };
-        assert!(world.tell_end(end.clone()).await);
+        assert!(world.report_end(end.clone()).await);
         let view = world.get(job.id).await;
         assert_eq!((view.status, view.error.as_deref()), (JobState::Cancelled, Some("not wanted")));
-        assert!(world.tell_end(end).await, "told again");
+        assert!(world.report_end(end).await, "reported again");
         assert_eq!(world.events(job.id).await.last(), Some(&"cancelled"));
     }
     world.promote(100).await;
@@ -128,7 +128,7 @@ pub async fn an_old_cancel_request_does_not_stop_a_retried_job(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     world.cancel(job.id, 1).await;
     let end = RunEnd { on_record: false, ..world.an_end(&job, failed("no"), 2) };
-    assert!(world.tell_end(end).await);
+    assert!(world.report_end(end).await);
     world.retry_by_person(job.id, 3).await;
     world.promote(4).await;
     let again = world.claim_one(5).await;

@@ -69,7 +69,7 @@ pub async fn a_claim_returns_only_jobs_of_the_requested_lanes(world: &World) {
     assert_eq!(ask(9).await, a[2..]);
     assert_eq!(ask(9).await, []);
     assert_eq!(ids(&world.claim_lanes(world.node, vec![], 9, 1).await), []);
-    assert_eq!(ids(&world.claim_lanes(world.node, vec![99_999], 9, 1).await), [], "a lane that nobody knows");
+    assert_eq!(ids(&world.claim_lanes(world.node, vec![99_999], 9, 1).await), [], "an unknown lane");
     assert_eq!(world.claim(3, 1).await.len(), 3);
 }
 

@@ -6,7 +6,7 @@ use faena_store::{AuditFilter, Filter, Page, RunOutcome, StoreError, Tally};
 use crate::support::{World, failed};
 
 /// A failed job of this type and queue with this error.
-async fn letter(world: &World, kind: &str, queue: &str, error: &str, reason: ErrorReason, ms: i64) -> JobId {
+async fn dead_letter(world: &World, kind: &str, queue: &str, error: &str, reason: ErrorReason, ms: i64) -> JobId {
     let id = world.submit(NewJob { queue: queue.into(), ..world.job(kind, ms) }).await;
     let job = world.claim_one(ms + 1).await;
     assert_eq!(job.id, id);
@@ -14,22 +14,22 @@ async fn letter(world: &World, kind: &str, queue: &str, error: &str, reason: Err
     id
 }
 
-fn letters() -> Filter {
+fn dead_letters() -> Filter {
     Filter { states: vec![JobState::Failed], ..Filter::default() }
 }
 
 fn error(text: &str) -> Filter {
-    Filter { error: Some(text.into()), ..letters() }
+    Filter { error: Some(text.into()), ..dead_letters() }
 }
 
 pub async fn dead_letters_are_found_by_error_and_reason(world: &World) {
-    let smtp = letter(world, "mail", "a", "SMTP: Connection refused", ErrorReason::Error, 0).await;
-    let slow = letter(world, "mail", "b", "took too long", ErrorReason::Timeout, 10).await;
-    let http = letter(world, "http", "a", "connection REFUSED by host_1", ErrorReason::Error, 20).await;
+    let smtp = dead_letter(world, "mail", "a", "SMTP: Connection refused", ErrorReason::Error, 0).await;
+    let slow = dead_letter(world, "mail", "b", "took too long", ErrorReason::Timeout, 10).await;
+    let http = dead_letter(world, "http", "a", "connection REFUSED by host_1", ErrorReason::Error, 20).await;
     assert_eq!(world.list(error("connection refused")).await, [http, smtp]);
     assert_eq!(world.list(error("host_1")).await, [http]);
     assert_eq!(world.list(error("host%")).await, [], "no signs have a meaning");
-    let reason = |reason| Filter { reason: Some(reason), ..letters() };
+    let reason = |reason| Filter { reason: Some(reason), ..dead_letters() };
     assert_eq!(world.list(reason(ErrorReason::Timeout)).await, [slow]);
     assert_eq!(world.list(reason(ErrorReason::Orphaned)).await, []);
     assert_eq!(world.list(Filter { kind: Some("mail".into()), ..error("refused") }).await, [smtp]);
@@ -37,14 +37,14 @@ pub async fn dead_letters_are_found_by_error_and_reason(world: &World) {
     assert_eq!(world.list(Filter { q: Some("HTT".into()), ..error("refused") }).await, [http]);
     assert_eq!(world.list(Filter { q: Some(smtp.to_string()), ..error("refused") }).await, [smtp]);
     assert_eq!(world.list(Filter { created_after: Some(world.at(15)), ..error("o") }).await, [http]);
-    assert_eq!(world.list(letters()).await, [http, slow, smtp]);
+    assert_eq!(world.list(dead_letters()).await, [http, slow, smtp]);
 }
 
 pub async fn pages_of_a_search_show_every_dead_letter_once(world: &World) {
     let mut ids = Vec::new();
     for n in 0..7 {
         let text = if n % 2 == 0 { "even" } else { "odd" };
-        ids.push(letter(world, &format!("kind {}", n % 3), "q", text, ErrorReason::Error, n * 10).await);
+        ids.push(dead_letter(world, &format!("kind {}", n % 3), "q", text, ErrorReason::Error, n * 10).await);
     }
     let even: Vec<JobId> = ids.iter().copied().step_by(2).rev().collect();
     let mut seen = Vec::new();
@@ -108,20 +108,20 @@ pub async fn the_attempts_of_all_runs_are_listed(world: &World) {
     let second = world.claim_one(11).await;
     world.end(&second, RunOutcome::Failed { error: "no more".into(), reason: ErrorReason::Timeout }, 12).await;
     let attempts = world.store.job_attempts(id).await.unwrap();
-    let told: Vec<_> = attempts
+    let reported: Vec<_> = attempts
         .iter()
         .map(|a| (a.run, a.status, a.error.as_deref(), a.error_reason, a.finished_at.ms_since(world.start)))
         .collect();
-    assert_eq!(told.len(), 2, "{attempts:?}");
-    assert_eq!((told[0].0, told[0].1, told[0].4), (Some(first.run), JobState::Retrying, 3));
-    assert!(told[0].2.is_some());
-    assert_eq!(told[1], (Some(second.run), JobState::Failed, Some("no more"), Some(ErrorReason::Timeout), 12));
+    assert_eq!(reported.len(), 2, "{attempts:?}");
+    assert_eq!((reported[0].0, reported[0].1, reported[0].4), (Some(first.run), JobState::Retrying, 3));
+    assert!(reported[0].2.is_some());
+    assert_eq!(reported[1], (Some(second.run), JobState::Failed, Some("no more"), Some(ErrorReason::Timeout), 12));
     assert_eq!(attempts[0].worker_id, Some(world.worker.to_string()));
     assert_eq!(world.store.job_attempts(JobId::new()).await.unwrap(), []);
 }
 
 pub async fn a_dead_letter_is_retried_and_its_log_names_the_actor(world: &World) {
-    let id = letter(world, "mail", "q", "boom", ErrorReason::Error, 0).await;
+    let id = dead_letter(world, "mail", "q", "boom", ErrorReason::Error, 0).await;
     world.store.dead_letter_retry(id, "ana", world.at(10)).await.unwrap();
     assert_eq!(world.state(id).await, JobState::Pending);
     let log = world.get(id).await.execution_log;
@@ -151,7 +151,7 @@ pub async fn only_dead_letters_are_retried_and_deleted_as_such(world: &World) {
     assert!(matches!(unknown, Err(StoreError::NotFound(_))));
     assert_eq!(world.store.audit_list(AuditFilter::default(), 9).await.unwrap(), []);
     world.cancel(waiting, 4).await;
-    let id = letter(world, "mail", "q", "boom", ErrorReason::Error, 10).await;
+    let id = dead_letter(world, "mail", "q", "boom", ErrorReason::Error, 10).await;
     world.store.dead_letter_delete(id, "ana", world.at(20)).await.unwrap();
     assert!(world.store.job_get(id).await.unwrap().is_none());
     assert_eq!(world.total(Tally::Failed).await, 0);
@@ -160,9 +160,9 @@ pub async fn only_dead_letters_are_retried_and_deleted_as_such(world: &World) {
 pub async fn dead_letters_are_counted_by_reason_and_age(world: &World) {
     let none = world.store.dead_letter_stats().await.unwrap();
     assert_eq!((none.looked_at, none.oldest, none.newest), (0, None, None));
-    let first = letter(world, "a", "q", "x", ErrorReason::Timeout, 0).await;
-    letter(world, "b", "q", "x", ErrorReason::Error, 10).await;
-    let last = letter(world, "a", "r", "x", ErrorReason::Timeout, 20).await;
+    let first = dead_letter(world, "a", "q", "x", ErrorReason::Timeout, 0).await;
+    dead_letter(world, "b", "q", "x", ErrorReason::Error, 10).await;
+    let last = dead_letter(world, "a", "r", "x", ErrorReason::Timeout, 20).await;
     let stats = world.store.dead_letter_stats().await.unwrap();
     assert_eq!((stats.looked_at, stats.oldest, stats.newest), (3, Some(first), Some(last)));
     assert_eq!(stats.by_reason.into_iter().collect::<Vec<_>>(), [("error".into(), 1), ("timeout".into(), 2)]);

@@ -72,7 +72,7 @@ pub async fn fill(world: &World) -> Cast {
     let (lost, _) = world.holding("lost", 1, 14).await;
     world.lose(&lost, 3_600_000, 15).await;
     let (busy, _) = world.holding("busy", 2, 16).await;
-    world.tell(world.news(&busy, &[WorkerState::Busy], 17)).await;
+    world.send_update(world.worker_update(&busy, &[WorkerState::Busy], 17)).await;
     let ready = world.submit(world.job("ready", 18).unique("u").expires(later)).await;
     let other_lane = world.submit(world.job("other", 18)).await;
     world.submit(world.job("delayed", 18).scheduled(later)).await;
@@ -143,7 +143,7 @@ pub async fn finds(world: &World, expected: &[&str]) -> Inspection {
 
 /// Damages a database: the fault is found; after the repair the database is healthy, no job is missing, and the audit log has
 /// an entry.
-pub async fn heals(world: &World, damage: &[String], expected: &[&str]) {
+pub async fn assert_repairs(world: &World, damage: &[String], expected: &[&str]) {
     let jobs = world.ledger.number("SELECT count(*) FROM job").await;
     for sql in damage {
         world.ledger.run(sql).await;
@@ -156,19 +156,22 @@ pub async fn heals(world: &World, damage: &[String], expected: &[&str]) {
     }
     let options = StoreOptions { migrate: false, ..StoreOptions::default() };
     let (repaired, after) =
-        doctor::repair(&world.url, options, PATIENCE, Timestamp::now(), &|_, _, _| {}).await.unwrap();
+        doctor::repair(&world.url, options, GRACE_PERIODS, Timestamp::now(), &|_, _, _| {}).await.unwrap();
     assert_eq!(codes(&after), Vec::<&str>::new(), "{:#?} after {repaired:?}", after.findings);
     finds(world, &[]).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM job").await, jobs, "no job was lost");
     for code in expected {
-        let told = world
+        let reported = world
             .ledger
             .number(&format!(
                 "SELECT count(*) FROM audit WHERE action = 'doctor.fix' AND actor = 'cli' AND target = '{code}'"
             ))
             .await;
         // A fault that another repair has fixed has no entry of its own.
-        assert!(told > 0 || !repaired.iter().any(|done| done.code == *code), "{code} in the audit log: {repaired:?}");
+        assert!(
+            reported > 0 || !repaired.iter().any(|done| done.code == *code),
+            "{code} in the audit log: {repaired:?}"
+        );
     }
     assert!(repaired.iter().any(|done| done.code == expected[0] && done.count > 0), "{repaired:?}");
 }
@@ -240,7 +243,7 @@ pub async fn a_busy_healthy_server_has_no_finding(world: &World) {
 pub async fn a_job_in_no_table_is_made_ready_again(world: &World) {
     let cast = fill(world).await;
     let ready = world.ledger.literal(cast.ready);
-    heals(world, &[format!("DELETE FROM ready WHERE id = {ready}")], &["job-nowhere", "counter-drift"]).await;
+    assert_repairs(world, &[format!("DELETE FROM ready WHERE id = {ready}")], &["job-nowhere", "counter-drift"]).await;
     let world = world.reopen(StoreOptions::default()).await;
     assert_eq!(world.events(cast.ready).await, ["created", "queued", "recovered"]);
     assert!(world.claim(100, 60_000).await.iter().any(|job| job.id == cast.ready && job.start_first));
@@ -250,7 +253,8 @@ pub async fn a_job_in_no_table_is_made_ready_again(world: &World) {
 pub async fn a_job_in_no_table_keeps_its_retry_count(world: &World) {
     let cast = fill(world).await;
     let retrying = world.ledger.literal(cast.retrying);
-    heals(world, &[format!("DELETE FROM waiting WHERE id = {retrying}")], &["job-nowhere", "counter-drift"]).await;
+    assert_repairs(world, &[format!("DELETE FROM waiting WHERE id = {retrying}")], &["job-nowhere", "counter-drift"])
+        .await;
     assert_eq!(world.ledger.number(&format!("SELECT retry_count FROM ready WHERE id = {retrying}")).await, 1);
 }
 
@@ -261,7 +265,7 @@ pub async fn a_job_ready_and_waiting_stays_ready(world: &World) {
     let second = format!(
         "INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) SELECT lane, 0, id, 4000000000000, {no}, 0 FROM ready WHERE id = {id}"
     );
-    heals(world, &[second], &["job-twice", "counter-drift"]).await;
+    assert_repairs(world, &[second], &["job-twice", "counter-drift"]).await;
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {id}")).await, 1);
 }
 
@@ -275,7 +279,7 @@ pub async fn a_finished_job_that_is_also_ready_stays_finished(world: &World) {
             world.ledger.literal(id)
         ));
     }
-    heals(world, &damage, &["job-twice", "counter-drift"]).await;
+    assert_repairs(world, &damage, &["job-twice", "counter-drift"]).await;
     assert_eq!(
         world.ledger.number(&format!("SELECT count(*) FROM done WHERE id = {}", world.ledger.literal(cast.done))).await,
         1
@@ -289,14 +293,14 @@ pub async fn a_job_in_flight_that_is_also_ready_is_not_claimed_twice(world: &Wor
     let second = format!(
         "INSERT INTO ready (lane, ready_at, id, retry_count, start_first) SELECT lane, 5, id, 0, {no} FROM job WHERE id = {held}"
     );
-    heals(world, &[second], &["job-twice", "counter-drift"]).await;
+    assert_repairs(world, &[second], &["job-twice", "counter-drift"]).await;
 }
 
 pub async fn a_job_in_the_wrong_lane_is_moved(world: &World) {
     let cast = fill(world).await;
     let (ready, other) = (world.ledger.literal(cast.ready), world.ledger.literal(cast.other_lane));
     let moved = format!("UPDATE ready SET lane = (SELECT lane FROM job WHERE id = {other}) WHERE id = {ready}");
-    heals(world, &[moved], &["wrong-lane", "counter-drift"]).await;
+    assert_repairs(world, &[moved], &["wrong-lane", "counter-drift"]).await;
 }
 
 pub async fn rows_of_jobs_that_do_not_exist_are_removed(world: &World) {
@@ -331,7 +335,7 @@ pub async fn rows_of_jobs_that_do_not_exist_are_removed(world: &World) {
     ] {
         assert!(found.text.contains(&format!("{table} of 00000000-")), "{table}: {}", found.text);
     }
-    heals(world, &[], &["orphaned-rows"]).await;
+    assert_repairs(world, &[], &["orphaned-rows"]).await;
 }
 
 pub async fn a_wrong_counter_is_counted_again(world: &World) {
@@ -341,14 +345,18 @@ pub async fn a_wrong_counter_is_counted_again(world: &World) {
     world.ledger.run(&wrong).await;
     let found = finds(world, &["counter-drift"]).await.findings.remove(0);
     assert!(found.text.contains("default/ready queued: counter 4, rows 1"), "{}", found.text);
-    heals(world, &[format!("DELETE FROM counter WHERE lane = {lane}")], &["counter-drift"]).await;
+    assert_repairs(world, &[format!("DELETE FROM counter WHERE lane = {lane}")], &["counter-drift"]).await;
 }
 
 pub async fn a_claim_without_an_owner_is_released(world: &World) {
     let cast = fill(world).await;
     let nobody = literal(world, NodeId::new().0);
-    heals(world, &[format!("UPDATE claim SET owner = {nobody} WHERE run = {}", cast.run)], &["claim-without-owner"])
-        .await;
+    assert_repairs(
+        world,
+        &[format!("UPDATE claim SET owner = {nobody} WHERE run = {}", cast.run)],
+        &["claim-without-owner"],
+    )
+    .await;
     let held = world.ledger.literal(cast.held);
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM ready WHERE id = {held}")).await, 1);
 }
@@ -358,7 +366,7 @@ pub async fn the_claims_of_a_dead_server_are_released(world: &World) {
     if world.store.engine() == "sqlite" {
         world.store.close().await;
     }
-    heals(world, &["UPDATE node SET lease_until = 5".into()], &["node-dead"]).await;
+    assert_repairs(world, &["UPDATE node SET lease_until = 5".into()], &["node-dead"]).await;
     let processing = world.ledger.literal(cast.processing);
     assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM waiting WHERE id = {processing}")).await, 1);
 }
@@ -366,7 +374,7 @@ pub async fn the_claims_of_a_dead_server_are_released(world: &World) {
 pub async fn an_unwatched_worker_gets_a_deadline(world: &World) {
     fill(world).await;
     let unwatched = "UPDATE worker SET node = NULL, deadline = NULL WHERE key = 'busy'";
-    heals(world, &[unwatched.into()], &["worker-unwatched"]).await;
+    assert_repairs(world, &[unwatched.into()], &["worker-unwatched"]).await;
     assert_eq!(world.ledger.number("SELECT count(*) FROM worker WHERE key = 'busy' AND deadline > 0").await, 1);
 }
 
@@ -378,13 +386,14 @@ pub async fn a_running_row_without_a_claim_is_removed(world: &World) {
          SELECT id, lane, 1, {nobody}, {nobody}, 0, 1, 1, 1 FROM ready WHERE id = {}",
         world.ledger.literal(cast.ready)
     );
-    heals(world, &[mark], &["running-without-claim"]).await;
+    assert_repairs(world, &[mark], &["running-without-claim"]).await;
 }
 
 pub async fn a_blocked_job_without_parents_is_released(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
-    heals(world, &[format!("DELETE FROM dependency WHERE child = {child}")], &["blocked-without-parents"]).await;
+    assert_repairs(world, &[format!("DELETE FROM dependency WHERE child = {child}")], &["blocked-without-parents"])
+        .await;
     let world = world.reopen(StoreOptions::default()).await;
     world.promote(Timestamp::now().ms_since(world.start)).await;
     assert_eq!(world.state(cast.child).await, faena_domain::JobState::Queued);
@@ -394,7 +403,12 @@ pub async fn a_blocked_job_without_parents_is_released(world: &World) {
 pub async fn a_blocked_job_with_a_distant_check_is_checked_now(world: &World) {
     let cast = fill(world).await;
     let child = world.ledger.literal(cast.child);
-    heals(world, &[format!("UPDATE waiting SET due_at = 9000000000000 WHERE id = {child}")], &["look-too-far"]).await;
+    assert_repairs(
+        world,
+        &[format!("UPDATE waiting SET due_at = 9000000000000 WHERE id = {child}")],
+        &["look-too-far"],
+    )
+    .await;
 }
 
 pub async fn run_numbers_in_use_are_skipped(world: &World) {
@@ -404,14 +418,14 @@ pub async fn run_numbers_in_use_are_skipped(world: &World) {
     } else {
         ("SELECT setval('faena.run', 1)", "SELECT last_value FROM faena.run")
     };
-    heals(world, &[back.into()], &["run-behind"]).await;
+    assert_repairs(world, &[back.into()], &["run-behind"]).await;
     assert!(world.ledger.number(last).await > 5);
 }
 
 pub async fn a_missing_run_sequence_is_recreated(world: &World) {
     fill(world).await;
     if world.store.engine() == "sqlite" {
-        heals(world, &["DELETE FROM run_sequence".into()], &["run-behind"]).await;
+        assert_repairs(world, &["DELETE FROM run_sequence".into()], &["run-behind"]).await;
         assert!(world.ledger.number("SELECT last FROM run_sequence").await > 5);
     }
 }
@@ -428,30 +442,34 @@ pub async fn an_illegal_setting_is_reported(world: &World) {
 pub async fn a_unique_key_of_a_finished_job_is_freed(world: &World) {
     let cast = fill(world).await;
     let done = world.ledger.literal(cast.done);
-    heals(world, &[format!("INSERT INTO job_key (kind, key, id) VALUES (1, 'stuck', {done})")], &["unique-key-held"])
-        .await;
+    assert_repairs(
+        world,
+        &[format!("INSERT INTO job_key (kind, key, id) VALUES (1, 'stuck', {done})")],
+        &["unique-key-held"],
+    )
+    .await;
 }
 
 pub async fn a_ready_job_without_its_key_gets_it(world: &World) {
     let cast = fill(world).await;
     let keyed = world.ledger.literal(cast.keyed);
-    heals(world, &[format!("UPDATE ready SET key = NULL WHERE id = {keyed}")], &["key-missing"]).await;
+    assert_repairs(world, &[format!("UPDATE ready SET key = NULL WHERE id = {keyed}")], &["key-missing"]).await;
 }
 
 pub async fn a_key_with_ready_jobs_gets_its_key_queue(world: &World) {
     fill(world).await;
-    heals(world, &["DELETE FROM key_queue".into()], &["key-queue-missing"]).await;
+    assert_repairs(world, &["DELETE FROM key_queue".into()], &["key-queue-missing"]).await;
 }
 
 pub async fn a_closed_key_queue_that_nothing_opens_is_opened(world: &World) {
     fill(world).await;
     let (_, no) = yes_no(world);
-    heals(world, &[format!("UPDATE key_queue SET open = {no}")], &["key-queue-closed"]).await;
+    assert_repairs(world, &[format!("UPDATE key_queue SET open = {no}")], &["key-queue-closed"]).await;
 }
 
 pub async fn a_stale_row_of_a_key_in_flight_is_removed(world: &World) {
     let cast = fill(world).await;
-    heals(
+    assert_repairs(
         world,
         &[format!(
             "INSERT INTO key_in_flight SELECT key, id FROM ready WHERE id = {}",
@@ -469,7 +487,7 @@ pub async fn a_job_in_flight_counts_for_the_limit_of_its_key_again(world: &World
     world.ledger.run(&format!("DELETE FROM key_in_flight WHERE id = {held}")).await;
     finds(world, &["key-in-flight-missing"]).await;
     if world.store.engine() == "postgres" {
-        heals(world, &[], &["key-in-flight-missing"]).await;
+        assert_repairs(world, &[], &["key-in-flight-missing"]).await;
         assert_eq!(world.ledger.number(&format!("SELECT count(*) FROM key_in_flight WHERE id = {held}")).await, 1);
     } else {
         // SQLite: a repair opens the file, which releases every claim; so this is only reported.
@@ -480,7 +498,7 @@ pub async fn a_job_in_flight_counts_for_the_limit_of_its_key_again(world: &World
 pub async fn a_webhook_and_a_bulk_action_without_a_due_time_get_one(world: &World) {
     fill(world).await;
     let damage = ["UPDATE webhook SET due_at = NULL".to_owned(), "UPDATE bulk SET due_at = NULL".to_owned()];
-    heals(world, &damage, &["webhook-stuck", "bulk-stuck"]).await;
+    assert_repairs(world, &damage, &["webhook-stuck", "bulk-stuck"]).await;
 }
 
 pub async fn outbox_rows_without_an_event_or_a_sink_are_removed(world: &World) {
@@ -488,11 +506,11 @@ pub async fn outbox_rows_without_an_event_or_a_sink_are_removed(world: &World) {
     fill(world).await;
     finds(world, &[]).await;
     let one = "(SELECT min(position) FROM event)";
-    heals(world, &[format!("DELETE FROM event WHERE position = {one}")], &["outbox-without-event"]).await;
+    assert_repairs(world, &[format!("DELETE FROM event WHERE position = {one}")], &["outbox-without-event"]).await;
     let stray =
         "INSERT INTO outbox (sink, partition, position, subject) SELECT 99, partition, position, subject FROM outbox";
-    heals(world, &[stray.into()], &["outbox-unknown-sink"]).await;
+    assert_repairs(world, &[stray.into()], &["outbox-unknown-sink"]).await;
     let lease = "INSERT INTO outbox_lease (sink, partition) VALUES (99, 3)";
-    heals(world, &[lease.into()], &["lease-unknown-sink"]).await;
+    assert_repairs(world, &[lease.into()], &["lease-unknown-sink"]).await;
     assert!(world.ledger.number("SELECT count(*) FROM outbox").await > 0, "the rest still waits");
 }

@@ -7,7 +7,7 @@ use faena_store::{
 };
 
 use crate::{
-    doctor::{fill, finds, heals, is_told, literal},
+    doctor::{assert_repairs, fill, finds, is_told, literal},
     schedules,
     support::*,
 };
@@ -127,14 +127,14 @@ pub async fn a_finding_names_twenty_and_counts_the_rest(world: &World) {
     assert_eq!((found.severity, found.count), (Severity::Error, 50));
     assert_eq!(found.text.matches("-7000-").count(), 20, "{}", found.text);
     assert!(found.text.ends_with("and 30 more"), "{}", found.text);
-    heals(world, &[], &["job-nowhere", "counter-drift"]).await;
+    assert_repairs(world, &[], &["job-nowhere", "counter-drift"]).await;
     let lanes = world.ledger.number("SELECT count(*) FROM ready").await;
     assert_eq!(lanes, 50);
 }
 
 pub async fn a_repair_has_an_audit_entry(world: &World) {
     world.submit(world.job("a", 0)).await;
-    heals(world, &["UPDATE counter SET n = 7".into()], &["counter-drift"]).await;
+    assert_repairs(world, &["UPDATE counter SET n = 7".into()], &["counter-drift"]).await;
     let world = world.reopen(StoreOptions::default()).await;
     let target = Some("counter-drift".into());
     let filter = AuditFilter { action: Some("doctor.fix".into()), target, ..AuditFilter::default() };
@@ -157,7 +157,7 @@ async fn a_session_that_keeps_old_rows_and_missing_partitions_are_reported() {
         let inspection = doctor::inspect(&world.url, soon, &|_, _, _| {}).await.unwrap();
         let found = inspection.findings.iter().find(|finding| finding.code == "xmin-held").expect("a session is named");
         assert!(found.text.contains(&format!("pid {pid} (sleepy, idle in transaction) since 20")), "{}", found.text);
-        assert!(!found.text.contains("SELECT"), "nobody's query is shown: {}", found.text);
+        assert!(!found.text.contains("SELECT"), "no query is shown: {}", found.text);
         assert!(inspection.findings.iter().any(|finding| finding.code == "clock-skew"), "ten minutes ahead");
         holder.batch_execute("COMMIT").await.unwrap();
 
@@ -167,7 +167,7 @@ async fn a_session_that_keeps_old_rows_and_missing_partitions_are_reported() {
         assert!(found.text.starts_with("1 completed job"), "{}", found.text);
         world.ledger.run("DELETE FROM done; DELETE FROM job; DELETE FROM counter").await;
         let last = world.ledger.rows("SELECT max(relname) FROM pg_class WHERE relname ~ '^done_[0-9]{8}$'").await.remove(0).remove(0);
-        heals(world, &[format!("DROP TABLE {last}")], &["partition-missing"]).await;
+        assert_repairs(world, &[format!("DROP TABLE {last}")], &["partition-missing"]).await;
     })
     .await;
 }
@@ -179,10 +179,11 @@ async fn a_file_is_inspected_beside_its_server_and_repaired_only_without() {
         fill(world).await;
         world.ledger.run("UPDATE counter SET n = n + 1").await;
         let options = StoreOptions { migrate: false, ..StoreOptions::default() };
-        let refused = doctor::repair(&world.url, options, PATIENCE, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
+        let refused =
+            doctor::repair(&world.url, options, GRACE_PERIODS, Timestamp::now(), &|_, _, _| {}).await.unwrap_err();
         assert!(refused.to_string().contains("in use by another faena; stop that one"), "{refused}");
         finds(world, &["counter-drift"]).await;
-        heals(world, &[], &["counter-drift"]).await;
+        assert_repairs(world, &[], &["counter-drift"]).await;
 
         let Ledger::Sqlite(path) = &world.ledger else { panic!("a file") };
         use std::os::unix::fs::PermissionsExt;
@@ -212,14 +213,14 @@ async fn a_damaged_file_is_reported_and_not_written_to() {
         damaged[at..at + 64].fill(0xff);
         std::fs::write(path, &damaged).unwrap();
         let (repaired, after) =
-            doctor::repair(&world.url, StoreOptions::default(), PATIENCE, Timestamp::now(), &|_, _, _| {})
+            doctor::repair(&world.url, StoreOptions::default(), GRACE_PERIODS, Timestamp::now(), &|_, _, _| {})
                 .await
                 .unwrap();
         assert!(repaired.is_empty(), "{repaired:?}");
         assert!(after.findings.iter().any(|found| found.code == "file-damaged"), "{:#?}", after.findings);
         assert_eq!(std::fs::read(path).unwrap(), damaged);
         std::fs::write(path, &whole).unwrap();
-        heals(world, &[], &["counter-drift", "node-dead"]).await;
+        assert_repairs(world, &[], &["counter-drift", "node-dead"]).await;
     })
     .await;
 }
@@ -231,7 +232,7 @@ pub async fn a_claim_of_an_unknown_node_is_found(world: &World) {
     world.store.job_claim(vec![ask], world.start).await.unwrap();
     let found = finds(world, &["claim-without-owner"]).await.findings.remove(0);
     assert!(found.text.contains("(1 job)"), "{}", found.text);
-    heals(world, &[], &["claim-without-owner"]).await;
+    assert_repairs(world, &[], &["claim-without-owner"]).await;
 }
 
 pub async fn an_active_schedule_without_a_due_time_gets_one(world: &World) {
@@ -249,7 +250,7 @@ pub async fn an_active_schedule_without_a_due_time_gets_one(world: &World) {
             literal(world, over.0)
         ),
     ];
-    heals(world, &damage, &["schedule-stuck"]).await;
+    assert_repairs(world, &damage, &["schedule-stuck"]).await;
     let world = world.reopen(StoreOptions::default()).await;
     let get = async |id| world.store.schedule_get(id).await.unwrap().unwrap();
     assert_eq!(get(id).await.next_at, Some(world.at(3_600_000)));

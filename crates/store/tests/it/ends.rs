@@ -91,7 +91,7 @@ pub async fn a_step_is_kept_once_and_survives_the_run(world: &World) {
     let step = |result| step("E1", result);
     let first = world.running(world.job("a", 0)).await;
     assert!(world.note(&first, step("1"), 1).await);
-    assert!(world.note(&first, step("2"), 2).await, "told again");
+    assert!(world.note(&first, step("2"), 2).await, "reported again");
     world.retry_at(&first, 10, 3).await;
     world.promote(10).await;
     let second = world.claim_one(11).await;
@@ -110,12 +110,12 @@ pub async fn steps_move_the_progress(world: &World) {
     };
     let some = |name: &str| Some(name.to_owned());
     assert!(world.note(&job, of("read", None), 1).await);
-    assert_eq!(shown().await, (some("read"), Some(1), None, None), "nobody knows how many there are");
+    assert_eq!(shown().await, (some("read"), Some(1), None, None), "the total is unknown");
     assert!(world.note(&job, of("sort", Some(4)), 2).await);
     assert_eq!(shown().await, (some("sort"), Some(2), Some(4), Some(50.0)));
     assert!(world.note(&job, of("write", None), 3).await);
     assert_eq!(shown().await, (some("write"), Some(3), Some(4), Some(75.0)), "the total is remembered");
-    assert!(world.note(&job, of("sort", None), 4).await, "told again");
+    assert!(world.note(&job, of("sort", None), 4).await, "reported again");
     assert_eq!(shown().await.1, Some(3));
     let listed = world.store.job_list(&faena_store::Filter::default(), OFFSET).await.unwrap().jobs.remove(0);
     assert_eq!(listed.progress.unwrap().percentage, Some(75.0));
@@ -147,9 +147,9 @@ pub async fn reported_progress_wins_over_counted_steps(world: &World) {
     assert!(world.note(&job, percent(33.0, "half way"), 3).await);
     let progress = world.get(job.id).await.progress.unwrap();
     assert_eq!((progress.percentage, progress.completed_steps, progress.total_steps), (Some(33.0), Some(1), Some(5)));
-    let told = Progress { completed_steps: Some(7), total_steps: Some(9), ..Progress::default() };
-    assert!(world.note(&job, NoteKind::Progress(told.clone()), 4).await);
-    assert_eq!(world.get(job.id).await.progress, Some(told));
+    let reported = Progress { completed_steps: Some(7), total_steps: Some(9), ..Progress::default() };
+    assert!(world.note(&job, NoteKind::Progress(reported.clone()), 4).await);
+    assert_eq!(world.get(job.id).await.progress, Some(reported));
 }
 
 pub async fn the_steps_of_several_jobs_are_read_together(world: &World) {
@@ -217,12 +217,12 @@ pub async fn the_same_end_reported_again_counts_once(world: &World) {
         for closes_claim in [true, false] {
             let job = world.running(world.job(&format!("k{n}{closes_claim}"), 0)).await;
             let end = RunEnd { closes_claim, ..world.an_end(&job, outcome.clone(), 5) };
-            assert!(world.tell_end(end.clone()).await);
+            assert!(world.report_end(end.clone()).await);
             let (state, counts) = (world.state(job.id).await, world.store.counts().await.unwrap());
             assert_eq!(state, outcome.state());
             let late = RunEnd { at: world.at(6), ..end.clone() };
-            assert!(world.tell_end(end).await, "{outcome:?} told again, block closed: {closes_claim}");
-            assert!(!world.tell_end(late).await, "{outcome:?} told at another time is another end");
+            assert!(world.report_end(end).await, "{outcome:?} reported again, claim closed: {closes_claim}");
+            assert!(!world.report_end(late).await, "{outcome:?} reported at another time is another end");
             assert_eq!((world.state(job.id).await, world.store.counts().await.unwrap()), (state, counts));
             assert_eq!(world.get(job.id).await.updated_at, world.at(5));
             world.store.job_delete(job.id, None, world.at(1_000)).await.unwrap();
@@ -262,10 +262,10 @@ pub async fn an_end_after_its_claim_was_closed_is_stale_unless_it_is_a_repetitio
     let jobs = world.claim(2, 1).await;
     world.complete(&jobs[0], 2).await;
     let last = RunEnd { closes_claim: true, ..world.an_end(&jobs[1], world.retry(50), 3) };
-    assert!(world.tell_end(last).await);
+    assert!(world.report_end(last).await);
     assert_eq!(world.ledger.number("SELECT count(*) FROM claim").await, 0);
 
-    assert!(world.end(&jobs[0], completed(), 2).await, "told before");
+    assert!(world.end(&jobs[0], completed(), 2).await, "reported before");
     assert!(!world.end(&jobs[0], failed("no"), 4).await, "another end of it");
     world.promote(50).await;
     let again = world.claim_one(51).await;
@@ -340,7 +340,7 @@ pub async fn a_returned_job_keeps_its_retry_count_and_ready_time(world: &World) 
 pub async fn a_plain_job_leaves_no_side_rows(world: &World) {
     let job = world.running(world.job("a", 0)).await;
     let end = RunEnd { on_record: false, closes_claim: true, ..world.an_end(&job, completed(), 1) };
-    assert!(world.tell_end(end).await);
+    assert!(world.report_end(end).await);
     assert_eq!(world.ledger.tables_with(job.id).await, ["job", "done"]);
     assert_eq!(world.ledger.number("SELECT count(*) FROM claim").await, 0);
 }
@@ -378,7 +378,7 @@ pub async fn the_log_of_a_plain_job_is_complete(world: &World) {
         LogLine::new(world.at(0), LogEvent::Started, ""),
         LogLine::new(world.at(0), LogEvent::Completed, ""),
     ]);
-    assert!(world.tell_end(RunEnd { log, at: world.at(0), ..world.an_end(&job, completed(), 0) }).await);
+    assert!(world.report_end(RunEnd { log, at: world.at(0), ..world.an_end(&job, completed(), 0) }).await);
     assert_eq!(
         world.events(job.id).await,
         ["created", "queued", "assigned", "started", "completed"],

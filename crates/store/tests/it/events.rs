@@ -20,7 +20,7 @@ async fn listen(world: &World, types: &[&str]) {
     world.store.event_subscribe(vec![want(types, SubscriptionMode::Keep)], world.at(0)).await.unwrap();
 }
 
-async fn told(world: &World) -> Vec<StoredEvent> {
+async fn stored_events(world: &World) -> Vec<StoredEvent> {
     world.store.event_list(EventQuery::After(0), 10_000).await.unwrap()
 }
 
@@ -31,7 +31,8 @@ fn field(event: &StoredEvent, name: &str) -> Option<String> {
 
 /// `type previous>status` of each event of a job, in order; sequences have no gap.
 async fn story(world: &World, id: JobId) -> Vec<String> {
-    let events: Vec<StoredEvent> = told(world).await.into_iter().filter(|event| event.subject == id.0).collect();
+    let events: Vec<StoredEvent> =
+        stored_events(world).await.into_iter().filter(|event| event.subject == id.0).collect();
     for (n, event) in events.iter().enumerate() {
         assert_eq!(event.sequence, n as i64 + 1);
         assert_eq!(field(event, "jobId"), Some(id.to_string()));
@@ -82,7 +83,7 @@ pub async fn a_job_has_an_event_for_each_failed_attempt(world: &World) {
             "job.dead_lettered FAILED>FAILED",
         ]
     );
-    let events = told(world).await;
+    let events = stored_events(world).await;
     let last = events.last().unwrap();
     assert_eq!((field(last, "error"), field(last, "errorReason")), (Some("no such host".into()), Some("error".into())));
     assert_eq!(last.correlation_id, id.to_string());
@@ -93,7 +94,7 @@ pub async fn events_name_their_actor(world: &World) {
     let id = world.submit(world.job("mail", 0)).await;
     world.store.job_cancel(id, "not needed", Some("key:ops"), world.at(5)).await.unwrap();
     let other = world.submit(world.job("mail", 10)).await;
-    let events = told(world).await;
+    let events = stored_events(world).await;
     let actors: Vec<(&str, bool)> =
         events.iter().map(|event| (event.actor.as_str(), event.subject == other.0)).collect();
     assert_eq!(actors, [("system", false), ("key:ops", false), ("system", true)]);
@@ -101,14 +102,15 @@ pub async fn events_name_their_actor(world: &World) {
 
 pub async fn only_events_with_a_subscription_are_recorded(world: &World) {
     let before = world.running(world.job("mail", 0)).await;
-    assert_eq!(told(world).await, [], "nobody wants any");
+    assert_eq!(stored_events(world).await, [], "there is no subscription");
     listen(world, &["job.completed"]).await;
     world.complete(&before, 5).await;
     let job = world.running(world.job("mail", 10)).await;
     world.complete(&job, 20).await;
     let job = world.running(world.job("mail", 30)).await;
     world.fail(&job, 40).await;
-    let kinds: Vec<(String, i64)> = told(world).await.into_iter().map(|event| (event.kind, event.sequence)).collect();
+    let kinds: Vec<(String, i64)> =
+        stored_events(world).await.into_iter().map(|event| (event.kind, event.sequence)).collect();
     assert_eq!(kinds, [("job.completed".to_owned(), 1), ("job.completed".to_owned(), 1)]);
 }
 
@@ -120,14 +122,14 @@ pub async fn an_expired_subscription_is_deleted_and_events_cost_nothing_again(wo
         .await
         .unwrap();
     world.submit(world.job("mail", 0)).await;
-    assert_eq!((told(world).await.len(), world.store.has_event_subscriptions()), (2, true));
+    assert_eq!((stored_events(world).await.len(), world.store.has_event_subscriptions()), (2, true));
     world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
     assert!(!world.store.has_event_subscriptions());
     world.submit(world.job("mail", 1_001)).await;
-    assert_eq!(told(world).await.len(), 2);
+    assert_eq!(stored_events(world).await.len(), 2);
     world.store.event_subscribe(vec![want(&["*"], SubscriptionMode::Keep)], world.at(2_000)).await.unwrap();
     world.submit(world.job("mail", 2_001)).await;
-    assert_eq!(told(world).await.len(), 4, "and again when somebody does");
+    assert_eq!(stored_events(world).await.len(), 4, "and again with a subscription");
 }
 
 pub async fn subscriptions_outlive_the_server_that_made_them(world: &World) {
@@ -142,11 +144,11 @@ pub async fn a_rejected_action_records_no_event(world: &World) {
     listen(world, &["*"]).await;
     let job = world.running(world.job("mail", 0)).await;
     world.complete(&job, 5).await;
-    let before = told(world).await.len();
+    let before = stored_events(world).await.len();
     world.store.job_cancel(job.id, "too late", Some("me"), world.at(6)).await.unwrap_err();
-    assert_eq!(told(world).await.len(), before);
+    assert_eq!(stored_events(world).await.len(), before);
     let job = world.submit(world.job("mail", 7)).await;
-    let actors: Vec<String> = told(world).await.into_iter().map(|event| event.actor).collect();
+    let actors: Vec<String> = stored_events(world).await.into_iter().map(|event| event.actor).collect();
     assert!(actors[before..].iter().all(|actor| actor == "system"), "{actors:?} {job}");
 }
 
@@ -200,7 +202,7 @@ pub async fn the_last_event_of_a_job_always_has_its_state(world: &World) {
             7 => drop(world.promote(ms).await),
             _ => {
                 if let Some(id) = dice.pick(&ids) {
-                    let by = Some("somebody");
+                    let by = Some("operator");
                     if dice.chance(50) {
                         let _ = world.store.job_cancel(*id, "why not", by, world.at(ms)).await;
                     } else {
@@ -211,7 +213,7 @@ pub async fn the_last_event_of_a_job_always_has_its_state(world: &World) {
         }
     }
     let mut stories: HashMap<uuid::Uuid, Vec<StoredEvent>> = HashMap::new();
-    for event in told(world).await {
+    for event in stored_events(world).await {
         stories.entry(event.subject).or_default().push(event);
     }
     for id in ids {
@@ -246,7 +248,7 @@ pub async fn a_delivery_has_the_number_of_its_attempt(world: &World) {
     let id = world.submit(world.job("mail", 0)).await;
     for n in 0..3 {
         let job = world.claim_one(n * 1_000 + 1).await;
-        let last = told(world).await.pop().unwrap();
+        let last = stored_events(world).await.pop().unwrap();
         assert_eq!((last.subject, field(&last, "status")), (id.0, Some("ASSIGNED".into())));
         assert_eq!(field(&last, "retryCount"), Some(n.to_string()));
         world.retry_at(&job, (n + 1) * 1_000, n * 1_000 + 2).await;
@@ -272,7 +274,7 @@ pub async fn events_without_a_subscription_are_still_pruned(world: &World) {
         .unwrap();
     world.submit(world.job("mail", 0)).await;
     world.store.event_settle(world.at(0), 100, world.at(1_000)).await.unwrap();
-    assert_eq!(told(world).await.len(), 2);
+    assert_eq!(stored_events(world).await.len(), 2);
     assert_eq!(world.store.event_settle(Timestamp::MAX, 100, world.at(2_000)).await.unwrap(), 2);
-    assert_eq!(told(world).await, []);
+    assert_eq!(stored_events(world).await, []);
 }

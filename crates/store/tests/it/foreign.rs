@@ -152,7 +152,7 @@ mod postgres {
                 "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             client.execute(holder, &[]).await.unwrap();
-            tokio::time::timeout(Duration::from_secs(10), gone.cancelled()).await.expect("told at once");
+            tokio::time::timeout(Duration::from_secs(10), gone.cancelled()).await.expect("notified immediately");
             let late = first.settle(&dispatched(&taken), at(0)).await;
             assert!(matches!(late, Err(StoreError::Unavailable(_))), "{late:?}");
             assert_eq!(ids(&rows(&mut second).await), [id(0), id(1)], "as if the first had never been");

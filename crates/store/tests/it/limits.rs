@@ -30,7 +30,7 @@ pub async fn ids(world: &World, limit: usize, ms: i64) -> Vec<JobId> {
 }
 
 /// Jobs in flight at this instant, by the name of each limit; each table is read in one statement.
-async fn in_hands(world: &World) -> BTreeMap<String, i64> {
+async fn in_flight(world: &World) -> BTreeMap<String, i64> {
     let mut held = BTreeMap::new();
     let sql =
         "SELECT l.queue, l.type, sum(c.n) FROM counter c JOIN lane l ON l.id = c.lane WHERE c.tally = 2 GROUP BY 1, 2";
@@ -47,7 +47,7 @@ async fn in_hands(world: &World) -> BTreeMap<String, i64> {
 }
 
 async fn assert_within(world: &World, limits: &[(&str, i64)]) {
-    for (name, n) in in_hands(world).await {
+    for (name, n) in in_flight(world).await {
         let most = limits.iter().filter(|(begin, _)| name.starts_with(begin)).map(|(_, most)| *most).min();
         assert!(n <= most.unwrap_or(i64::MAX), "{name}: {n} in hands, {most:?} allowed");
     }
@@ -111,7 +111,7 @@ impl Storm<'_> {
                 break;
             }
         }
-        panic!("jobs are left: {:?}", in_hands(world).await);
+        panic!("jobs are left: {:?}", in_flight(world).await);
     }
 }
 
@@ -174,7 +174,7 @@ async fn comes_back(world: &World, scope: Scope, key_of_job: Option<&str>) {
         let job = &job[0];
         match way {
             "complete" => world.complete(job, now + 4).await,
-            "plainly" => assert!(world.tell_end(plainly(job, now + 4)).await),
+            "plainly" => assert!(world.report_end(plainly(job, now + 4)).await),
             "fail" => world.fail(job, now + 4).await,
             "retry" => world.retry_at(job, 90_000, now + 4).await,
             "cancel" => assert!(world.end(job, cancelled(), now + 4).await),
@@ -302,7 +302,7 @@ pub async fn the_end_of_a_job_under_a_limit_is_signalled(world: &World) {
         let job = world.running(world.job("a", 0)).await;
         let mut signals = world.store.signals();
         let end = RunEnd { on_record: !plainly, ..world.an_end(&job, completed(), 1) };
-        assert!(world.tell_end(end).await);
+        assert!(world.report_end(end).await);
         while signals.recv().await.unwrap() != Signal::Room {}
     }
     world.submit(world.job("a", 2)).await;
@@ -325,9 +325,9 @@ pub async fn api_settings_outlive_the_configuration_until_they_are_reset(world: 
     assert_eq!(world.store.limits().await.unwrap()[0].origin, "config");
     world.store.limit_reset(scope, None, "ana", world.at(4)).await.unwrap();
     assert_eq!(world.store.limits().await.unwrap(), []);
-    let told =
+    let reported =
         world.store.audit_list(AuditFilter { actor: Some("ana".into()), ..AuditFilter::default() }, 10).await.unwrap();
-    let actions: Vec<&str> = told.iter().map(|row| row.action.as_str()).collect();
+    let actions: Vec<&str> = reported.iter().map(|row| row.action.as_str()).collect();
     assert_eq!(actions, ["limit.reset", "limit.reset", "limit.set"]);
 }
 

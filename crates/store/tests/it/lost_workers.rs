@@ -82,7 +82,7 @@ pub async fn a_worker_that_reconnects_after_its_end_has_a_new_registration(world
     world.lose(&first, 100, 1).await.unwrap();
     let second = world.admit(world.worker("w"), 2).await;
     assert!(second.id != first.id && second.session == 1 && second.was.is_none() && second.jobs.is_empty());
-    assert!(!world.tell(world.news(&first, &[], 3)).await.connected);
+    assert!(!world.send_update(world.worker_update(&first, &[], 3)).await.connected);
     assert!(!world.end(&jobs[0], completed(), 3).await, "its first life's report is stale");
     assert_eq!(world.shown("w").await.registration_id, second.id.to_string());
     let before = world.shown(&first.id.to_string()).await;
@@ -118,7 +118,7 @@ pub async fn concurrent_loss_and_completion_never_both_count(world: &World) {
     for round in 0..30 {
         let (worker, jobs) = world.holding("w", 1, round).await;
         let end = RunEnd { closes_claim: true, ..world.an_end(&jobs[0], completed(), round) };
-        let (counted, freed) = tokio::join!(world.tell_end(end), world.lose(&worker, 0, round));
+        let (counted, freed) = tokio::join!(world.report_end(end), world.lose(&worker, 0, round));
         let completed = world.state(jobs[0].id).await == JobState::Completed;
         assert_eq!(completed, freed.unwrap().orphaned == 0, "in round {round}");
         assert_eq!(completed, counted, "in round {round}");
@@ -198,7 +198,7 @@ pub async fn a_worker_that_does_not_reconnect_is_declared_lost(world: &World) {
     let job = world.claim_by(&worker, 1, 1).await.remove(0);
     world.recover(0, 3).await;
     // A server that was declared dead and is alive still sends updates; the worker is not watched by that.
-    assert!(world.tell(world.news(&worker, &[WorkerState::Busy], 4)).await.connected);
+    assert!(world.send_update(world.worker_update(&worker, &[WorkerState::Busy], 4)).await.connected);
     assert_eq!(world.sweep(NEVER, 5).await.next_at, Some(world.at(10_003)));
 
     let swept = world.sweep(NEVER, 10_003).await;
@@ -252,7 +252,7 @@ pub async fn a_server_that_leaves_detaches_its_workers(world: &World) {
     world.claim_by(&outside, 1, 1).await;
     world.claim_by(&elsewhere, 1, 1).await;
 
-    assert_eq!(world.store.node_leave(other.id, PATIENCE, world.at(2)).await.unwrap(), 1);
+    assert_eq!(world.store.node_leave(other.id, GRACE_PERIODS, world.at(2)).await.unwrap(), 1);
 
     use JobState::*;
     assert_eq!(world.states([ids[0], ids[1], ids[2]]).await, [Queued, Assigned, Assigned]);

@@ -260,7 +260,7 @@ impl Play<'_> {
         };
         let repeats = 1 + self.dice.below(2);
         for _ in 0..repeats {
-            assert!(self.world.tell_end(end.clone()).await, "{}", self.action);
+            assert!(self.world.report_end(end.clone()).await, "{}", self.action);
         }
         if outcome.state().is_terminal() {
             self.model.finish(id, outcome.state(), self.now);

@@ -48,7 +48,7 @@ pub async fn jobs_that_had_not_started_are_ready_again(world: &World) {
     assert_eq!(again.iter().map(|job| job.id).collect::<Vec<_>>(), jobs.iter().map(|job| job.id).collect::<Vec<_>>());
     assert!(again.iter().all(|job| job.start_first && job.retry_count == 0 && job.run > jobs[0].run));
     world.hand_back(&again[0], 12).await;
-    assert!(!world.claim_one(13).await.start_first, "somebody alive has had it in hand since");
+    assert!(!world.claim_one(13).await.start_first, "a live owner has had it since");
 }
 
 pub async fn ended_jobs_of_a_dead_node_stay_ended(world: &World) {
@@ -98,7 +98,7 @@ pub async fn a_completion_before_recovery_stays(world: &World) {
     let jobs = in_dead_hands(world, 2, 0).await;
     world.begin(&jobs[0], 1).await;
     world.complete(&jobs[0], 2).await;
-    assert!(world.tell_end(RunEnd { closes_claim: true, ..world.an_end(&jobs[1], completed(), 3) }).await);
+    assert!(world.report_end(RunEnd { closes_claim: true, ..world.an_end(&jobs[1], completed(), 3) }).await);
     assert_eq!(world.recover(5_000, 10).await, Recovered::default());
     assert_eq!(world.total(Tally::Completed).await, 2);
 }
@@ -131,7 +131,7 @@ pub async fn concurrent_recovery_and_completion_never_both_count(world: &World) 
     for round in 0..30 {
         let job = in_dead_hands(world, 1, round).await.remove(0);
         let end = RunEnd { closes_claim: true, ..world.an_end(&job, completed(), round) };
-        let (counted, freed) = tokio::join!(world.tell_end(end), world.recover(0, round));
+        let (counted, freed) = tokio::join!(world.report_end(end), world.recover(0, round));
         let completed = world.state(job.id).await == JobState::Completed;
         assert_eq!(completed, freed.returned == 0, "in round {round}");
         assert_eq!(completed, counted, "in round {round}");
@@ -148,7 +148,7 @@ pub async fn a_node_that_leaves_returns_its_jobs_without_using_an_attempt(world:
     world.complete(&jobs[1], 6).await;
     world.cancel(jobs[2].id, 6).await;
 
-    assert_eq!(world.store.node_leave(world.node, PATIENCE, world.at(7)).await.unwrap(), 2);
+    assert_eq!(world.store.node_leave(world.node, GRACE_PERIODS, world.at(7)).await.unwrap(), 2);
 
     use JobState::*;
     let states = world.states([0, 1, 2, 3].map(|n: usize| jobs[n].id)).await;
@@ -195,7 +195,7 @@ pub async fn the_log_of_a_lost_run_is_complete(world: &World) {
     let other = NodeInfo { id: NodeId::new(), name: "other".into() };
     world.store.node_join(other.clone(), LEASE_MS, world.at(11)).await.unwrap();
     let job = world.claim_as(other.id, 1, 12).await.remove(0);
-    world.store.node_leave(other.id, PATIENCE, world.at(13)).await.unwrap();
+    world.store.node_leave(other.id, GRACE_PERIODS, world.at(13)).await.unwrap();
     assert!(world.events(job.id).await.contains(&"handed_back"));
 }
 
@@ -212,6 +212,6 @@ pub async fn a_claim_whose_answer_was_lost_is_released(world: &World) {
 
     use JobState::*;
     assert_eq!(world.states([known.id, lost[0].id, lost[1].id]).await, [Assigned, Queued, Queued]);
-    assert!(!world.end(&lost[0], completed(), 13).await, "whoever hears of it now is too late");
+    assert!(!world.end(&lost[0], completed(), 13).await, "the report is too late");
     assert!(world.end(&known, completed(), 13).await);
 }

@@ -188,7 +188,7 @@ pub async fn a_lease_is_renewed_by_a_request(world: &World) {
     assert_eq!(again.partitions, first.partitions, "the same, under the same epochs");
     assert_eq!(take_as(world, two, 1, LEASE_MS + 1).await.partitions, []);
     let late = take_as(world, one, 1, 3 * LEASE_MS).await;
-    assert!(late.partitions.iter().all(|partition| first.partitions.contains(partition)), "nobody else had taken it");
+    assert!(late.partitions.iter().all(|partition| first.partitions.contains(partition)), "no other node had taken it");
 }
 
 pub async fn a_sink_without_a_subscription_has_no_events(world: &World) {

@@ -197,7 +197,7 @@ pub async fn a_job_that_cannot_be_stored_is_missed_and_others_fire(world: &World
     assert_eq!(ticks(&world, good).await[0].outcome, TickOutcome::Fired);
     let missed = ticks(&world, refused).await.remove(0);
     assert_eq!((missed.outcome, missed.job_id), (TickOutcome::Missed, None));
-    assert!(missed.reason.is_some_and(|reason| reason.contains("queue")), "the reason is told");
+    assert!(missed.reason.is_some_and(|reason| reason.contains("queue")), "the reason is recorded");
     let schedule = get(&world, refused).await;
     assert_eq!((schedule.runs, schedule.next_at), (0, Some(world.at(2 * MINUTE))));
     world.store.close().await;
@@ -412,8 +412,8 @@ pub async fn after_two_weeks_each_policy_does_what_it_says_and_there_is_no_flood
         let fired: Vec<i64> =
             rows.iter().filter(|row| row.job_id.is_some()).map(|row| row.due_at.ms_since(world.start)).collect();
         assert_eq!(fired, (0..jobs).map(|n| outage - n * 1_000).collect::<Vec<i64>>());
-        let told: u64 = rows.iter().map(|row| row.count.unwrap()).sum();
-        assert_eq!(told, (outage / 1_000).unsigned_abs(), "each due time is on record");
+        let reported: u64 = rows.iter().map(|row| row.count.unwrap()).sum();
+        assert_eq!(reported, (outage / 1_000).unsigned_abs(), "each due time is on record");
         assert!(rows.len() <= 201, "{} records", rows.len());
         assert_eq!(get(world, id).await.next_at, Some(world.at(outage + 1_000)));
     }

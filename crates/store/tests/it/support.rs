@@ -37,7 +37,7 @@ pub struct World {
 }
 
 pub const LEASE_MS: i64 = 30_000;
-pub const PATIENCE: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
+pub const GRACE_PERIODS: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
 pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
     let folder = tempfile::tempdir().unwrap();
@@ -260,10 +260,10 @@ impl World {
     }
 
     pub async fn end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> bool {
-        self.tell_end(self.an_end(job, outcome, ms)).await
+        self.report_end(self.an_end(job, outcome, ms)).await
     }
 
-    pub async fn tell_end(&self, end: RunEnd) -> bool {
+    pub async fn report_end(&self, end: RunEnd) -> bool {
         let now = end.at;
         self.store.job_end(vec![end], now).await.unwrap()[0]
     }
@@ -325,7 +325,7 @@ impl World {
         (worker, jobs)
     }
 
-    pub fn news(&self, worker: &WorkerAdmitted, states: &[WorkerState], ms: i64) -> WorkerUpdate {
+    pub fn worker_update(&self, worker: &WorkerAdmitted, states: &[WorkerState], ms: i64) -> WorkerUpdate {
         let at = self.at(ms);
         WorkerUpdate {
             id: worker.id,
@@ -339,9 +339,9 @@ impl World {
         }
     }
 
-    pub async fn tell(&self, news: WorkerUpdate) -> WorkerUpdateResult {
-        let now = news.seen_at;
-        self.store.worker_update(vec![news], now).await.unwrap()[0]
+    pub async fn send_update(&self, update: WorkerUpdate) -> WorkerUpdateResult {
+        let now = update.seen_at;
+        self.store.worker_update(vec![update], now).await.unwrap()[0]
     }
 
     pub async fn lose(&self, worker: &WorkerAdmitted, delay_ms: i64, ms: i64) -> Option<Recovered> {
@@ -373,7 +373,7 @@ impl World {
     }
 
     pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {
-        let grace_periods = GracePeriods { orphan_delay_ms: delay_ms, ..PATIENCE };
+        let grace_periods = GracePeriods { orphan_delay_ms: delay_ms, ..GRACE_PERIODS };
         self.store.node_recover(grace_periods, self.at(ms)).await.unwrap()
     }
 

@@ -218,7 +218,7 @@ pub async fn pruning_deletes_old_cancel_requests_but_not_of_running_jobs(world: 
     // It ended at the same moment, and the reporter did not know about the cancel request.
     let mut end = world.an_end(&held[2], completed(), 11);
     end.on_record = false;
-    assert!(world.tell_end(end).await);
+    assert!(world.report_end(end).await);
     world.store.job_prune(&Retention::default(), 100, world.at(61 * MINUTE_MS)).await.unwrap();
     let asked: HashSet<JobId> =
         world.store.poll(world.node, world.at(0)).await.unwrap().cancels.into_iter().map(|(id, _)| id).collect();

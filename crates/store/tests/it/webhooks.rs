@@ -9,7 +9,7 @@ use faena_store::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Build, PATIENCE, World, cancelled, completed, failed};
+use crate::support::{Build, GRACE_PERIODS, World, cancelled, completed, failed};
 
 const URL: &str = "https://example.org/hook?token=geheim";
 const HOST: &str = "example.org:443";
@@ -47,7 +47,7 @@ impl World {
     }
 
     /// The body of the webhook of this job, which must be due at `ms`.
-    async fn news_of(&self, job: JobId, ms: i64) -> Value {
+    async fn body_of(&self, job: JobId, ms: i64) -> Value {
         let webhook = self.webhook_of(job).await;
         assert_eq!((webhook.state, webhook.due_at, webhook.attempts), (WebhookState::Waiting, Some(self.at(ms)), 0));
         assert_eq!((webhook.url.as_str(), webhook.created_at), (URL, self.at(ms)));
@@ -105,7 +105,7 @@ impl World {
     }
 
     /// A completed job and its webhook.
-    async fn told(&self, ms: i64) -> (JobId, WebhookId) {
+    async fn finish_job_with_webhook(&self, ms: i64) -> (JobId, WebhookId) {
         let job = self.running(self.hooked(ms)).await;
         self.complete(&job, ms).await;
         (job.id, self.webhook_of(job.id).await.id)
@@ -118,15 +118,15 @@ pub async fn the_webhook_of_a_completed_job_contains_its_result(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let mut signals = world.store.signals();
     world.complete(&job, 7).await;
-    assert_eq!(world.news_of(job.id, 7).await, json!({"status": "completed", "result": {"ok": true}}));
-    let mut told = false;
+    assert_eq!(world.body_of(job.id, 7).await, json!({"status": "completed", "result": {"ok": true}}));
+    let mut signalled = false;
     while let Ok(signal) = signals.try_recv() {
-        told |= signal == Signal::Webhook;
+        signalled |= signal == Signal::Webhook;
     }
-    assert!(told, "whoever sends it is told after the commit");
+    assert!(signalled, "the sender is notified after the commit");
     let bare = world.running(world.hooked(8)).await;
     world.end(&bare, RunOutcome::Completed { result: None }, 9).await;
-    assert_eq!(world.news_of(bare.id, 9).await, json!({"status": "completed"}));
+    assert_eq!(world.body_of(bare.id, 9).await, json!({"status": "completed"}));
 }
 
 pub async fn a_result_is_sent_byte_for_byte(world: &World) {
@@ -140,19 +140,19 @@ pub async fn a_result_is_sent_byte_for_byte(world: &World) {
 pub async fn the_webhook_of_a_failed_job_contains_its_error(world: &World) {
     let job = world.running(world.hooked(0)).await;
     world.end(&job, failed("said \"no\""), 7).await;
-    assert_eq!(world.news_of(job.id, 7).await, json!({"status": "failed", "error": "said \"no\""}));
+    assert_eq!(world.body_of(job.id, 7).await, json!({"status": "failed", "error": "said \"no\""}));
 }
 
 pub async fn a_job_cancelled_in_its_queue_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0)).await;
     let mut signals = world.store.signals();
     world.cancel(id, 7).await;
-    assert_eq!(world.news_of(id, 7).await, json!({"status": "cancelled", "error": "not wanted"}));
-    let mut told = false;
+    assert_eq!(world.body_of(id, 7).await, json!({"status": "cancelled", "error": "not wanted"}));
+    let mut signalled = false;
     while let Ok(signal) = signals.try_recv() {
-        told |= signal == Signal::Webhook;
+        signalled |= signal == Signal::Webhook;
     }
-    assert!(told);
+    assert!(signalled);
 }
 
 pub async fn a_job_cancelled_in_flight_sends_its_webhook(world: &World) {
@@ -160,26 +160,26 @@ pub async fn a_job_cancelled_in_flight_sends_its_webhook(world: &World) {
     world.cancel(job.id, 5).await;
     assert_eq!(world.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
     world.end(&job, cancelled(), 7).await;
-    assert_eq!(world.news_of(job.id, 7).await, json!({"status": "cancelled", "error": "as asked"}));
+    assert_eq!(world.body_of(job.id, 7).await, json!({"status": "cancelled", "error": "as asked"}));
     // One that would have been retried.
     let job = world.running(world.hooked(10)).await;
     world.cancel(job.id, 11).await;
     world.end(&job, world.retry(99), 12).await;
-    assert_eq!(world.news_of(job.id, 12).await["status"], "cancelled");
+    assert_eq!(world.body_of(job.id, 12).await["status"], "cancelled");
 }
 
 pub async fn an_expired_job_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0).expires(world.at(5))).await;
     world.promote(7).await;
-    let news = world.news_of(id, 7).await;
-    assert_eq!(news, json!({"status": "failed", "error": format!("expired at {}", world.at(5))}));
+    let body = world.body_of(id, 7).await;
+    assert_eq!(body, json!({"status": "failed", "error": format!("expired at {}", world.at(5))}));
 }
 
 pub async fn a_job_without_a_handler_sends_its_webhook(world: &World) {
     let id = world.submit(world.hooked(0)).await;
     let lanes = world.lanes().await;
     assert_eq!(world.store.job_fail_unhandled(lanes, world.at(5), 10, world.at(7)).await.unwrap(), 1);
-    assert_eq!(world.news_of(id, 7).await["status"], "failed");
+    assert_eq!(world.body_of(id, 7).await["status"], "failed");
 }
 
 pub async fn a_permanently_lost_job_sends_its_webhook(world: &World) {
@@ -189,7 +189,7 @@ pub async fn a_permanently_lost_job_sends_its_webhook(world: &World) {
     world.lose(&worker, 0, 7).await;
     assert_eq!(world.state(id).await, JobState::Failed);
     assert_eq!(world.get(id).await.error_reason, Some(ErrorReason::Orphaned));
-    assert_eq!(world.news_of(id, 7).await["status"], "failed");
+    assert_eq!(world.body_of(id, 7).await["status"], "failed");
 }
 
 pub async fn a_lost_job_with_a_cancel_request_sends_its_webhook(world: &World) {
@@ -198,21 +198,21 @@ pub async fn a_lost_job_with_a_cancel_request_sends_its_webhook(world: &World) {
     world.claim_by(&worker, 1, 1).await;
     world.cancel(id, 2).await;
     world.lose(&worker, 0, 7).await;
-    assert_eq!(world.news_of(id, 7).await, json!({"status": "cancelled", "error": "not wanted"}));
+    assert_eq!(world.body_of(id, 7).await, json!({"status": "cancelled", "error": "not wanted"}));
 }
 
 pub async fn a_cancelled_child_of_a_failed_parent_sends_its_webhook(world: &World) {
     let parent = world.running(world.job("a", 0).retries(0)).await;
     let id = world.submit(world.hooked(1).after(&[parent.id])).await;
     world.fail(&parent, 7).await;
-    assert_eq!(world.news_of(id, 7).await["status"], "cancelled");
+    assert_eq!(world.body_of(id, 7).await["status"], "cancelled");
 }
 
 pub async fn a_job_cancelled_at_submit_sends_its_webhook(world: &World) {
     let parent = world.running(world.job("a", 0).retries(0)).await;
     world.fail(&parent, 1).await;
     let id = world.submit(world.hooked(7).after(&[parent.id])).await;
-    assert_eq!(world.news_of(id, 7).await["status"], "cancelled");
+    assert_eq!(world.body_of(id, 7).await["status"], "cancelled");
 }
 
 pub async fn a_job_that_is_not_finished_sends_no_webhook(world: &World) {
@@ -236,8 +236,8 @@ pub async fn a_job_without_a_webhook_url_sends_nothing(world: &World) {
 pub async fn a_repeated_end_sends_one_webhook(world: &World) {
     let job = world.running(world.hooked(0)).await;
     let end = world.an_end(&job, completed(), 1);
-    assert!(world.tell_end(end.clone()).await);
-    assert!(world.tell_end(end).await);
+    assert!(world.report_end(end.clone()).await);
+    assert!(world.report_end(end).await);
     world.webhook_of(job.id).await;
 }
 
@@ -271,16 +271,16 @@ pub async fn a_delivery_has_everything_a_sender_needs(world: &World) {
     assert_eq!((taken.correlation_id.as_str(), taken.traceparent.as_deref()), ("order-7", Some("00-trace")));
     assert_eq!((taken.number, taken.attempt), (1, 1));
     assert_eq!(taken.body, world.webhook(taken.id).await.body.unwrap().get());
-    let plain = world.told(10).await;
+    let plain = world.finish_job_with_webhook(10).await;
     assert_eq!(world.take_one(10).await.correlation_id, plain.0.to_string(), "the job's id where it has none");
 }
 
 pub async fn a_webhook_is_sent_until_it_is_delivered(world: &World) {
-    let (job, id) = world.told(0).await;
+    let (job, id) = world.finish_job_with_webhook(0).await;
     let first = world.take_one(5).await;
     let sending = world.webhook(id).await;
     assert_eq!((sending.state, sending.due_at), (WebhookState::Sending, Some(world.at(5 + LEASE_MS))));
-    assert_eq!(world.take(6).await.len(), 0, "it is in somebody's hands");
+    assert_eq!(world.take(6).await.len(), 0, "another sender has it");
     assert!(world.settle(&first, 500, world.again(1_000), 20).await);
     assert_eq!(world.take(999).await.len(), 0, "it waits for its time");
     assert_eq!(world.take_as(world.ask(), 998).await.next_at, Some(world.at(1_000)));
@@ -307,14 +307,14 @@ pub async fn a_webhook_is_sent_until_it_is_delivered(world: &World) {
 }
 
 pub async fn the_outcome_of_a_webhook_follows_the_end_in_the_jobs_log(world: &World) {
-    let (job, _) = world.told(5).await;
+    let (job, _) = world.finish_job_with_webhook(5).await;
     let taken = world.take_one(5).await;
     assert!(world.settle(&taken, 200, WebhookNext::Delivered, 5).await);
     assert_eq!(world.events(job).await[3..], ["started", "completed", "webhook_sent"], "in the same millisecond too");
 }
 
 pub async fn a_webhook_that_failed_too_often_is_settled(world: &World) {
-    let (job, id) = world.told(0).await;
+    let (job, id) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     assert!(world.settle(&taken, 500, WebhookNext::Failed, 1).await);
     assert_eq!(world.take(i64::from(i32::MAX)).await.len(), 0);
@@ -370,10 +370,10 @@ pub async fn a_slow_host_does_not_delay_other_hosts(world: &World) {
 }
 
 pub async fn the_longest_due_webhook_is_sent_first(world: &World) {
-    let (_, late) = world.told(0).await;
+    let (_, late) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 500, world.again(100), 1).await;
-    let (_, early) = world.told(50).await;
+    let (_, early) = world.finish_job_with_webhook(50).await;
     let ids = |taken: Vec<Delivery>| taken.into_iter().map(|one| one.id).collect::<Vec<_>>();
     assert_eq!(ids(world.take(200).await), [early, late]);
 }
@@ -381,7 +381,7 @@ pub async fn the_longest_due_webhook_is_sent_first(world: &World) {
 // ---- senders die
 
 pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
-    let (_, id) = world.told(0).await;
+    let (_, id) = world.finish_job_with_webhook(0).await;
     let lost = world.take_one(0).await;
     assert_eq!(world.take(LEASE_MS - 1).await.len(), 0, "not early");
     let other = WebhookTakeRequest { node: NodeId::new(), ..world.ask() };
@@ -390,7 +390,7 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
     assert_eq!((again.id, again.number, again.attempt), (id, 2, 2));
     assert!(!world.settle(&lost, 200, WebhookNext::Delivered, LEASE_MS + 1).await, "too late");
     assert!(world.settle(&again, 200, WebhookNext::Delivered, LEASE_MS + 2).await);
-    assert!(!world.settle(&again, 500, WebhookNext::Failed, LEASE_MS + 3).await, "told twice");
+    assert!(!world.settle(&again, 500, WebhookNext::Failed, LEASE_MS + 3).await, "reported twice");
     let history = world.webhook(id).await.history;
     assert_eq!(history.len(), 2);
     assert_eq!((history[0].number, history[0].status), (1, None));
@@ -398,19 +398,19 @@ pub async fn a_webhook_whose_sender_died_is_sent_by_another(world: &World) {
 }
 
 pub async fn webhooks_of_a_dead_sender_are_due_immediately(world: &World) {
-    let (_, first) = world.told(0).await;
+    let (_, first) = world.finish_job_with_webhook(0).await;
     let dead = WebhookTakeRequest { node: NodeId::new(), ..world.ask() };
     assert_eq!(world.take_as(dead, 0).await.deliveries.len(), 1);
-    let (_, second) = world.told(1).await;
+    let (_, second) = world.finish_job_with_webhook(1).await;
     assert_eq!(world.take_one(1).await.id, second);
     world.recover(0, 5).await;
     assert_eq!(world.take_one(5).await.id, first, "and that of a living one is not touched");
-    world.store.node_leave(world.node, PATIENCE, world.at(6)).await.unwrap();
+    world.store.node_leave(world.node, GRACE_PERIODS, world.at(6)).await.unwrap();
     assert_eq!(world.take(6).await.len(), 2, "nor does one that takes leave keep anything");
 }
 
 pub async fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit(world: &World) {
-    let (job, id) = world.told(0).await;
+    let (job, id) = world.finish_job_with_webhook(0).await;
     let mut now = 0;
     for number in 1..=4 {
         let ask = WebhookTakeRequest { allowed: 1, ..world.ask() };
@@ -429,7 +429,7 @@ pub async fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit(world: &
 // ---- actions
 
 pub async fn a_settled_webhook_can_be_redelivered(world: &World) {
-    let (job, id) = world.told(0).await;
+    let (job, id) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     for (at, state) in [(1, "WAITING"), (3, "SENDING")] {
         if at == 1 {
@@ -459,10 +459,10 @@ pub async fn a_settled_webhook_can_be_redelivered(world: &World) {
 }
 
 pub async fn webhooks_are_found_by_state_job_and_host(world: &World) {
-    let (first, _) = world.told(0).await;
+    let (first, _) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 500, WebhookNext::Failed, 1).await;
-    let (second, _) = world.told(2).await;
+    let (second, _) = world.finish_job_with_webhook(2).await;
     let third = world.running(world.hooked(3).hooked("http://else:81/")).await;
     world.complete(&third, 4).await;
     let find = async |filter: WebhookFilter| -> Vec<JobId> {
@@ -487,7 +487,7 @@ pub async fn webhooks_are_found_by_state_job_and_host(world: &World) {
 // ---- deleting
 
 pub async fn a_deleted_job_takes_its_settled_webhooks_along(world: &World) {
-    let (job, id) = world.told(0).await;
+    let (job, id) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 200, WebhookNext::Delivered, 1).await;
     world.store.job_delete(job, None, world.at(99)).await.unwrap();
@@ -498,9 +498,9 @@ pub async fn a_deleted_job_takes_its_settled_webhooks_along(world: &World) {
 pub async fn a_webhook_still_to_be_delivered_survives_its_job(world: &World) {
     const DAY_MS: i64 = 24 * 3_600_000;
     let prune = async |ms| world.store.job_prune(&Retention::default(), 100, world.at(ms)).await.unwrap();
-    let (deleted, _) = world.told(0).await;
+    let (deleted, _) = world.finish_job_with_webhook(0).await;
     world.store.job_delete(deleted, None, world.at(99)).await.unwrap();
-    let (pruned, _) = world.told(5).await;
+    let (pruned, _) = world.finish_job_with_webhook(5).await;
     assert_eq!(prune(8 * DAY_MS).await, 1);
     assert!(world.store.job_get(pruned).await.unwrap().is_none());
     let taken = world.take(8 * DAY_MS).await;
@@ -517,7 +517,7 @@ pub async fn a_webhook_still_to_be_delivered_survives_its_job(world: &World) {
 }
 
 pub async fn a_pruned_job_takes_its_settled_webhooks_along(world: &World) {
-    let (_, id) = world.told(0).await;
+    let (_, id) = world.finish_job_with_webhook(0).await;
     let taken = world.take_one(0).await;
     world.settle(&taken, 200, WebhookNext::Delivered, 1).await;
     let later: Timestamp = world.at(8 * 24 * 3_600_000);

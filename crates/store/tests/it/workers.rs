@@ -70,7 +70,7 @@ pub async fn a_worker_that_reconnects_keeps_its_jobs(world: &World) {
     world.retry_at(&jobs[3], 1_000, 4).await;
     let later = world.submit(world.job("b", 5).retries(7)).await;
     world.claim_by(&worker, 1, 6).await;
-    assert!(world.tell(world.news(&worker, &[WorkerState::Busy], 7)).await.connected);
+    assert!(world.send_update(world.worker_update(&worker, &[WorkerState::Busy], 7)).await.connected);
     world.store.worker_drain("w", true, None, world.at(7)).await.unwrap();
     assert_eq!(world.shown("w").await.jobs.len(), 4);
 
@@ -88,7 +88,10 @@ pub async fn a_worker_that_reconnects_keeps_its_jobs(world: &World) {
     assert_eq!((again.jobs[1].started_at, again.jobs[1].job.payload.as_str()), (Some(world.at(3)), "{}"));
     let view = world.shown("w").await;
     assert_eq!((view.state, view.transport.as_str(), view.concurrency), (WorkerState::Busy, "grpc", 3));
-    assert!(world.tell(world.news(&again, &[], 9)).await.drain, "what was asked of it before still holds");
+    assert!(
+        world.send_update(world.worker_update(&again, &[], 9)).await.drain,
+        "what was asked of it before still holds"
+    );
     world.complete(&jobs[0], 10).await;
 }
 
@@ -119,7 +122,7 @@ pub async fn nothing_is_claimed_through_an_old_session(world: &World) {
     let ids = world.submit_all((0..2).map(|_| world.job("a", 2)).collect()).await;
     assert!(world.claim_by(&old, 5, 3).await.is_empty());
     let strange = WorkerAdmitted { id: WorkerId::new(), ..new.clone() };
-    assert!(world.claim_by(&strange, 5, 3).await.is_empty(), "a worker that nobody knows");
+    assert!(world.claim_by(&strange, 5, 3).await.is_empty(), "an unknown worker");
     assert_eq!(world.claim_by(&new, 1, 4).await[0].id, ids[0]);
     world.lose(&new, 0, 5).await.unwrap();
     assert!(world.claim_by(&new, 5, 6).await.is_empty(), "its life is over");
@@ -182,7 +185,7 @@ pub async fn a_job_is_scheduled_while_its_worker_starts(world: &World) {
 
 pub async fn jobs_name_their_worker(world: &World) {
     let (worker, jobs) = world.holding("billing-1", 3, 0).await;
-    let told = |end: RunEnd| RunEnd { worker: worker.id, ..end };
+    let reported = |end: RunEnd| RunEnd { worker: worker.id, ..end };
     world
         .store
         .job_note(
@@ -194,7 +197,7 @@ pub async fn jobs_name_their_worker(world: &World) {
         )
         .await
         .unwrap();
-    assert!(world.tell_end(told(world.an_end(&jobs[2], completed(), 2))).await);
+    assert!(world.report_end(reported(world.an_end(&jobs[2], completed(), 2))).await);
     for job in &jobs {
         assert_eq!(world.get(job.id).await.worker_id.as_deref(), Some("billing-1"));
     }
@@ -226,11 +229,11 @@ pub async fn status_updates_of_workers_are_recorded(world: &World) {
         failed: 1,
         breaker: "open",
         deadline: Some(world.at(90)),
-        ..world.news(&worker, &[Busy, Creating, Busy, Ready, Busy], 5)
+        ..world.worker_update(&worker, &[Busy, Creating, Busy, Ready, Busy], 5)
     };
-    let second = WorkerUpdate { completed: 2, ..world.news(&worker, &[Draining], 6) };
-    let stale = WorkerUpdate { session: 7, completed: 100, ..world.news(&other, &[Busy], 6) };
-    let unknown = WorkerUpdate { id: WorkerId::new(), ..world.news(&other, &[], 6) };
+    let second = WorkerUpdate { completed: 2, ..world.worker_update(&worker, &[Draining], 6) };
+    let stale = WorkerUpdate { session: 7, completed: 100, ..world.worker_update(&other, &[Busy], 6) };
+    let unknown = WorkerUpdate { id: WorkerId::new(), ..world.worker_update(&other, &[], 6) };
     let answers = world.store.worker_update(vec![first, stale, second, unknown], world.at(6)).await.unwrap();
     assert_eq!(answers.iter().map(|answer| answer.connected).collect::<Vec<_>>(), [true, false, true, false]);
     let view = world.shown("w").await;
@@ -241,11 +244,11 @@ pub async fn status_updates_of_workers_are_recorded(world: &World) {
     assert_eq!((view.state, view.completed), (Ready, 0));
     let reason = Some("called off".to_owned());
     let change = WorkerChange { at: world.at(8), state: Ready, reason: reason.clone() };
-    world.tell(WorkerUpdate { changes: vec![change.clone()], ..world.news(&worker, &[], 8) }).await;
+    world.send_update(WorkerUpdate { changes: vec![change.clone()], ..world.worker_update(&worker, &[], 8) }).await;
     let view = world.shown("w").await;
     assert_eq!((view.reason, view.history.last()), (reason, Some(&change)));
     world.lose(&worker, 0, 9).await.unwrap();
-    assert!(!world.tell(world.news(&worker, &[Busy], 10)).await.connected);
+    assert!(!world.send_update(world.worker_update(&worker, &[Busy], 10)).await.connected);
     assert!(world.store.worker_update(Vec::new(), world.at(10)).await.unwrap().is_empty());
 }
 
@@ -253,7 +256,7 @@ pub async fn only_the_newest_changes_are_kept(world: &World) {
     let worker = world.admit(world.worker("w"), 0).await;
     for round in 0..3 {
         let turns = [WorkerState::Busy, WorkerState::Ready].repeat(50);
-        world.tell(world.news(&worker, &turns, round + 1)).await;
+        world.send_update(world.worker_update(&worker, &turns, round + 1)).await;
     }
     let history = world.shown("w").await.history;
     assert_eq!((history.len(), history[0].at), (200, world.at(2)));
@@ -267,9 +270,9 @@ pub async fn a_worker_is_drained_by_its_key(world: &World) {
     assert_eq!(ask("w", true).await, Some(worker.id));
     let heard = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
     assert_eq!(heard, Signal::Worker(worker.id));
-    assert!(world.tell(world.news(&worker, &[], 2)).await.drain);
+    assert!(world.send_update(world.worker_update(&worker, &[], 2)).await.drain);
     ask("w", false).await;
-    assert!(!world.tell(world.news(&worker, &[], 3)).await.drain);
+    assert!(!world.send_update(world.worker_update(&worker, &[], 3)).await.drain);
     world.lose(&worker, 0, 4).await.unwrap();
     assert_eq!(ask("w", true).await, None, "no such worker lives");
 }
@@ -279,7 +282,7 @@ pub async fn live_workers_are_listed_first(world: &World) {
     world.admit(world.worker("old"), 1).await;
     let new = world.admit(world.worker("new"), 2).await;
     world.lose(&gone, 0, 4).await.unwrap();
-    world.tell(world.news(&new, &[WorkerState::Busy], 4)).await;
+    world.send_update(world.worker_update(&new, &[WorkerState::Busy], 4)).await;
     let list = async |states: &[WorkerState], limit| -> Vec<String> {
         let workers = world.store.worker_list(states.to_vec(), limit).await.unwrap();
         workers.into_iter().map(|worker| worker.id).collect()
@@ -296,9 +299,9 @@ pub async fn capabilities_are_those_of_workers_that_accept_jobs(world: &World) {
     world.admit(WorkerEntry { deadline: Some(world.at(99)), ..with("coming", Creating) }, 0).await;
     world.admit(with("ready", Ready), 0).await;
     let draining = world.admit(with("draining", Ready), 0).await;
-    world.tell(world.news(&draining, &[Draining], 1)).await;
+    world.send_update(world.worker_update(&draining, &[Draining], 1)).await;
     let leaving = world.admit(with("leaving", Ready), 0).await;
-    world.tell(world.news(&leaving, &[Terminating], 1)).await;
+    world.send_update(world.worker_update(&leaving, &[Terminating], 1)).await;
     let lost = world.admit(with("lost", Ready), 0).await;
     world.lose(&lost, 0, 1).await.unwrap();
     let mut known = world.store.worker_capabilities().await.unwrap();

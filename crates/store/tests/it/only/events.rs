@@ -84,9 +84,9 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
             over.store(true, Ordering::Relaxed);
         };
         let (_, _, one, two) = tokio::join!(jobs, repeat, relay(world), relay(&other));
-        let mut told: HashMap<uuid::Uuid, i64> = HashMap::new();
+        let mut reported: HashMap<uuid::Uuid, i64> = HashMap::new();
         for event in world.store.event_list(EventQuery::After(0), 1_000_000).await.unwrap() {
-            let sequence = told.entry(event.subject).or_default();
+            let sequence = reported.entry(event.subject).or_default();
             *sequence += 1;
             assert_eq!(event.sequence, *sequence, "in the order of their places: {event:?}");
         }
@@ -97,7 +97,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
                 assert!(before.is_none_or(|before| before < event.sequence), "{event:?} after {before:?}");
             }
         }
-        let made: i64 = told.values().sum();
+        let made: i64 = reported.values().sum();
         assert_eq!(one.len() + two.len(), usize::try_from(made).unwrap());
         assert!(made > 500);
         other.store.close().await;

@@ -105,7 +105,7 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
 
 async fn missed(signals: &mut broadcast::Receiver<Signal>, within: Duration) {
     let heard = async { while !matches!(signals.recv().await.unwrap(), Signal::Missed) {} };
-    tokio::time::timeout(within, heard).await.expect("everybody is told to look");
+    tokio::time::timeout(within, heard).await.expect("every listener is notified");
 }
 
 async fn until_both_listen(world: &World) {

@@ -266,7 +266,7 @@ async fn a_database_that_goes_away_is_unavailable_and_works_again() {
         run_on(&server, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
 
         until_it_works(world, 3).await;
-        assert!(world.tell_end(end).await, "the end that could not be told is told again");
+        assert!(world.report_end(end).await, "the end that could not be reported is reported again");
         assert_eq!(world.state(job.id).await, JobState::Completed);
     })
     .await;
@@ -304,7 +304,10 @@ async fn the_end_of_a_worker_waits_for_its_uncommitted_claim_and_status_updates_
             .await
             .unwrap();
         assert_eq!(rows.len(), 1);
-        assert!(world.tell(world.news(&worker, &[], 1)).await.connected, "while the claim is under way");
+        assert!(
+            world.send_update(world.worker_update(&worker, &[], 1)).await.connected,
+            "while the claim is under way"
+        );
 
         let commit = async {
             until_one_waits(world).await;
@@ -439,7 +442,7 @@ async fn a_server_that_dies_while_firing_changes_nothing() {
         while world.ledger.number(&format!("SELECT count(*) {blocked}")).await == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(world.store.schedule_fire(10, due).await.unwrap().schedules, 0, "it is left to whoever is at it");
+        assert_eq!(world.store.schedule_fire(10, due).await.unwrap().schedules, 0, "another node is firing it");
         world.ledger.rows(&format!("SELECT pg_terminate_backend(pid) {blocked}")).await;
         let error = stuck.await.unwrap().unwrap_err();
         assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
