@@ -1,8 +1,8 @@
-//! Keeps web pages out. While there are no API keys, every program that can connect may do everything, and a browser connects
-//! on behalf of any page.
+//! Rejects requests that a browser sends for a web page of another origin.
 //!
-//! A request from a page of another origin is rejected by its `Origin`. A page that has pointed its own name at this machine
-//! (DNS rebinding) is rejected by its `Host`.
+//! While there are no API keys, every program that can connect may do everything, and a browser connects on behalf of
+//! any page. The `Origin` header reveals a page of another origin. The `Host` header reveals a page whose own host name
+//! resolves to this machine (DNS rebinding); it is checked only if `loopback_only` is set.
 
 use std::net::IpAddr;
 
@@ -24,6 +24,7 @@ pub async fn guard(State(api): State<Api>, request: Request, next: Next) -> Resp
     }
 }
 
+/// Returns why a request is rejected, or `None` if it is accepted.
 fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let host = text(header::HOST);
@@ -41,6 +42,7 @@ fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
     }
 }
 
+/// Returns whether the value of a `Host` header, with or without a port, names this machine.
 fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,

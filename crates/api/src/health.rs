@@ -1,4 +1,4 @@
-//! `/health`: whether this process is alive, and whether it can work.
+//! `/health/live` and `/health/ready`: whether this process is alive, and whether it can process jobs.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,15 @@ use crate::Api;
 
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Returns 200 as long as this process can answer.
 pub async fn live() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
+/// Checks the database, the workers and the loops of this node.
+///
+/// Returns 503 if the database does not respond, or a loop is late or has stopped. A node without workers, or with a
+/// loop whose last round failed, is degraded and returns 200.
 pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let engine = &api.engine;
     let database = check_database(engine).await;
@@ -46,6 +51,7 @@ async fn check_database(engine: &Engine) -> DatabaseCheck {
     DatabaseCheck {
         status: if error.is_none() { Health::Healthy } else { Health::Unhealthy },
         engine: engine.store.engine().into(),
+        // Rounded to two decimals.
         latency_ms: (started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0,
         error,
     }

@@ -1,4 +1,4 @@
-//! Streams events to a caller, for server-sent events and gRPC alike.
+//! Streams events to a caller. Server-sent events (`rest/stream.rs`) and gRPC (`grpc/events.rs`) share this code.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_TYPES: usize = 32;
 const MAX_TEXT_BYTES: usize = 255;
 
-/// What a caller wants to watch, as it was sent.
+/// Filter and start position that a caller sent, not validated yet.
 #[derive(Default)]
 pub struct WatchRequest {
     pub types: Vec<String>,
@@ -26,9 +26,10 @@ pub struct WatchRequest {
     pub after: Option<(&'static str, String)>,
 }
 
+/// Item of an `EventStream`.
 pub enum Item {
     Event(StreamItem),
-    /// No event has happened that matches.
+    /// Carries only the position: it is the first item, and it is sent when no event matches for a while.
     Heartbeat,
 }
 
@@ -47,7 +48,7 @@ impl EventStream {
         Ok(EventStream { api: api.clone(), subscription, has_begun: false })
     }
 
-    /// Returns the `source` of the events.
+    /// Returns the CloudEvents attribute `source` of the events.
     pub fn source(&self) -> &str {
         &self.api.engine.config.outbox.source
     }
@@ -69,7 +70,7 @@ impl EventStream {
             };
             match next {
                 Ok(event) => return Some((Item::Event(event), self.subscription.position())),
-                // The database is not available. No event is lost: they are read once it is back.
+                // The database is not available. No event is lost: the stream reads them when it is available again.
                 Err(_) => tokio::select! {
                     () = self.api.closing.cancelled() => return None,
                     () = tokio::time::sleep(RETRY_DELAY) => {}
@@ -92,6 +93,7 @@ impl From<SubscribeError> for ApiError {
     }
 }
 
+/// Validates a request. Returns all errors together.
 fn parse(request: WatchRequest) -> Result<(EventFilter, Option<EventPosition>), Vec<FieldError>> {
     let mut errors = Vec::new();
     let mut check = |name: &str, text: &str| {

@@ -1,4 +1,4 @@
-//! The error of a broker that cannot be used.
+//! The error type for a broker that cannot be used.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -29,7 +29,7 @@ impl BrokerError {
         BrokerError::new("message not acknowledged; the broker redelivers it").with_source(cause)
     }
 
-    /// Adds the cause and the causes of that cause.
+    /// Adds the cause, including its own causes.
     pub fn with_source(self, source: &(dyn Error + 'static)) -> Self {
         BrokerError { source: Some(Box::new(BrokerError::copy_of(source))), ..self }
     }

@@ -1,6 +1,6 @@
-//! Enums that a newer server may extend.
+//! A macro for enums to which a newer server may add values.
 
-/// Declares an enum that is a text in JSON and accepts texts that this version of the crate does not know.
+/// Declares an enum that is a string in JSON and accepts strings that this version of the crate does not know.
 macro_rules! open_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)+ }) => {
         $(#[$doc])*
@@ -22,7 +22,7 @@ macro_rules! open_enum {
             }
         }
 
-        /// Reads the name that the API uses. Never fails: a name that is not known becomes `Unknown`.
+        /// Parses the name that the API uses. Never fails: an unknown name becomes `Unknown`.
         impl From<&str> for $name {
             fn from(text: &str) -> $name {
                 match text {

@@ -1,4 +1,4 @@
-//! `faena.v1.EventService`: the stream of `GET /api/v1/events`.
+//! `faena.v1.EventService`: streams the same events as `GET /api/v1/events`.
 
 use std::pin::Pin;
 

@@ -1,4 +1,4 @@
-//! `faena.v1.WorkerService`: a worker on a gRPC stream, with the same meaning as on a WebSocket.
+//! `faena.v1.WorkerService`: serves a worker over a gRPC stream. Messages mean the same as on a WebSocket.
 
 use std::{pin::Pin, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 
 pub struct Workers(pub Api);
 
-/// Messages that wait for a worker to read them.
+/// Number of messages that may wait for a worker to read them.
 const MAX_UNREAD: usize = 1_024;
 
 type Sender = mpsc::Sender<Result<ConnectResponse, Status>>;
@@ -62,7 +62,7 @@ impl WorkerService for Workers {
     }
 }
 
-/// Reads the first message, which must be `register`. Anything else ends the call.
+/// Registers the worker with its first message. A first message other than `register` ends the call.
 async fn register(api: &Api, incoming: &mut Streaming<ConnectRequest>, sender: &Sender) -> Result<Connection, Status> {
     let first = tokio::time::timeout(REGISTER_TIMEOUT, incoming.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded("no register message arrived in time"))??;
@@ -105,6 +105,7 @@ fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(ErrorCode::ValidationError, message)
 }
 
+/// Sends a message. Returns `false` if the stream is closed or the worker does not read within `SEND_TIMEOUT`.
 async fn send(sender: &Sender, message: Outgoing) -> bool {
     let message = Ok(ConnectResponse { message: Some(message) });
     matches!(tokio::time::timeout(SEND_TIMEOUT, sender.send(message)).await, Ok(Ok(())))
@@ -158,7 +159,7 @@ impl WorkerStream for GrpcStream {
     }
 }
 
-/// Returns the size of the part of a message that has no other limit.
+/// Returns the size of the field of a message to which only `max_bytes` applies.
 fn content_bytes(message: &ConnectRequest) -> usize {
     match &message.message {
         Some(Incoming::Complete(report)) => report.result_json.as_ref().map_or(0, String::len),
@@ -213,7 +214,9 @@ fn decode_progress(report: ReportProgress) -> Result<(String, Option<i64>, Repor
     Ok((report.job_id, report.run, report::progress(progress)?))
 }
 
-/// Checks that a text is JSON. On a WebSocket the frame's own parser has done so.
+/// Checks that a field contains valid JSON. Returns `None` for an empty field.
+///
+/// On a WebSocket, parsing the frame has already checked it.
 fn check_json_text<'a>(field: &str, text: Option<&'a str>) -> Result<Option<&'a str>, Refusal> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     match serde_json::from_str::<&RawValue>(text) {

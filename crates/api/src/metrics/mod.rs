@@ -1,6 +1,6 @@
-//! `GET /metrics`: figures for Prometheus, read from the engine and the store on each scrape.
+//! `GET /metrics`: metrics for Prometheus, read from the engine and the store on each scrape.
 //!
-//! Nothing is kept between two scrapes, so the figures of a worker disappear with it.
+//! Each scrape fills a new registry, so the samples of a worker disappear when this node no longer knows the worker.
 
 mod table;
 
@@ -44,12 +44,14 @@ pub async fn metrics(State(api): State<Api>) -> ApiResult<Response> {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Figures of one scrape.
+/// Metrics of one scrape.
 #[derive(Default)]
 struct Scrape(Registry);
 
 impl Scrape {
-    /// Adds a gauge. Each sample has the values of the metric's labels, in their order.
+    /// Adds a gauge. A sample consists of the label values, in the order of `metric.labels`, and the number.
+    ///
+    /// A metric without labels has exactly one sample.
     fn gauge<const N: usize>(&mut self, metric: &Metric, samples: impl IntoIterator<Item = ([String; N], i64)>) {
         let family = Family::<Labels, Gauge<i64, AtomicI64>>::default();
         for (values, number) in samples {
@@ -63,12 +65,14 @@ impl Scrape {
         self.0.register(metric.name, metric.help, family);
     }
 
+    /// Adds a gauge without labels whose value is a number of seconds.
     fn seconds(&mut self, metric: &Metric, seconds: f64) {
         let gauge = Gauge::<f64, AtomicU64>::default();
         gauge.set(seconds);
         self.0.register(metric.name, metric.help, gauge);
     }
 
+    /// Adds a counter. Its samples have the same form as those of a gauge.
     fn counter<const N: usize>(&mut self, metric: &Metric, samples: impl IntoIterator<Item = ([String; N], u64)>) {
         let family = Family::<Labels, Counter>::default();
         for (values, number) in samples {
@@ -86,10 +90,12 @@ fn labels<const N: usize>(metric: &Metric, values: [String; N]) -> Labels {
     metric.labels.iter().copied().zip(values).collect()
 }
 
+/// Converts a count to the number type of gauges; a count that does not fit becomes `i64::MAX`.
 fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
+/// Returns the number that stands for a breaker state in the metrics.
 fn breaker_number(state: BreakerState) -> i64 {
     match state {
         BreakerState::Closed => 0,
@@ -142,6 +148,7 @@ async fn queues(api: &Api, counts: &Counts, scrape: &mut Scrape) -> ApiResult<()
     }
     scrape.gauge(&table::QUEUE_DEPTH, depth);
     let rules = api.engine.store.rules();
+    // The last sample of a queue counts: a queue with settings replaces the 0 of its lanes.
     let running = lanes.into_iter().map(|lane| ([lane.queue], 0));
     let ruled = rules.queues.iter().map(|(queue, rule)| ([queue.clone()], i64::from(rule.paused.is_some())));
     scrape.gauge(&table::QUEUE_PAUSED, running.chain(ruled));
@@ -193,6 +200,7 @@ async fn outbox(api: &Api, scrape: &mut Scrape) -> ApiResult<()> {
 
 fn sources_and_inboxes(api: &Api, scrape: &mut Scrape) {
     let sample = |name: &str, outcome: &str, counter: &AtomicU64| {
+        // The label is the configured name, without the prefix `source:` or `inbox:`.
         let name = name.split_once(':').map_or(name, |(_, name)| name);
         ([name.to_owned(), outcome.to_owned()], counter.load(Ordering::Relaxed))
     };

@@ -12,6 +12,7 @@ use crate::{
     request::{UNKNOWN_PARAMETER, parse_number, read_query},
 };
 
+/// Lists entries, newest first. The `next` of a full page is the `before` of the following page.
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<AuditList>> {
     let mut filter = AuditFilter::default();
     let mut limit = 100;

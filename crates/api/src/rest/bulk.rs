@@ -1,7 +1,8 @@
-//! Bulk actions: one action on every job that a filter matches. `POST /jobs/bulk/…` and `POST /dead-letter/bulk/…` start one,
-//! `/bulk` shows and cancels them.
+//! Bulk actions: one action on every job that a filter matches. `POST /jobs/bulk/…` and `POST /dead-letter/bulk/…`
+//! start one; `/bulk` lists, shows and cancels them.
 //!
-//! Without a rate the response waits until the action is done; with one, a loop of any node does it (`engine/bulk.rs`).
+//! Without a rate, the response waits until the action has finished. With a rate, the server accepts the action and the
+//! bulk loop of any node runs it (`bulk.rs` of the engine).
 
 use std::time::Duration;
 
@@ -27,9 +28,9 @@ use crate::{
     request::{Segment, UNKNOWN_PARAMETER, check, parse_number, read_body, read_query},
 };
 
-/// Jobs that the response shows.
+/// Number of matching jobs that the response shows.
 const SAMPLE: usize = 10;
-/// Longest time that the response waits for an action without a rate; after that the action continues in the background.
+/// Longest time that the response waits for an action without a rate. Then the action continues in the background.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_PER_SECOND: u64 = 10_000;
 
@@ -50,14 +51,16 @@ pub async fn dead_letters(State(api): State<Api>, Segment(action): Segment, body
     start(api, action, request, vec![JobState::Failed]).await
 }
 
+/// Body of a request for a bulk action.
 struct BulkRequest {
     filter: Filter,
+    /// Confirms a filter that matches every job.
     all: bool,
     dry_run: bool,
     per_second: Option<u32>,
 }
 
-/// 2020-01-01: no job is older.
+/// 2020-01-01. No job is older, so a `created_after` up to this time excludes nothing.
 const FIRST_JOBS_MS: i64 = 1_577_836_800_000;
 
 impl BulkRequest {
@@ -95,6 +98,7 @@ fn is_narrow(filter: &Filter) -> bool {
     *filter != open
 }
 
+/// Starts an action on the jobs that match now. Jobs that are submitted later are not affected.
 async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<JobState>) -> ApiResult<Response> {
     let mut response = BulkResponse { dry_run: request.dry_run, matched_is_exact: true, ..BulkResponse::default() };
     let Some(filter) = request.filter(states)? else { return Ok(Json(response).into_response()) };
@@ -116,7 +120,7 @@ async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<J
         api.engine.bulk_begin(new, now).await?;
         return Ok(accepted(response));
     }
-    // In a task of its own, so that a caller that disconnects does not leave the work half done.
+    // Runs in its own task, so that the action does not stop halfway if the caller disconnects.
     let work = tokio::spawn(async move { api.engine.bulk_run(new, RESPONSE_TIMEOUT, now).await });
     let bulk = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
     response.done = bulk.done;
@@ -124,6 +128,7 @@ async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<J
     Ok(if bulk.finished_at.is_some() { Json(response).into_response() } else { accepted(response) })
 }
 
+/// Returns 202 with the location of an action that continues in the background.
 fn accepted(response: BulkResponse) -> Response {
     let location = response.id.map(|id| format!("/api/v1/bulk/{id}")).unwrap_or_default();
     (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(response)).into_response()

@@ -1,4 +1,4 @@
-//! `/jobs`: submits jobs; shows, explains, cancels, retries and deletes one.
+//! `/jobs`: submits one job or a batch; shows, explains, cancels, retries and deletes a job.
 
 use axum::{
     Json,
@@ -29,10 +29,10 @@ pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> A
     Ok((status, location, Json(created)).into_response())
 }
 
-/// Submits the job in a body. Returns `true` if a job with its idempotency key existed already.
+/// Submits the job in a body. The flag is `true` if a job with its idempotency key already existed.
 pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> ApiResult<(Created, bool)> {
     let correlation = context::correlation();
-    // Without a correlation id of the caller, the job's own id is its correlation id.
+    // If the caller sends no correlation id, the job's own id is its correlation id.
     let id = match &correlation {
         Correlation::Generated(id) => JobId(*id),
         Correlation::Given(_) => JobId::new(),
@@ -103,7 +103,9 @@ fn apply_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &m
     }
 }
 
-/// Sets the correlation id: that of the body, else that of the request, else the job's own id.
+/// Sets the correlation id of the request if the body has none.
+///
+/// Returns the job's correlation id: that of the body, else that of the request, else the job's own id.
 fn correlate(job: &mut NewJob, correlation: &Correlation) -> String {
     if job.correlation_id.is_none()
         && let Correlation::Given(text) = correlation
@@ -119,6 +121,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     Ok(Json(api.shown(job)))
 }
 
+/// Explains why a job is in its state.
 pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Why>> {
     let id = parse_job_id(&id)?;
     Ok(Json(api.engine.why(id, Timestamp::now()).await?.ok_or(StoreError::NotFound(id))?))

@@ -1,4 +1,7 @@
 //! Handlers of `/api/v1`, one module per resource.
+//!
+//! `/jobs` has several: `jobs` for single jobs and batches, `list` for lists and filters, `patch` for changes, and
+//! `events` for the stream of one job. `stream` serves `/events`. The handlers of `/workers` are in `crate::workers`.
 
 pub mod audit;
 pub mod bulk;

@@ -17,7 +17,7 @@ use crate::{
     request::{Segment, check, read_body},
 };
 
-/// Everything that is read to show queues.
+/// Data from which the views of queues are built.
 struct Snapshot {
     lanes: Vec<Lane>,
     counts: Counts,
@@ -110,7 +110,7 @@ pub async fn show(State(api): State<Api>, Segment(name): Segment) -> ApiResult<J
     Ok(Json(snapshot.show(&api, &name)))
 }
 
-/// Shows a queue after a change.
+/// Returns the view of a queue after a change.
 async fn shown(api: &Api, name: &str) -> ApiResult<Json<QueueView>> {
     Ok(Json(Snapshot::read(api).await?.show(api, name)))
 }
@@ -141,7 +141,7 @@ pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -
     check_name(&api, &name)?;
     let body = read_body(&api, body).await?;
     let reason = if body.is_empty() { None } else { parse_reason(&api, &body)? };
-    // Pausing a paused queue keeps who paused it first, and why.
+    // Pausing a paused queue again keeps the actor, time and reason of the first pause.
     if api.engine.store.rules_load().await?.pause(&name).is_none() {
         let (by, at) = (actor(), Timestamp::now());
         let pause = Pause { at, by: by.clone(), reason };
@@ -170,7 +170,7 @@ fn parse_reason(api: &Api, body: &[u8]) -> ApiResult<Option<String>> {
     Ok(reason)
 }
 
-/// Rejects a name that would be rejected as the queue of a job.
+/// Rejects a name that is not valid as the queue of a job.
 fn check_name(api: &Api, name: &str) -> ApiResult<()> {
     let job = NewJob { queue: name.into(), ..NewJob::new("named") };
     let error = job.check(&api.parser().limits).into_iter().find(|error| error.path == "queue");

@@ -25,7 +25,7 @@ pub async fn events(
     RawQuery(query): RawQuery,
 ) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
     let mut request = parse_query(query.as_deref())?;
-    // A browser that reconnects sends its position in the header, with the URL of the first connection.
+    // A browser that reconnects repeats the URL of its first connection, so the header has the newer position.
     if let Some(id) = headers.get("last-event-id") {
         request.after = Some(("Last-Event-ID", id.to_str().unwrap_or("?").to_owned()));
     }
@@ -37,7 +37,7 @@ pub async fn events(
     Ok(Sse::new(stream))
 }
 
-/// Parses the parameters. `EventStream::open` checks their values and reports all errors together.
+/// Parses the query parameters. `EventStream::open` checks their values and reports all errors together.
 fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
     let mut request = WatchRequest::default();
     let mut errors = Vec::new();
@@ -58,7 +58,7 @@ fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
 fn sse_event(item: Item, position: EventPosition, source: &str) -> SseEvent {
     let message = SseEvent::default().id(position.to_string());
     match item {
-        // A client does not show an event without data, but it moves the position from which the client resumes.
+        // A client does not dispatch an event without data, but stores its id as the position from which to resume.
         Item::Heartbeat => message.comment("heartbeat"),
         Item::Event(StreamItem::Event(event)) => {
             message.event(event_name(&event)).data(event.cloud_event(source).to_json())
@@ -67,7 +67,7 @@ fn sse_event(item: Item, position: EventPosition, source: &str) -> SseEvent {
     }
 }
 
-/// Returns the type of an event without characters that would end the line.
+/// Returns the type of an event without control characters: a line break would end the field.
 fn event_name(event: &StoredEvent) -> String {
     event.kind.replace(char::is_control, " ")
 }

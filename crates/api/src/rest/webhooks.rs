@@ -42,6 +42,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     let webhook = api.engine.store.webhook_get(parse_id(&id)?).await?;
     let mut webhook = webhook.ok_or_else(|| unknown(&id))?;
     if webhook.state == WebhookState::Waiting {
+        // Each node has its own circuit breakers; the store does not know them.
         webhook.held_back = api.engine.events.webhooks.held_back(&webhook.url, Timestamp::now());
     }
     Ok(Json(webhook))

@@ -49,7 +49,7 @@ pub async fn show(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Js
     Ok(Json(worker))
 }
 
-/// Replaces what this node knows better than the database: the store is updated in batches.
+/// Updates the view of a worker that is connected to this node: the stored values change in batches and may be older.
 fn refresh(api: &Api, worker: &mut WorkerView) {
     let Some(connected) = worker.registration_id.parse().ok().and_then(|id| api.engine.workers.find(id)) else {
         return;

@@ -1,4 +1,4 @@
-//! `GET /api/v1/workers/connect`: a worker on a WebSocket, with JSON text frames.
+//! `GET /api/v1/workers/connect`: serves a worker over a WebSocket, with JSON text frames.
 
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
@@ -21,14 +21,14 @@ use super::{
 };
 use crate::{Api, ApiError};
 
-/// Time for which a connection that the server has closed is still read.
+/// Longest time to read remaining frames after the server has closed a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Larger frames end the connection; frames between this and the body limit are rejected one by one.
+/// A larger frame ends the connection. A frame above the body limit and up to this size is only rejected.
 const MAX_FRAME_BYTES: usize = 16 << 20;
-/// Invalid frames that a worker may send before it registers.
+/// Number of frames within which a worker must send a valid `register`.
 const MAX_REGISTER_ATTEMPTS: usize = 20;
 
-// Close codes of RFC 6455 and its registry.
+// Close codes of RFC 6455 and of the IANA registry for WebSocket.
 const GOING_AWAY: u16 = 1001;
 const POLICY_VIOLATION: u16 = 1008;
 const SERVICE_RESTART: u16 = 1012;
@@ -93,7 +93,7 @@ async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<Worker
     }
 }
 
-/// Registers the worker. Returns `None` if it has disconnected meanwhile.
+/// Registers the worker. Returns `None` if the answer cannot be sent because the worker has disconnected.
 async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) -> Result<Option<Connection>, Refusal> {
     let connected = api.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await;
     let connection = connected.map_err(|error| {
@@ -122,6 +122,7 @@ fn error_frame(refusal: &Refusal) -> String {
     format!("{{\"type\":\"error\",\"error\":{}}}", encode::error(refusal))
 }
 
+/// Sends frames. Returns `false` if the connection is closed or the worker does not read within `SEND_TIMEOUT`.
 async fn send(socket: &mut WebSocket, frames: impl IntoIterator<Item = String>) -> bool {
     let sending = async {
         for frame in frames {
@@ -178,7 +179,7 @@ impl WorkerStream for WebSocketStream {
             _ => POLICY_VIOLATION,
         };
         close(&mut self.socket, code, reason.as_str()).await;
-        // Reads what is still on its way: closing a socket with unread data resets it, and the worker would not see the reason.
+        // Reads remaining frames: closing a socket with unread data resets it, and the worker would not see the reason.
         let rest = async { while let Some(Ok(_)) = self.socket.next().await {} };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, rest).await;
     }
@@ -202,7 +203,7 @@ fn command_frame(command: &WorkerCommand) -> String {
     }
 }
 
-/// Decodes a message; `None` if it needs no answer.
+/// Decodes a message. Returns `None` for ping, pong and close, which carry nothing to process.
 fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, Refusal>> {
     match message {
         Message::Text(text) if text.len() > max_bytes => {
@@ -243,7 +244,7 @@ fn parse(text: &str) -> Result<WorkerMessage, Refusal> {
     report::about(job_id, run, kind).map(WorkerMessage::Report)
 }
 
-/// Says what is wrong with a frame that could not be parsed: an unknown field by its name alone, without the list of all others.
+/// Explains why a frame could not be parsed. Names an unknown field without listing all known fields.
 fn explain(text: &str, error: &serde_json::Error) -> String {
     match serde_json::from_str::<BTreeMap<Cow<'_, str>, &RawValue>>(text) {
         Err(error) if error.is_data() => "must be a JSON object".into(),

@@ -1,8 +1,8 @@
-//! Consumes a queue, with a limit on unacknowledged messages.
+//! Consumes a RabbitMQ queue, with a limit on unacknowledged messages.
 //!
 //! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`, to which the broker moves rejected
-//! messages. For a queue that is used unchanged, its owner decides where rejected messages go; without a dead-letter
-//! exchange the broker drops them.
+//! messages. With `Declare::Never` the queue is used unchanged and its owner decides where rejected messages go;
+//! without a dead-letter exchange the broker drops them.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub struct RabbitMqConsumerOptions {
 #[derive(Clone, Debug)]
 pub struct Binding {
     pub exchange: String,
-    /// Which routing keys to accept: `ticket.#`.
+    /// Pattern of the routing keys to accept, such as `ticket.#`.
     pub pattern: String,
 }
 
@@ -60,7 +60,7 @@ impl RabbitMqConsumerOptions {
     }
 }
 
-/// A consumer of a queue.
+/// Consumes one queue. After an error, the next call connects again.
 pub struct RabbitMqConsumer {
     options: RabbitMqConsumerOptions,
     subscription: Option<Subscription>,
@@ -74,6 +74,7 @@ struct Subscription {
     deliveries: lapin::Consumer,
 }
 
+/// Acknowledges, rejects or requeues one delivered message.
 #[derive(Debug)]
 pub(crate) struct AckHandle {
     acker: Acker,
@@ -109,7 +110,7 @@ impl RabbitMqConsumer {
         Ok(Subscription { connection, _channel: channel, deliveries: deliveries.map_err(cannot_consume)? })
     }
 
-    /// Creates the queue, its dead-letter queue and its bindings if `declare` allows it.
+    /// Creates the queue, its dead-letter queue and its bindings. `Declare::Never`: only checks that the queue exists.
     async fn ensure_queue(&self, channel: &Channel) -> Result<(), BrokerError> {
         let (queue, dead_letter_queue) = (&self.options.queue, format!("{}.dead", self.options.queue));
         if self.options.declare == Declare::Never {

@@ -1,7 +1,7 @@
-//! The list of everything that runs, in the order in which a job meets it.
+//! Lists the background loops of a node, in the order in which a job passes through them.
 //!
-//! To add a loop, write a `run_once` that does one bounded batch, and add a line here: its name, the longest time between
-//! two rounds, what wakes it, and the round itself.
+//! To add a loop, write a `run_once` that processes one bounded batch, and add it to one of the lists below: its name,
+//! the longest time between two rounds, what wakes it, and the function that runs one round.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,34 +19,40 @@ use crate::{
     workers::status_writer,
 };
 
-/// Period of fallback polls where other nodes write too: their signals may be lost.
+/// Period of fallback polls if other nodes write to the database too: their signals may be lost.
 const SHARED_POLL: Duration = Duration::from_secs(1);
-/// Period of fallback polls where no other node writes.
+/// Period of fallback polls if no other node writes to the database.
 const SINGLE_NODE_POLL: Duration = Duration::from_secs(30);
-/// Period of loops that are woken by signals.
+/// Longest time between two rounds of a loop that signals wake.
 const FALLBACK: Duration = Duration::from_secs(30);
-/// After this time a node finds a bulk action that another node accepted.
+/// Period of the bulk loop. Within this time a node finds a bulk action that another node accepted.
 const BULK: Duration = Duration::from_secs(10);
-/// After this time a clock that was set forward is noticed; a timer does not notice it.
+/// Period of the scheduler. Within this time it notices that the clock was set forward, which a timer does not notice.
 const SCHEDULES: Duration = Duration::from_secs(10);
-/// Period of sources and inboxes, which say themselves when their next round is due.
+/// Longest time between two rounds of a source or inbox. A round usually returns an earlier time for the next one.
 const INPUTS: Duration = Duration::from_secs(60);
+/// Period of the check for claims that this node never received.
 const RECONCILE: Duration = Duration::from_secs(15);
+/// Period of deleting finished jobs and events that are older than their retention.
 const RETENTION: Duration = Duration::from_secs(60);
 
+/// Runs one round of a loop, with the current time.
 type RunOnce = Box<dyn Fn(Arc<Engine>, Timestamp) -> BoxFuture<'static, Result<Round, EngineError>> + Send>;
 
-/// One loop: the longest time between two rounds, what wakes it, what a round does.
+/// A background loop of this node.
 pub(super) struct Loop {
     name: Arc<str>,
+    /// Longest time between two rounds.
     period: Duration,
+    /// Starts the next round early.
     wakeup: Arc<Notify>,
-    /// It brings in work, so it stops first on shutdown.
+    /// Whether the loop brings in work. Such loops stop first on shutdown.
     is_intake: bool,
     run_once: RunOnce,
 }
 
 impl Loop {
+    /// Creates a loop that brings in work. It stops first on shutdown.
     fn intake<Fut>(
         name: impl Into<Arc<str>>,
         period: Duration,
@@ -60,6 +66,7 @@ impl Loop {
         Loop { name: name.into(), period, wakeup: wakeup.clone(), is_intake: true, run_once }
     }
 
+    /// Creates a loop that stops last on shutdown, after the last reports are stored.
     fn outgoing<Fut>(
         name: impl Into<Arc<str>>,
         period: Duration,
@@ -74,6 +81,7 @@ impl Loop {
 }
 
 impl Engine {
+    /// Starts the loops of this node's roles and the slots of its built-in worker.
     pub(super) fn start_loops(self: &Arc<Engine>) {
         for Loop { name, period, wakeup, is_intake, run_once } in self.list_loops() {
             let driver = if is_intake { &self.loops.intake } else { &self.loops.outgoing };
@@ -88,7 +96,7 @@ impl Engine {
         self.listen_for_signals();
     }
 
-    /// Runs one round of the loop `name`, at a time of the caller's choice.
+    /// Runs one round of the loop `name` with `now` as the current time. Fails if this node has no such loop.
     pub async fn run_loop(self: &Arc<Engine>, name: &str, now: Timestamp) -> Result<Round, EngineError> {
         match self.list_loops().into_iter().find(|known| *known.name == *name) {
             Some(known) => (known.run_once)(self.clone(), now).await,
@@ -96,6 +104,7 @@ impl Engine {
         }
     }
 
+    /// Returns the loops of this node's roles.
     fn list_loops(&self) -> Vec<Loop> {
         let mut loops = Vec::new();
         if self.config.roles.engine {
@@ -162,7 +171,7 @@ impl Engine {
             Loop::outgoing("worker-status", half_heartbeat, &self.wakeups.worker_status, |e, now| async move {
                 let round = e.persist_worker_status(now).await?;
                 if round.handled > 0 {
-                    // Changes of the next moment are written together.
+                    // Collects the changes of the next moment, so that one round stores them together.
                     tokio::time::sleep(status_writer::GATHER).await;
                 }
                 Ok(round)
@@ -180,6 +189,7 @@ impl Engine {
     }
 
     fn node_loops(&self) -> [Loop; 3] {
+        // No signal wakes these loops.
         let never = Arc::new(Notify::new());
         [
             Loop::intake("poller", self.poll_period(), &never, |e, now| async move { poller::run_once(&e, now).await }),
@@ -205,12 +215,12 @@ impl Engine {
         ]
     }
 
-    /// Returns how often to look for changes of other nodes that no signal announced.
+    /// Returns the period of polls for changes of other nodes that no signal announced.
     fn poll_period(&self) -> Duration {
         if self.store.is_shared() { SHARED_POLL } else { SINGLE_NODE_POLL }
     }
 
-    /// Sends due webhooks. While the server stops it only stores how the last attempts went.
+    /// Sends due webhooks. During shutdown it only stores the results of the last attempts.
     async fn deliver_webhooks(&self, now: Timestamp) -> Result<Round, EngineError> {
         let webhooks = &self.events.webhooks;
         if self.loops.intake.stop.is_cancelled() {

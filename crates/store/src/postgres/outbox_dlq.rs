@@ -1,4 +1,4 @@
-//! Dead letters of sinks, and events that are published again.
+//! Dead letters of sinks: lists, replays and resolves them. Also republishes events that were already published.
 
 use deadpool_postgres::Object;
 use faena_domain::Timestamp;
@@ -11,13 +11,14 @@ use crate::{
     outbox::{self, DEAD_COLUMNS, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE},
 };
 
-/// Selects matching dead letters.
+/// SQL condition of a `DeadFilter` on `faena.outbox_dlq d`, with the parameters `$1` to `$7` of `dead_filter_args`.
 pub const MATCHES: &str = "($1::text IS NULL OR d.sink = $1) AND ($2::text IS NULL OR d.event_type LIKE $2)
     AND ($3::uuid IS NULL OR d.aggregate_id = $3) AND ($4::int8 IS NULL OR d.moved_at >= $4) AND ($5::int8 IS NULL OR d.moved_at < $5)
     AND ($6::bool IS NULL OR (d.resolved_at IS NOT NULL) = $6) AND (cardinality($7::uuid[]) = 0 OR d.id = ANY($7))";
 
 pub type Parameters = Vec<Box<dyn ToSql + Sync + Send>>;
 
+/// Returns the parameters of `MATCHES`.
 pub fn dead_filter_args(filter: &DeadFilter) -> Parameters {
     vec![
         Box::new(filter.sink.as_deref().map(|sink| storable(sink).into_owned())),
@@ -35,6 +36,7 @@ pub async fn query(client: &Object, sql: &str, parameters: &Parameters) -> Resul
     Ok(client.query(sql, &parameters).await?)
 }
 
+/// Lists matching dead letters whose id is below `after`, newest first.
 pub async fn dead(shared: &Shared, filter: &DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
     let mut parameters = dead_filter_args(filter);
     parameters.push(Box::new(after));
@@ -47,6 +49,7 @@ pub async fn dead(shared: &Shared, filter: &DeadFilter, after: Option<Uuid>, lim
     Ok(client.keep(rows)?.iter().map(dead_row).collect())
 }
 
+/// Reads a row of `DEAD_COLUMNS`.
 pub fn dead_row(row: &Row) -> DeadEvent {
     let json = |text: Option<&str>| text.and_then(|text| serde_json::from_str(text).ok());
     DeadEvent {
@@ -68,6 +71,7 @@ pub fn dead_row(row: &Row) -> DeadEvent {
     }
 }
 
+/// Replays matching dead letters in a new transaction.
 pub async fn replay(
     shared: &Shared,
     filter: &DeadFilter,
@@ -82,6 +86,10 @@ pub async fn replay(
     Ok(count)
 }
 
+/// Puts matching unresolved dead letters back into the outbox and marks them resolved, in the caller's transaction.
+///
+/// Skips a dead letter whose sink does not exist any more or whose event was deleted. With a rate, the due times are
+/// spread; without one, the events are due immediately (`due_at` is 0). Returns the number of dead letters.
 pub async fn replay_in(
     client: &Object,
     filter: &DeadFilter,
@@ -95,7 +103,7 @@ pub async fn replay_in(
     parameters.push(Box::new(storable(by).into_owned()));
     parameters.push(Box::new(REPLAYED));
     parameters.push(Box::new(per_second.map(|per_second| i64::from(per_second.max(1)))));
-    // PostgreSQL: of two concurrent replays of the same dead letter, the second finds it resolved.
+    // PostgreSQL: if two replays of the same dead letter run concurrently, the second finds it resolved and skips it.
     let sql = format!(
         "WITH chosen AS MATERIALIZED (
              SELECT d.id, s.id AS sink, d.position, d.aggregate_id,
@@ -121,10 +129,12 @@ pub async fn replay_in(
     Ok(count)
 }
 
+/// Returns the count that is the first column of the first row.
 pub fn count(rows: &[Row]) -> usize {
     rows.first().and_then(|row| usize::try_from(row.get::<_, i64>(0)).ok()).unwrap_or(0)
 }
 
+/// Marks matching dead letters as resolved in a new transaction.
 pub async fn resolve(shared: &Shared, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = resolve_in(&client, filter, notes, by, now).await;
@@ -133,6 +143,7 @@ pub async fn resolve(shared: &Shared, filter: &DeadFilter, notes: &str, by: &str
     Ok(count)
 }
 
+/// Marks matching dead letters as resolved in the caller's transaction. Returns their number.
 pub async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &str, now: Timestamp) -> Result<usize> {
     let mut parameters = dead_filter_args(filter);
     parameters.push(Box::new(now.as_ms()));
@@ -151,6 +162,7 @@ pub async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &
     Ok(count)
 }
 
+/// Republishes events in a new transaction.
 pub async fn republish(
     shared: &Shared,
     what: &Republish,
@@ -165,6 +177,10 @@ pub async fn republish(
     Ok(count)
 }
 
+/// Puts events of a time range back into the outbox of a sink, in the caller's transaction.
+///
+/// Skips events that already wait in the outbox or are unresolved dead letters. Returns `None` if the sink does not
+/// exist. Fails if more than `REPUBLISHED_AT_ONCE` events match; to notice that, the query selects one event more.
 pub async fn republish_in(
     client: &Object,
     what: &Republish,
