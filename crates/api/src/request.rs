@@ -15,12 +15,12 @@ use crate::{Api, ApiError, ApiResult};
 /// Longest time that a caller may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads a body of the usual size.
+/// Reads a body of at most `max_body_bytes`.
 pub async fn read_body(api: &Api, body: Body) -> ApiResult<Bytes> {
     read_bytes(body, api.parser().limits.max_body_bytes).await
 }
 
-/// Reads a body of at most `max_bytes`. Fails if it is larger, breaks off, or takes too long.
+/// Reads a body of at most `max_bytes`. Fails if it is larger or incomplete, or takes too long.
 pub async fn read_bytes(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
     match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_bytes)).await {
         Ok(Ok(bytes)) => Ok(bytes),
@@ -45,12 +45,12 @@ pub fn finish(fields: Fields) -> ApiResult<()> {
     check(fields.finish())
 }
 
-/// Fails if there are errors.
+/// Fails if `errors` is not empty.
 pub fn check(errors: Vec<FieldError>) -> ApiResult<()> {
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(errors)) }
 }
 
-/// Variable part of a path. One that is not UTF-8 is answered like every other invalid field.
+/// Variable segment of a path. A segment that is not UTF-8 is rejected like any other invalid field.
 pub struct Segment(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {
@@ -70,8 +70,8 @@ pub fn parse_job_id(text: &str) -> ApiResult<JobId> {
 
 /// Passes each parameter of a query string to `set`, and reports every parameter that `set` rejects.
 ///
-/// A parameter may occur once, except those in `repeatable`. No name, tag or key has control characters, and PostgreSQL
-/// rejects some of them in any query, so values that contain one are rejected here.
+/// A parameter may occur only once, unless it is in `repeatable`. Values with control characters are rejected: no name,
+/// tag or key contains one, and PostgreSQL does not accept all of them.
 pub fn read_query(
     query: Option<&str>,
     repeatable: &[&str],

@@ -55,7 +55,7 @@ impl BrokerUrl {
         self.url.as_str()
     }
 
-    /// Returns user name and password as they are sent. NATS: a user name alone is a token.
+    /// Returns the user name and the password, decoded. NATS: a user name without a password is a token.
     pub(crate) fn credentials(&self) -> (Option<String>, Option<String>) {
         let user = Some(self.url.username()).filter(|user| !user.is_empty()).map(percent_decode);
         (user, self.url.password().map(percent_decode))
@@ -70,7 +70,7 @@ impl BrokerUrl {
         url.into()
     }
 
-    /// Replaces the password in a text of a client library or a broker.
+    /// Replaces the password in a text from a client library or a broker.
     ///
     /// This URL in its displayed form stays readable, even if the password equals the user name or the host.
     pub(crate) fn redact(&self, text: &str) -> String {
@@ -85,7 +85,7 @@ impl BrokerUrl {
 }
 
 fn percent_decode(text: &str) -> String {
-    // `url` decodes forms only, where + means a space; here it means a plus.
+    // The crate `url` decodes only form data, where `+` means a space; in a user name or password it is a plus sign.
     let form = format!("x={}", text.replace('+', "%2B").replace('&', "%26"));
     url::form_urlencoded::parse(form.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
 }

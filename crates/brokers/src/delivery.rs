@@ -20,7 +20,7 @@ pub struct Delivery {
     pub traceparent: Option<String>,
     pub content_type: Option<String>,
     pub body: Bytes,
-    /// The broker delivered the message before, to this consumer or to another.
+    /// Whether the broker has delivered the message before, to this consumer or to another.
     pub redelivered: bool,
     pub(crate) ack_handle: AckHandle,
 }
@@ -35,7 +35,7 @@ impl Delivery {
     /// Marks the message as processed, so that the broker does not redeliver it.
     ///
     /// RabbitMQ does not confirm acknowledgements: if the connection breaks now, the message is redelivered. The caller
-    /// must recognise messages by their id.
+    /// must detect redelivered messages by their id.
     pub async fn ack(self) -> Result<(), BrokerError> {
         match self.ack_handle {
             AckHandle::RabbitMq(handle) => handle.ack().await,
@@ -51,7 +51,7 @@ impl Delivery {
         }
     }
 
-    /// Returns a message that cannot be processed now; the broker redelivers it soon.
+    /// Gives a message that cannot be processed now back to the broker, which redelivers it soon.
     pub async fn requeue(self) -> Result<(), BrokerError> {
         match self.ack_handle {
             AckHandle::RabbitMq(handle) => handle.requeue().await,

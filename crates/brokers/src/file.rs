@@ -1,8 +1,8 @@
 //! Appends messages to a log file: one JSON object per line, rotated by size.
 //!
-//! A message is confirmed once it is on disk. A batch is written with one call. If the write fails, the file is truncated
-//! to its previous length. If that fails too, or the process dies during the write, the next open ends the torn line with
-//! a line break, so that a reader loses only that line.
+//! A message is confirmed once it is on disk. A batch is written with one call. If the write fails, the file is
+//! truncated to its previous length. If that fails too, or the process dies during the write, the next open ends the
+//! incomplete line with a line break, so that a reader loses only that line.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -136,7 +136,7 @@ impl Sink for FileSink {
 
 fn encode(message: &Message) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(&message.body).map_err(|_| "body is not UTF-8 text")?;
-    // A line break inside JSON is white space, because strings escape it.
+    // A line break in valid JSON is white space, because a string must escape it.
     let flat = if text.contains(['\n', '\r']) { text.replace(['\n', '\r'], " ") } else { text.to_owned() };
     let body = match serde_json::from_str::<&RawValue>(&flat) {
         Ok(json) => Body::Json(json),
@@ -179,7 +179,7 @@ impl RotatingLog {
         Ok(())
     }
 
-    /// Returns whether the path still leads to the open file: another process may move, delete or write it.
+    /// Returns whether the path still refers to the open file: another process may have moved, deleted or changed it.
     fn is_unchanged(&self, current: &OpenFile) -> bool {
         fs::metadata(&self.options.path).is_ok_and(|metadata| {
             (metadata.dev(), metadata.ino()) == current.identity && metadata.len() == current.bytes
@@ -233,7 +233,7 @@ impl OpenFile {
             return Ok(());
         }
         if let Err(error) = self.file.write_all(batch) {
-            // If truncating fails too, the next open ends the torn line.
+            // If truncating fails too, the next open ends the incomplete line.
             let _ = self.file.set_len(self.bytes);
             return Err(error);
         }

@@ -1,11 +1,11 @@
 //! Clients for message brokers: RabbitMQ, NATS JetStream, Redis streams, and log files.
 //!
-//! A sink publishes messages in order and reports the outcome of each; a consumer yields deliveries and acknowledges them.
-//! Neither interprets or stores a message: ids, order, attempts and retries belong to the caller.
+//! A sink publishes messages in order and reports the outcome of each. A consumer yields deliveries and acknowledges
+//! them. Neither interprets or stores a message: the caller is responsible for ids, order, attempts and retries.
 //!
-//! Two kinds of failure stay separate everywhere: a *message* is bad (`PublishOutcome::Rejected`), or the *broker* cannot
-//! be used (`BrokerError`). Every call has a time limit, the call after a connection loss connects again, and no text
-//! that leaves this crate contains a password.
+//! The crate keeps two kinds of failure apart: the *message* is bad (`PublishOutcome::Rejected`), or the *broker*
+//! cannot be used (`BrokerError`). Every call has a time limit, the call after a connection loss connects again, and no
+//! text that this crate returns contains a password.
 
 mod message;
 mod delivery;

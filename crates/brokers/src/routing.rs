@@ -59,7 +59,9 @@ fn key_of_type_name(kind: &str) -> String {
     key
 }
 
-/// Returns whether a word starts here: at a capital, except inside an abbreviation (`SLABreached` is `sla.breached`).
+/// Returns whether a word starts at `index`: at a capital letter, except inside an abbreviation.
+///
+/// `SLABreached` becomes `sla.breached`.
 fn starts_word(characters: &[char], index: usize) -> bool {
     if !characters[index].is_uppercase() {
         return false;

@@ -1,4 +1,4 @@
-//! Waiting for a job to finish: by the stream of its changes, and by polling if the stream is interrupted.
+//! Waits for a job to finish: follows the stream of its changes, and polls if the stream is interrupted.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Client, Error, Job, JobId, JobState, Method, backoff::Backoff};
 
-/// An outage of the server that lasts longer than this is returned to the caller.
+/// Longest outage of the server that [`Client::wait`] survives. It returns the error of a longer one.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(60);
 
 impl Client {
@@ -17,8 +17,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns the error of the server or of the connection if it lasts longer than that, and [`Error::Decode`] if the answers
-    /// of the server cannot be read.
+    /// Returns the error of the server or of the connection if the outage lasts longer, and [`Error::Decode`] if a
+    /// response of the server cannot be decoded.
     pub async fn wait(&self, id: JobId) -> Result<Job, Error> {
         let mut backoff = Backoff::new();
         let mut last_answer_at = Instant::now();
@@ -30,13 +30,13 @@ impl Client {
                 Err(error) => return Err(error),
             }
             sleep(backoff.next_delay()).await;
-            // A proxy may interrupt streams; a plain request always passes.
+            // A proxy may interrupt streams, but it passes plain requests.
             match self.job(id).await {
                 Ok(job) if job.is_finished() => return Ok(job),
                 Ok(_) => last_answer_at = Instant::now(),
-                // It would be the same at every attempt.
+                // Every further attempt would fail in the same way.
                 Err(error @ Error::Decode { .. }) => return Err(error),
-                // The next attempt to follow the job decides whether this lasts too long.
+                // The next call of `follow` decides whether the outage lasts too long.
                 Err(_) => {}
             }
         }
@@ -55,7 +55,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NotCompleted`] if the job fails or is cancelled, and [`Error::Decode`] if its result is not a `T`.
+    /// Returns [`Error::NotCompleted`] if the job fails or is cancelled, and [`Error::Decode`] if its result is not a
+    /// `T`.
     pub async fn wait_for<T: DeserializeOwned>(&self, id: JobId) -> Result<T, Error> {
         let job = self.wait(id).await?;
         if job.status != JobState::Completed {
@@ -74,7 +75,7 @@ impl Client {
             if event.data.is_empty() {
                 continue;
             }
-            // An event that cannot be read is not the last word: the caller asks for the job itself.
+            // If an event cannot be decoded, the caller requests the job itself.
             let Ok(job) = serde_json::from_str::<Job>(&event.data) else { return Ok(None) };
             if job.is_finished() {
                 return Ok(Some(job));
@@ -84,7 +85,7 @@ impl Client {
     }
 }
 
-/// Whether the server is unreachable, starting, stopping or overloaded, so that waiting may help.
+/// Returns whether the server is unreachable, starting, stopping or overloaded, so that waiting may help.
 fn is_outage(error: &Error) -> bool {
     matches!(error, Error::Unreachable { .. } | Error::Refused { status: 429 | 500.., .. })
 }

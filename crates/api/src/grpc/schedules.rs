@@ -1,4 +1,6 @@
-//! `faena.v1.ScheduleService`. A request becomes a body or query of the HTTP API, so that one set of rules applies to both.
+//! `faena.v1.ScheduleService`.
+//!
+//! A request becomes a body or query of the HTTP API, so that the same rules apply to both.
 
 use bytes::Bytes;
 use faena_domain::schedule::{self, ScheduleView, TickRow};
@@ -157,7 +159,7 @@ const FIELDS: &[(&str, &str)] = &[
 
 const PAYLOAD: &str = "jobPayload";
 
-/// Returns the body of `POST /api/v1/schedules` for the same schedule. The payload is kept to the letter.
+/// Returns the body of `POST /api/v1/schedules` for the same schedule. The payload is copied unchanged.
 fn body(spec: Option<ScheduleSpec>) -> Bytes {
     let spec = spec.unwrap_or_default();
     let payload = spec.job_payload_json.clone();
@@ -166,7 +168,7 @@ fn body(spec: Option<ScheduleSpec>) -> Bytes {
 
 /// Returns the body of `PATCH /api/v1/schedules/:id`.
 ///
-/// With paths it has only the fields that they name, and `null` for those that are not set.
+/// If there are paths, the body has only the fields that they name, with `null` for fields that are not set.
 fn masked_body(spec: Option<ScheduleSpec>, paths: &[String]) -> ApiResult<Bytes> {
     if paths.is_empty() {
         return Ok(body(spec));

@@ -1,4 +1,4 @@
-//! Every metric with its type, help and labels. The reference page is generated from this table.
+//! Every metric with its type, help text and labels. The reference page is generated from this table.
 
 /// Type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -137,7 +137,7 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
     Ok(())
 }
 
-/// Sets the parameters of a filter in a body, where each must be a string.
+/// Sets the parameters of a filter from a body, in which each value must be a string.
 pub fn set_from_body(
     fields: serde_json::Map<String, serde_json::Value>,
     errors: &mut Vec<FieldError>,

@@ -1,4 +1,4 @@
-//! `/outbox`: shows sinks, and shows, replays and resolves the messages that a sink rejected.
+//! `/outbox`: shows sinks; shows, replays and resolves dead letters (events that a sink rejected); republishes events.
 
 use axum::{
     Json,

@@ -1,4 +1,4 @@
-//! Parses the fields of a schedule, for creating and for changing one, so that the same rules apply.
+//! Parses the fields of a schedule. The same rules apply to creating and to changing a schedule.
 
 use faena_domain::{
     FieldError, Priority,
@@ -6,7 +6,7 @@ use faena_domain::{
     schedule::{JobTemplate, Misfire, Overlap, ScheduleSpec, Timing},
 };
 
-/// Settings of a schedule after a body was applied.
+/// Settings of a schedule after the fields of a request were applied.
 pub struct ParsedSchedule {
     pub spec: ScheduleSpec,
     pub is_active: Option<bool>,
@@ -57,7 +57,7 @@ fn parse_timing(fields: &mut Fields<'_>, timing: &mut Timing) {
     fields.update("cronExpression", "a string", &mut timing.cron_expression, None);
     fields.update("intervalMs", NUMBER, &mut timing.interval_ms, None);
     if fields.errors.len() > errors_before && timing.cron_expression.is_none() && timing.interval_ms.is_none() {
-        // Stands in for the value that could not be read, so that it is not reported as missing too.
+        // A placeholder for the value that could not be read, so that it is not also reported as missing.
         timing.interval_ms = Some(60_000);
     }
     fields.update("timezone", "the name of a time zone, like Europe/Madrid", &mut timing.timezone, default.timezone);
@@ -86,8 +86,9 @@ fn parse_template(fields: &mut Fields<'_>, job: &mut JobTemplate, parser: &JobPa
     fields.update("tags", "a list of strings", &mut job.options.tags, Vec::new());
 }
 
-/// Parses name and type of the jobs. Without a type, the name of a new schedule's jobs is their type; changing the name later
-/// does not change the type.
+/// Parses the name and the type of the jobs.
+///
+/// If a new schedule sets no type, the name is also the type. Changing the name later does not change the type.
 fn parse_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
     let errors_before = fields.errors.len();
     let mut name = job.options.name.take();

@@ -116,7 +116,7 @@ pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<ScheduleList> {
     Ok(ScheduleList { schedules, total, page: page as u64, limit: limit as u64 })
 }
 
-/// Latest jobs that a schedule is shown with.
+/// Number of latest jobs in the view of a schedule.
 const LATEST_JOBS: usize = 10;
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {

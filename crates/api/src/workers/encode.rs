@@ -1,4 +1,6 @@
-//! Encodes messages to workers as JSON, by hand: a payload is copied to the letter, without parsing it again.
+//! Encodes messages to workers as JSON.
+//!
+//! Writes the JSON text directly, so that a payload is copied unchanged and not parsed again.
 
 use std::fmt::Write;
 

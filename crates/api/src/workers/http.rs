@@ -1,7 +1,8 @@
 //! Plain HTTP for workers: a worker can be a shell script with curl.
 //!
-//! The server cannot send anything to such a worker between two calls. So the worker gets jobs only while it waits in a claim,
-//! and learns of cancellations with its next call. It may call any node; that node is responsible for it from then on.
+//! The server cannot send anything to such a worker between two calls. So the worker receives jobs only as the response
+//! to a claim, and learns of cancellations in the response to its next claim or heartbeat. It may call any node; that
+//! node is responsible for it from then on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,7 +87,7 @@ async fn wait_for_commands(
         }
     }
     let _waiting = api.engine.wait_for_jobs(worker, wanted.min(free));
-    // A waiting worker is alive, however long it waits. This ends with its request.
+    // Counts as a heartbeat for as long as the worker waits. Ends when the request ends.
     let stay_alive = async {
         let mut heartbeat = tokio::time::interval(api.engine.config.worker_heartbeat);
         loop {
@@ -118,12 +119,12 @@ fn job_json(command: WorkerCommand) -> Option<String> {
             encode::job(&mut job, &delivery);
             Some(job)
         }
-        // The response to every call has the state that these commands announce.
+        // Not sent: the response to the report is the acknowledgement, and `notices` contains the rest.
         WorkerCommand::Cancel { .. } | WorkerCommand::Ack(_) | WorkerCommand::Drain | WorkerCommand::Resume => None,
     }
 }
 
-/// Returns the fields that every response to a worker has: which jobs to stop, and whether the worker drains.
+/// Returns the fields that responses to claims and heartbeats share: which jobs to stop, and whether the worker drains.
 fn notices(worker: &ConnectedWorker) -> String {
     let cancel = worker.jobs_to_stop().into_iter();
     let cancel = cancel.map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}));

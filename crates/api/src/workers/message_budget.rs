@@ -1,8 +1,8 @@
 //! Limits how many messages one worker may send: a token bucket.
 //!
-//! The end of a job in flight is free: jobs in flight are limited themselves. Everything else costs a token: log lines,
-//! progress, heartbeats, reports about jobs that are not in flight. A frame that is not understood costs ten. The server
-//! disconnects a worker that has used up its budget.
+//! Reporting the end of a job in flight is free, because the worker's concurrency limits how many of these there are.
+//! Every other message costs one token: log lines, progress, heartbeats, reports about jobs that are not in flight. An
+//! invalid message and a repeated registration cost ten. The server disconnects a worker that has used up its budget.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ impl MessageBudget {
         MessageBudget { tokens: max_tokens, max_tokens, tokens_per_second, refilled_at: Instant::now() }
     }
 
-    /// Takes tokens and returns whether there were enough.
+    /// Takes `tokens` and returns whether the budget had enough. Takes them even if it had not.
     pub fn take(&mut self, tokens: f64) -> bool {
         let now = Instant::now();
         let refill = now.duration_since(self.refilled_at).as_secs_f64() * self.tokens_per_second;

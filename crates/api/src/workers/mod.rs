@@ -1,4 +1,4 @@
-//! Transports of workers: WebSocket, gRPC and plain HTTP.
+//! Transports for workers: WebSocket, gRPC and plain HTTP.
 //!
 //! Each transport decodes a worker's messages into the same reports and encodes the same commands.
 

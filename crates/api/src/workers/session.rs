@@ -1,8 +1,8 @@
-//! Serves a worker on a stream, WebSocket or gRPC.
+//! Serves a worker over a stream: WebSocket or gRPC.
 //!
-//! One task per worker. Messages that have arrived together are handled together, and commands leave together. A message that
-//! is not understood is answered with an error and changes nothing. A worker that floods the server or does not read is
-//! disconnected with a reason.
+//! Each worker has one task. The task handles all messages that have arrived as one batch, and sends all commands that
+//! wait as one batch. It answers an invalid message with an error and changes nothing. It disconnects a worker that
+//! sends too many messages or does not read, and tells it the reason.
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
@@ -15,12 +15,12 @@ use crate::{Api, ApiError};
 
 /// Time within which a worker must register after it has connected.
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time within which a worker must read what it is sent.
+/// Time within which a worker must read what the server sends.
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Messages that are handled together.
+/// Largest number of messages in one batch.
 const MAX_BATCH: usize = 512;
 
-/// Message of a worker.
+/// Message from a worker.
 pub enum WorkerMessage {
     Register(Registration),
     Report(Report),
@@ -29,7 +29,7 @@ pub enum WorkerMessage {
     Leave,
 }
 
-/// What arrives on a stream.
+/// Input from the stream of a worker.
 pub enum Received {
     Message(WorkerMessage),
     /// A message that is not understood or not valid.
@@ -39,9 +39,9 @@ pub enum Received {
     Closed,
 }
 
-/// Stream of one worker. A `send_…` returns whether the worker reads.
+/// Stream of one worker. Every `send_…` returns `false` if the worker does not read within [`SEND_TIMEOUT`].
 pub trait WorkerStream: Send {
-    /// Waits for the next message. Safe to drop while it waits.
+    /// Waits for the next message. Dropping the future loses no message.
     fn receive(&mut self) -> impl Future<Output = Received> + Send;
     fn send_commands(&mut self, commands: Vec<WorkerCommand>) -> impl Future<Output = bool> + Send;
     fn send_errors(&mut self, refusals: Vec<Refusal>) -> impl Future<Output = bool> + Send;
@@ -108,7 +108,9 @@ impl Session {
         }
     }
 
-    /// Handles everything that has arrived. Returns whether the worker reads, or breaks with the reason why the stream ends.
+    /// Handles everything that has arrived.
+    ///
+    /// Returns whether the worker reads, or breaks with the reason why the stream ends.
     async fn handle(
         &mut self,
         stream: &mut impl WorkerStream,
@@ -161,7 +163,7 @@ impl Session {
         ControlFlow::Continue(())
     }
 
-    /// Returns whether a report costs nothing: the end of a job in flight, of which there are only so many.
+    /// Returns whether a report costs no token: it ends a job in flight, and the number of these jobs is limited.
     fn is_free(&self, report: &Report) -> bool {
         let ends_run = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
         ends_run && self.worker.has_job(report.job_id)

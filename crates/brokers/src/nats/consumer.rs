@@ -1,7 +1,8 @@
 //! Consumes a stream through a durable pull consumer, with a limit on unacknowledged messages.
 //!
-//! A rejected message is copied to a dead-letter subject, kept by a stream of its own, before it is terminated. That
-//! subject must not match the consumer's filter, or the consumer would receive its own dead letters.
+//! A rejected message is copied to a dead-letter subject, which has its own stream, before it is terminated
+//! (JetStream's `Term`). That subject must not match the consumer's filter, or the consumer would receive its own
+//! dead letters.
 
 use std::time::Duration;
 
@@ -21,24 +22,25 @@ use tokio::sync::watch;
 use super::{Health, connect, ensure_stream};
 use crate::{BrokerError, BrokerUrl, Consumer, DEFAULT_TIMEOUT, Declare, Delivery, delivery};
 
-/// How long the server keeps one pull request open, and how often it reports meanwhile that it is alive.
+/// Time for which the NATS server keeps one request for messages (a pull) open.
 const PULL_EXPIRES: Duration = Duration::from_secs(20);
+/// Interval of the NATS server's heartbeats while a pull is open.
 const PULL_HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Settings of a [`NatsConsumer`].
 #[derive(Clone, Debug)]
 pub struct NatsConsumerOptions {
     pub url: BrokerUrl,
-    /// Shown in the server's list of connections.
+    /// Name of the connection in the NATS server's list of connections.
     pub name: String,
     pub stream: String,
     /// Which subjects of the stream to consume: `orders.>`.
     pub filter: String,
-    /// The durable name, under which the server remembers acknowledgements.
+    /// Durable name, under which the NATS server stores acknowledgements.
     pub durable: String,
     /// Limit for messages delivered and not yet acknowledged.
     pub prefetch: u16,
-    /// The server redelivers a message that is not acknowledged within this time.
+    /// The NATS server redelivers a message that is not acknowledged within this time.
     pub ack_wait: Duration,
     /// Subject for rejected messages.
     pub dead_letter_subject: String,
@@ -229,7 +231,7 @@ impl NatsConsumerOptions {
 }
 
 impl AckHandle {
-    /// Acknowledges the message and waits until the server has recorded it.
+    /// Acknowledges the message and waits until the NATS server has recorded it.
     pub(crate) async fn ack(self) -> Result<(), BrokerError> {
         self.with_timeout(async {
             self.message.double_ack().await.map_err(|error| BrokerError::copy_of(error.as_ref()))
@@ -261,7 +263,7 @@ impl AckHandle {
         let sent = self.context.send_publish(self.dead_letter_subject.clone(), publish).await;
         match sent.map_err(|error| BrokerError::copy_of(&error))?.await {
             Ok(_) => Ok(()),
-            // No stream keeps dead letters. The message is terminated all the same; its own stream still has it.
+            // No stream keeps dead letters. The message is terminated anyway; the original stream still contains it.
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => Ok(()),
             Err(error) => Err(BrokerError::copy_of(&error)),
         }

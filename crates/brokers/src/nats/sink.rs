@@ -1,8 +1,8 @@
 //! Publishes to a JetStream stream: each message under its own subject, acknowledged by the stream.
 //!
-//! The server drops messages whose `Nats-Msg-Id` it has seen within the stream's duplicate window (two minutes by
-//! default). It confirms a message before it is on disk (`sync_interval`): a server that loses power may lose messages
-//! that it confirmed.
+//! The NATS server drops messages whose `Nats-Msg-Id` it has seen within the stream's duplicate window (two minutes by
+//! default). It confirms a message before it is on disk (`sync_interval`): a NATS server that loses power may lose
+//! messages that it confirmed.
 
 use std::{collections::VecDeque, future::IntoFuture, time::Duration};
 
@@ -28,10 +28,10 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct NatsSinkOptions {
     pub url: BrokerUrl,
-    /// Shown in the server's list of connections.
+    /// Name of the connection in the NATS server's list of connections.
     pub name: String,
     pub stream: String,
-    /// Put before the routing key: `faena` gives `faena.job.completed`. May be empty.
+    /// Prefix of the routing key: `faena` makes the subject `faena.job.completed`. May be empty.
     pub prefix: String,
     pub declare: Declare,
     /// Time limit for one call to `publish`, including connecting.
@@ -255,7 +255,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Returns whether the message is bad: the stream answers 400 then, and 5xx if the stream itself has a problem.
+/// Returns whether the error is about the message (code 400) and not about the stream itself (5xx).
 fn concerns_message(error: &PublishError) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<jetstream::Error>());
     cause.is_some_and(|cause| cause.code() == 400)

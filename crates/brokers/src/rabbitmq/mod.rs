@@ -1,7 +1,8 @@
 //! RabbitMQ, over AMQP 0-9-1.
 //!
-//! The client library's own recovery is not used: it sends unconfirmed messages again by itself, and the caller could not
-//! know which were confirmed. A broken connection is dropped with everything on it, and the next call opens another.
+//! This module does not use the client library's recovery: it sends unconfirmed messages again by itself, so the caller
+//! could not know which were confirmed. A broken connection is dropped with all its channels, and the next call opens a
+//! new one.
 
 mod sink;
 mod window;
@@ -48,7 +49,7 @@ async fn connect(url: &BrokerUrl, name: &str) -> Result<GuardedConnection, Broke
     }
 }
 
-/// Creates the exchange if it is missing and `declare` allows it. After an error the broker closes the channel.
+/// Creates the exchange if it is missing and `declare` allows it. If the broker rejects this, it closes the channel.
 async fn ensure_exchange(channel: &lapin::Channel, exchange: &str, declare: Declare) -> Result<(), BrokerError> {
     if exchange.is_empty() {
         return Ok(()); // the default exchange always exists and cannot be declared

@@ -1,8 +1,9 @@
 //! The messages of one call: those sent and not yet confirmed, and the broker's replies so far.
 //!
 //! A message that no queue accepts is returned *and* acknowledged. The client library attaches the returned message to
-//! whichever acknowledgement it handles next; if the broker acknowledges several messages together, that is the
-//! acknowledgement of another message. So returned messages are matched by their `message_id`, after all confirmations.
+//! whichever acknowledgement it handles next; if the broker acknowledges several messages together, that can be the
+//! acknowledgement of another message. So this module matches returned messages by their `message_id`, after all
+//! confirmations.
 
 use std::collections::{HashMap, VecDeque};
 

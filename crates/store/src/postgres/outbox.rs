@@ -92,21 +92,26 @@ impl OutboxStore for Postgres {
 /// A sink with a live subscription.
 struct Sink {
     id: i16,
+    /// Events of a subject wait for an earlier event of that subject that became a dead letter.
     park: bool,
 }
 
-/// Only index lookups, whatever the planner thinks of tables that grow and shrink by the minute.
+/// Forces index lookups: the planner's statistics mislead for tables that grow and shrink within minutes.
 const BY_INDEX: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
-/// Whether a read may be followed by a claim of partitions.
+/// What a read does if this node's share of the partitions must change.
 #[derive(Clone, Copy, PartialEq)]
 enum Share {
+    /// Reads nothing, so that the caller claims partitions first.
     IfRight,
+    /// Reads the partitions that the node owns now.
     AsItIs,
 }
 
-/// PostgreSQL: reads without locks, in one snapshot; only if the leases are not as they should be, it claims partitions and
+/// Returns due events of the partitions that the node owns.
+///
+/// PostgreSQL: reads without locks, in one snapshot. Only if the leases must be rebalanced, it claims partitions and
 /// reads again.
 pub async fn take(shared: &Shared, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     if let Some(taken) = peek(shared, request, Share::IfRight, now).await? {
@@ -175,7 +180,10 @@ async fn partition_leases(client: &Object, sink: &Sink) -> Result<PartitionLease
     Ok(PartitionLeases { leases, nodes })
 }
 
-/// PostgreSQL: locks the leases of this sink first, so that one node at a time shares them out; other sinks are not touched.
+/// Claims this node's share of the partitions.
+///
+/// PostgreSQL: locks the leases of this sink first, so that one node at a time rebalances them. It does not lock the
+/// leases of other sinks.
 async fn claim(client: &Object, request: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
     let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(()) };
     client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
@@ -228,8 +236,8 @@ async fn read(
 
 /// Reads up to `share` events of each partition.
 ///
-/// Skips subjects with an earlier event that is late, subjects parked behind a dead letter, and everything behind a rejected
-/// event.
+/// Skips an event if an earlier event of its subject is not yet due or was rejected, or is a dead letter for which the
+/// sink parks the subject.
 async fn due(
     client: &Object,
     request: &OutboxTakeRequest,
@@ -301,7 +309,7 @@ async fn settle_in(
     if positions.is_empty() {
         return Ok(());
     }
-    // The counter last: all nodes write it.
+    // Updates the counter last, because all nodes write it.
     let statement = client
         .prepare_cached(
             "WITH deleted AS (
@@ -322,7 +330,7 @@ async fn refuse(
     results: &[OutboxResult],
     now: Timestamp,
 ) -> Result<()> {
-    // Locked: a partition cannot change its owner before the rejections are written.
+    // Locks the leases, so that no partition changes its owner before the rejections are written.
     let leases = client
         .query("SELECT partition, epoch FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR SHARE", &[&sink])
         .await?;
@@ -402,7 +410,7 @@ pub async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
 }
 
 async fn leave_in(client: &Object, node: NodeId) -> Result<()> {
-    // PostgreSQL: in the order in which other transactions lock them.
+    // PostgreSQL: locks the leases in the same order as other transactions do.
     client
         .query("SELECT FROM faena.outbox_lease WHERE node = $1 ORDER BY sink, partition FOR UPDATE", &[&node.0])
         .await?;

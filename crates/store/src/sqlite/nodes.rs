@@ -1,4 +1,4 @@
-//! Nodes that are alive, and the claims of dead ones.
+//! Registers nodes, and releases the claims of nodes that stopped or died.
 
 use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
@@ -23,8 +23,8 @@ impl NodeStore for Sqlite {
     }
 
     async fn node_renew(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
-        // SQLite: the lock on the file is the lease; while this process has it, no other can take its jobs. Nothing is
-        // written.
+        // SQLite: the lock on the file is the lease. While this process has it, no other process can take its jobs, so
+        // nothing is written.
         let _ = lease_ms;
         self.read(move |connection, _| is_known(connection, node, now)).await
     }
@@ -38,8 +38,8 @@ impl NodeStore for Sqlite {
     }
 
     async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
-        // SQLite: a claim is lost only together with its answer, so there is usually none, and reading is enough to
-        // know.
+        // SQLite: a claim is lost only if its answer was lost, which is rare. So a read looks for lost claims first,
+        // and the writer is usually not needed.
         let lost = self.read(move |connection, _| unknown_claims(connection, node, &known, before)).await?;
         if lost.is_empty() {
             return Ok(0);
@@ -65,7 +65,7 @@ pub fn is_known(connection: &Connection, node: NodeId, _now: Timestamp) -> Resul
 }
 
 pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
-    // Its own claims, and those of the workers inside it.
+    // The claims of the node itself and of its built-in worker.
     let runs: Vec<Run> = tx
         .connection
         .prepare(
@@ -89,8 +89,9 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
     Ok(returned)
 }
 
-/// Returns claims from before `before` that this node does not know: its own, and those of workers connected since before
-/// `before`.
+/// Returns the claims made before `before` that are not in `known`.
+///
+/// Reads the claims of this node, and of workers that have been connected to it since before `before`.
 pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
     let runs: Vec<Run> = connection
         .prepare_cached(
@@ -112,7 +113,7 @@ pub fn return_claims(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Resul
 
 /// Releases claims without an owner, and detaches workers from dead servers; a bounded number of each.
 pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
-    // SQLite: the running process is the only one in `node`; opening the file removed the others.
+    // SQLite: the table `node` contains only the running process; opening the file removed all earlier rows.
     for worker in live_workers(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
         detach(tx, &worker, ServerExit::Died, grace_periods, now)?;
     }
@@ -126,6 +127,6 @@ pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<R
     Ok(Recovered { nodes: usize::from(!runs.is_empty()), ..freed })
 }
 
-/// Claims are found by the absence of their owner, so it does not matter which node removed it, or when.
+/// SQL condition for claims whose owner no longer exists, no matter which node removed the owner, or when.
 pub const OWNERLESS: &str =
     "owner NOT IN (SELECT id FROM node) AND owner NOT IN (SELECT id FROM worker WHERE ended_at IS NULL)";
