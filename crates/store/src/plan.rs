@@ -161,7 +161,7 @@ pub fn key_number(key: &str) -> i64 {
     i64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
 }
 
-/// Only options that differ from the deerrors are stored, usually none.
+/// Only options that differ from the defaults are stored, usually none.
 pub fn stored_options(options: &JobOptions) -> Option<String> {
     (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
 }
