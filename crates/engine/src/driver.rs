@@ -83,7 +83,7 @@ impl Driver {
                     Err(error) => {
                         failures += 1;
                         record_failure(&health, &name, &error, failures);
-                        FIRST_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10))).min(MAX_BACKOFF)
+                        backoff(failures, period)
                     }
                 };
                 if wait.is_zero() {
@@ -100,6 +100,12 @@ impl Driver {
             health.update(&name, |status| status.stopped = true);
         });
     }
+}
+
+/// Never exceeds the period: a node that renews its lease later than that after an outage would be declared dead.
+fn backoff(failures: u32, period: Duration) -> Duration {
+    let delay = FIRST_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10)));
+    delay.min(MAX_BACKOFF).min(period.max(FIRST_BACKOFF))
 }
 
 fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) {
@@ -149,4 +155,17 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into());
     format!("panic: {text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backoff_doubles_up_to_five_seconds_and_never_exceeds_the_period() {
+        let delays = |period| (1..=8).map(|failures| backoff(failures, period).as_millis()).collect::<Vec<_>>();
+        assert_eq!(delays(Duration::from_secs(60)), [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
+        assert_eq!(delays(Duration::from_millis(333)), [100, 200, 333, 333, 333, 333, 333, 333]);
+        assert_eq!(delays(Duration::ZERO), [50; 8]);
+    }
 }
