@@ -203,7 +203,7 @@ fn listed_sinks(answer: &Value) -> String {
         table.add_row([
             field(sink, "name"),
             types.join(" "),
-            field(sink, "onBad"),
+            field(sink, "onRejected"),
             field(sink, "pending"),
             field(sink, "oldestPendingAt"),
             field(sink, "dead"),

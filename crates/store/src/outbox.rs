@@ -136,7 +136,7 @@ pub struct SinkView {
     pub name: String,
     pub types: Vec<String>,
     /// `park` or `skip`.
-    pub on_bad: String,
+    pub on_rejected: String,
     /// Waiting events, counted up to 1 000 000.
     pub pending: u64,
     pub oldest_pending_at: Option<Timestamp>,
@@ -351,6 +351,6 @@ fn entry(by: &str, action: &str, target: String, details: Value, count: usize) -
     AuditEntry { actor: by.into(), action: action.into(), target, details, count: count as u64 }
 }
 
-pub fn on_bad(park: bool) -> &'static str {
+pub fn on_rejected(park: bool) -> &'static str {
     if park { "park" } else { "skip" }
 }

@@ -67,7 +67,7 @@ async fn sinks_show_their_state_and_so_do_the_metrics() {
     }
     assert_eq!(
         sink,
-        json!({ "name": "broker", "types": ["job.created"], "onBad": "park", "pending": 1, "dead": 2, "sent": 1,
+        json!({ "name": "broker", "types": ["job.created"], "onRejected": "park", "pending": 1, "dead": 2, "sent": 1,
                 "downReason": "connection refused", "holders": [["00000000-0000-0000-0000-000000000000", 16]] })
     );
     let figures = app.get("/metrics").await.text;

@@ -456,7 +456,7 @@ fn view(row: &Row) -> SinkView {
     SinkView {
         name: row.get(0),
         types: row.get::<_, Vec<&str>>(8).into_iter().map(from_like).collect(),
-        on_bad: outbox::on_bad(row.get(1)).into(),
+        on_rejected: outbox::on_rejected(row.get(1)).into(),
         pending: count(5),
         oldest_pending_at: time(6),
         dead: count(7),

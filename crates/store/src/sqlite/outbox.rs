@@ -331,7 +331,7 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
         let view = SinkView {
             name: row.get(1)?,
             types: Vec::new(),
-            on_bad: outbox::on_bad(row.get(2)?).into(),
+            on_rejected: outbox::on_rejected(row.get(2)?).into(),
             sent: u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0),
             down_since: row.get::<_, Option<i64>>(4)?.map(Timestamp::from_ms),
             down_reason: row.get(5)?,

@@ -13,11 +13,11 @@ use crate::support::World;
 
 const LEASE_MS: i64 = 10_000;
 
-pub async fn sink(world: &World, name: &str, types: &[&str], on_bad: OnRejected) {
+pub async fn sink(world: &World, name: &str, types: &[&str], on_rejected: OnRejected) {
     let want = EventSubscription {
         name: name.into(),
         types: types.iter().map(|kind| (*kind).to_owned()).collect(),
-        mode: SubscriptionMode::Queue(on_bad),
+        mode: SubscriptionMode::Queue(on_rejected),
         until: Timestamp::MAX,
     };
     world.store.event_subscribe(vec![want], world.at(0)).await.unwrap();
@@ -105,7 +105,7 @@ pub async fn events_wait_for_their_sink_in_order_until_they_are_confirmed(world:
     settle(world, &left, left.events.iter().map(confirmed).collect(), 14).await;
     let view = view(world, 15).await;
     assert_eq!((view.sent, view.pending, view.dead, view.oldest_pending_at), (5, 0, 0, None));
-    assert_eq!((view.types, view.on_bad), (vec!["job.*".to_owned()], "skip".to_owned()));
+    assert_eq!((view.types, view.on_rejected), (vec!["job.*".to_owned()], "skip".to_owned()));
     assert_eq!(view.holders, [(world.node, 16)]);
 }
 
@@ -223,8 +223,8 @@ pub async fn a_sink_without_a_subscription_has_no_events(world: &World) {
 }
 
 pub async fn a_rejected_event_delays_only_its_subject(world: &World) {
-    for on_bad in [OnRejected::Park, OnRejected::Skip] {
-        sink(world, "s", &["job.*"], on_bad).await;
+    for on_rejected in [OnRejected::Park, OnRejected::Skip] {
+        sink(world, "s", &["job.*"], on_rejected).await;
         let bad = world.submit(world.job("mail", 0)).await;
         let good = world.submit(world.job("mail", 0)).await;
         let taken = take(world, 1).await;
@@ -269,13 +269,13 @@ pub async fn five_rejections_make_a_dead_letter_with_all_details(world: &World) 
 }
 
 pub async fn a_sink_that_skips_continues_behind_a_dead_letter_and_one_that_parks_waits_for_it(world: &World) {
-    for (on_bad, ms) in [(OnRejected::Skip, 0), (OnRejected::Park, 1_000)] {
-        sink(world, "s", &["job.*"], on_bad).await;
+    for (on_rejected, ms) in [(OnRejected::Skip, 0), (OnRejected::Park, 1_000)] {
+        sink(world, "s", &["job.*"], on_rejected).await;
         let bad = world.submit(world.job("mail", ms)).await;
         let good = world.submit(world.job("mail", ms)).await;
         kill(world, bad, ms + 10).await;
         let sent = subjects(&send_all(world, ms + 20).await);
-        match on_bad {
+        match on_rejected {
             OnRejected::Skip => assert_eq!(sent, [bad, good, good]),
             OnRejected::Park => {
                 assert_eq!(sent, [good, good]);
