@@ -131,6 +131,12 @@ mod tests {
         assert_eq!(fields, described);
     }
 
+    #[test]
+    fn every_event_type_is_described() {
+        let described: BTreeSet<&str> = EVENTS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(described, faena_domain::EVENT_TYPES.into_iter().collect());
+    }
+
     fn camel_case(name: &str) -> String {
         let mut words = name.split('_');
         let first = words.next().unwrap_or_default().to_owned();
