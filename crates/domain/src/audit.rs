@@ -1,11 +1,12 @@
 //! The audit log: `GET /api/v1/audit`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
 /// One action of a user or an API key.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AuditRow {
     pub sequence: i64,
     pub at: Timestamp,

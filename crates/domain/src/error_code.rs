@@ -1,6 +1,8 @@
 //! Codes by which callers and workers tell errors apart.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 /// Code of an error in a response, in an error frame, or in a gRPC status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -15,13 +17,15 @@ pub enum ErrorCode {
     StaleRun,
     InvalidTransition,
     PayloadTooLarge,
+    UnsupportedMediaType,
+    HeadersTooLarge,
     RateLimited,
     InternalError,
     Unavailable,
 }
 
 impl ErrorCode {
-    pub const ALL: [ErrorCode; 13] = [
+    pub const ALL: [ErrorCode; 15] = [
         ErrorCode::ValidationError,
         ErrorCode::Unauthorized,
         ErrorCode::Forbidden,
@@ -32,6 +36,8 @@ impl ErrorCode {
         ErrorCode::StaleRun,
         ErrorCode::InvalidTransition,
         ErrorCode::PayloadTooLarge,
+        ErrorCode::UnsupportedMediaType,
+        ErrorCode::HeadersTooLarge,
         ErrorCode::RateLimited,
         ErrorCode::InternalError,
         ErrorCode::Unavailable,
@@ -49,6 +55,8 @@ impl ErrorCode {
             ErrorCode::StaleRun => "STALE_RUN",
             ErrorCode::InvalidTransition => "INVALID_TRANSITION",
             ErrorCode::PayloadTooLarge => "PAYLOAD_TOO_LARGE",
+            ErrorCode::UnsupportedMediaType => "UNSUPPORTED_MEDIA_TYPE",
+            ErrorCode::HeadersTooLarge => "HEADERS_TOO_LARGE",
             ErrorCode::RateLimited => "RATE_LIMITED",
             ErrorCode::InternalError => "INTERNAL_ERROR",
             ErrorCode::Unavailable => "UNAVAILABLE",
@@ -66,7 +74,9 @@ impl ErrorCode {
             ErrorCode::RequestTimeout => 408,
             ErrorCode::Conflict | ErrorCode::StaleRun | ErrorCode::InvalidTransition => 409,
             ErrorCode::PayloadTooLarge => 413,
+            ErrorCode::UnsupportedMediaType => 415,
             ErrorCode::RateLimited => 429,
+            ErrorCode::HeadersTooLarge => 431,
             ErrorCode::InternalError => 500,
             ErrorCode::Unavailable => 503,
         }
@@ -83,15 +93,17 @@ impl ErrorCode {
             ErrorCode::NotFound => "The job, worker, schedule or path does not exist, or it has expired.",
             ErrorCode::MethodNotAllowed => "The path exists, but does not accept this method.",
             ErrorCode::RequestTimeout => "The body did not arrive in time.",
-            ErrorCode::Conflict => {
-                "Another job holds the unique or idempotency key, a schedule has the same name, or another worker has the job."
-            }
+            ErrorCode::Conflict => "Another job has the unique or idempotency key, or another worker has the job.",
             ErrorCode::StaleRun => {
-                "The worker reported about a run that is over: the job was given to another run, so the report is ignored."
+                "The worker reported about a run that is over: another run has the job, or the job has finished. The report is ignored."
             }
             ErrorCode::InvalidTransition => "The job or message is in a state that does not allow this action.",
             ErrorCode::PayloadTooLarge => "The body or frame is larger than the server accepts.",
-            ErrorCode::RateLimited => "The caller sends too many requests; wait before sending the next one.",
+            ErrorCode::UnsupportedMediaType => {
+                "The body has a type or compression that is not accepted; `Accept` and `Accept-Encoding` of the answer name the accepted ones."
+            }
+            ErrorCode::HeadersTooLarge => "The path, query and headers of the request are too large or too many.",
+            ErrorCode::RateLimited => "The caller sends too many requests; wait for the seconds in `Retry-After`.",
             ErrorCode::InternalError => "The server failed; its log has the reason under the request id.",
             ErrorCode::Unavailable => "The database cannot be reached, or the server is full or stopping; try again.",
         }
@@ -101,6 +113,21 @@ impl ErrorCode {
 impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+impl JsonSchema for ErrorCode {
+    fn schema_name() -> Cow<'static, str> {
+        "ErrorCode".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let lines = ErrorCode::ALL.map(|code| format!("- `{code}` ({}): {}", code.http_status(), code.description()));
+        json_schema!({
+            "type": "string",
+            "enum": ErrorCode::ALL.map(ErrorCode::as_str),
+            "description": lines.join("\n"),
+        })
     }
 }
 

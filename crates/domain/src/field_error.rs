@@ -2,10 +2,11 @@
 
 use std::{fmt, ops::RangeInclusive};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An invalid field: its path in the request, and what is wrong with it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct FieldError {
     pub path: String,
     pub message: String,
@@ -42,6 +43,6 @@ pub(crate) fn check_text(errors: &mut Vec<FieldError>, path: &str, value: &str, 
 pub(crate) fn check_range(errors: &mut Vec<FieldError>, path: &str, value: u64, range: RangeInclusive<u64>) {
     if !range.contains(&value) {
         let (min, max) = range.into_inner();
-        errors.push(FieldError::new(path, format!("must be from {min} to {max}, is {value}")));
+        errors.push(FieldError::new(path, format!("must be between {min} and {max}, got {value}")));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr, sync::Mutex};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::{ContextV7, Uuid};
 
@@ -18,8 +19,9 @@ pub type Run = i64;
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
         #[serde(transparent)]
+        #[schemars(inline)]
         pub struct $name(pub Uuid);
 
         impl $name {
@@ -56,12 +58,20 @@ id!(
     JobId
 );
 id!(
+    /// Id of an API key. A rotation keeps it.
+    ApiKeyId
+);
+id!(
     /// Id of a webhook. All attempts share it, so that the receiver can recognise a repeated delivery.
     WebhookId
 );
 id!(
     /// Id of a bulk action.
     BulkId
+);
+id!(
+    /// Id of a task.
+    TaskId
 );
 id!(
     /// Id of a schedule.

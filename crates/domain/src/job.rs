@@ -1,11 +1,13 @@
 //! A job as a caller submits it, and as the API shows it.
 
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
     ErrorReason, FieldError, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, Timestamp,
     field_error::{check_range, check_text},
+    retry::retry_on_schema,
 };
 
 pub const DEFAULT_QUEUE: &str = "default";
@@ -67,10 +69,22 @@ pub struct JobOptions {
     pub on_parent_failure: OnParentFailure,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
+    /// Attempts before the last manual retry, which counts retries from 0 again. Not set by callers.
+    #[serde(skip_serializing_if = "is_default")]
+    pub earlier_attempts: u32,
+}
+
+impl JobOptions {
+    /// Describes the attempt that follows after `retry_count` retries: `attempt 2 of 4 at …`. Attempts before a manual retry
+    /// count too, as in every view of the job.
+    pub fn next_attempt_text(&self, retry_count: u32, due_at: Timestamp) -> String {
+        let (attempt, attempts) = (retry_count + 2, self.retry.max_retries + 1);
+        format!("attempt {} of {} at {due_at}", self.earlier_attempts + attempt, self.earlier_attempts + attempts)
+    }
 }
 
 /// Reaction of a job to a parent that fails or is cancelled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnParentFailure {
     #[default]
@@ -189,7 +203,7 @@ impl RetryPolicy {
             check_range(errors, &format!("retryDelays[{index}]"), delay, 0..=7 * DAY_MS);
         }
         if !(1.0..=100.0).contains(&self.backoff_multiplier) {
-            errors.push(FieldError::new("backoffMultiplier", "must be from 1 to 100"));
+            errors.push(FieldError::new("backoffMultiplier", "must be between 1 and 100"));
         }
         if !(0.0..=1.0).contains(&self.jitter) {
             errors.push(FieldError::new("jitter", "must be true, false or a number from 0 to 1"));
@@ -205,8 +219,8 @@ impl RetryPolicy {
     }
 }
 
-/// Progress of a running job, as its worker reported it.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+/// Progress of a job, as its worker reported it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Progress {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,14 +231,32 @@ pub struct Progress {
     pub completed_steps: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_percentage")]
     pub percentage: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
+impl Progress {
+    /// Returns the whole percentage of completed steps: 100 only when all are completed. `None` without steps.
+    pub fn percentage_of(completed: u32, total: u32) -> Option<f64> {
+        if completed >= total {
+            return (total > 0).then_some(100.0);
+        }
+        Some((f64::from(completed) * 100.0 / f64::from(total)).round().min(99.0))
+    }
+}
+
+/// Writes a whole percentage as a whole number: `33` and not `33.0`.
+fn serialize_percentage<S: Serializer>(percentage: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match *percentage {
+        Some(whole) if whole.fract() == 0.0 && (0.0..=100.0).contains(&whole) => serializer.serialize_u8(whole as u8),
+        other => other.serialize(serializer),
+    }
+}
+
 /// A completed step of a job. A later run skips it and uses its result.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
     pub name: String,
@@ -234,10 +266,10 @@ pub struct Step {
 }
 
 /// End of one run of a job, as `GET /api/v1/dead-letter/:id` shows it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// `None`: the job ended without a run.
+    /// `null`: the job ended without a run.
     pub run: Option<Run>,
     /// State that the job entered.
     pub status: JobState,
@@ -249,63 +281,103 @@ pub struct Attempt {
 }
 
 /// A job with all its details, as `GET /api/v1/jobs/:id` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobView {
     pub id: JobId,
+    /// Display name; the type if none was given.
     pub name: String,
+    /// Selects the handler.
     #[serde(rename = "type")]
     pub kind: String,
     pub queue: String,
     pub status: JobState,
     pub priority: Priority,
+    /// Input of the handler, stored to the letter.
+    #[schemars(with = "Map<String, Value>")]
     pub payload: Box<RawValue>,
+    /// Retries after the first attempt.
     pub max_retries: u32,
+    /// Retries so far.
     pub retry_count: u32,
+    /// Delay before the first retry, in ms.
     pub retry_delay: u64,
+    /// Factor by which the delay grows with each retry.
     pub backoff_multiplier: f64,
+    /// Upper bound of the delay, in ms.
     pub max_delay: u64,
+    /// Explicit delays in ms, instead of the computed ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retry_delays: Vec<u64>,
+    /// Random part of the delay.
     pub jitter: f64,
-    pub retry_on: serde_json::Value,
+    /// Which errors are retried.
+    #[schemars(schema_with = "retry_on_schema")]
+    pub retry_on: Value,
+    /// Time limit of one run.
     pub timeout_ms: Option<u64>,
+    /// Time of the submission.
     pub created_at: Timestamp,
+    /// Time of the last change.
     pub updated_at: Timestamp,
+    /// Earliest start.
     pub scheduled_at: Option<Timestamp>,
+    /// The job fails if it has not started by then.
     pub expires_at: Option<Timestamp>,
+    /// Time at which it last became ready.
     pub queued_at: Option<Timestamp>,
+    /// Start of the latest run.
     pub started_at: Option<Timestamp>,
+    /// Time at which it finished, in any final state.
     pub completed_at: Option<Timestamp>,
     /// Time of the next attempt, while the job is `RETRYING`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_retry_at: Option<Timestamp>,
+    pub next_attempt_at: Option<Timestamp>,
+    /// Result of the handler.
     pub result: Option<Box<RawValue>>,
+    /// Error of the latest failed run.
     pub error: Option<String>,
+    /// Why it failed.
     pub error_reason: Option<ErrorReason>,
+    /// Last progress that a run reported.
     pub progress: Option<Progress>,
+    /// Completed steps with their results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
     /// Ended runs; only for dead letters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
+    /// What happened to the job; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execution_log: Vec<LogEntry>,
+    /// Schedule that created it.
     pub schedule_id: Option<String>,
     /// Due time of the schedule that created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_due: Option<Timestamp>,
+    /// Worker of the latest run.
     pub worker_id: Option<String>,
+    /// Number of the latest run. It only grows.
     pub run: Option<Run>,
+    /// Attempts so far, including the current run once it has started. A released run does not count.
+    pub attempt: u32,
+    /// URL to notify when the job finishes.
     pub webhook_url: Option<String>,
+    /// Id shared by everything that belongs together.
     pub correlation_id: String,
+    /// A repeated submission with this key returns this job.
     pub idempotency_key: Option<String>,
+    /// At most one unfinished job has this key.
     pub unique_key: Option<String>,
+    /// Jobs with the same key share a concurrency limit.
     pub concurrency_key: Option<String>,
+    /// Jobs that must complete first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<JobId>,
+    /// What happens if one of them does not complete.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_parent_failure: OnParentFailure,
+    /// Labels to search for.
     #[serde(default)]
     pub tags: Vec<String>,
 }
@@ -338,6 +410,25 @@ mod tests {
             paths(&job),
             ["name", "type", "queue", "tags[0]", "webhookUrl", "maxRetries", "retryDelay", "jitter", "timeoutMs"]
         );
+    }
+
+    #[test]
+    fn a_percentage_of_steps_is_whole_and_100_only_at_the_end() {
+        for (completed, total, percentage) in [
+            (0, 3, Some(0.0)),
+            (1, 3, Some(33.0)),
+            (2, 3, Some(67.0)),
+            (999, 1_000, Some(99.0)),
+            (3, 3, Some(100.0)),
+            (4, 3, Some(100.0)),
+            (0, 0, None),
+        ] {
+            assert_eq!(Progress::percentage_of(completed, total), percentage, "{completed} of {total}");
+        }
+        let json = |percentage| serde_json::to_string(&Progress { percentage, ..Progress::default() }).expect("JSON");
+        assert_eq!(json(Some(33.0)), "{\"percentage\":33}");
+        assert_eq!(json(Some(33.5)), "{\"percentage\":33.5}");
+        assert_eq!(json(None), "{}");
     }
 
     #[test]

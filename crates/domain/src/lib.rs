@@ -4,6 +4,7 @@
 //! which changes are allowed.
 
 mod address;
+mod api_key;
 mod audit;
 mod cloud_event;
 mod error_code;
@@ -21,28 +22,31 @@ mod rules;
 pub mod schedule;
 mod time;
 mod trace;
+mod trace_context;
 mod webhook;
 mod why;
 mod worker;
 pub mod worker_state;
 
 pub use address::{AddressError, AddressRule};
+pub use api_key::{ApiKey, ApiKeyText, KeyHash, KeyScope, NewApiKey, StoredApiKey};
 pub use audit::AuditRow;
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
 pub use error_chain::error_chain;
 pub use error_code::{ErrorCode, UnknownErrorCode};
 pub use event::{EVENT_TYPES, Event, EventKind};
 pub use field_error::FieldError;
-pub use ids::{BulkId, JobId, NodeId, Run, ScheduleId, WebhookId, WorkerId};
+pub use ids::{ApiKeyId, BulkId, JobId, NodeId, Run, ScheduleId, TaskId, WebhookId, WorkerId};
 pub use job::{Attempt, DEFAULT_QUEUE, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
-pub use priority::{Ordering, Priority};
+pub use priority::{ClaimOrder, Priority};
 pub use retry::{ErrorReason, Failure, RetryDecision, RetryOn, RetryPolicy};
 pub use rules::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope};
 pub use time::{Timestamp, parse_duration};
 pub use trace::{Trace, TraceEntry, TraceJob, TraceKind};
+pub use trace_context::TraceContext;
 pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
-pub use why::{Reason, Why};
+pub use why::{Explanation, Reason};
 pub use worker::{WorkerCapabilities, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

@@ -2,11 +2,12 @@
 
 use std::{fmt, str::FromStr};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Priority {
     Low,
@@ -19,16 +20,16 @@ pub enum Priority {
 /// Order in which the ready jobs of a queue are claimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ordering {
-    /// A priority step outweighs 1 000 seconds of waiting, so no job starves.
+pub enum ClaimOrder {
+    /// One priority step is worth 1 000 seconds of waiting, so no job starves.
     #[default]
     Aging,
     /// Jobs of a higher priority always come first; within a priority, first in, first out.
     Strict,
 }
 
-/// Milliseconds of waiting that make up for one priority step.
-const STEP_MS: i64 = 1_000_000;
+/// Milliseconds of waiting that equal one priority step.
+const AGING_STEP_MS: i64 = 1_000_000;
 /// Larger than every ready time that is accepted, so that a strict step outweighs all waiting.
 const STRICT_STEP: i64 = 1 << 48;
 
@@ -59,7 +60,7 @@ impl Priority {
     }
 }
 
-impl Ordering {
+impl ClaimOrder {
     /// Returns the score of a job that became ready at `ready_at`.
     pub fn score(self, priority: Priority, ready_at: Timestamp) -> i64 {
         ready_at.as_ms() + self.offset(priority)
@@ -67,8 +68,8 @@ impl Ordering {
 
     fn offset(self, priority: Priority) -> i64 {
         let step = match self {
-            Ordering::Aging => STEP_MS,
-            Ordering::Strict => STRICT_STEP,
+            ClaimOrder::Aging => AGING_STEP_MS,
+            ClaimOrder::Strict => STRICT_STEP,
         };
         i64::from(priority.rank()) * step
     }
@@ -97,22 +98,22 @@ mod tests {
     #[test]
     fn each_priority_step_adds_a_thousand_seconds() {
         let at = Timestamp::from_ms(5_000_000_000);
-        let offset = |p| Ordering::Aging.score(p, at) - at.as_ms();
+        let offset = |p| ClaimOrder::Aging.score(p, at) - at.as_ms();
         assert_eq!(Priority::ALL.map(offset), [3_000_000, 2_000_000, 1_000_000, 0]);
     }
 
     #[test]
     fn a_job_that_waits_a_thousand_seconds_overtakes_the_next_priority() {
-        let early = Ordering::Aging.score(Priority::Normal, Timestamp::from_ms(0));
-        assert!(early > Ordering::Aging.score(Priority::High, Timestamp::from_ms(999_999)));
-        assert!(early < Ordering::Aging.score(Priority::High, Timestamp::from_ms(1_000_001)));
+        let early = ClaimOrder::Aging.score(Priority::Normal, Timestamp::from_ms(0));
+        assert!(early > ClaimOrder::Aging.score(Priority::High, Timestamp::from_ms(999_999)));
+        assert!(early < ClaimOrder::Aging.score(Priority::High, Timestamp::from_ms(1_000_001)));
     }
 
     proptest! {
         #[test]
         fn strict_order_never_lets_a_lower_priority_overtake(a in 0i64..253_402_207_200_000, b in 0i64..253_402_207_200_000) {
             for (higher, lower) in [(Priority::Critical, Priority::High), (Priority::High, Priority::Normal), (Priority::Normal, Priority::Low)] {
-                prop_assert!(Ordering::Strict.score(higher, Timestamp::from_ms(a)) < Ordering::Strict.score(lower, Timestamp::from_ms(b)));
+                prop_assert!(ClaimOrder::Strict.score(higher, Timestamp::from_ms(a)) < ClaimOrder::Strict.score(lower, Timestamp::from_ms(b)));
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Decides whether and when a failed attempt is followed by a retry.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// Cause of a job's failure or cancellation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorReason {
     Error,
@@ -40,14 +41,14 @@ impl ErrorReason {
     }
 }
 
-/// A failed run, as its worker reports it, or as the server does for a lost worker.
+/// A failed run, reported by its worker, or by the server if the worker was lost.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Failure {
     pub message: String,
     pub reason: ErrorReason,
-    /// `false`: the job fails at once, even if retries are left.
+    /// If `false`, the job fails immediately, even if retries are left.
     pub retryable: bool,
-    /// Delay that the worker asks for; replaces the formula.
+    /// Delay requested by the worker; replaces the computed backoff.
     pub retry_after_ms: Option<u64>,
 }
 
@@ -88,6 +89,14 @@ impl RetryOn {
     }
 }
 
+/// Describes [`RetryOn::to_json`].
+pub(crate) fn retry_on_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [
+        {"type": "string", "enum": ["all", "transient"]},
+        {"type": "array", "items": {"type": "string"}},
+    ]})
+}
+
 /// Number of retries, their delays, and the failures that are retried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -96,7 +105,7 @@ pub struct RetryPolicy {
     pub retry_delay_ms: u64,
     pub backoff_multiplier: f64,
     pub max_delay_ms: u64,
-    /// Delays before the first, second, … retry, instead of the formula. The last one applies to all further retries.
+    /// Delays before the first, second, … retry, instead of the computed backoff. The last one applies to all further retries.
     pub retry_delays_ms: Vec<u64>,
     /// Largest random addition, as a fraction of the delay.
     pub jitter: f64,
@@ -125,7 +134,7 @@ pub enum RetryDecision {
 }
 
 /// Longest delay before a retry, even if the worker asks for a longer one.
-const MAX_DELAY_MS: u64 = 7 * 24 * 3_600_000;
+const HARD_MAX_DELAY_MS: u64 = 7 * 24 * 3_600_000;
 
 /// Patterns of messages that look temporary.
 const TRANSIENT: [&str; 14] = [
@@ -152,7 +161,7 @@ impl RetryPolicy {
             return RetryDecision::Fail;
         }
         let delay_ms = failure.retry_after_ms.unwrap_or_else(|| self.delay_ms(retry_count, random));
-        RetryDecision::RetryAfter { delay_ms: delay_ms.min(MAX_DELAY_MS) }
+        RetryDecision::RetryAfter { delay_ms: delay_ms.min(HARD_MAX_DELAY_MS) }
     }
 
     /// Returns the delay before retry number `retry_count` + 1.
@@ -184,7 +193,7 @@ impl RetryOn {
     }
 }
 
-/// Returns whether `text` contains the pieces of `pattern` between its `*` in their order, ignoring case.
+/// Returns whether `text` contains the parts of `pattern` that `*` separates, in order, ignoring case.
 fn contains(text: &str, pattern: &str) -> bool {
     let text = text.to_lowercase();
     let mut rest = text.as_str();
@@ -221,26 +230,26 @@ mod tests {
     }
 
     #[test]
-    fn listed_delays_replace_the_formula() {
+    fn listed_delays_replace_the_computed_backoff() {
         let policy = RetryPolicy { max_retries: 3, retry_delays_ms: vec![10_000, 30_000], ..RetryPolicy::default() };
         assert_eq!(delays(&policy)[..4], [after(10_000), after(30_000), after(30_000), RetryDecision::Fail]);
     }
 
     #[test]
-    fn a_failure_that_is_not_retryable_fails_the_job_at_once() {
+    fn a_failure_that_is_not_retryable_fails_the_job_immediately() {
         assert_eq!(RetryPolicy::default().decide(0, &Failure::fatal("no such user"), 0.0), RetryDecision::Fail);
     }
 
     #[test]
-    fn the_delay_that_the_worker_asks_for_replaces_the_formula() {
+    fn the_delay_that_the_worker_requests_replaces_the_computed_backoff() {
         let failure = Failure { retry_after_ms: Some(77), ..Failure::error("slow down") };
         assert_eq!(RetryPolicy::default().decide(0, &failure, 0.9), after(77));
         let forever = Failure { retry_after_ms: Some(u64::MAX), ..Failure::error("slow down") };
-        assert_eq!(RetryPolicy::default().decide(0, &forever, 0.9), after(MAX_DELAY_MS));
+        assert_eq!(RetryPolicy::default().decide(0, &forever, 0.9), after(HARD_MAX_DELAY_MS));
     }
 
     #[test]
-    fn with_transient_only_failures_that_look_temporary_are_retried() {
+    fn retry_on_transient_retries_only_failures_that_look_temporary() {
         let policy = RetryPolicy { retry_on: RetryOn::Transient, ..RetryPolicy::default() };
         let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;
         for message in
@@ -251,12 +260,12 @@ mod tests {
         for message in ["invalid address", "HTTP 404", "division by zero"] {
             assert!(!retried(message), "{message}");
         }
-        let lost = Failure::error("gone").with_reason(ErrorReason::Orphaned);
+        let lost = Failure::error("worker lost").with_reason(ErrorReason::Orphaned);
         assert_ne!(policy.decide(0, &lost, 0.0), RetryDecision::Fail, "a lost worker is transient");
     }
 
     #[test]
-    fn with_patterns_only_matching_failures_are_retried() {
+    fn retry_on_patterns_retries_only_matching_failures() {
         let on = RetryOn::Patterns(vec!["deadlock".into(), "code * of 7".into()]);
         let policy = RetryPolicy { retry_on: on, ..RetryPolicy::default() };
         let retried = |message: &str| policy.decide(0, &Failure::error(message), 0.0) != RetryDecision::Fail;
@@ -267,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_delay_stays_between_its_base_and_its_jitter(
+        fn the_delay_is_between_the_base_and_the_base_plus_jitter(
             count in 0u32..200, random in 0.0f64..1.0, jitter in 0.0f64..=1.0, multiplier in 1.0f64..10.0,
             delay in 100u64..3_600_000, max in 100u64..86_400_000,
         ) {

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FieldError, Ordering, Timestamp, parse_duration};
+use crate::{ClaimOrder, FieldError, Timestamp, parse_duration};
 
 /// Jobs that a limit applies to.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -61,7 +62,7 @@ impl fmt::Display for Scope {
 }
 
 /// Rate limit as a token bucket: at most `count` starts in a burst, and `count` more in each period.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rate {
     pub count: u32,
@@ -153,7 +154,7 @@ impl Limit {
     pub fn check(&self, errors: &mut Vec<FieldError>) {
         let mut range = |path: &str, value: u64, max: u64, hint: &str| {
             if !(1..=max).contains(&value) {
-                errors.push(FieldError::new(path, format!("must be from 1 to {max}, is {value}{hint}")));
+                errors.push(FieldError::new(path, format!("must be between 1 and {max}, got {value}{hint}")));
             }
         };
         if let Some(n) = self.concurrency {
@@ -168,7 +169,7 @@ impl Limit {
 }
 
 /// Order among the concurrency keys of a queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fairness {
     /// The job that has waited longest is claimed first, regardless of its key.
@@ -179,7 +180,7 @@ pub enum Fairness {
 }
 
 /// Pause of a queue: since when, by whom and why.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pause {
     pub at: Timestamp,
@@ -204,10 +205,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    pub fn ordering(&self, queue: &str) -> Ordering {
+    pub fn claim_order(&self, queue: &str) -> ClaimOrder {
         match self.queues.get(queue).and_then(|rule| rule.strict) {
-            Some(true) => Ordering::Strict,
-            _ => Ordering::Aging,
+            Some(true) => ClaimOrder::Strict,
+            _ => ClaimOrder::Aging,
         }
     }
 

@@ -1,7 +1,8 @@
 //! Points in time, in milliseconds since 1970, written as RFC 3339; and durations such as `42m30s`.
 
-use std::{fmt, time::Duration};
+use std::{borrow::Cow, fmt, time::Duration};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A point in time, in milliseconds since 1970.
@@ -34,13 +35,41 @@ impl Timestamp {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Parses RFC 3339 (`2026-11-15T20:00:00Z`, with any offset).
+    /// Smallest number that is read as milliseconds since 1970 (March 1973). A smaller one is probably in seconds.
+    pub(crate) const FIRST_MS: i64 = 100_000_000_000;
+
+    /// What [`Timestamp::parse`] accepts, to complete the error "must be …".
+    pub const EXPECTED: &str = "a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970";
+
+    /// Parses RFC 3339 (`2026-11-15T20:00:00Z`, with any offset), a date (midnight in UTC) or milliseconds since 1970.
     ///
     /// Returns `None` if the text is invalid, earlier than 1970 or later than [`Timestamp::MAX`].
     pub fn parse(text: &str) -> Option<Self> {
-        let at = text.parse::<jiff::Timestamp>().ok()?.as_millisecond();
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Timestamp::from_number(text.parse().ok()?);
+        }
+        let at = match text.parse::<jiff::Timestamp>() {
+            Ok(at) => at.as_millisecond(),
+            Err(_) => midnight(text)?.as_millisecond(),
+        };
         (0..=Self::MAX.0).contains(&at).then_some(Timestamp(at))
     }
+
+    /// Reads a number that a caller wrote for a time, in milliseconds since 1970.
+    fn from_number(ms: u64) -> Option<Self> {
+        let ms = i64::try_from(ms).ok()?;
+        (Self::FIRST_MS..=Self::MAX.0).contains(&ms).then_some(Timestamp(ms))
+    }
+}
+
+/// Returns the start of a date like `2026-11-15` in UTC.
+fn midnight(text: &str) -> Option<jiff::Timestamp> {
+    // The parser of dates also accepts a time behind the date, without an offset. That would be a guess.
+    if text.len() != "2026-11-15".len() {
+        return None;
+    }
+    let date = text.parse::<jiff::civil::Date>().ok()?;
+    Some(date.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
 }
 
 impl fmt::Display for Timestamp {
@@ -58,10 +87,42 @@ impl Serialize for Timestamp {
     }
 }
 
+/// Describes a time as answers write it.
+impl JsonSchema for Timestamp {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Timestamp".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": "date-time"})
+    }
+}
+
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Timestamp::parse(&text).ok_or_else(|| de::Error::custom("must be a time like 2026-11-15T20:00:00Z"))
+        deserializer.deserialize_any(TimeVisitor)
+    }
+}
+
+struct TimeVisitor;
+
+impl de::Visitor<'_> for TimeVisitor {
+    type Value = Timestamp;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Timestamp::EXPECTED)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
+        Timestamp::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Timestamp, E> {
+        Timestamp::from_number(number).ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
     }
 }
 
@@ -107,8 +168,23 @@ mod tests {
 
     #[test]
     fn an_invalid_time_is_rejected() {
-        for text in ["", "yesterday", "2025-13-01T00:00:00Z", "2025-11-15", "-000001-01-01T00:00:00Z"] {
+        for text in
+            ["", "yesterday", "2025-13-01T00:00:00Z", "2025-11-32", "2025-11-15T10:00", "-000001-01-01T00:00:00Z"]
+        {
             assert_eq!(Timestamp::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_date_is_midnight_in_utc_and_a_number_is_milliseconds() {
+        let midnight = Timestamp::from_ms(1_763_164_800_000);
+        let read = |json: &str| serde_json::from_str::<Timestamp>(json).ok();
+        assert_eq!(Timestamp::parse("2025-11-15"), Some(midnight));
+        assert_eq!(Timestamp::parse("1763164800000"), Some(midnight), "in a query string");
+        assert_eq!(read("1763164800000"), Some(midnight));
+        assert_eq!(read("\"2025-11-15T02:00:00+02:00\""), Some(midnight));
+        for seconds in ["1763164800", "-1", "1763164800000.5", "true"] {
+            assert_eq!(read(seconds), None, "{seconds}");
         }
     }
 

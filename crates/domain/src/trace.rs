@@ -1,11 +1,12 @@
 //! The timeline of all jobs with one correlation id: `GET /api/v1/trace/:correlationId`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Attempt, JobId, JobState, Run, Timestamp};
 
 /// Jobs with one correlation id, and what happened to them.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
     pub correlation_id: String,
@@ -19,7 +20,7 @@ pub struct Trace {
 }
 
 /// A job of a trace.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceJob {
     pub id: JobId,
@@ -44,7 +45,7 @@ pub struct TraceJob {
 }
 
 /// Source of a timeline entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum TraceKind {
     /// A due time of the schedule that created a job.
@@ -72,7 +73,7 @@ impl TraceKind {
 }
 
 /// One line of the timeline.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TraceEntry {
     pub at: Timestamp,

@@ -1,12 +1,13 @@
 //! A webhook: the notification of a job's final state, sent to the URL that the job named.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::{JobId, Timestamp, WebhookId};
 
 /// State of a webhook.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum WebhookState {
     /// The next attempt is due at a known time.
@@ -57,7 +58,7 @@ impl WebhookState {
 }
 
 /// Result of one attempt to deliver.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookAttempt {
     pub number: u32,
@@ -88,7 +89,7 @@ pub struct WebhookBody<'a> {
 }
 
 /// A webhook as `GET /api/v1/webhooks/:id` shows it; lists omit `body` and `history`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookView {
     pub id: WebhookId,
@@ -104,7 +105,7 @@ pub struct WebhookView {
     pub settled_at: Option<Timestamp>,
     /// Reason why it is not sent although it is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held_back: Option<String>,
+    pub delay_reason: Option<String>,
     /// Attempts started so far, including those without a recorded result.
     pub attempts: u32,
     /// Exact text that is sent.

@@ -1,14 +1,15 @@
 //! The explanation of a job's state: `GET /api/v1/jobs/:id/why`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{JobId, JobState};
 
 /// Explanation of why a job is in its state.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Why {
+pub struct Explanation {
     pub job_id: JobId,
     pub status: JobState,
     /// All messages in one line.
@@ -18,7 +19,7 @@ pub struct Why {
 }
 
 /// One reason: a code for programs, a message for people, and the facts behind both.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Reason {
     pub code: String,
     pub message: String,
@@ -37,9 +38,9 @@ impl Reason {
     }
 }
 
-impl Why {
-    pub fn new(job_id: JobId, status: JobState, reasons: Vec<Reason>) -> Why {
+impl Explanation {
+    pub fn new(job_id: JobId, status: JobState, reasons: Vec<Reason>) -> Explanation {
         let summary = reasons.iter().map(|reason| reason.message.as_str()).collect::<Vec<_>>().join("; ");
-        Why { job_id, status, summary, reasons }
+        Explanation { job_id, status, summary, reasons }
     }
 }

@@ -1,11 +1,12 @@
 //! A worker: what it can run, and how the API shows it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Timestamp, WorkerState};
 
 /// Kind of a worker: where it runs, and what manages its process.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerKind {
     /// Part of a server process.
@@ -49,7 +50,7 @@ impl WorkerCapabilities {
 }
 
 /// A worker with all its details, as `GET /api/v1/workers/:id` shows it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerView {
     /// Name that the worker chose, or received when it first registered.
@@ -77,7 +78,8 @@ pub struct WorkerView {
     pub deadline: Option<Timestamp>,
     pub completed: u64,
     pub failed: u64,
-    /// `closed`, `open`, `half_open`.
+    /// State of the circuit breaker: while it is open, the worker receives no jobs.
+    #[schemars(extend("enum" = ["closed", "open", "half_open"]))]
     pub breaker: String,
     /// Jobs in flight; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -88,7 +90,7 @@ pub struct WorkerView {
 }
 
 /// A change of a worker's state.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerChange {
     pub at: Timestamp,

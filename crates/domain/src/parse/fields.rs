@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 use super::{ParseError, check_json};
 use crate::{FieldError, Timestamp};
@@ -58,13 +58,11 @@ impl<'a> Fields<'a> {
     /// Takes a field of type `T`. `expected` completes the error "must be …".
     pub fn take<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Option<T> {
         let raw = self.raw(name)?;
-        match serde_json::from_str(raw.get()) {
-            Ok(value) => Some(value),
-            Err(_) => {
-                self.reject(name, format!("must be {expected}"));
-                None
-            }
+        let value = serde_json::from_str(raw.get()).ok().or_else(|| with_whole_numbers(raw));
+        if value.is_none() {
+            self.reject(name, format!("must be {expected}"));
         }
+        value
     }
 
     /// Sets `target` to the field's value, or to `default` if the field is `null`. An absent field changes nothing.
@@ -103,11 +101,11 @@ impl<'a> Fields<'a> {
     }
 
     pub fn number(&mut self, name: &str) -> Option<u64> {
-        self.take(name, "a whole number, not negative")
+        self.take(name, "a non-negative integer")
     }
 
     pub fn time(&mut self, name: &str) -> Option<Timestamp> {
-        self.take(name, "a time like 2026-11-15T20:00:00Z")
+        self.take(name, Timestamp::EXPECTED)
     }
 
     /// Takes a JSON object, kept to the letter.
@@ -139,5 +137,44 @@ impl<'a> Fields<'a> {
 
     pub fn prefix(&self) -> &str {
         &self.prefix
+    }
+}
+
+/// Reads a value in which whole numbers may be written like `4.0`, as JSON permits and some programs do.
+fn with_whole_numbers<T: DeserializeOwned>(raw: &RawValue) -> Option<T> {
+    /// Up to here a floating-point number has every whole number.
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    fn convert(value: &mut Value) {
+        match value {
+            Value::Number(number) if number.is_f64() => {
+                let whole = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= MAX_EXACT);
+                if let Some(whole) = whole {
+                    *value = Value::from(whole as i64);
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(convert),
+            Value::Object(fields) => fields.values_mut().for_each(convert),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::from_str(raw.get()).ok()?;
+    convert(&mut value);
+    serde_json::from_value(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_fraction_of_zero() {
+        let mut fields =
+            Fields::parse(br#"{"a": 4.0, "b": [1e3, 2], "c": 4.5, "d": 1e300, "e": 1763164800000.0}"#, 1_000)
+                .expect("an object");
+        assert_eq!(fields.number("a"), Some(4));
+        assert_eq!(fields.take::<Vec<u64>>("b", "numbers"), Some(vec![1_000, 2]));
+        assert_eq!(fields.time("e"), Some(Timestamp::from_ms(1_763_164_800_000)));
+        assert_eq!((fields.number("c"), fields.number("d")), (None, None));
+        assert_eq!(fields.finish().len(), 2);
     }
 }

@@ -64,7 +64,7 @@ fn parse_type(fields: &mut Fields<'_>, job: &mut NewJob) -> &'static str {
     match (name, fields.text("type")) {
         (None, None) => {
             if name_is_readable {
-                fields.reject("name", "is required (or type)");
+                fields.reject("name", "is required unless type is set");
             }
             job.kind = "?".into();
         }
@@ -102,7 +102,7 @@ fn parse_options(fields: &mut Fields<'_>, options: &mut JobOptions) {
 /// Parses the fields of a retry policy over `retry`. `null` restores a default; an absent field changes nothing.
 pub fn parse_retry_policy(fields: &mut Fields<'_>, retry: &mut RetryPolicy) {
     let default = RetryPolicy::default();
-    let number = "a whole number, not negative";
+    let number = "a non-negative integer";
     let mut retries = u64::from(retry.max_retries);
     fields.update("maxRetries", number, &mut retries, u64::from(default.max_retries));
     retry.max_retries = u32::try_from(retries).unwrap_or(u32::MAX);

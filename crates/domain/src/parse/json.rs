@@ -1,4 +1,4 @@
-//! Checks that other programs can read the JSON that Faena stores and passes on to the letter.
+//! Checks that other programs can read the JSON that Faena stores and passes on verbatim.
 
 /// Deepest nesting that is accepted: many parsers stop at 128 or 256.
 const MAX_DEPTH: usize = 100;

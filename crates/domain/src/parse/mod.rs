@@ -1,4 +1,4 @@
-//! Reads jobs from JSON. Parsing is the validation.
+//! Parses and validates jobs from JSON.
 //!
 //! REST, gRPC, outbox sources and inboxes share this parser, so a job follows the same rules wherever it comes from. Every bad
 //! field is reported with its path, not only the first one.
@@ -7,6 +7,7 @@ mod batch;
 mod fields;
 mod job;
 mod json;
+pub mod schema;
 
 use std::fmt;
 
@@ -26,7 +27,7 @@ pub struct JobParser {
     pub addresses: AddressRule,
 }
 
-/// Reason why a body is not a job.
+/// Why a request body was rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ParseError {
     /// The body is larger than `max_bytes`.
@@ -45,7 +46,7 @@ impl ParseError {
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ParseError::TooLarge { max_bytes } => write!(f, "body: larger than {max_bytes} bytes"),
+            ParseError::TooLarge { max_bytes } => write!(f, "body: must not be larger than {max_bytes} bytes"),
             ParseError::Invalid(errors) => f.write_str(&FieldError::join(errors)),
         }
     }
@@ -84,14 +85,15 @@ impl JobParser {
     }
 }
 
-/// Hashes a submitted body, to reject an idempotency key that is reused with another body.
+/// Hashes a submitted body. Detects an idempotency key that is reused with a different body.
 pub fn fingerprint(body: &[u8]) -> [u8; 32] {
     Sha256::digest(body).into()
 }
 
-/// Hashes what a job of a batch asks for: it has no body of its own.
+/// Hashes the content of one job of a batch, which has no request body of its own.
 ///
-/// The ids that its refs resolve to differ with every request, so the refs stand for them.
+/// Hashes the refs instead of the job ids they resolve to, because those ids are new in every request. The resolved ids are the
+/// last entries of `depends_on`.
 pub fn batch_fingerprint(job: &NewJob) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut options = job.options.clone();

@@ -10,7 +10,7 @@ use jiff::{
 
 use super::{
     cron::{Cron, DAY_SECONDS},
-    cron_fields::{MAX_BYTES, Precision},
+    cron_fields::{MAX_TEXT_BYTES, Precision},
 };
 
 pub(super) const MAX_BLACKOUTS: usize = 100;
@@ -32,8 +32,8 @@ enum Window {
 
 impl Blackout {
     pub(super) fn parse(text: &str) -> Result<Blackout, String> {
-        if text.len() > MAX_BYTES {
-            return Err(format!("must have at most {MAX_BYTES} bytes"));
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(format!("must have at most {MAX_TEXT_BYTES} bytes"));
         }
         let trimmed = text.trim();
         let window = if trimmed.contains(char::is_whitespace) {

@@ -59,7 +59,7 @@ const NICKNAMES: [(&str, &str); 7] = [
 ];
 
 /// Maximum length of an expression. Error messages quote it.
-pub(super) const MAX_BYTES: usize = 300;
+pub(super) const MAX_TEXT_BYTES: usize = 300;
 
 /// Smallest unit of an expression.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,8 +72,8 @@ pub(super) enum Precision {
 
 /// Validates an expression and replaces names by numbers. The error says what is wrong and at which position.
 pub(super) fn normalise(text: &str, precision: Precision) -> Result<String, String> {
-    if text.len() > MAX_BYTES {
-        return Err(format!("must have at most {MAX_BYTES} bytes"));
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(format!("must have at most {MAX_TEXT_BYTES} bytes"));
     }
     let name = text.trim();
     if precision == Precision::Seconds && name.starts_with('@') {

@@ -1,5 +1,6 @@
 //! Schedules: their definition, their stored state, and how the API shows them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -7,10 +8,11 @@ use super::{CompiledTiming, DstGap, DstOverlap, Timing, template};
 use crate::{
     FieldError, JobId, JobLimits, JobOptions, JobView, NewJob, Priority, ScheduleId, Timestamp,
     field_error::{check_range, check_text},
+    retry::retry_on_schema,
 };
 
 /// Treatment of due times during which no server was running.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Misfire {
     /// One job, for the latest due time.
@@ -23,7 +25,7 @@ pub enum Misfire {
 }
 
 /// Treatment of a due time while the job of an earlier one has not finished.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
     #[default]
@@ -315,7 +317,7 @@ impl Schedule {
             finished: self.finished.clone(),
             created_at: self.created_at,
             updated_at: self.updated_at,
-            jobs: Vec::new(),
+            jobs: None,
         }
     }
 }
@@ -365,7 +367,7 @@ fn raw(json: &str) -> Box<RawValue> {
 }
 
 /// A schedule as `GET /api/v1/schedules/:id` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleView {
     pub id: ScheduleId,
@@ -383,6 +385,7 @@ pub struct ScheduleView {
     pub except: Vec<String>,
     pub job_name: String,
     pub job_type: String,
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub job_payload: Box<RawValue>,
     pub job_priority: Priority,
     pub queue: String,
@@ -392,6 +395,7 @@ pub struct ScheduleView {
     pub max_delay: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retry_delays: Vec<u64>,
+    #[schemars(schema_with = "retry_on_schema")]
     pub retry_on: serde_json::Value,
     pub timeout_ms: Option<u64>,
     pub webhook_url: Option<String>,
@@ -413,7 +417,7 @@ pub struct ScheduleView {
     pub finished: Option<String>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
-    /// Latest jobs; not in lists.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub jobs: Vec<JobView>,
+    /// Latest jobs; absent in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<Vec<JobView>>,
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
 /// Outcome of a due time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TickOutcome {
     /// A job was created.
@@ -51,7 +52,7 @@ impl TickOutcome {
 }
 
 /// Record of the outcome of one due time, or of several with the same outcome.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TickRow {
     pub schedule_id: ScheduleId,
@@ -63,10 +64,10 @@ pub struct TickRow {
     pub job_id: Option<JobId>,
     /// When the outcome was decided.
     pub at: Timestamp,
-    /// The record covers all due times from `due_at` to this one.
+    /// The record covers all due times from `dueAt` to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub through_at: Option<Timestamp>,
-    /// Number of due times that the record covers. `None`: too many to count.
+    /// Number of due times that the record covers. `null`: too many to count.
     pub count: Option<u64>,
 }
 
@@ -78,7 +79,7 @@ impl TickRow {
 }
 
 /// A future run, as previews show it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduledRun {
     pub at: Timestamp,

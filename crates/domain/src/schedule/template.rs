@@ -1,7 +1,8 @@
 //! Fills in the placeholders of a schedule's payload: `{{due}}`, `{{run}}` and so on, inside JSON strings.
 //!
-//! A string that consists of one placeholder with a numeric value (`"{{due.ms}}"`) becomes that number. Placeholders of other
-//! template languages stay as they are. A misspelt placeholder is rejected when the schedule is created, not found out at night.
+//! A string that consists of one placeholder with a numeric value (`"{{due.ms}}"`) becomes that number. An unknown name is
+//! rejected when the schedule is created, and not discovered at its first due time. Braces without a name, such as `{{#if}}`,
+//! stay as they are.
 
 use super::CompiledTiming;
 use crate::{ScheduleId, Timestamp};
@@ -30,23 +31,26 @@ enum Value {
 
 /// Maximum number of placeholders in a payload: their values may be longer than they are.
 const MAX_PLACEHOLDERS: usize = 100;
+/// Maximum number of unknown placeholders that are reported.
+const MAX_LISTED: usize = 10;
 
-/// Returns what is wrong with the placeholders of a payload: too many, or misspelt ones.
+/// Returns what is wrong with the placeholders of a payload: too many, or unknown ones.
 pub fn check(payload: &str) -> impl Iterator<Item = String> {
     let count = placeholders(payload).filter(|found| is_known(found.name)).count();
     let too_many =
         (count > MAX_PLACEHOLDERS).then(|| format!("must have at most {MAX_PLACEHOLDERS} placeholders, has {count}"));
-    let misspelt = placeholders(payload).filter(|found| {
-        let head = found.name.split('.').next().unwrap_or_default();
-        let is_similar = TIMES.contains(&head) || OTHERS.iter().any(|known| known.split('.').next() == Some(head));
-        is_similar && !is_known(found.name)
-    });
-    let names: Vec<String> = misspelt.map(|found| found.name.to_owned()).collect();
+    let unknown = placeholders(payload).filter(|found| is_name(found.name) && !is_known(found.name));
+    let names: Vec<String> = unknown.map(|found| found.name.to_owned()).take(MAX_LISTED).collect();
     too_many.into_iter().chain(names.into_iter().map(|name| {
         format!(
             "unknown placeholder \"{{{{{name}}}}}\"; use {{{{due}}}} or {{{{previous}}}}, each also with .local, .date, .time, .ms or .unix, or {{{{schedule.id}}}}, {{{{schedule.name}}}}, {{{{timezone}}}} or {{{{run}}}}"
         )
     }))
+}
+
+/// Returns whether the text between the braces is a name: `due.date`, `customer`, but not `#if` or `a | b`.
+fn is_name(text: &str) -> bool {
+    text.starts_with(char::is_alphabetic) && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '_' | '-'))
 }
 
 fn is_known(name: &str) -> bool {
@@ -183,12 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_placeholder_is_rejected_and_a_foreign_one_is_not() {
+    fn an_unknown_placeholder_is_rejected_and_other_braces_are_not() {
         for (payload, errors) in [
             (r#"{"a":"{{due.dat}}"}"#, 1),
             (r#"{"a":"{{schedule}} {{run.x}}"}"#, 2),
             (r#"{"a":"{{due.}}"}"#, 1),
-            (r#"{"a":"{{due}} {{customer.name}} {{#if}}"}"#, 0),
+            (r#"{"a":"{{nope}} {{ customer.name }}"}"#, 2),
+            (r#"{"a":"{{due}} {{#if}} {{}} {{a | b}} {{ {{run}}"}"#, 0),
         ] {
             assert_eq!(check(payload).count(), errors, "{payload}");
         }

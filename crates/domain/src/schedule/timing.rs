@@ -4,6 +4,7 @@
 //! every restart and after every change of the system clock.
 
 use jiff::tz::TimeZone;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -41,7 +42,7 @@ pub struct Timing {
 }
 
 /// Treatment of local times that the clocks skip.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DstGap {
     /// They are due once, together, right after the gap.
@@ -50,7 +51,7 @@ pub enum DstGap {
 }
 
 /// Treatment of local times that occur twice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DstOverlap {
     First,
@@ -117,7 +118,8 @@ impl Timing {
                 Err(message) => FieldError::new("cronExpression", message),
             },
             (None, Some(ms)) if !(MIN_INTERVAL_MS..=MAX_INTERVAL_MS).contains(&ms) => {
-                let range = format!("must be from {MIN_INTERVAL_MS} (1 s) to {MAX_INTERVAL_MS} (10 years), is {ms}");
+                let range =
+                    format!("must be between {MIN_INTERVAL_MS} (1 s) and {MAX_INTERVAL_MS} (10 years), got {ms}");
                 FieldError::new("intervalMs", range)
             }
             (None, Some(ms)) => {
@@ -219,22 +221,22 @@ impl CompiledTiming {
         None
     }
 
-    /// Returns the latest `keep` due times in (`after`, `upto`], including blackouts, and a summary of the earlier ones.
+    /// Returns the latest `keep` due times in (`after`, `up_to`], including blackouts, and a summary of the earlier ones.
     ///
     /// An outage of two weeks contains a million seconds, few of which matter: a binary search finds where the latest due times
     /// begin, and no step examines more than `keep` + 1 due times.
-    pub fn backlog(&self, after: Timestamp, upto: Timestamp, keep: usize) -> Backlog {
-        let upto = upto.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
+    pub fn backlog(&self, after: Timestamp, up_to: Timestamp, keep: usize) -> Backlog {
+        let up_to = up_to.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
         if let Recurrence::Interval { first, interval_ms } = self.recurrence {
-            return self.interval_backlog(first, interval_ms, (after, upto), keep);
+            return self.interval_backlog(first, interval_ms, (after, up_to), keep);
         }
-        let due_times = |from: Timestamp| self.due_times(from).take_while(|(due, _)| *due <= upto);
+        let due_times = |from: Timestamp| self.due_times(from).take_while(|(due, _)| *due <= up_to);
         let ticks = |from: Timestamp| due_times(from).map(|(due, note)| self.tick(due, note));
         let more_than_kept = |from: Timestamp| due_times(from).nth(keep).is_some();
         if !more_than_kept(after) {
             return Backlog { latest: ticks(after).collect(), earlier: None };
         }
-        let (mut begin, mut beyond) = (after, upto);
+        let (mut begin, mut beyond) = (after, up_to);
         while beyond.ms_since(begin) > 1 {
             let middle = begin.plus_ms(beyond.ms_since(begin) / 2);
             if more_than_kept(middle) { begin = middle } else { beyond = middle }
@@ -255,13 +257,13 @@ impl CompiledTiming {
         &self,
         first: Timestamp,
         interval_ms: i64,
-        (after, upto): (Timestamp, Timestamp),
+        (after, up_to): (Timestamp, Timestamp),
         keep: usize,
     ) -> Backlog {
-        let Some(begin) = next_of_interval(first, interval_ms, after).filter(|due| *due <= upto) else {
+        let Some(begin) = next_of_interval(first, interval_ms, after).filter(|due| *due <= up_to) else {
             return Backlog::default();
         };
-        let count = upto.ms_since(begin) / interval_ms + 1;
+        let count = up_to.ms_since(begin) / interval_ms + 1;
         let kept = count.min(i64::try_from(keep).unwrap_or(i64::MAX));
         let nth = |n: i64| begin.plus_ms(n * interval_ms);
         let last = nth(count - kept - 1);

@@ -55,10 +55,10 @@ fn an_invalid_timing_is_rejected_with_field_and_reason() {
                 "cannot be combined with intervalMs; set one of them (to switch, set the other to null)",
             )],
         ),
-        (every(999), vec![("intervalMs", "must be from 1000 (1 s) to 315360000000 (10 years), is 999")]),
+        (every(999), vec![("intervalMs", "must be between 1000 (1 s) and 315360000000 (10 years), got 999")]),
         (
             every(u64::MAX),
-            vec![("intervalMs", "must be from 1000 (1 s) to 315360000000 (10 years), is 18446744073709551615")],
+            vec![("intervalMs", "must be between 1000 (1 s) and 315360000000 (10 years), got 18446744073709551615")],
         ),
         (
             with(cron("* * * * *"), |t| t.timezone = "Madrid".into()),
@@ -222,18 +222,18 @@ fn long_blackouts_of_frequent_schedules_are_skipped_quickly() {
 
 #[test]
 fn an_outage_of_two_weeks_is_summarised() {
-    let (after, upto) = (at("2026-03-20T00:00:00Z"), at("2026-04-03T00:00:00Z"));
+    let (after, up_to) = (at("2026-03-20T00:00:00Z"), at("2026-04-03T00:00:00Z"));
     for (timing, count) in [(cron("* * * * * *"), None), (every(1_000), Some(1_209_600 - 100))] {
-        let backlog = compile(&timing).backlog(after, upto, 100);
+        let backlog = compile(&timing).backlog(after, up_to, 100);
         assert_eq!(backlog.latest.len(), 100);
-        assert_eq!(backlog.latest[99].due, upto);
-        let earlier = EarlierTicks { first: after.plus_ms(1_000), last: upto.plus_ms(-100_000), count };
+        assert_eq!(backlog.latest[99].due, up_to);
+        let earlier = EarlierTicks { first: after.plus_ms(1_000), last: up_to.plus_ms(-100_000), count };
         assert_eq!(backlog.earlier, Some(earlier));
     }
-    let hourly = compile(&cron("0 * * * *")).backlog(after, upto, 0);
-    let earlier = EarlierTicks { first: at("2026-03-20T01:00:00Z"), last: upto, count: Some(336) };
+    let hourly = compile(&cron("0 * * * *")).backlog(after, up_to, 0);
+    let earlier = EarlierTicks { first: at("2026-03-20T01:00:00Z"), last: up_to, count: Some(336) };
     assert_eq!((hourly.latest, hourly.earlier), (vec![], Some(earlier)));
-    assert_eq!(compile(&cron("0 * * * *")).backlog(upto, after, 5), Default::default(), "a clock that went back");
+    assert_eq!(compile(&cron("0 * * * *")).backlog(up_to, after, 5), Default::default(), "a clock that went back");
 }
 
 #[test]
@@ -329,14 +329,14 @@ proptest! {
     ) {
         let compiled = compile(&timing);
         let after = at(ANCHOR).plus_ms(begin);
-        let upto = after.plus_ms(span);
+        let up_to = after.plus_ms(span);
         let mut ticks = Vec::new();
         let mut last = after;
         while let Some(tick) = compiled.next_including_blackouts(last) {
             prop_assert!(tick.due > last);
             prop_assert!(timing.start_at.is_none_or(|start| tick.due >= start));
             last = tick.due;
-            if tick.due > upto {
+            if tick.due > up_to {
                 break;
             }
             ticks.push(tick);
@@ -345,9 +345,9 @@ proptest! {
         let next = compiled.next(after);
         match firing {
             Some(tick) => prop_assert_eq!(next.as_ref(), Some(tick)),
-            None => prop_assert!(next.is_none_or(|tick| tick.due > upto)),
+            None => prop_assert!(next.is_none_or(|tick| tick.due > up_to)),
         }
-        let backlog = compiled.backlog(after, upto, keep);
+        let backlog = compiled.backlog(after, up_to, keep);
         let kept = ticks.split_off(ticks.len().saturating_sub(keep));
         prop_assert_eq!(backlog.latest, kept);
         let earlier = ticks.first().zip(ticks.last()).map(|(first, last)| EarlierTicks {

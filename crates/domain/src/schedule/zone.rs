@@ -5,7 +5,7 @@ use jiff::{
     tz::{TimeZone, db},
 };
 
-use super::cron_fields::MAX_BYTES;
+use super::cron_fields::MAX_TEXT_BYTES;
 use crate::Timestamp;
 
 /// Range of times that are examined, in seconds: the years 1 to 9999.
@@ -58,8 +58,8 @@ pub(super) fn instant(second: i64) -> Instant {
 
 /// Finds a zone by its IANA name. The error names the most similar zone, if there is one.
 pub(super) fn find(name: &str) -> Result<TimeZone, String> {
-    if name.len() > MAX_BYTES {
-        return Err(format!("must have at most {MAX_BYTES} bytes"));
+    if name.len() > MAX_TEXT_BYTES {
+        return Err(format!("must have at most {MAX_TEXT_BYTES} bytes"));
     }
     // jiff ignores case, but other readers of the stored name do not.
     let found = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name) && !zone.is_unknown());
