@@ -1,0 +1,306 @@
+//! Expressions in CEL: guards, and values computed from the task's data and the event.
+//!
+//! An expression is compiled once, when its definition is read, and has no side effects. Its variables are `ctx` (the
+//! task's data), `event` (the payload of the event), `meta` (its id, type, time and sender), `task` (id, state, counters)
+//! and `now` (milliseconds since 1970).
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, LazyLock},
+};
+
+use cel::{
+    Context, Env, IdedExpr, Program,
+    common::ast::{EntryExpr, Expr},
+    extractors::This,
+    objects::Key,
+};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// Names that an expression may use.
+pub const VARIABLES: [&str; 5] = ["ctx", "event", "meta", "task", "now"];
+
+const MAX_BYTES: usize = 2_048;
+const MAX_DEPTH: usize = 64;
+const MAX_COMPREHENSIONS: usize = 2;
+
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+
+/// A compiled expression with its text.
+pub struct Expression {
+    source: String,
+    program: Program,
+}
+
+/// The values of an expression's variables, ready for any number of evaluations.
+pub struct Variables {
+    pub(crate) ctx: cel::Value,
+    event: cel::Value,
+    meta: cel::Value,
+    pub(crate) task: cel::Value,
+    now: i64,
+}
+
+impl Variables {
+    pub fn new(ctx: &Value, event: &Value, meta: &Value, task: &Value, now: i64) -> Variables {
+        Variables { ctx: to_cel(ctx), event: to_cel(event), meta: to_cel(meta), task: to_cel(task), now }
+    }
+}
+
+impl Expression {
+    /// Compiles an expression, or says what is wrong with it.
+    pub fn compile(source: &str) -> Result<Expression, String> {
+        if source.len() > MAX_BYTES {
+            return Err(format!("an expression may have at most {MAX_BYTES} bytes, this one has {}", source.len()));
+        }
+        // The parser recurses, so the nesting is limited before it runs.
+        if nesting(source) > MAX_DEPTH {
+            return Err(format!("an expression may be nested at most {MAX_DEPTH} deep"));
+        }
+        let program = ENVIRONMENT.compile(source).map_err(|errors| {
+            let first = errors.errors.first().map(|error| error.msg.clone()).unwrap_or_default();
+            format!("\"{source}\" is not a valid expression: {first}")
+        })?;
+        let expression = Expression { source: source.to_owned(), program };
+        expression.check_names()?;
+        if comprehension_depth(expression.program.expression()) > MAX_COMPREHENSIONS {
+            return Err(format!("all, exists, map and filter may be nested at most {MAX_COMPREHENSIONS} deep"));
+        }
+        Ok(expression)
+    }
+
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub(crate) fn syntax(&self) -> &IdedExpr {
+        self.program.expression()
+    }
+
+    fn check_names(&self) -> Result<(), String> {
+        let mut unknown = Vec::new();
+        unknown_variables(self.program.expression(), &mut Vec::new(), &mut unknown);
+        if let Some(name) = unknown.first() {
+            return Err(format!("\"{}\" uses \"{name}\"; the variables are {}", self.source, VARIABLES.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// Evaluates the expression.
+    pub fn evaluate(&self, variables: &Variables) -> Result<Value, String> {
+        let mut context = Context::with_env(ENVIRONMENT.clone());
+        context.add_variable_from_value("ctx", variables.ctx.clone());
+        context.add_variable_from_value("event", variables.event.clone());
+        context.add_variable_from_value("meta", variables.meta.clone());
+        context.add_variable_from_value("task", variables.task.clone());
+        context.add_variable_from_value("now", variables.now);
+        let fault = |error: &dyn fmt::Display| format!("\"{}\": {error}", self.source);
+        context
+            .add_function("fingerprint", |This(text): This<Arc<String>>| fingerprint(&text))
+            .map_err(|e| fault(&e))?;
+        let value = self.program.execute(&context).map_err(|error| fault(&error))?;
+        value.json().map_err(|_| fault(&"the result has no form in JSON"))
+    }
+
+    /// Evaluates a guard. A guard must be true or false.
+    pub fn is_true(&self, variables: &Variables) -> Result<bool, String> {
+        match self.evaluate(variables)? {
+            Value::Bool(result) => Ok(result),
+            other => Err(format!("\"{}\" is {other}, not true or false", self.source)),
+        }
+    }
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expression({:?})", self.source)
+    }
+}
+
+/// A value of a definition whose texts are expressions.
+#[derive(Debug)]
+pub enum Template {
+    Constant(Value),
+    Expression(Expression),
+    List(Vec<Template>),
+    Map(Vec<(String, Template)>),
+}
+
+impl Template {
+    pub fn evaluate(&self, variables: &Variables) -> Result<Value, String> {
+        match self {
+            Template::Constant(value) => Ok(value.clone()),
+            Template::Expression(expression) => expression.evaluate(variables),
+            Template::List(items) => items.iter().map(|item| item.evaluate(variables)).collect(),
+            Template::Map(entries) => {
+                entries.iter().map(|(key, value)| Ok((key.clone(), value.evaluate(variables)?))).collect()
+            }
+        }
+    }
+
+    /// Calls `visit` with every expression.
+    pub fn expressions<'a>(&'a self, visit: &mut impl FnMut(&'a Expression)) {
+        match self {
+            Template::Constant(_) => {}
+            Template::Expression(expression) => visit(expression),
+            Template::List(items) => items.iter().for_each(|item| item.expressions(visit)),
+            Template::Map(entries) => entries.iter().for_each(|(_, value)| value.expressions(visit)),
+        }
+    }
+}
+
+/// Converts JSON so that every whole number is an `int`: CEL does not add an `int` to a `uint`.
+pub(crate) fn to_cel(value: &Value) -> cel::Value {
+    match value {
+        Value::Null => cel::Value::Null,
+        Value::Bool(value) => cel::Value::Bool(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => cel::Value::Int(whole),
+            (None, Some(float)) => cel::Value::Float(float),
+            (None, None) => cel::Value::Null,
+        },
+        Value::String(text) => cel::Value::String(Arc::new(text.clone())),
+        Value::Array(items) => cel::Value::List(Arc::new(items.iter().map(to_cel).collect())),
+        Value::Object(entries) => {
+            let map: HashMap<Key, cel::Value> =
+                entries.iter().map(|(key, value)| (Key::String(Arc::new(key.clone())), to_cel(value))).collect();
+            cel::Value::Map(cel::objects::Map { map: Arc::new(map) })
+        }
+    }
+}
+
+/// Returns a short hash of a text that is the same for logs which differ in numbers, ids and times only.
+fn fingerprint(text: &str) -> String {
+    let mut normal = String::with_capacity(text.len());
+    for word in text.split(|character: char| !character.is_alphanumeric()) {
+        if !word.is_empty() && !word.contains(|character: char| character.is_ascii_digit()) {
+            normal.push_str(word);
+            normal.push(' ');
+        }
+    }
+    Sha256::digest(normal.as_bytes()).iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the deepest nesting of brackets, plus the number of signs that the parser nests without brackets.
+fn nesting(source: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    let signs = source.bytes().filter(|byte| matches!(byte, b'!' | b'?')).count();
+    deepest + signs / 2
+}
+
+/// Calls `visit` with every direct part of an expression.
+pub(crate) fn for_each_part<'a>(expr: &'a IdedExpr, visit: &mut dyn FnMut(&'a IdedExpr)) {
+    match &expr.expr {
+        Expr::Call(call) => {
+            call.target.iter().for_each(|target| visit(target));
+            call.args.iter().for_each(visit);
+        }
+        Expr::Comprehension(fold) => {
+            for part in [&fold.iter_range, &fold.accu_init, &fold.loop_cond, &fold.loop_step, &fold.result] {
+                visit(part);
+            }
+        }
+        Expr::List(list) => list.elements.iter().for_each(visit),
+        Expr::Map(map) => map.entries.iter().for_each(|entry| visit_entry(&entry.expr, visit)),
+        Expr::Struct(fields) => fields.entries.iter().for_each(|entry| visit_entry(&entry.expr, visit)),
+        Expr::Select(select) => visit(&select.operand),
+        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => {}
+    }
+}
+
+fn visit_entry<'a>(entry: &'a EntryExpr, visit: &mut dyn FnMut(&'a IdedExpr)) {
+    match entry {
+        EntryExpr::StructField(field) => visit(&field.value),
+        EntryExpr::MapEntry(entry) => {
+            visit(&entry.key);
+            visit(&entry.value);
+        }
+    }
+}
+
+fn comprehension_depth(expr: &IdedExpr) -> usize {
+    let mut deepest = 0;
+    for_each_part(expr, &mut |part| deepest = deepest.max(comprehension_depth(part)));
+    deepest + usize::from(matches!(expr.expr, Expr::Comprehension(_)))
+}
+
+fn unknown_variables<'a>(expr: &'a IdedExpr, local: &mut Vec<&'a str>, unknown: &mut Vec<&'a str>) {
+    match &expr.expr {
+        Expr::Ident(name) if !VARIABLES.contains(&name.as_str()) && !local.contains(&name.as_str()) => {
+            unknown.push(name);
+        }
+        Expr::Comprehension(fold) => {
+            let before = local.len();
+            local.extend([fold.iter_var.as_str(), fold.accu_var.as_str()]);
+            local.extend(fold.iter_var2.as_deref());
+            for_each_part(expr, &mut |part| unknown_variables(part, local, unknown));
+            local.truncate(before);
+        }
+        _ => for_each_part(expr, &mut |part| unknown_variables(part, local, unknown)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn evaluate(source: &str) -> Result<Value, String> {
+        let ctx = json!({"n": 3, "big": 9_007_199_254_740_993_i64, "tags": ["a", "b"], "ratio": 0.5});
+        let event = json!({"log": "error 17 at 2026-01-01T10:00:00"});
+        let task = json!({"counters": {"rounds": 2}});
+        let variables = Variables::new(&ctx, &event, &Value::Null, &task, 1_000);
+        Expression::compile(source)?.evaluate(&variables)
+    }
+
+    #[test]
+    fn expressions_see_data_event_counters_and_time() {
+        assert_eq!(evaluate("ctx.n + 1"), Ok(json!(4)), "whole numbers can be added");
+        assert_eq!(evaluate("ctx.big"), Ok(json!(9_007_199_254_740_993_i64)));
+        assert_eq!(evaluate("ctx.tags.exists(tag, tag == 'b') && task.counters.rounds < 3"), Ok(json!(true)));
+        assert_eq!(evaluate("now + 5"), Ok(json!(1_005)));
+        assert_eq!(evaluate("{'a': ctx.ratio, 'b': has(ctx.missing)}"), Ok(json!({"a": 0.5, "b": false})));
+    }
+
+    #[test]
+    fn a_fingerprint_ignores_numbers_and_times() {
+        let same = "fingerprint(event.log) == fingerprint('error 18 at 2027-12-31T09:01:02')";
+        assert_eq!(evaluate(same), Ok(json!(true)));
+        assert_eq!(evaluate("fingerprint(event.log) == fingerprint('another error')"), Ok(json!(false)));
+    }
+
+    #[test]
+    fn invalid_expressions_are_refused_when_they_are_compiled() {
+        let long = format!("'{}'", "x".repeat(3_000));
+        let deep = format!("{}1{}", "(".repeat(500), ")".repeat(500));
+        let nested = "ctx.a.map(x, x.map(y, y.map(z, z)))";
+        for (source, part) in [
+            ("ctx.n +", "not a valid expression"),
+            ("other.n", "uses \"other\""),
+            (&long, "at most 2048 bytes"),
+            (&deep, "at most 64 deep"),
+            (nested, "at most 2 deep"),
+        ] {
+            let error = Expression::compile(source).expect_err("a fault");
+            assert!(error.contains(part), "{source}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_fault_at_run_time_names_the_expression() {
+        let error = evaluate("ctx.missing.field").expect_err("a fault");
+        assert!(error.starts_with("\"ctx.missing.field\": "), "{error}");
+        assert!(evaluate("1 / (ctx.n - 3)").is_err());
+    }
+}

@@ -1,0 +1,55 @@
+//! Jobs as actions: which fields they may have, and the job that a request becomes.
+
+use faena_domain::{
+    AddressRule, FieldError, JobLimits, NewJob,
+    parse::{JobParser, ParseError},
+};
+use serde_json::{Map, Value, json};
+
+use crate::task::JobRequest;
+
+/// Fields of a job that an action cannot set: Faena sets them, or they make no sense for every run of a machine.
+const NOT_OPTIONS: [&str; 9] = [
+    "type",
+    "name",
+    "payload",
+    "correlationId",
+    "uniqueKey",
+    "idempotencyKey",
+    "dependsOn",
+    "scheduledAt",
+    "expiresAt",
+];
+
+impl JobRequest {
+    /// Returns the job, or what is wrong with it.
+    pub fn job(&self, correlation: &str) -> Result<NewJob, Vec<FieldError>> {
+        let mut body = self.options.clone();
+        body.insert("type".into(), json!(self.job_type));
+        body.insert("name".into(), json!(self.name));
+        body.insert("payload".into(), self.payload.clone());
+        body.insert("correlationId".into(), json!(correlation));
+        parse(body)
+    }
+}
+
+/// Returns what is wrong with the type and the options of a job, before any payload is known.
+pub(crate) fn check(job_type: &str, options: &Map<String, Value>) -> Vec<FieldError> {
+    let refused = NOT_OPTIONS.iter().filter(|name| options.contains_key(**name));
+    let refused: Vec<FieldError> =
+        refused.map(|name| FieldError::new(*name, "cannot be an option of a job in a machine")).collect();
+    if !refused.is_empty() {
+        return refused;
+    }
+    let mut body = options.clone();
+    body.insert("type".into(), json!(job_type));
+    parse(body).err().unwrap_or_default()
+}
+
+fn parse(body: Map<String, Value>) -> Result<NewJob, Vec<FieldError>> {
+    let parser = JobParser { limits: JobLimits::default(), addresses: AddressRule::default() };
+    parser.parse(Value::Object(body).to_string().as_bytes()).map_err(|error| match error {
+        ParseError::Invalid(errors) => errors,
+        other => vec![FieldError::new("payload", other.to_string())],
+    })
+}

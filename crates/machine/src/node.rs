@@ -1,0 +1,198 @@
+//! YAML and JSON as a tree in which every value knows its line.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, de};
+use serde_saphyr::Spanned;
+
+use crate::Finding;
+
+/// A value of a definition, with the place where it starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub place: Place,
+    pub value: NodeValue,
+}
+
+/// A line and a column, both counted from 1. Line 0 is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub line: u64,
+    pub column: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum NodeValue {
+    Null,
+    Bool(bool),
+    Number(serde_json::Number),
+    Text(String),
+    List(Vec<Node>),
+    /// In the order of the text.
+    Map(Vec<Entry>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub place: Place,
+    pub key: String,
+    pub value: Node,
+}
+
+const MAX_BYTES: usize = 1 << 20;
+const MAX_DEPTH: usize = 48;
+
+impl Node {
+    /// Parses YAML, or JSON, which is YAML too.
+    pub fn parse(text: &str) -> Result<Node, Finding> {
+        if text.len() > MAX_BYTES {
+            let message = format!("a definition may have at most {MAX_BYTES} bytes; this one has {}", text.len());
+            return Err(Finding::new(Place::default(), "", message));
+        }
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: 50_000 },
+            strict_booleans: true,
+            with_snippet: false,
+        };
+        let parsed: Result<Spanned<Node>, _> = serde_saphyr::from_str_with_options(text, options);
+        parsed.map(Node::from_spanned).map_err(|error| {
+            let place = error.location().map(Place::from).unwrap_or_default();
+            Finding::new(place, "", format!("not valid YAML or JSON: {}", error.without_snippet()))
+        })
+    }
+
+    fn from_spanned(node: Spanned<Node>) -> Node {
+        Node { place: node.referenced.into(), ..node.value }
+    }
+
+    /// Returns the value as JSON, without the places.
+    pub fn to_json(&self) -> serde_json::Value {
+        use serde_json::Value;
+        match &self.value {
+            NodeValue::Null => Value::Null,
+            NodeValue::Bool(value) => Value::Bool(*value),
+            NodeValue::Number(value) => Value::Number(value.clone()),
+            NodeValue::Text(value) => Value::String(value.clone()),
+            NodeValue::List(items) => items.iter().map(Node::to_json).collect(),
+            NodeValue::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())).collect(),
+        }
+    }
+
+    /// What the value is, to complete "must be …, is …".
+    pub fn kind(&self) -> &'static str {
+        match self.value {
+            NodeValue::Null => "empty",
+            NodeValue::Bool(_) => "true or false",
+            NodeValue::Number(_) => "a number",
+            NodeValue::Text(_) => "text",
+            NodeValue::List(_) => "a list",
+            NodeValue::Map(_) => "a map",
+        }
+    }
+}
+
+impl From<serde_saphyr::Location> for Place {
+    fn from(location: serde_saphyr::Location) -> Place {
+        Place { line: location.line(), column: location.column() }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
+        let value = deserializer.deserialize_any(NodeVisitor)?;
+        Ok(Node { place: Place::default(), value })
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> de::Visitor<'de> for NodeVisitor {
+    type Value = NodeValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<NodeValue, E> {
+        Ok(NodeValue::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<NodeValue, E> {
+        Ok(NodeValue::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<NodeValue, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<NodeValue, E> {
+        Ok(NodeValue::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<NodeValue, E> {
+        Ok(NodeValue::Number(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<NodeValue, E> {
+        Ok(NodeValue::Number(value.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<NodeValue, E> {
+        serde_json::Number::from_f64(value).map(NodeValue::Number).ok_or_else(|| E::custom("a number must be finite"))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<NodeValue, E> {
+        Ok(NodeValue::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<NodeValue, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some(item) = items.next_element::<Spanned<Node>>()? {
+            nodes.push(Node::from_spanned(item));
+        }
+        Ok(NodeValue::List(nodes))
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<NodeValue, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<Node>>()? {
+            let place = key.referenced.into();
+            nodes.push(Entry { place, key: key.value, value: Node::from_spanned(value) });
+        }
+        Ok(NodeValue::Map(nodes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_knows_its_line() {
+        let node =
+            Node::parse("machine: a\nstates:\n  A:\n    on:\n      go: B\n    list: [1, two]\n").expect("it is valid");
+        let NodeValue::Map(entries) = &node.value else { panic!("{node:?}") };
+        let NodeValue::Map(states) = &entries[1].value.value else { panic!() };
+        assert_eq!((states[0].key.as_str(), states[0].place.line), ("A", 3));
+        let NodeValue::Map(state) = &states[0].value.value else { panic!() };
+        assert_eq!((state[0].key.as_str(), state[0].place.line), ("on", 4), "\"on\" is a key, not a boolean");
+        let NodeValue::List(list) = &state[1].value.value else { panic!() };
+        assert_eq!((list[1].place.line, list[1].to_json()), (6, "two".into()));
+    }
+
+    #[test]
+    fn json_is_read_with_its_lines() {
+        let node = Node::parse("{\n  \"machine\": \"a\",\n  \"version\": 1\n}").expect("it is valid");
+        let NodeValue::Map(entries) = &node.value else { panic!("{node:?}") };
+        assert_eq!(entries[1].place.line, 3);
+        assert_eq!(node.to_json(), serde_json::json!({"machine": "a", "version": 1}));
+    }
+
+    #[test]
+    fn invalid_text_is_reported_with_its_line() {
+        let finding = Node::parse("a: 1\nb: [1\n").expect_err("a fault");
+        assert!(finding.place.line >= 2, "{finding:?}");
+        let finding = Node::parse("a: 1\na: 2\n").expect_err("a fault");
+        assert_eq!(finding.place.line, 2, "{finding:?}");
+    }
+}

@@ -1,0 +1,206 @@
+//! Reads actions, deadlines, polls, timers and approvals.
+
+use serde_json::Value;
+
+use super::{
+    Names,
+    reader::{Fields, Findings, join},
+};
+use crate::{
+    Template,
+    definition::{Action, ApprovalRule, Deadline, Escalation, Expiry, JobAction, Poll, TimerRule},
+    job,
+    node::Node,
+};
+
+const ACTION_KEYS: [&str; 7] = ["set", "emit", "job", "llm", "name", "data", "options"];
+
+/// The type of job that calls a language model.
+pub const LLM_JOB: &str = "llm.chat";
+
+/// Reads a list of actions.
+pub(super) fn action_list(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Vec<Action> {
+    let Some((node, path)) = fields.get(key) else { return Vec::new() };
+    let items = findings.items(node);
+    items.iter().flat_map(|item| action(findings, item, &path)).collect()
+}
+
+fn action(findings: &mut Findings, node: &Node, path: &str) -> Vec<Action> {
+    let fields = findings.fields(node, path, &ACTION_KEYS);
+    let actions = actions_of(findings, &fields);
+    if actions.is_empty() {
+        findings.add(node.place, path, "an action needs one of set, emit, job or llm");
+    }
+    actions
+}
+
+/// Reads the actions that are written into one map: `set` first, then one of `emit`, `job` and `llm`.
+pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    if let Some((node, path)) = fields.get("set") {
+        let entries = findings.entries(node, &path).iter();
+        let values: Vec<_> = entries
+            .filter_map(|entry| Some((entry.key.clone(), findings.template(&entry.value, &join(&path, &entry.key))?)))
+            .collect();
+        actions.push(Action::Set(values));
+    }
+    let written: Vec<&str> = ["emit", "job", "llm"].into_iter().filter(|key| fields.get(key).is_some()).collect();
+    if written.len() > 1 {
+        let message = format!("{} are separate actions: write them as a list under \"do\"", written.join(" and "));
+        findings.add(fields.place, &fields.path, message);
+    }
+    let data = fields.read("data", |node, path| findings.template(node, path)).unwrap_or(Template::Map(Vec::new()));
+    match written.first() {
+        Some(&"emit") => {
+            let event = fields.read("emit", |node, path| findings.text(node, path));
+            actions.extend(event.map(|event| Action::Emit { event, data }));
+        }
+        Some(&"job") => {
+            let job_type = fields.read("job", |node, path| findings.text(node, path));
+            let name = job_name(findings, fields, "name");
+            actions
+                .extend(job_type.zip(name).map(|(job_type, name)| job_action(findings, fields, name, job_type, data)));
+        }
+        Some(_) => {
+            let name = job_name(findings, fields, "llm");
+            actions.extend(name.map(|name| job_action(findings, fields, name, LLM_JOB.to_owned(), data)));
+        }
+        None => {
+            for key in ["data", "name", "options"] {
+                if let Some((node, path)) = fields.get(key) {
+                    findings.add(node.place, &path, "belongs to emit, job or llm, and none of them is here");
+                }
+            }
+        }
+    }
+    actions
+}
+
+/// Reads the name under which the end of a job arrives. It is one part of an event's name, so it has no dot.
+fn job_name(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Option<String> {
+    let Some((node, path)) = fields.get(key) else {
+        findings.add(fields.place, &fields.path, "a job needs a \"name\": its end arrives as job.NAME.completed");
+        return None;
+    };
+    let name = findings.text(node, &path)?;
+    if name.contains('.') {
+        findings.add(node.place, &path, "the name of a job must not contain a dot");
+    }
+    findings.name(&name, node.place, &path)
+}
+
+fn job_action(
+    findings: &mut Findings,
+    fields: &Fields<'_>,
+    name: String,
+    job_type: String,
+    payload: Template,
+) -> Action {
+    let options = fields.read("options", |node, path| match node.to_json() {
+        Value::Object(options) => Some(options),
+        _ => {
+            findings.add(node.place, path, "must be a map of a job's fields, such as queue or timeoutMs");
+            None
+        }
+    });
+    let options = options.unwrap_or_default();
+    for error in job::check(&job_type, &options) {
+        let path =
+            if error.path == "type" { fields.path.clone() } else { join(&join(&fields.path, "options"), &error.path) };
+        findings.add(fields.place, &path, error.message);
+    }
+    Action::Job(JobAction { name, job_type, payload, options })
+}
+
+pub(super) fn deadline(names: &Names<'_>, findings: &mut Findings, fields: &Fields<'_>) -> Option<Deadline> {
+    let (node, path) = fields.get("deadline")?;
+    let fields = findings.fields(node, &path, &["silence", "no_progress", "total", "to"]);
+    let mut duration = |key| fields.read(key, |node, path| findings.duration(node, path));
+    let (silence_ms, no_progress_ms, total_ms) = (duration("silence"), duration("no_progress"), duration("total"));
+    if ["silence", "no_progress", "total"].iter().all(|key| fields.get(key).is_none()) {
+        findings.add(node.place, &path, "a deadline needs silence, no_progress or total");
+    }
+    if fields.get("to").is_none() {
+        findings.add(node.place, &path, "\"to\" is missing: say which state a missed deadline leads to");
+    }
+    let to = names.target(findings, &fields, "to")?;
+    Some(Deadline { silence_ms, no_progress_ms, total_ms, to })
+}
+
+pub(super) fn poll(findings: &mut Findings, fields: &Fields<'_>) -> Option<Poll> {
+    let (node, path) = fields.get("poll")?;
+    let fields = findings.fields(node, &path, &["every", "emit", "data"]);
+    for key in ["every", "emit"] {
+        if fields.get(key).is_none() {
+            findings.add(node.place, &path, format!("\"{key}\" is missing"));
+        }
+    }
+    let data = fields.read("data", |node, path| findings.template(node, path)).unwrap_or(Template::Map(Vec::new()));
+    let every_ms = fields.read("every", |node, path| findings.duration(node, path))?;
+    let event = fields.read("emit", |node, path| findings.text(node, path))?;
+    Some(Poll { every_ms, event, data })
+}
+
+pub(super) fn timers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<TimerRule> {
+    let Some((node, path)) = fields.get("timers") else { return Vec::new() };
+    let mut timers = Vec::new();
+    for entry in findings.entries(node, &path) {
+        let path = join(&path, &entry.key);
+        let Some(name) = findings.name(&entry.key, entry.place, &path) else { continue };
+        let fields = findings.fields(&entry.value, &path, &["after", "every"]);
+        let after = fields.read("after", |node, path| findings.duration(node, path));
+        let every = fields.read("every", |node, path| findings.duration(node, path));
+        match (after, every) {
+            (Some(after_ms), None) => timers.push(TimerRule { name, after_ms, repeats: false }),
+            (None, Some(after_ms)) => timers.push(TimerRule { name, after_ms, repeats: true }),
+            _ => findings.add(entry.place, &path, "a timer needs either \"after\" or \"every\""),
+        }
+    }
+    timers
+}
+
+pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fields<'_>) -> Option<ApprovalRule> {
+    let (node, path) = fields.get("approval")?;
+    let known = ["subject", "quorum", "self", "groups", "remind", "escalate", "expires"];
+    let fields = findings.fields(node, &path, &known);
+    if fields.get("subject").is_none() {
+        findings.add(node.place, &path, "\"subject\" is missing: say what is approved, as in ctx.plan");
+    }
+    let remind_ms = fields.get("remind").map(|(node, path)| {
+        let items = findings.items(node);
+        items.iter().filter_map(|item| findings.duration(item, &path)).collect()
+    });
+    let escalate = fields.get("escalate").and_then(|(node, path)| {
+        let fields = findings.fields(node, &path, &["after", "groups"]);
+        let groups = texts(findings, &fields, "groups");
+        let after_ms = fields.read("after", |node, path| findings.duration(node, path));
+        if after_ms.is_none() || groups.is_empty() {
+            findings.add(node.place, &path, "needs \"after\" and \"groups\"");
+        }
+        Some(Escalation { after_ms: after_ms?, groups })
+    });
+    let expires = fields.get("expires").and_then(|(node, path)| {
+        let fields = findings.fields(node, &path, &["after", "to"]);
+        let after_ms = fields.read("after", |node, path| findings.duration(node, path));
+        let to = names.target(findings, &fields, "to");
+        if after_ms.is_none() || to.is_none() {
+            findings.add(node.place, &path, "needs \"after\" and \"to\"");
+        }
+        Some(Expiry { after_ms: after_ms?, to: to? })
+    });
+    Some(ApprovalRule {
+        subject: fields.read("subject", |node, path| findings.template(node, path))?,
+        quorum: fields.read("quorum", |node, path| findings.whole_number(node, path, 1)).unwrap_or(1),
+        allow_creator: fields.read("self", |node, path| findings.flag(node, path)).unwrap_or_default(),
+        groups: texts(findings, &fields, "groups"),
+        remind_ms: remind_ms.unwrap_or_default(),
+        escalate,
+        expires,
+    })
+}
+
+fn texts(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Vec<String> {
+    let Some((node, path)) = fields.get(key) else { return Vec::new() };
+    let items = findings.items(node);
+    items.iter().filter_map(|item| findings.text(item, &path)).collect()
+}

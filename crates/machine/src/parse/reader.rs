@@ -1,0 +1,187 @@
+//! Reads the values of a definition and collects everything that is wrong with them.
+
+use crate::{
+    Expression, Finding, Template,
+    node::{Entry, Node, NodeValue, Place},
+};
+
+/// Collects findings while a definition is read, so that all of them are reported at once.
+#[derive(Default)]
+pub(super) struct Findings(pub Vec<Finding>);
+
+impl Findings {
+    pub fn add(&mut self, place: Place, path: &str, message: impl Into<String>) {
+        self.0.push(Finding::new(place, path, message));
+    }
+
+    fn expected(&mut self, node: &Node, path: &str, expected: &str) {
+        self.add(node.place, path, format!("must be {expected}, is {}", node.kind()));
+    }
+
+    /// Opens a map whose keys are known.
+    pub fn fields<'a>(&mut self, node: &'a Node, path: &str, known: &[&str]) -> Fields<'a> {
+        let entries = self.entries(node, path);
+        for entry in entries {
+            if !known.contains(&entry.key.as_str()) {
+                let message = format!("unknown key \"{}\"; known are {}", entry.key, known.join(", "));
+                self.add(entry.place, path, message);
+            }
+        }
+        Fields { place: node.place, path: path.to_owned(), entries }
+    }
+
+    /// Returns the entries of a map with any keys.
+    pub fn entries<'a>(&mut self, node: &'a Node, path: &str) -> &'a [Entry] {
+        match &node.value {
+            NodeValue::Map(entries) => entries,
+            NodeValue::Null => &[],
+            _ => {
+                self.expected(node, path, "a map");
+                &[]
+            }
+        }
+    }
+
+    /// Returns the items of a list, or the value itself where one may be written without brackets.
+    pub fn items<'a>(&mut self, node: &'a Node) -> &'a [Node] {
+        match &node.value {
+            NodeValue::List(items) => items,
+            NodeValue::Null => &[],
+            _ => std::slice::from_ref(node),
+        }
+    }
+
+    pub fn text(&mut self, node: &Node, path: &str) -> Option<String> {
+        match &node.value {
+            NodeValue::Text(text) => Some(text.clone()),
+            _ => {
+                self.expected(node, path, "text");
+                None
+            }
+        }
+    }
+
+    /// Reads a name: letters, digits, `_`, `-` and `.`, at most 100 characters.
+    pub fn name(&mut self, text: &str, place: Place, path: &str) -> Option<String> {
+        let valid = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '.');
+        if text.is_empty() || text.chars().count() > 100 || !text.chars().all(valid) {
+            let message = format!("\"{}\" is not a name: use 1 to 100 letters, digits, _, - or .", text.escape_debug());
+            self.add(place, path, message);
+            return None;
+        }
+        Some(text.to_owned())
+    }
+
+    pub fn flag(&mut self, node: &Node, path: &str) -> Option<bool> {
+        match node.value {
+            NodeValue::Bool(value) => Some(value),
+            _ => {
+                self.expected(node, path, "true or false");
+                None
+            }
+        }
+    }
+
+    pub fn whole_number(&mut self, node: &Node, path: &str, least: u64) -> Option<u32> {
+        let number = match &node.value {
+            NodeValue::Number(number) => number.as_u64().and_then(|number| u32::try_from(number).ok()),
+            _ => None,
+        };
+        if number.is_none_or(|number| u64::from(number) < least) {
+            self.expected(node, path, &format!("a whole number from {least}"));
+            return None;
+        }
+        number
+    }
+
+    /// Reads a duration such as `5m`, in milliseconds.
+    pub fn duration(&mut self, node: &Node, path: &str) -> Option<i64> {
+        let duration = match &node.value {
+            NodeValue::Text(text) => faena_domain::parse_duration(text),
+            _ => None,
+        };
+        let ms = duration.and_then(|duration| i64::try_from(duration.as_millis()).ok()).filter(|ms| *ms > 0);
+        if ms.is_none() {
+            self.add(node.place, path, "must be a duration like 90s, 5m, 1h30m or 7d");
+        }
+        ms
+    }
+
+    /// Reads a size such as `256KiB`, in bytes.
+    pub fn size(&mut self, node: &Node, path: &str) -> Option<usize> {
+        let size = match &node.value {
+            NodeValue::Number(number) => number.as_u64(),
+            NodeValue::Text(text) => {
+                let digits = text.trim_end_matches(|character: char| !character.is_ascii_digit());
+                let factor = match text[digits.len()..].trim() {
+                    "" | "B" => Some(1),
+                    "KiB" => Some(1 << 10),
+                    "MiB" => Some(1 << 20),
+                    _ => None,
+                };
+                factor.zip(digits.parse::<u64>().ok()).and_then(|(factor, number)| number.checked_mul(factor))
+            }
+            _ => None,
+        };
+        let size = size.filter(|size| (1..=16 << 20).contains(size));
+        if size.is_none() {
+            self.add(node.place, path, "must be a size like 64KiB or 2MiB, at most 16MiB");
+        }
+        size.and_then(|size| usize::try_from(size).ok())
+    }
+
+    pub fn expression(&mut self, node: &Node, path: &str) -> Option<Expression> {
+        let source = match &node.value {
+            NodeValue::Text(text) => text.clone(),
+            NodeValue::Bool(value) => value.to_string(),
+            _ => {
+                self.expected(node, path, "an expression");
+                return None;
+            }
+        };
+        Expression::compile(&source).map_err(|error| self.add(node.place, path, error)).ok()
+    }
+
+    /// Reads a value whose texts are expressions.
+    pub fn template(&mut self, node: &Node, path: &str) -> Option<Template> {
+        match &node.value {
+            NodeValue::Text(_) => self.expression(node, path).map(Template::Expression),
+            NodeValue::List(items) => {
+                let items: Vec<_> = items.iter().map(|item| self.template(item, path)).collect();
+                items.into_iter().collect::<Option<_>>().map(Template::List)
+            }
+            NodeValue::Map(entries) => {
+                let values: Vec<_> = entries
+                    .iter()
+                    .map(|entry| Some((entry.key.clone(), self.template(&entry.value, &join(path, &entry.key))?)))
+                    .collect();
+                values.into_iter().collect::<Option<_>>().map(Template::Map)
+            }
+            _ => Some(Template::Constant(node.to_json())),
+        }
+    }
+}
+
+/// The entries of a map with known keys.
+pub(super) struct Fields<'a> {
+    pub place: Place,
+    pub path: String,
+    entries: &'a [Entry],
+}
+
+impl<'a> Fields<'a> {
+    /// Returns the value of a key and its path. An empty value counts as missing.
+    pub fn get(&self, key: &str) -> Option<(&'a Node, String)> {
+        let entry = self.entries.iter().find(|entry| entry.key == key)?;
+        (entry.value.value != NodeValue::Null).then(|| (&entry.value, join(&self.path, key)))
+    }
+
+    /// Reads the value of a key, if there is one.
+    pub fn read<T>(&self, key: &str, read: impl FnOnce(&'a Node, &str) -> Option<T>) -> Option<T> {
+        self.get(key).and_then(|(node, path)| read(node, &path))
+    }
+}
+
+pub(super) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}

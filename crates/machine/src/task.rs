@@ -1,0 +1,258 @@
+//! A task: one run of a machine, with everything that the next step needs to know.
+
+use std::collections::BTreeMap;
+
+use faena_domain::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::definition::{Definition, Ending};
+
+/// The stored state of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Task {
+    pub id: String,
+    pub created_at: Timestamp,
+    pub created_by: String,
+    pub status: Status,
+    /// Why Faena ended the task, if no state of its machine did.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub fault: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub paused_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ended_at: Option<Timestamp>,
+    /// The task's data, always an object.
+    pub data: Value,
+    /// The active states, the outermost first.
+    pub active: Vec<Active>,
+    /// Number of states entered so far.
+    pub epoch: u64,
+    /// Number of transitions so far.
+    pub transitions: u32,
+    /// Number of the last record of the history.
+    pub sequence: u64,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub counters: BTreeMap<String, u32>,
+    pub timers: Vec<Timer>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub approval: Option<Approval>,
+    /// When the last message about this task arrived.
+    pub last_seen: Timestamp,
+    /// When progress last changed.
+    pub progress_at: Timestamp,
+    #[serde(skip_serializing_if = "Value::is_null", default)]
+    pub progress: Value,
+    /// Events that no state has handled yet, in the order of their arrival.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub deferred: Vec<Event>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    Running,
+    Paused,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+impl Status {
+    pub fn has_ended(self) -> bool {
+        matches!(self, Status::Completed | Status::Failed | Status::Cancelled)
+    }
+}
+
+impl From<Ending> for Status {
+    fn from(ending: Ending) -> Status {
+        match ending {
+            Ending::Success => Status::Completed,
+            Ending::Failure => Status::Failed,
+            Ending::Cancelled => Status::Cancelled,
+        }
+    }
+}
+
+/// A state that the task is in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Active {
+    pub state: String,
+    /// The task's epoch when this state was entered. It identifies this stay in the state.
+    pub epoch: u64,
+    pub since: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Timer {
+    pub kind: TimerKind,
+    /// The state that the timer belongs to. A timer of the whole task has none.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub state: String,
+    pub due: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum TimerKind {
+    Silence,
+    NoProgress,
+    Total,
+    Lifetime,
+    Poll,
+    /// A timer of the definition.
+    Named(String),
+    Remind,
+    Escalate,
+    Expire,
+}
+
+/// An open approval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Approval {
+    pub state: String,
+    pub epoch: u64,
+    pub since: Timestamp,
+    /// SHA-256 of the subject, in hexadecimal.
+    pub hash: String,
+    pub subject: Value,
+    pub quorum: u32,
+    /// Groups that may decide. Empty: everyone with write access.
+    pub groups: Vec<String>,
+    pub decisions: Vec<Decision>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Decision {
+    pub actor: String,
+    pub approve: bool,
+    pub at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comment: Option<String>,
+}
+
+/// Something that happened and that a task receives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Event {
+    /// Identifies the event, so that it is applied once. Events that Faena creates have none.
+    pub id: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub payload: Value,
+    /// Who sent it.
+    pub actor: String,
+    /// The groups of the sender.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub groups: Vec<String>,
+    pub at: Timestamp,
+}
+
+/// A line of a task's history.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    pub sequence: u64,
+    pub at: Timestamp,
+    pub event: String,
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub event_id: String,
+    pub actor: String,
+    pub outcome: Outcome,
+    pub from: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub to: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub actions: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+}
+
+/// What an event did to a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    Applied,
+    /// Kept until a state handles it.
+    Deferred,
+    Ignored,
+    /// It belongs to an earlier stay in a state.
+    Stale,
+    /// Refused in this state: it changed nothing.
+    Rejected,
+    /// Not an event of the machine, or a payload that does not fit: it changed nothing.
+    Invalid,
+}
+
+/// Something to do outside of the task, in the same transaction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Publishes an event of the machine.
+    Emit { event: String, payload: Value },
+    /// Submits a job whose end returns to this stay in the state.
+    Job(JobRequest),
+    /// Publishes an event of Faena about the task.
+    Notice { event: &'static str, data: Value },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobRequest {
+    pub name: String,
+    pub state: String,
+    pub epoch: u64,
+    pub job_type: String,
+    pub payload: Value,
+    pub options: serde_json::Map<String, Value>,
+}
+
+impl Task {
+    /// Returns the path of the active states, joined by dots.
+    pub fn state(&self) -> String {
+        self.active.iter().map(|active| active.state.as_str()).collect::<Vec<_>>().join(".")
+    }
+
+    /// Returns when this task needs a step without an event.
+    pub fn due(&self) -> Option<Timestamp> {
+        if self.status != Status::Running {
+            return None;
+        }
+        self.timers.iter().map(|timer| timer.due).min()
+    }
+
+    pub(crate) fn is_active(&self, state: &str, epoch: u64) -> bool {
+        self.active.iter().any(|active| active.state == state && active.epoch == epoch)
+    }
+
+    /// Returns a new task before its first state.
+    pub(crate) fn new(id: String, actor: String, data: Value, definition: &Definition, now: Timestamp) -> Task {
+        let lifetime =
+            Timer { kind: TimerKind::Lifetime, state: String::new(), due: now.plus_ms(definition.limits.lifetime_ms) };
+        Task {
+            id,
+            created_at: now,
+            created_by: actor,
+            status: Status::Running,
+            fault: None,
+            paused_at: None,
+            ended_at: None,
+            data,
+            active: Vec::new(),
+            epoch: 0,
+            transitions: 0,
+            sequence: 0,
+            counters: BTreeMap::new(),
+            timers: vec![lifetime],
+            approval: None,
+            last_seen: now,
+            progress_at: now,
+            progress: Value::Null,
+            deferred: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Definitions, their faults, and what events do to tasks.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod approvals;
+mod coding_task;
+mod definitions;
+mod diagrams;
+mod properties;
+mod states;
+mod support;
+mod timers;
