@@ -1,0 +1,133 @@
+//! What one caller may do.
+
+use std::sync::Arc;
+
+use faena_domain::{ApiKey, ApiKeyId, KeyScope};
+
+/// Identity and permissions of one caller.
+#[derive(Clone, Debug)]
+pub struct Access {
+    actor: Arc<str>,
+    key: Option<ApiKeyId>,
+    scopes: Arc<[KeyScope]>,
+    /// `None`: all queues.
+    queues: Option<Arc<[String]>>,
+    is_own_worker: bool,
+}
+
+/// Why a caller is rejected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AccessError {
+    /// It is not known who is calling: 401.
+    Unauthorized(&'static str),
+    /// The caller is known and may not do this: 403.
+    Forbidden(String),
+}
+
+impl Access {
+    /// Full access, for callers that need no key.
+    pub fn full(actor: &str) -> Access {
+        Access { actor: actor.into(), key: None, scopes: [KeyScope::Admin].into(), queues: None, is_own_worker: false }
+    }
+
+    /// Access of a person whom a reverse proxy has authenticated.
+    pub fn of_person(name: &str) -> Access {
+        Access::full(&format!("user {name}"))
+    }
+
+    /// Access of a worker process that this server has started.
+    pub fn of_own_worker() -> Access {
+        Access { actor: "pool".into(), key: None, scopes: [KeyScope::Worker].into(), queues: None, is_own_worker: true }
+    }
+
+    pub fn of_key(key: &ApiKey) -> Access {
+        Access {
+            actor: format!("key {} ({})", key.name, key.lookup).into(),
+            key: Some(key.id),
+            scopes: key.scopes.as_slice().into(),
+            queues: key.queues.as_deref().map(Into::into),
+            is_own_worker: false,
+        }
+    }
+
+    /// Returns the name for the audit log.
+    pub fn actor(&self) -> &str {
+        &self.actor
+    }
+
+    pub fn key(&self) -> Option<ApiKeyId> {
+        self.key
+    }
+
+    /// Returns whether the caller is a worker process that this server has started.
+    pub fn is_own_worker(&self) -> bool {
+        self.is_own_worker
+    }
+
+    /// Returns the queues that the caller is restricted to. `None`: all queues.
+    pub fn queues(&self) -> Option<&[String]> {
+        self.queues.as_deref()
+    }
+
+    pub fn includes_queue(&self, queue: &str) -> bool {
+        self.queues.as_ref().is_none_or(|queues| queues.iter().any(|name| name == queue))
+    }
+
+    /// Checks that the caller has the scope that a route needs.
+    pub fn require(&self, needed: KeyScope) -> Result<(), AccessError> {
+        if self.scopes.iter().any(|scope| scope.includes(needed)) {
+            Ok(())
+        } else {
+            Err(AccessError::Forbidden(format!("this API key needs the scope \"{needed}\"")))
+        }
+    }
+
+    /// Checks that the caller may use a queue.
+    pub fn require_queue(&self, queue: &str) -> Result<(), AccessError> {
+        if self.includes_queue(queue) {
+            Ok(())
+        } else {
+            Err(AccessError::Forbidden(format!("this API key is restricted to other queues than \"{queue}\"")))
+        }
+    }
+
+    /// Checks that the caller is not restricted to some queues, for actions on the whole system.
+    pub fn require_all_queues(&self) -> Result<(), AccessError> {
+        match &self.queues {
+            None => Ok(()),
+            Some(_) => Err(AccessError::Forbidden("this API key is restricted to some queues".into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use faena_domain::{ApiKeyText, NewApiKey, StoredApiKey, Timestamp};
+
+    use super::*;
+
+    fn key(scopes: &[KeyScope], queues: Option<&[&str]>) -> Access {
+        let queues = queues.map(|names| names.iter().map(|name| (*name).into()).collect());
+        let new = NewApiKey { name: "ci".into(), scopes: scopes.to_vec(), queues, expires_at: None };
+        let text = ApiKeyText::from_random([1; 12], [2; 43]);
+        Access::of_key(&StoredApiKey::new(new, &text, "ana", Timestamp::from_ms(0)).key)
+    }
+
+    #[test]
+    fn a_missing_scope_is_named() {
+        let read = key(&[KeyScope::Read], None);
+        assert_eq!(read.require(KeyScope::Read), Ok(()));
+        let error = read.require(KeyScope::Write);
+        assert_eq!(error, Err(AccessError::Forbidden("this API key needs the scope \"write\"".into())));
+        assert_eq!(read.actor(), "key ci (bbbbbbbbbbbb)");
+    }
+
+    #[test]
+    fn a_restricted_key_has_its_queues_only() {
+        let mail = key(&[KeyScope::Write], Some(&["mail"]));
+        assert!(mail.require_queue("mail").is_ok() && mail.require_queue("Mail").is_err());
+        assert!(mail.require_all_queues().is_err());
+        let all = key(&[KeyScope::Write], None);
+        assert!(all.require_queue("anything").is_ok() && all.require_all_queues().is_ok());
+    }
+}
