@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use faena_domain::{JobId, Progress, Run, Timestamp};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -47,6 +48,9 @@ pub struct WorkerFrame<'a> {
     /// `log`
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub message: Option<Cow<'a, str>>,
+    /// `log`: name of the entry in the job's execution log, if it is not `message`.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub event: Option<Cow<'a, str>>,
     /// `step`, `complete`: any JSON.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub result: Option<&'a RawValue>,
@@ -64,7 +68,7 @@ pub struct WorkerFrame<'a> {
 
 impl WorkerFrame<'_> {
     /// Names of all fields in JSON.
-    pub const FIELDS: [&'static str; 18] = [
+    pub const FIELDS: [&'static str; 19] = [
         "type",
         "workerId",
         "name",
@@ -78,6 +82,7 @@ impl WorkerFrame<'_> {
         "run",
         "progress",
         "message",
+        "event",
         "result",
         "totalSteps",
         "error",
@@ -144,7 +149,7 @@ pub struct FrameError<'a> {
 }
 
 /// A job to run, on a WebSocket and in the response to a claim.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobFrame<'a> {
     pub id: JobId,
@@ -157,6 +162,8 @@ pub struct JobFrame<'a> {
     #[serde(borrow)]
     pub payload: &'a RawValue,
     pub run: Run,
+    /// Which attempt of the job this run is: 1 for the first.
+    pub attempt: u32,
     pub retry_count: u32,
     pub max_retries: u32,
     #[serde(borrow)]
@@ -175,8 +182,35 @@ pub struct JobFrame<'a> {
     pub steps: Vec<StepFrame<'a>>,
 }
 
+/// Response to a claim.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Claimed<'a> {
+    #[serde(borrow)]
+    pub jobs: Vec<JobFrame<'a>>,
+    #[serde(flatten)]
+    pub notices: WorkerNotices,
+}
+
+/// Response to a heartbeat, and part of that to a claim.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct WorkerNotices {
+    /// Jobs to stop.
+    pub cancel: Vec<JobToStop>,
+    /// Whether the worker receives no further jobs.
+    pub drain: bool,
+}
+
+/// A job that its worker has to stop.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobToStop {
+    pub job_id: JobId,
+    pub run: Run,
+    pub reason: String,
+}
+
 /// A completed step.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StepFrame<'a> {
     #[serde(borrow)]
     pub name: Cow<'a, str>,
@@ -207,6 +241,7 @@ mod tests {
             run: Some(1),
             progress: Some(Progress::default()),
             message: Some("".into()),
+            event: Some("".into()),
             result: Some(&raw),
             total_steps: Some(1),
             error: Some(&raw),

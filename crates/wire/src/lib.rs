@@ -1,6 +1,7 @@
 //! Types of the messages between Faena and its callers: HTTP bodies, WebSocket frames and the gRPC protocol. No logic.
 
 pub mod frames;
+pub mod metrics;
 
 /// Messages and services of `proto/faena/v1`.
 #[cfg(feature = "grpc")]
@@ -12,24 +13,25 @@ pub mod v1 {
     pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
 }
 
-use std::collections::BTreeMap;
-
 use faena_domain::{
-    AuditRow, BulkId, Fairness, FieldError, JobId, JobState, JobView, Pause, Rate, ScheduleId, Timestamp, WebhookId,
-    WebhookView, WorkerView,
+    ApiKey, AuditRow, BulkId, ErrorCode, ErrorReason, Fairness, FieldError, JobId, JobState, JobView, Pause, Priority,
+    Rate, ScheduleId, Timestamp, WebhookView, WorkerView,
     schedule::{ScheduleView, ScheduledRun, TickRow},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 /// Body of every error response.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     pub error: ErrorInfo,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ErrorInfo {
+    #[schemars(with = "ErrorCode")]
     pub code: String,
     pub message: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -38,7 +40,7 @@ pub struct ErrorInfo {
 }
 
 /// Response of `POST /api/v1/jobs`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Created {
     pub id: JobId,
@@ -48,57 +50,175 @@ pub struct Created {
 }
 
 /// Response of `POST /api/v1/jobs/batch`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CreatedBatch {
     pub ids: Vec<JobId>,
 }
 
-/// Response of `GET /api/v1/jobs`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What a page of a list says about itself and the whole list, in the body and in headers.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct JobList {
-    pub jobs: Vec<JobView>,
+pub struct PageInfo {
     pub total: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub page: Option<u64>,
-    pub limit: u64,
-    /// Value of `cursor` for the next page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<JobId>,
-}
-
-/// Response of `GET /api/v1/dead-letter`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DeadLetterList {
-    pub data: Vec<JobView>,
-    pub total: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_true")]
+    pub total_is_exact: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<u64>,
     pub limit: u64,
     pub total_pages: u64,
-    /// Value of `cursor` for the next page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<JobId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_partial: bool,
+    #[serde(skip_serializing_if = "is_true")]
+    pub sort_is_exact: bool,
+}
+
+/// Defines the response of a list: its entries and information about the page.
+macro_rules! list {
+    ($(#[$meta:meta])* $name:ident { $field:ident: $entry:ty }) => {
+        $(#[$meta])*
+        #[serde(rename_all = "camelCase")]
+        pub struct $name {
+            pub $field: Vec<$entry>,
+            pub total: u64,
+            /// `false` if `total` is a lower bound: counting all entries would take too long.
+            #[serde(default = "yes", skip_serializing_if = "is_true")]
+            pub total_is_exact: bool,
+            /// Absent if the page was chosen by `cursor`.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub page: Option<u64>,
+            pub limit: u64,
+            /// Number of pages that `page` can reach.
+            pub total_pages: u64,
+            /// Value of `cursor` for the next page.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub next_cursor: Option<String>,
+            /// Whether the search stopped at its bound before the page was full; `nextCursor` continues it.
+            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+            pub is_partial: bool,
+            /// `false` if only the newest entries were sorted.
+            #[serde(default = "yes", skip_serializing_if = "is_true")]
+            pub sort_is_exact: bool,
+        }
+
+        impl $name {
+            pub fn new($field: Vec<$entry>, page_info: PageInfo) -> $name {
+                let PageInfo { total, total_is_exact, page, limit, total_pages, next_cursor, .. } = page_info;
+                let PageInfo { is_partial, sort_is_exact, .. } = page_info;
+                $name {
+                    $field,
+                    total,
+                    total_is_exact,
+                    page,
+                    limit,
+                    total_pages,
+                    next_cursor,
+                    is_partial,
+                    sort_is_exact,
+                }
+            }
+        }
+    };
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(flag: &bool) -> bool {
+    *flag
+}
+
+list! {
+    /// Response of `GET /api/v1/jobs`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    JobList { jobs: JobView }
+}
+
+list! {
+    /// Response of `GET /api/v1/dead-letter`.
+    #[derive(Clone, Debug, Serialize, JsonSchema)]
+    DeadLetterList { data: DeadLetterView }
+}
+
+/// A dead-lettered job, with its fields under the names of the task-scheduler API too.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeadLetterView {
+    #[serde(flatten)]
+    pub job: JobView,
+    pub original_job_id: JobId,
+    pub job_name: String,
+    pub job_type: String,
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    pub job_payload: Box<RawValue>,
+    pub job_priority: Priority,
+    /// The same as `error`; the `errorReason` if the job has no error text.
+    pub failure_reason: Option<String>,
+    /// Attempts that failed.
+    pub failure_count: u32,
+    pub last_error: Option<String>,
+    pub failed_at: Option<Timestamp>,
+    pub original_created_at: Timestamp,
+}
+
+impl DeadLetterView {
+    pub fn new(job: JobView) -> DeadLetterView {
+        // Such a job has failed only in its earlier attempts.
+        let ended_without_run = matches!(job.error_reason, Some(ErrorReason::Expired | ErrorReason::NoHandler));
+        DeadLetterView {
+            original_job_id: job.id,
+            job_name: job.name.clone(),
+            job_type: job.kind.clone(),
+            job_payload: job.payload.clone(),
+            job_priority: job.priority,
+            failure_reason: job.error.clone().or(job.error_reason.map(|reason| reason.as_str().to_owned())),
+            failure_count: job.retry_count + u32::from(!ended_without_run),
+            last_error: job.error.clone(),
+            failed_at: job.completed_at,
+            original_created_at: job.created_at,
+            job,
+        }
+    }
 }
 
 /// Response of `GET /api/v1/dead-letter/stats`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterStats {
     pub total: u64,
-    pub by_type: BTreeMap<String, u64>,
-    pub by_queue: BTreeMap<String, u64>,
-    /// Counts among the newest dead letters only; `reasons_of` says how many those are.
-    pub by_reason: BTreeMap<String, u64>,
-    pub reasons_of: u64,
+    pub by_type: Vec<TypeCount>,
+    pub by_queue: Vec<QueueCount>,
+    /// Counts among the newest dead letters only; `reasonSampleSize` says how many those are.
+    pub by_reason: Vec<ReasonCount>,
+    pub reason_sample_size: u64,
     /// When the oldest and the newest dead letter were created.
     pub oldest: Option<Timestamp>,
     pub newest: Option<Timestamp>,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TypeCount {
+    pub job_type: String,
+    pub count: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct QueueCount {
+    pub queue: String,
+    pub count: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ReasonCount {
+    pub reason: String,
+    pub count: u64,
+}
+
 /// Response to a bulk action.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BulkResponse {
     /// Id under `/api/v1/bulk`; absent if there was nothing to do.
@@ -122,7 +242,7 @@ pub struct BulkResponse {
 }
 
 /// Job that a bulk action matches.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct BulkExample {
     pub id: JobId,
     #[serde(rename = "type")]
@@ -134,10 +254,11 @@ pub struct BulkExample {
 }
 
 /// A bulk action and its progress.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BulkView {
     pub id: BulkId,
+    #[schemars(extend("enum" = ["cancel", "retry", "delete"]))]
     pub action: String,
     pub filter: serde_json::Value,
     pub actor: String,
@@ -154,28 +275,41 @@ pub struct BulkView {
     pub error: Option<String>,
 }
 
-/// Response of `GET /api/v1/bulk`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BulkList {
-    pub actions: Vec<BulkView>,
+list! {
+    /// Response of `GET /api/v1/bulk`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    BulkList { actions: BulkView }
 }
 
-/// Response of `GET /api/v1/audit`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AuditList {
-    pub entries: Vec<AuditRow>,
-    /// Value of `before` for the next page.
-    pub next: Option<i64>,
+list! {
+    /// Response of `GET /api/v1/api-keys`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    ApiKeyList { api_keys: ApiKey }
 }
 
-/// Response of `GET /api/v1/queues`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct QueueList {
-    pub queues: Vec<QueueView>,
+/// Response of `POST /api/v1/api-keys` and of a rotation. No other response contains the key itself.
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShownApiKey {
+    pub key: String,
+    #[serde(flatten)]
+    pub details: ApiKey,
+}
+
+list! {
+    /// Response of `GET /api/v1/audit`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    AuditList { entries: AuditRow }
+}
+
+list! {
+    /// Response of `GET /api/v1/queues`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    QueueList { queues: QueueView }
 }
 
 /// A queue.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueView {
     pub name: String,
@@ -197,7 +331,7 @@ pub struct QueueView {
 }
 
 /// Ready jobs of a queue by priority.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Depth {
     #[serde(rename = "CRITICAL")]
     pub critical: u64,
@@ -210,22 +344,23 @@ pub struct Depth {
     pub total: u64,
 }
 
-/// Response of `GET /api/v1/limits`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LimitList {
-    pub limits: Vec<LimitView>,
+list! {
+    /// Response of `GET /api/v1/limits`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    LimitList { limits: LimitView }
 }
 
 /// A limit on concurrency or rate.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitView {
-    /// `system`, `queue`, `type` or `key`.
+    #[schemars(extend("enum" = ["system", "queue", "type", "key"]))]
     pub scope: String,
     pub name: Option<String>,
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
-    /// `config` or `api`.
+    /// Where it was set.
+    #[schemars(extend("enum" = ["config", "api"]))]
     pub origin: String,
     pub changed_at: Timestamp,
     pub changed_by: String,
@@ -240,7 +375,7 @@ pub struct LimitView {
 }
 
 /// Response to cancelling or retrying a job.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Changed {
     pub id: JobId,
@@ -252,54 +387,46 @@ pub struct Changed {
     pub cancel_requested: bool,
 }
 
-/// Response of `GET /api/v1/workers`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WorkerList {
-    pub workers: Vec<WorkerView>,
-    pub total: u64,
+list! {
+    /// Response of `GET /api/v1/workers`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    WorkerList { workers: WorkerView }
 }
 
-/// Response of `GET /api/v1/webhooks`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WebhookList {
-    pub webhooks: Vec<WebhookView>,
-    pub limit: u64,
-    /// Value of `cursor` for the next page.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<WebhookId>,
+list! {
+    /// Response of `GET /api/v1/webhooks`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    WebhookList { webhooks: WebhookView }
 }
 
 /// Response of `POST /api/v1/schedules`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CreatedSchedule {
     pub id: ScheduleId,
     pub name: String,
-    /// `None` if the schedule is not active.
+    /// `null` if the schedule is not active.
     pub next_run_at: Option<Timestamp>,
 }
 
-/// Response of `GET /api/v1/schedules`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ScheduleList {
-    pub schedules: Vec<ScheduleView>,
-    pub total: u64,
-    pub page: u64,
-    pub limit: u64,
+list! {
+    /// Response of `GET /api/v1/schedules`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    ScheduleList { schedules: ScheduleView }
 }
 
-/// Response of `GET /api/v1/schedules/:id/preview`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Response of `GET /api/v1/schedules/:id/preview` and `…/next-runs`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub struct RunList {
-    pub runs: Vec<ScheduledRun>,
+    pub next_runs: Vec<ScheduledRun>,
     pub timezone: String,
     /// Timing in words.
     pub explanation: String,
 }
 
 /// Response of `POST /api/v1/schedules/validate` for a valid schedule.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ValidSchedule {
     pub valid: bool,
@@ -308,21 +435,21 @@ pub struct ValidSchedule {
     pub next_runs: Vec<ScheduledRun>,
 }
 
-/// Response of `GET /api/v1/schedules/:id/ticks`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TickList {
-    pub ticks: Vec<TickRow>,
+list! {
+    /// Response of `GET /api/v1/schedules/:id/ticks`.
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    TickList { ticks: TickRow }
 }
 
 /// Response of `POST /api/v1/schedules/:id/trigger`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Triggered {
     pub job_id: JobId,
 }
 
 /// Response of `POST /api/v1/workers/register`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Registered {
     pub worker_id: String,
@@ -330,21 +457,34 @@ pub struct Registered {
     pub resumed: bool,
 }
 
+/// Response to a report of a worker.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Reported {
+    pub ok: bool,
+}
+
+/// Response of `/health/live`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Alive {
+    #[schemars(extend("const" = "ok"))]
+    pub status: String,
+}
+
 /// Response of actions that return nothing else.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Success {
     pub success: bool,
 }
 
 /// Response of `/health/ready`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Ready {
     pub status: Health,
     pub checks: Checks,
 }
 
 /// Result of a health check.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     Healthy,
@@ -352,14 +492,20 @@ pub enum Health {
     Unhealthy,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Checks {
     pub database: DatabaseCheck,
     pub workers: WorkersCheck,
     pub loops: Vec<LoopCheck>,
+    /// The sources and inboxes of the node that answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<InputCheck>,
+    /// The sinks of the node that answers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sinks: Vec<InputCheck>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DatabaseCheck {
     pub status: Health,
@@ -369,7 +515,7 @@ pub struct DatabaseCheck {
     pub error: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkersCheck {
     pub status: Health,
@@ -378,13 +524,26 @@ pub struct WorkersCheck {
     pub message: Option<String>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoopCheck {
     pub name: String,
     pub status: Health,
     pub last_beat_at: Option<Timestamp>,
     pub handled: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Health of a source, inbox or sink.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InputCheck {
+    /// `source:…`, `inbox:…` or `sink:…`.
+    pub name: String,
+    pub status: Health,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_since: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
