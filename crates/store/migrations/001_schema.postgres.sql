@@ -39,13 +39,13 @@ CREATE TABLE faena.job (
 CREATE INDEX job_correlation ON faena.job (correlation) WHERE correlation IS NOT NULL;
 
 -- Jobs that a worker may claim. The primary key is the claim order.
--- start_first: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
+-- must_record_start: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
 CREATE TABLE faena.ready (
     lane        integer NOT NULL,
     ready_at    bigint NOT NULL,
     id          uuid NOT NULL,
     retry_count smallint NOT NULL,
-    start_first boolean NOT NULL,
+    must_record_start boolean NOT NULL,
     key         bigint,
     PRIMARY KEY (lane, ready_at, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0,
@@ -68,7 +68,7 @@ CREATE INDEX waiting_due ON faena.waiting (due_at, id);
 
 -- One row per claim: the jobs that one worker received under one run number. Deleting the row fences off late reports.
 -- owner: a node or a worker. retries: the retry count of each job; absent if all are 0.
--- strict: one of its jobs did not simply complete, so further reports are checked one by one.
+-- check_each: one of its jobs did not simply complete, so further reports are checked one by one.
 CREATE TABLE faena.claim (
     run            bigint PRIMARY KEY,
     owner          uuid NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE faena.claim (
     first_ready_at bigint NOT NULL,
     ids            uuid[] NOT NULL,
     retries        smallint[],
-    strict         boolean NOT NULL DEFAULT false
+    check_each     boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 -- Ids do not compress; trying to costs time at every claim.
 ALTER TABLE faena.claim ALTER COLUMN ids SET STORAGE EXTERNAL;
@@ -95,9 +95,15 @@ CREATE TABLE faena.running (
     retry_count smallint NOT NULL,
     ready_at    bigint NOT NULL,
     started_at  bigint NOT NULL,
-    updated_at  bigint NOT NULL,
-    progress    text
+    updated_at  bigint NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+-- The last progress of a job, in whatever state the job is. run: the run that reported it. progress: JSON.
+CREATE TABLE faena.progress (
+    id       uuid PRIMARY KEY,
+    run      bigint NOT NULL,
+    progress text NOT NULL
+) WITH (fillfactor = 70);
 
 -- Completed jobs, with the log of their last run. Daily partitions are created ahead; rows without one go to the default partition.
 CREATE TABLE faena.done (
@@ -166,13 +172,15 @@ CREATE TABLE faena.step (
     PRIMARY KEY (id, name)
 );
 
--- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule.
+-- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type.
 CREATE TABLE faena.label (
     kind  smallint NOT NULL,
     value text NOT NULL,
     id    uuid NOT NULL,
     PRIMARY KEY (kind, value, id)
 );
+-- A search through names reads the newest ones.
+CREATE INDEX label_name ON faena.label (id) WHERE kind = {NAME_LABEL};
 
 -- Keys that name at most one job each. kind: {IDEMPOTENCY_KEY} idempotency key, {UNIQUE_KEY} unique key (until the job has finished).
 CREATE TABLE faena.job_key (
@@ -217,6 +225,35 @@ CREATE TABLE faena.counter (
 -- The number of jobs in flight per lane. A count changes no indexed column, so updates stay cheap.
 CREATE INDEX counter_in_flight ON faena.counter (lane) WHERE tally = {TALLY_IN_FLIGHT};
 
+-- ------------------------------------------------------------------------------------------------------------------------- history
+
+-- What happened to the jobs of a queue in an hour or a day. period: 0 hour, 1 day (UTC). measure: see HistoryMeasure in src/history.rs.
+-- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
+CREATE TABLE faena.history (
+    period    smallint NOT NULL,
+    starts_at bigint NOT NULL,
+    queue     text NOT NULL,
+    measure   smallint NOT NULL,
+    bucket    smallint NOT NULL,
+    n         bigint NOT NULL,
+    PRIMARY KEY (period, starts_at, queue, measure, bucket)
+) WITH (fillfactor = 70);
+
+-- How much of the counters of a lane is in the history.
+CREATE TABLE faena.history_mark (
+    lane    integer NOT NULL,
+    measure smallint NOT NULL,
+    n       bigint NOT NULL,
+    PRIMARY KEY (lane, measure)
+) WITH (fillfactor = 50);
+
+-- The node whose /metrics has the figures of the whole database: one row.
+CREATE TABLE faena.metrics_lease (
+    id    smallint PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    node  uuid NOT NULL,
+    until bigint NOT NULL
+) WITH (fillfactor = 50);
+
 -- --------------------------------------------------------------------------------------------------------------- nodes and workers
 
 -- Server processes that are alive.
@@ -224,14 +261,15 @@ CREATE TABLE faena.node (
     id          uuid PRIMARY KEY,
     name        text NOT NULL,
     started_at  bigint NOT NULL,
-    lease_until bigint NOT NULL
+    lease_until bigint NOT NULL,
+    inputs      text NOT NULL DEFAULT '[]'
 ) WITH (fillfactor = 50);
 
 -- One row per registration of a worker. Only one registration per key is alive.
 -- key: the name the worker gave itself. kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
 -- node: the server it is connected to. session: grows with each connection; connected_at: start of the current one.
 -- state: {WORKER_CREATING} to {WORKER_TERMINATED}. capabilities, queues: JSON arrays. drain: it gets no more jobs.
--- deadline: when it is declared lost; absent while its node watches it.
+-- deadline: when it is declared lost; absent while its node watches it. api_key: the key it registered with.
 CREATE TABLE faena.worker (
     id            uuid PRIMARY KEY,
     key           text NOT NULL,
@@ -254,7 +292,8 @@ CREATE TABLE faena.worker (
     drain         boolean NOT NULL DEFAULT false,
     completed     bigint NOT NULL DEFAULT 0,
     failed        bigint NOT NULL DEFAULT 0,
-    breaker       text NOT NULL DEFAULT 'closed'
+    breaker       text NOT NULL DEFAULT 'closed',
+    api_key       uuid
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE UNIQUE INDEX worker_alive ON faena.worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON faena.worker (key, registered_at);
@@ -313,20 +352,20 @@ CREATE TABLE faena.bucket (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 -- One row per concurrency key with ready jobs in a keyed lane.
--- turn: the order of the key queues of a lane: the ready time of the first job or, in a fair queue, the time it was last served.
+-- rank: the order of the key queues of a lane: the ready time of the first job or, in a fair queue, the time it was last served.
 -- open: false while the key is at its limit. opens_at: when its rate allows the next start.
 -- limited_at, limited_by: since when its first job has waited, and for which limit.
 CREATE TABLE faena.key_queue (
     lane       integer NOT NULL,
     key        bigint NOT NULL,
-    turn       bigint NOT NULL,
+    rank       bigint NOT NULL,
     open       boolean NOT NULL DEFAULT true,
     opens_at   bigint,
     limited_at bigint,
     limited_by text,
     PRIMARY KEY (lane, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX key_queue_open ON faena.key_queue (lane, turn, key) WHERE open;
+CREATE INDEX key_queue_open ON faena.key_queue (lane, rank, key) WHERE open;
 CREATE INDEX key_queue_opens ON faena.key_queue (opens_at) WHERE opens_at IS NOT NULL;
 CREATE INDEX key_queue_key ON faena.key_queue (key);
 
@@ -390,7 +429,7 @@ CREATE TABLE faena.audit (
 );
 
 -- An action on every job that matches a filter, carried out step by step. action: cancel, retry or delete. filter: JSON.
--- last: the job that was processed last; jobs after it, up to upto, remain.
+-- last: the job that was processed last; jobs after it, up to up_to, remain.
 -- due_at: time of the next step or, while a node works on a step, when its lease ends; absent when it is finished.
 CREATE TABLE faena.bulk (
     id          uuid PRIMARY KEY,
@@ -399,7 +438,7 @@ CREATE TABLE faena.bulk (
     actor       text NOT NULL,
     per_second  bigint NOT NULL,
     created_at  bigint NOT NULL,
-    upto        uuid NOT NULL,
+    up_to        uuid NOT NULL,
     last        uuid,
     matched     bigint NOT NULL,
     done        bigint NOT NULL DEFAULT 0,
@@ -409,6 +448,25 @@ CREATE TABLE faena.bulk (
     error       text
 );
 CREATE INDEX bulk_due ON faena.bulk (due_at) WHERE due_at IS NOT NULL;
+
+-- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
+CREATE TABLE faena.api_key (
+    id                   uuid PRIMARY KEY,
+    lookup               text NOT NULL UNIQUE,
+    name                 text NOT NULL,
+    scopes               text NOT NULL,
+    queues               text,
+    hash                 bytea NOT NULL,
+    previous_hash        bytea,
+    previous_valid_until int8,
+    created_at           int8 NOT NULL,
+    created_by           text NOT NULL,
+    expires_at           int8,
+    rotated_at           int8,
+    revoked_at           int8,
+    last_used_at         int8
+);
 
 -- ----------------------------------------------------------------------------------------------------------------------- schedules
 
@@ -452,6 +510,67 @@ CREATE TABLE faena.tick (
     PRIMARY KEY (schedule, due_at, manual)
 );
 CREATE INDEX tick_at ON faena.tick (at);
+
+-- ---------------------------------------------------------------------------------------------------------------------------- tasks
+
+-- Definitions of machines. A registered version never changes. definition: JSON, as it was written.
+CREATE TABLE faena.machine (
+    name       text NOT NULL,
+    version    integer NOT NULL,
+    hash       text NOT NULL,
+    definition text NOT NULL,
+    created_at bigint NOT NULL,
+    created_by text NOT NULL,
+    PRIMARY KEY (name, version)
+);
+
+-- Tasks. state: the active states, joined by dots. due_at: when its next timer fires; absent while it is paused and after its end.
+-- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
+CREATE TABLE faena.task (
+    id          uuid PRIMARY KEY,
+    machine     text NOT NULL,
+    version     integer NOT NULL,
+    status      text NOT NULL,
+    state       text NOT NULL,
+    title       text,
+    correlation text NOT NULL,
+    updated_at  bigint NOT NULL,
+    ended_at    bigint,
+    due_at      bigint,
+    approval    boolean NOT NULL,
+    body        text NOT NULL
+);
+CREATE INDEX task_due ON faena.task (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX task_machine ON faena.task (machine, version, status, state);
+CREATE INDEX task_approval ON faena.task (id) WHERE approval;
+CREATE INDEX task_correlation ON faena.task (correlation);
+CREATE INDEX task_ended ON faena.task (ended_at) WHERE ended_at IS NOT NULL;
+
+-- The history of tasks, without gaps. record: JSON.
+CREATE TABLE faena.task_record (
+    task     uuid NOT NULL,
+    sequence bigint NOT NULL,
+    record   text NOT NULL,
+    PRIMARY KEY (task, sequence)
+);
+
+-- Events that a task has received, so that a second delivery gets the answer of the first. answer: JSON.
+CREATE TABLE faena.task_inbox (
+    task     uuid NOT NULL,
+    event_id text NOT NULL,
+    answer   text NOT NULL,
+    PRIMARY KEY (task, event_id)
+);
+
+-- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job.
+CREATE TABLE faena.task_job (
+    job   uuid PRIMARY KEY,
+    task  uuid NOT NULL,
+    name  text NOT NULL,
+    state text NOT NULL,
+    epoch bigint NOT NULL
+);
+CREATE INDEX task_job_task ON faena.task_job (task);
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 
@@ -549,9 +668,9 @@ CREATE TABLE faena.outbox_dlq (
     metadata            text,
     error_message       text NOT NULL,
     retry_count         integer NOT NULL DEFAULT 0,
-    original_created_at bigint NOT NULL,
-    moved_at            bigint NOT NULL,
-    resolved_at         bigint,
+    original_created_at timestamptz NOT NULL,
+    moved_at            timestamptz NOT NULL,
+    resolved_at         timestamptz,
     resolved_by         text,
     resolution_notes    text
 );
@@ -599,8 +718,11 @@ END $$;
 
 -- Records a batch of events that match a subscription and queues them for the sinks that want them. The row of a subject in event_head
 -- stays locked until the commit, so its next event gets a later sequence and a later position.
+-- given_ids: the ids of the events; new ones if absent. always: records them without a subscription too. What a task publishes must
+-- still be there for a service that connects later.
 CREATE FUNCTION faena.put_events(
-    types text[], subjects uuid[], ats bigint[], correlations text[], actors text[], traceparents text[], datas text[]) RETURNS void
+    types text[], subjects uuid[], ats bigint[], correlations text[], actors text[], traceparents text[], datas text[],
+    given_ids uuid[] DEFAULT NULL, always boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_sort = on AS $$
 BEGIN
     PERFORM faena.announce_events();
@@ -608,12 +730,12 @@ BEGIN
     PERFORM FROM faena.event_head WHERE subject = ANY(subjects) ORDER BY subject FOR UPDATE;
     WITH wanted AS MATERIALIZED (
         SELECT g.*, row_number() OVER (PARTITION BY g.subject ORDER BY g.n) AS step
-        FROM unnest(types, subjects, ats, correlations, actors, traceparents, datas)
-             WITH ORDINALITY AS g(type, subject, at, correlation, actor, traceparent, data, n)
-        WHERE EXISTS (SELECT FROM faena.subscription_pattern p WHERE g.type LIKE p.pattern)),
+        FROM unnest(types, subjects, ats, correlations, actors, traceparents, datas, given_ids)
+             WITH ORDINALITY AS g(type, subject, at, correlation, actor, traceparent, data, given_id, n)
+        WHERE always OR EXISTS (SELECT FROM faena.subscription_pattern p WHERE g.type LIKE p.pattern)),
     put AS (
         INSERT INTO faena.event (id, type, subject, sequence, at, correlation, actor, traceparent, data)
-        SELECT gen_random_uuid(), w.type, w.subject, h.sequence + w.step, w.at, w.correlation, w.actor, w.traceparent, w.data
+        SELECT coalesce(w.given_id, gen_random_uuid()), w.type, w.subject, h.sequence + w.step, w.at, w.correlation, w.actor, w.traceparent, w.data
         FROM wanted w JOIN faena.event_head h ON h.subject = w.subject ORDER BY w.n
         RETURNING position, type, subject),
     queued AS (
@@ -647,9 +769,13 @@ BEGIN
                coalesce(g.id = ANY(new_subjects), false) AND j.xmin = pg_current_xact_id()::xid AS is_new,
                h.state IN ({QUEUED}, {SCHEDULED}, {ASSIGNED})
                    AND g.state IN ({RETRYING}, {COMPLETED}, {FAILED}, {CANCELLED}) AND g.started_at IS NOT NULL AS has_run,
+               -- A run that has started counts, and one that failed. A job that waits for its next attempt counts its last run as a retry.
+               g.retry_count + coalesce((j.options::json ->> 'earlierAttempts')::integer, 0)
+                   + (g.state IN ({PROCESSING}, {COMPLETED}) OR g.state IN ({FAILED}, {CANCELLED}) AND g.run > 0
+                       AND (g.started_at IS NOT NULL OR g.state = {FAILED}))::integer AS attempt,
                coalesce(j.correlation, g.id::text) AS correlation, j.options::json AS options, l.type AS kind, l.queue,
-               CASE WHEN g.reason IN ('orphaned', 'timeout', 'expired', 'no_handler') THEN 'system:guardian'
-                    WHEN g.worker IS NULL THEN actor_of_session
+               g.reason IN ('orphaned', 'timeout', 'expired', 'no_handler') OR actor_of_session = 'system:guardian' AS by_guardian,
+               CASE WHEN g.worker IS NULL THEN actor_of_session
                     ELSE 'worker:' || coalesce((SELECT w.key FROM faena.worker w WHERE w.id = g.worker), 'unknown') END AS actor
         FROM unnest(ids, states, ats, runs, workers, retries, errors, reasons, starts)
              WITH ORDINALITY AS g(id, state, at, run, worker, retry_count, error, reason, started_at, n)
@@ -669,10 +795,12 @@ BEGIN
         WHERE s.applies)
     SELECT array_agg(type ORDER BY n, part) AS types, array_agg(id ORDER BY n, part) AS subjects,
            array_agg(since ORDER BY n, part) AS ats, array_agg(correlation ORDER BY n, part) AS correlations,
-           array_agg(actor ORDER BY n, part) AS actors, array_agg(options ->> 'traceparent' ORDER BY n, part) AS traceparents,
+           -- The actor of a start is the worker, also if the guardian ends the run.
+           array_agg(CASE WHEN by_guardian AND status <> {PROCESSING} THEN 'system:guardian' ELSE actor END ORDER BY n, part) AS actors, array_agg(options ->> 'traceparent' ORDER BY n, part) AS traceparents,
            array_agg(json_strip_nulls(json_build_object(
                'jobId', id, 'name', coalesce(options ->> 'name', kind), 'type', kind, 'queue', queue, 'status', state_names[status + 1],
-               'previousStatus', state_names[previous + 1], 'run', CASE WHEN part > 1 THEN nullif(run, 0) END, 'retryCount', retry_count,
+               'previousStatus', state_names[previous + 1], 'run', CASE WHEN part > 1 THEN nullif(run, 0) END,
+               'attempt', CASE WHEN part > 1 THEN attempt ELSE 0 END, 'retryCount', retry_count,
                'error', CASE WHEN part > 2 THEN left(error, 8192) END, 'errorReason', CASE WHEN part > 2 THEN reason END,
                'scheduleId', options ->> 'scheduleId', 'scheduleDue', options ->> 'scheduleDue'))::text ORDER BY n, part) AS datas
     INTO events FROM due;
@@ -709,10 +837,10 @@ CREATE FUNCTION faena.event_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM faena.put_states(array_agg(i.id), array_agg(i.state), array_agg(i.claimed_at), array_agg(i.run), array_agg(NULL::uuid),
         array_agg(i.retry_count), array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::bigint))
-    FROM (SELECT u.id, b.claimed_at, b.run, coalesce(b.retries[u.n], 0::smallint) AS retry_count,
-                 CASE WHEN EXISTS (SELECT FROM faena.worker w WHERE w.id = b.owner AND w.ended_at IS NULL AND w.state < {WORKER_READY})
+    FROM (SELECT u.id, c.claimed_at, c.run, coalesce(c.retries[u.n], 0::smallint) AS retry_count,
+                 CASE WHEN EXISTS (SELECT FROM faena.worker w WHERE w.id = c.owner AND w.ended_at IS NULL AND w.state < {WORKER_READY})
                       THEN {SCHEDULED}::smallint ELSE {ASSIGNED}::smallint END AS state
-          FROM added b, unnest(b.ids) WITH ORDINALITY AS u(id, n)) AS i
+          FROM added c, unnest(c.ids) WITH ORDINALITY AS u(id, n)) AS i
     HAVING count(*) > 0;
     RETURN NULL;
 END $$;
@@ -721,9 +849,10 @@ END $$;
 CREATE FUNCTION faena.event_worker_connected() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM faena.put_states(array_agg(i.id), array_agg({ASSIGNED}::smallint), array_agg(NULL::bigint), array_agg(i.run), array_agg(NULL::uuid),
-        array_agg(NULL::smallint), array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::bigint))
-    FROM (SELECT h.subject AS id, b.run FROM faena.claim b, unnest(b.ids) AS u(id) JOIN faena.event_head h ON h.subject = u.id
-          WHERE b.owner = NEW.id AND h.state = {SCHEDULED}) AS i
+        array_agg(i.retry_count), array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::bigint))
+    FROM (SELECT h.subject AS id, c.run, coalesce(c.retries[u.n], 0::smallint) AS retry_count
+          FROM faena.claim c, unnest(c.ids) WITH ORDINALITY AS u(id, n) JOIN faena.event_head h ON h.subject = u.id
+          WHERE c.owner = NEW.id AND h.state = {SCHEDULED}) AS i
     HAVING count(*) > 0;
     RETURN NULL;
 END $$;

@@ -37,13 +37,13 @@ CREATE TABLE job (
 CREATE INDEX job_correlation ON job (correlation) WHERE correlation IS NOT NULL;
 
 -- Jobs that a worker may claim. The primary key is the claim order.
--- start_first: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
+-- must_record_start: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
 CREATE TABLE ready (
     lane        INTEGER NOT NULL,
     ready_at    INTEGER NOT NULL,
     id          BLOB NOT NULL,
     retry_count INTEGER NOT NULL,
-    start_first INTEGER NOT NULL,
+    must_record_start INTEGER NOT NULL,
     key         INTEGER,
     PRIMARY KEY (lane, ready_at, id)
 ) WITHOUT ROWID;
@@ -65,7 +65,7 @@ CREATE INDEX waiting_due ON waiting (due_at, id);
 
 -- One row per claim: the jobs that one worker received under one run number. Deleting the row fences off late reports.
 -- owner: a node or a worker. ids: 16 bytes per job. retries: the retry counts, 2 bytes each, little endian; absent if all are 0.
--- strict: one of its jobs did not simply complete, so further reports are checked one by one.
+-- check_each: one of its jobs did not simply complete, so further reports are checked one by one.
 CREATE TABLE claim (
     run            INTEGER PRIMARY KEY,
     owner          BLOB NOT NULL,
@@ -73,7 +73,7 @@ CREATE TABLE claim (
     first_ready_at INTEGER NOT NULL,
     ids            BLOB NOT NULL,
     retries        BLOB,
-    strict         INTEGER NOT NULL DEFAULT 0
+    check_each     INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX claim_owner ON claim (owner);
 
@@ -91,8 +91,14 @@ CREATE TABLE running (
     retry_count INTEGER NOT NULL,
     ready_at    INTEGER NOT NULL,
     started_at  INTEGER NOT NULL,
-    updated_at  INTEGER NOT NULL,
-    progress    TEXT
+    updated_at  INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- The last progress of a job, in whatever state the job is. run: the run that reported it. progress: JSON.
+CREATE TABLE progress (
+    id       BLOB PRIMARY KEY,
+    run      INTEGER NOT NULL,
+    progress TEXT NOT NULL
 ) WITHOUT ROWID;
 
 -- Completed jobs, with the log of their last run.
@@ -160,13 +166,15 @@ CREATE TABLE step (
     PRIMARY KEY (id, name)
 ) WITHOUT ROWID;
 
--- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule.
+-- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type.
 CREATE TABLE label (
     kind  INTEGER NOT NULL,
     value TEXT NOT NULL,
     id    BLOB NOT NULL,
     PRIMARY KEY (kind, value, id)
 ) WITHOUT ROWID;
+-- A search through names reads the newest ones.
+CREATE INDEX label_name ON label (id) WHERE kind = {NAME_LABEL};
 
 -- Keys that name at most one job each. kind: {IDEMPOTENCY_KEY} idempotency key, {UNIQUE_KEY} unique key (until the job has finished).
 CREATE TABLE job_key (
@@ -207,6 +215,28 @@ CREATE TABLE counter (
     PRIMARY KEY (lane, tally)
 ) WITHOUT ROWID;
 
+-- ------------------------------------------------------------------------------------------------------------------------- history
+
+-- What happened to the jobs of a queue in an hour or a day. period: 0 hour, 1 day (UTC). measure: see HistoryMeasure in src/history.rs.
+-- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
+CREATE TABLE history (
+    period    INTEGER NOT NULL,
+    starts_at INTEGER NOT NULL,
+    queue     TEXT NOT NULL,
+    measure   INTEGER NOT NULL,
+    bucket    INTEGER NOT NULL,
+    n         INTEGER NOT NULL,
+    PRIMARY KEY (period, starts_at, queue, measure, bucket)
+) WITHOUT ROWID;
+
+-- How much of the counters of a lane is in the history.
+CREATE TABLE history_mark (
+    lane    INTEGER NOT NULL,
+    measure INTEGER NOT NULL,
+    n       INTEGER NOT NULL,
+    PRIMARY KEY (lane, measure)
+) WITHOUT ROWID;
+
 -- --------------------------------------------------------------------------------------------------------------- nodes and workers
 
 -- Server processes that are alive.
@@ -214,14 +244,15 @@ CREATE TABLE node (
     id          BLOB PRIMARY KEY,
     name        TEXT NOT NULL,
     started_at  INTEGER NOT NULL,
-    lease_until INTEGER NOT NULL
+    lease_until INTEGER NOT NULL,
+    inputs      TEXT NOT NULL DEFAULT '[]'
 ) WITHOUT ROWID;
 
 -- One row per registration of a worker. Only one registration per key is alive.
 -- key: the name the worker gave itself. kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
 -- node: the server it is connected to. session: grows with each connection; connected_at: start of the current one.
 -- state: {WORKER_CREATING} to {WORKER_TERMINATED}. capabilities, queues: JSON arrays. drain: it gets no more jobs.
--- deadline: when it is declared lost; absent while its node watches it.
+-- deadline: when it is declared lost; absent while its node watches it. api_key: the key it registered with.
 CREATE TABLE worker (
     id            BLOB PRIMARY KEY,
     key           TEXT NOT NULL,
@@ -244,7 +275,8 @@ CREATE TABLE worker (
     drain         INTEGER NOT NULL DEFAULT 0,
     completed     INTEGER NOT NULL DEFAULT 0,
     failed        INTEGER NOT NULL DEFAULT 0,
-    breaker       TEXT NOT NULL DEFAULT 'closed'
+    breaker       TEXT NOT NULL DEFAULT 'closed',
+    api_key       BLOB
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX worker_alive ON worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON worker (key, registered_at);
@@ -303,20 +335,20 @@ CREATE TABLE bucket (
 );
 
 -- One row per concurrency key with ready jobs in a keyed lane.
--- turn: the order of the key queues of a lane: the ready time of the first job or, in a fair queue, the time it was last served.
+-- rank: the order of the key queues of a lane: the ready time of the first job or, in a fair queue, the time it was last served.
 -- open: 0 while the key is at its limit. opens_at: when its rate allows the next start.
 -- limited_at, limited_by: since when its first job has waited, and for which limit.
 CREATE TABLE key_queue (
     lane       INTEGER NOT NULL,
     key        INTEGER NOT NULL,
-    turn       INTEGER NOT NULL,
+    rank       INTEGER NOT NULL,
     open       INTEGER NOT NULL DEFAULT 1,
     opens_at   INTEGER,
     limited_at INTEGER,
     limited_by TEXT,
     PRIMARY KEY (lane, key)
 ) WITHOUT ROWID;
-CREATE INDEX key_queue_open ON key_queue (lane, turn, key) WHERE open = 1;
+CREATE INDEX key_queue_open ON key_queue (lane, rank, key) WHERE open = 1;
 CREATE INDEX key_queue_opens ON key_queue (opens_at) WHERE opens_at IS NOT NULL;
 CREATE INDEX key_queue_key ON key_queue (key);
 
@@ -380,7 +412,7 @@ CREATE TABLE audit (
 );
 
 -- An action on every job that matches a filter, carried out step by step. action: cancel, retry or delete. filter: JSON.
--- last: the job that was processed last; jobs after it, up to upto, remain.
+-- last: the job that was processed last; jobs after it, up to up_to, remain.
 -- due_at: time of the next step or, while a node works on a step, when its lease ends; absent when it is finished.
 CREATE TABLE bulk (
     id          BLOB PRIMARY KEY,
@@ -389,7 +421,7 @@ CREATE TABLE bulk (
     actor       TEXT NOT NULL,
     per_second  INTEGER NOT NULL,
     created_at  INTEGER NOT NULL,
-    upto        BLOB NOT NULL,
+    up_to        BLOB NOT NULL,
     last        BLOB,
     matched     INTEGER NOT NULL,
     done        INTEGER NOT NULL DEFAULT 0,
@@ -399,6 +431,25 @@ CREATE TABLE bulk (
     error       TEXT
 ) WITHOUT ROWID;
 CREATE INDEX bulk_due ON bulk (due_at) WHERE due_at IS NOT NULL;
+
+-- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
+CREATE TABLE api_key (
+    id                   BLOB PRIMARY KEY,
+    lookup               TEXT NOT NULL UNIQUE,
+    name                 TEXT NOT NULL,
+    scopes               TEXT NOT NULL,
+    queues               TEXT,
+    hash                 BLOB NOT NULL,
+    previous_hash        BLOB,
+    previous_valid_until INTEGER,
+    created_at           INTEGER NOT NULL,
+    created_by           TEXT NOT NULL,
+    expires_at           INTEGER,
+    rotated_at           INTEGER,
+    revoked_at           INTEGER,
+    last_used_at         INTEGER
+) WITHOUT ROWID;
 
 -- ----------------------------------------------------------------------------------------------------------------------- schedules
 
@@ -442,6 +493,67 @@ CREATE TABLE tick (
     PRIMARY KEY (schedule, due_at, manual)
 ) WITHOUT ROWID;
 CREATE INDEX tick_at ON tick (at);
+
+-- ---------------------------------------------------------------------------------------------------------------------------- tasks
+
+-- Definitions of machines. A registered version never changes. definition: JSON, as it was written.
+CREATE TABLE machine (
+    name       TEXT NOT NULL,
+    version    INTEGER NOT NULL,
+    hash       TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    created_by TEXT NOT NULL,
+    PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+
+-- Tasks. state: the active states, joined by dots. due_at: when its next timer fires; absent while it is paused and after its end.
+-- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
+CREATE TABLE task (
+    id          BLOB PRIMARY KEY,
+    machine     TEXT NOT NULL,
+    version     INTEGER NOT NULL,
+    status      TEXT NOT NULL,
+    state       TEXT NOT NULL,
+    title       TEXT,
+    correlation TEXT NOT NULL,
+    updated_at  INTEGER NOT NULL,
+    ended_at    INTEGER,
+    due_at      INTEGER,
+    approval    INTEGER NOT NULL,
+    body        TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_due ON task (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX task_machine ON task (machine, version, status, state);
+CREATE INDEX task_approval ON task (id) WHERE approval = 1;
+CREATE INDEX task_correlation ON task (correlation);
+CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
+
+-- The history of tasks, without gaps. record: JSON.
+CREATE TABLE task_record (
+    task     BLOB NOT NULL,
+    sequence INTEGER NOT NULL,
+    record   TEXT NOT NULL,
+    PRIMARY KEY (task, sequence)
+) WITHOUT ROWID;
+
+-- Events that a task has received, so that a second delivery gets the answer of the first. answer: JSON.
+CREATE TABLE task_inbox (
+    task     BLOB NOT NULL,
+    event_id TEXT NOT NULL,
+    answer   TEXT NOT NULL,
+    PRIMARY KEY (task, event_id)
+) WITHOUT ROWID;
+
+-- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job.
+CREATE TABLE task_job (
+    job   BLOB PRIMARY KEY,
+    task  BLOB NOT NULL,
+    name  TEXT NOT NULL,
+    state TEXT NOT NULL,
+    epoch INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_job_task ON task_job (task);
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 

@@ -1,4 +1,4 @@
-//! Decides which jobs a claim may take under limits, once an engine has read what is running.
+//! Decides which jobs a claim may take under limits. The SQLite and PostgreSQL stores read the rows and write the changes.
 //!
 //! A claim must respect the limits of the system, the queue and the type of a lane and, in a keyed lane, the limit of the key
 //! (`claim_limits.rs`). Jobs beyond a limit stay where they are. The key queue of a key at its limit is closed, so that the
@@ -18,29 +18,28 @@ use crate::{
     fair_share::{Candidate, share_out},
 };
 
-/// A key queue that waits for its rate is read again after this time at the latest, because the limit may have changed while
-/// it was closed.
+/// Longest time for which a key queue stays closed because of its rate. The limit may have changed while it was closed.
 const LONGEST_WAIT_MS: i64 = 60_000;
 
-/// Key queues that another claim has locked are read again after this time.
+/// Delay before key queues that another claim has locked are read again.
 pub const BUSY_MS: i64 = 10;
 
 /// Result of a request under limits.
 #[derive(Default)]
 pub struct LimitedClaim {
     pub claim: ClaimResult,
-    /// Lanes from which this request may not claim more ahead, but other requests may claim.
-    pub for_others: Vec<LaneId>,
+    /// Lanes from which this request may not prefetch more jobs. Requests with idle slots may still claim from them.
+    pub prefetch_limited: Vec<LaneId>,
 }
 
 impl From<ClaimResult> for LimitedClaim {
     fn from(claim: ClaimResult) -> LimitedClaim {
-        LimitedClaim { claim, for_others: Vec::new() }
+        LimitedClaim { claim, prefetch_limited: Vec::new() }
     }
 }
 
-/// Returns since when a job of a key queue had to wait, and for which limit.
-pub fn waited_in_key_queue(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+/// Returns when a job of a key queue began to wait for a limit, and a description of that limit.
+pub fn key_queue_wait_cause(limited: Option<(i64, String)>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
     let (at, by) = limited?;
     (at >= ready_at.as_ms()).then(|| (Timestamp::from_ms(at), by))
 }
@@ -50,24 +49,27 @@ pub fn waited_in_key_queue(limited: Option<(i64, String)>, ready_at: Timestamp) 
 pub struct OpenKeyQueue {
     pub lane: LaneId,
     pub key: i64,
-    pub turn: i64,
-    /// Since when it had to wait the last time, and for which limit.
+    /// Position in the order of the key queues of a lane: the ready time of its first job or, in a fair queue, when it was last
+    /// served.
+    pub rank: i64,
+    /// When it last began to wait for a limit, and a description of that limit.
     pub limited: Option<(i64, String)>,
 }
 
-/// A job of a key queue that may start.
+/// A ready job that a claim may choose. `key` is `None` in a lane without keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Waiting {
+pub struct ReadyJob {
     pub lane: LaneId,
     pub key: Option<i64>,
     pub ready_at: Timestamp,
     pub id: JobId,
 }
 
+/// A key queue with the jobs that were read from it.
 #[derive(Debug)]
 struct ReadKeyQueue {
     key_queue: OpenKeyQueue,
-    asked: usize,
+    requested: usize,
     jobs: Vec<(Timestamp, JobId)>,
     taken: usize,
 }
@@ -77,9 +79,10 @@ struct ReadKeyQueue {
 pub struct KeyQueueChange {
     pub lane: LaneId,
     pub key: i64,
-    /// `None`: the ready time of its first job.
-    pub turn: Option<i64>,
+    /// New rank. `None`: the ready time of its first job.
+    pub rank: Option<i64>,
     pub open: bool,
+    /// When its rate allows the next start.
     pub opens_at: Option<i64>,
     pub limited: Option<(i64, String)>,
 }
@@ -92,9 +95,9 @@ pub struct ReadRequest {
     pub count: usize,
 }
 
-/// When the jobs without a key of fair queues were last served.
+/// Times at which fair queues last served their jobs without a key, by queue.
 ///
-/// Only in memory: after a restart, and on another node, they start with the ready time of their first job.
+/// Kept only in memory: another node, or this one after a restart, begins with the ready time of the first such job.
 #[derive(Default)]
 pub struct RoundRobin {
     served: Mutex<HashMap<String, i64>>,
@@ -115,7 +118,7 @@ pub struct Admission<'a> {
     rules: &'a Rules,
     round_robin: &'a RoundRobin,
     /// Which queue is served first.
-    turn: usize,
+    first_queue: usize,
     limit: usize,
     now: Timestamp,
     keys: HashMap<i64, ClaimLimit>,
@@ -123,7 +126,7 @@ pub struct Admission<'a> {
     /// Key queues without jobs.
     empty: Vec<(LaneId, i64)>,
     plain: Vec<(LaneId, Timestamp, JobId)>,
-    chosen: Vec<Waiting>,
+    chosen: Vec<ReadyJob>,
     limited: BTreeMap<LaneId, Option<Timestamp>>,
 }
 
@@ -132,16 +135,16 @@ impl<'a> Admission<'a> {
         claim_limits: &'a mut ClaimLimits,
         lanes: impl IntoIterator<Item = Lane>,
         (rules, round_robin): (&'a Rules, &'a RoundRobin),
-        (limit, at_once): (usize, usize),
+        (limit, idle_slots): (usize, usize),
         now: Timestamp,
     ) -> Admission<'a> {
-        claim_limits.begin(at_once);
+        claim_limits.begin(idle_slots);
         Admission {
             claim_limits,
             lanes: lanes.into_iter().map(|lane| (lane.id, lane)).collect(),
             rules,
             round_robin,
-            turn: round_robin.next(),
+            first_queue: round_robin.next(),
             limit,
             now,
             keys: HashMap::new(),
@@ -161,7 +164,7 @@ impl<'a> Admission<'a> {
             if self.claim_limits.room(lane.id) > 0 {
                 return true;
             }
-            let Limited { lane, until } = self.claim_limits.hold_back(lane.id);
+            let Limited { lane, until } = self.claim_limits.mark_limited(lane.id);
             self.limited.insert(lane, until);
             false
         });
@@ -184,14 +187,21 @@ impl<'a> Admission<'a> {
     }
 
     /// Adds a key queue with the limit of its key.
-    pub fn add_key_queue(&mut self, key_queue: OpenKeyQueue, claim_limit: impl FnOnce() -> ClaimLimit, at_once: usize) {
+    pub fn add_key_queue(
+        &mut self,
+        key_queue: OpenKeyQueue,
+        claim_limit: impl FnOnce() -> ClaimLimit,
+        idle_slots: usize,
+    ) {
         self.keys.entry(key_queue.key).or_insert_with(|| {
             let mut claim_limit = claim_limit();
-            claim_limit.begin(at_once);
+            claim_limit.begin(idle_slots);
             claim_limit
         });
-        self.key_queues
-            .insert((key_queue.lane, key_queue.key), ReadKeyQueue { key_queue, asked: 0, jobs: Vec::new(), taken: 0 });
+        self.key_queues.insert(
+            (key_queue.lane, key_queue.key),
+            ReadKeyQueue { key_queue, requested: 0, jobs: Vec::new(), taken: 0 },
+        );
     }
 
     pub fn limit(&self) -> usize {
@@ -202,7 +212,7 @@ impl<'a> Admission<'a> {
         self.keys.get(&key).map_or(usize::MAX, ClaimLimit::room)
     }
 
-    /// Returns what to read first from each key queue.
+    /// Returns the first read of each key queue.
     pub fn wanted(&mut self) -> Vec<ReadRequest> {
         let share = (self.limit * 2 / self.key_queues.len().max(1)).max(4);
         let key_queues: Vec<(LaneId, i64)> = self.key_queues.keys().copied().collect();
@@ -214,7 +224,7 @@ impl<'a> Admission<'a> {
         let room = self.key_room(key).min(self.claim_limits.room(lane));
         let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
         let seen = self.key_queues.get_mut(&(lane, key))?;
-        seen.asked = count;
+        seen.requested = count;
         seen.jobs.clear();
         (count > 0).then_some(ReadRequest { lane, key, count })
     }
@@ -232,61 +242,60 @@ impl<'a> Admission<'a> {
         let mut claim_limits = self.claim_limits.clone();
         let mut keys = self.keys.clone();
         let mut chosen = Vec::new();
-        let mut held_back = BTreeSet::new();
+        let mut limited_lanes = BTreeSet::new();
         self.key_queues.values_mut().for_each(|seen| seen.taken = 0);
-        for candidate in share_out(candidates, count, self.turn) {
+        for candidate in share_out(candidates, count, self.first_queue) {
             if chosen.len() == self.limit {
                 break;
             }
-            let waiting = candidate.row;
-            if claim_limits.room(waiting.lane) == 0 {
-                held_back.insert(waiting.lane);
+            let ready_job = candidate.row;
+            if claim_limits.room(ready_job.lane) == 0 {
+                limited_lanes.insert(ready_job.lane);
                 continue;
             }
-            if let Some(key) = waiting.key {
+            if let Some(key) = ready_job.key {
                 let Some(claim_limit) = keys.get_mut(&key).filter(|claim_limit| claim_limit.room() > 0) else {
                     continue;
                 };
                 claim_limit.take(1);
-                if let Some(seen) = self.key_queues.get_mut(&(waiting.lane, key)) {
+                if let Some(seen) = self.key_queues.get_mut(&(ready_job.lane, key)) {
                     seen.taken += 1;
                 }
             }
-            claim_limits.take(waiting.lane, 1);
-            chosen.push(waiting);
+            claim_limits.take(ready_job.lane, 1);
+            chosen.push(ready_job);
         }
-        let dry: Vec<(LaneId, i64, usize)> = self
+        let exhausted: Vec<(LaneId, i64, usize)> = self
             .key_queues
             .iter()
-            .filter(|(_, seen)| seen.taken > 0 && seen.taken == seen.jobs.len() && seen.jobs.len() == seen.asked)
+            .filter(|(_, seen)| seen.taken > 0 && seen.taken == seen.jobs.len() && seen.jobs.len() == seen.requested)
             .filter(|((lane, key), seen)| {
-                seen.asked <= self.limit.min(self.key_room(*key)).min(self.claim_limits.room(*lane))
+                seen.requested <= self.limit.min(self.key_room(*key)).min(self.claim_limits.room(*lane))
             })
-            .map(|((lane, key), seen)| (*lane, *key, seen.asked * 8))
+            .map(|((lane, key), seen)| (*lane, *key, seen.requested * 8))
             .collect();
-        if !dry.is_empty() {
-            return dry.into_iter().filter_map(|(lane, key, share)| self.want(lane, key, share)).collect();
+        if !exhausted.is_empty() {
+            return exhausted.into_iter().filter_map(|(lane, key, share)| self.want(lane, key, share)).collect();
         }
         *self.claim_limits = claim_limits;
         self.keys = keys;
         self.chosen = chosen;
         for ((lane, key), seen) in &self.key_queues {
-            let ahead = self
-                .keys
-                .get(key)
-                .filter(|claim_limit| seen.asked == 0 && claim_limit.free() > 0 && claim_limit.tokens() > 0);
-            if let Some(at) = ahead.and_then(ClaimLimit::opens_at) {
+            let prefetch_only = self.keys.get(key).filter(|claim_limit| {
+                seen.requested == 0 && claim_limit.free_concurrency() > 0 && claim_limit.tokens() > 0
+            });
+            if let Some(at) = prefetch_only.and_then(ClaimLimit::next_allowed_at) {
                 self.limited.entry(*lane).or_insert(Some(at));
             }
         }
-        for lane in held_back {
-            let Limited { lane, until } = self.claim_limits.hold_back(lane);
+        for lane in limited_lanes {
+            let Limited { lane, until } = self.claim_limits.mark_limited(lane);
             self.limited.insert(lane, until);
         }
         Vec::new()
     }
 
-    fn candidates(&self) -> Vec<Candidate<Waiting>> {
+    fn candidates(&self) -> Vec<Candidate<ReadyJob>> {
         let served = self.round_robin.served.lock();
         let mut first_ready_at: HashMap<&str, i64> = HashMap::new();
         for (lane, ready_at, _) in &self.plain {
@@ -296,98 +305,100 @@ impl<'a> Admission<'a> {
         }
         let plain = self.plain.iter().map(|(lane, ready_at, id)| (*lane, None, 0, *ready_at, *id));
         let keyed = self.key_queues.iter().flat_map(|((lane, key), seen)| {
-            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.key_queue.turn, *ready_at, *id))
+            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.key_queue.rank, *ready_at, *id))
         });
         plain
             .chain(keyed)
-            .filter_map(|(id_of_lane, key, turn, ready_at, id)| {
-                let lane = self.lanes.get(&id_of_lane)?;
-                let turn = match key {
-                    Some(_) => turn,
+            .filter_map(|(lane_id, key, rank, ready_at, id)| {
+                let lane = self.lanes.get(&lane_id)?;
+                let last_served_at = match key {
+                    Some(_) => rank,
                     None => served.get(&lane.queue).or(first_ready_at.get(lane.queue.as_str())).copied().unwrap_or(0),
                 };
                 Some(Candidate {
                     queue: lane.queue.clone(),
-                    ordering: self.rules.ordering(&lane.queue),
+                    claim_order: self.rules.claim_order(&lane.queue),
                     fairness: self.rules.fairness(&lane.queue),
                     key,
-                    turn,
+                    last_served_at,
                     priority: lane.priority,
                     ready_at,
                     id,
-                    row: Waiting { lane: lane.id, key, ready_at, id },
+                    row: ReadyJob { lane: lane.id, key, ready_at, id },
                 })
             })
             .collect()
     }
 
     /// Returns the chosen jobs in the order in which they run.
-    pub fn chosen(&self) -> &[Waiting] {
+    pub fn chosen(&self) -> &[ReadyJob] {
         &self.chosen
     }
 
-    /// Returns how many jobs each lane without keys may give.
+    /// Returns how many jobs to claim from each lane without keys.
     pub fn quotas(&self) -> BTreeMap<LaneId, usize> {
         let mut quotas = BTreeMap::new();
-        for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
-            *quotas.entry(waiting.lane).or_insert(0) += 1;
+        for ready_job in self.chosen.iter().filter(|ready_job| ready_job.key.is_none()) {
+            *quotas.entry(ready_job.lane).or_insert(0) += 1;
         }
         quotas
     }
 
-    /// Removes chosen jobs with keys that were gone when they were claimed, because a caller is cancelling or moving
-    /// them. Their keys still have room.
-    pub fn missed(&mut self, is_missed: impl Fn(&Waiting) -> bool) {
-        let missed: Vec<Waiting> = self.chosen.iter().copied().filter(is_missed).collect();
-        self.chosen.retain(|waiting| !missed.contains(waiting));
-        for Waiting { lane, key, .. } in missed {
-            self.claim_limits.give_back(lane, 1);
+    /// Removes chosen jobs that could not be claimed, because another transaction was cancelling or moving them, and
+    /// releases the capacity that they had reserved.
+    pub fn remove_missed(&mut self, is_missed: impl Fn(&ReadyJob) -> bool) {
+        let missed: Vec<ReadyJob> = self.chosen.iter().copied().filter(is_missed).collect();
+        self.chosen.retain(|ready_job| !missed.contains(ready_job));
+        for ReadyJob { lane, key, .. } in missed {
+            self.claim_limits.release(lane, 1);
             if let Some(claim_limit) = key.and_then(|key| self.keys.get_mut(&key)) {
-                claim_limit.give_back(1);
+                claim_limit.release(1);
             }
             if let Some(seen) = key.and_then(|key| self.key_queues.get_mut(&(lane, key))) {
                 seen.taken -= 1;
             }
-            self.look_again(lane, self.now.plus_ms(BUSY_MS));
+            self.recheck_at(lane, self.now.plus_ms(BUSY_MS));
         }
     }
 
-    /// Returns the changes of key queues: served ones move to the end of the round, those without room are closed.
+    /// Returns the changes of key queues: served ones move to the end of the round robin, those at their limit are closed.
     pub fn key_queue_changes(&mut self) -> Vec<KeyQueueChange> {
-        let last_turn = self.key_queues.values().map(|seen| seen.key_queue.turn).max().unwrap_or(i64::MIN);
+        let last_rank = self.key_queues.values().map(|seen| seen.key_queue.rank).max().unwrap_or(i64::MIN);
         let mut served = self.round_robin.served.lock();
-        let next_turn = last_turn.max(self.now.as_ms()).saturating_add(1);
+        let next_turn = last_rank.max(self.now.as_ms()).saturating_add(1);
         let mut next: HashMap<&str, i64> = HashMap::new();
-        for waiting in self.chosen.iter().filter(|waiting| waiting.key.is_none()) {
-            let Some(lane) = self.lanes.get(&waiting.lane) else { continue };
+        for ready_job in self.chosen.iter().filter(|ready_job| ready_job.key.is_none()) {
+            let Some(lane) = self.lanes.get(&ready_job.lane) else { continue };
             if self.rules.fairness(&lane.queue) == Fairness::Key {
                 let before = served.get(&lane.queue).copied().unwrap_or(i64::MIN);
                 next.insert(&lane.queue, next_turn.max(before.saturating_add(1)));
             }
         }
-        served.extend(next.into_iter().map(|(queue, turn)| (queue.to_owned(), turn)));
+        served.extend(next.into_iter().map(|(queue, rank)| (queue.to_owned(), rank)));
         drop(served);
         let mut changes = Vec::new();
         for ((lane, key), seen) in &self.key_queues {
             let fair = self.lanes.get(lane).is_some_and(|lane| self.rules.fairness(&lane.queue) == Fairness::Key);
-            let more = seen.jobs.len() > seen.taken || seen.asked == 0;
-            let claim_limit =
-                self.keys.get(key).filter(|claim_limit| more && (claim_limit.free() == 0 || claim_limit.tokens() == 0));
+            let more = seen.jobs.len() > seen.taken || seen.requested == 0;
+            let claim_limit = self
+                .keys
+                .get(key)
+                .filter(|claim_limit| more && (claim_limit.free_concurrency() == 0 || claim_limit.tokens() == 0));
             if claim_limit.is_none() && seen.taken == 0 {
                 continue;
             }
-            let opens_at = claim_limit.and_then(ClaimLimit::opens_at);
+            let opens_at = claim_limit.and_then(ClaimLimit::next_allowed_at);
             changes.push(KeyQueueChange {
                 lane: *lane,
                 key: *key,
-                turn: match (fair, seen.taken) {
-                    (true, 0) => Some(seen.key_queue.turn),
+                rank: match (fair, seen.taken) {
+                    (true, 0) => Some(seen.key_queue.rank),
                     (true, _) => Some(next_turn),
                     (false, _) => None,
                 },
                 open: claim_limit.is_none(),
                 opens_at: opens_at.map(|at| at.min(self.now.plus_ms(LONGEST_WAIT_MS)).as_ms()),
-                limited: claim_limit.map(|claim_limit| (self.now.as_ms(), claim_limit.text())),
+                limited: claim_limit.map(|claim_limit| (self.now.as_ms(), claim_limit.description())),
             });
         }
         changes
@@ -395,45 +406,47 @@ impl<'a> Admission<'a> {
 
     /// Returns key queues that have, or may have, no job left.
     pub fn maybe_empty(&self) -> Vec<(LaneId, i64)> {
-        let emptied =
-            self.key_queues.iter().filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.asked);
+        let emptied = self
+            .key_queues
+            .iter()
+            .filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.requested);
         let mut all: Vec<(LaneId, i64)> =
             emptied.map(|(key_queue, _)| *key_queue).chain(self.empty.iter().copied()).collect();
         all.sort_unstable();
         all
     }
 
-    /// Returns what is left of the rates of the keys that were served.
+    /// Returns the remaining rate tokens of the keys that were served.
     pub fn buckets(&self) -> Vec<(i64, Bucket)> {
         let served = self.keys.iter().filter(|(_, claim_limit)| claim_limit.taken > 0);
         let mut buckets: Vec<(i64, Bucket)> =
-            served.filter_map(|(key, claim_limit)| Some((*key, claim_limit.left()?))).collect();
+            served.filter_map(|(key, claim_limit)| Some((*key, claim_limit.remaining_bucket()?))).collect();
         buckets.sort_by_key(|(key, _)| *key);
         buckets
     }
 
-    /// Returns since when this job had to wait, and for which limit.
-    pub fn waited(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
+    /// Returns when this job began to wait for a limit, and a description of that limit.
+    pub fn wait_cause(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
         let key_queue = key.and_then(|key| self.key_queues.get(&(lane, key)));
         key_queue
-            .and_then(|seen| waited_in_key_queue(seen.key_queue.limited.clone(), ready_at))
-            .or_else(|| self.claim_limits.waited(lane, ready_at))
+            .and_then(|seen| key_queue_wait_cause(seen.key_queue.limited.clone(), ready_at))
+            .or_else(|| self.claim_limits.wait_cause(lane, ready_at))
     }
 
-    /// Returns lanes that are limited for this request, but not for requests that can start jobs immediately.
-    pub fn for_others(&self) -> Vec<LaneId> {
+    /// Returns lanes in which only the bound on prefetching limits this request.
+    pub fn prefetch_limited(&self) -> Vec<LaneId> {
         let by_key = self.key_queues.iter().filter(|((_, key), seen)| {
-            let ahead = |claim_limit: &ClaimLimit| {
-                claim_limit.room() == 0 && claim_limit.free() > 0 && claim_limit.tokens() > 0
+            let prefetch_only = |claim_limit: &ClaimLimit| {
+                claim_limit.room() == 0 && claim_limit.free_concurrency() > 0 && claim_limit.tokens() > 0
             };
-            (seen.asked == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(ahead)
+            (seen.requested == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(prefetch_only)
         });
-        let by_lane = self.limited.keys().copied().filter(|lane| self.claim_limits.has_room_for_others(*lane));
+        let by_lane = self.limited.keys().copied().filter(|lane| self.claim_limits.is_limited_by_prefetch_only(*lane));
         distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))
     }
 
-    /// Marks a lane that may have something at this time.
-    pub fn look_again(&mut self, lane: LaneId, at: Timestamp) {
+    /// Marks a lane as limited until `at`, when it may have jobs to claim.
+    pub fn recheck_at(&mut self, lane: LaneId, at: Timestamp) {
         let until = self.limited.entry(lane).or_insert(Some(at));
         *until = until.map(|until| until.min(at));
     }
@@ -443,8 +456,8 @@ impl<'a> Admission<'a> {
     }
 }
 
-/// Separates the lanes of a request from those whose queue is paused.
-pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
+/// Splits the lanes of a request into those that may be claimed and those whose queue is paused.
+pub fn split_paused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
     if rules.queues.values().all(|rule| rule.paused.is_none()) {
         return (lanes, Vec::new());
     }
@@ -453,12 +466,12 @@ pub fn unpaused(rules: &Rules, lanes: Vec<Lane>) -> (Vec<Lane>, Vec<Limited>) {
 }
 
 /// Returns whether a claim of these lanes has to respect limits or keys.
-pub fn concerns<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
+pub fn has_limits_or_keys<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
     lanes.into_iter().any(|lane| lane.keyed || !rules.lane_limits(&lane.queue, &lane.kind).is_empty())
 }
 
 /// Returns whether the end of a job in one of these lanes may allow another job to start.
-pub fn counts<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
+pub fn has_concurrency_limit<'a>(rules: &Rules, lanes: impl IntoIterator<Item = &'a Lane>) -> bool {
     lanes.into_iter().any(|lane| rules.has_concurrency_limit(&lane.queue, &lane.kind))
 }
 
@@ -467,14 +480,14 @@ pub fn keys_have_rates(rules: &Rules) -> bool {
     rules.limits.iter().any(|(scope, limit)| matches!(scope, Scope::Key(_)) && limit.rate.is_some())
 }
 
-/// Returns the highest concurrency of any key, up to which jobs in flight must be counted.
-pub fn most_of_a_key(rules: &Rules) -> usize {
+/// Returns the highest concurrency limit of any key. Jobs in flight need not be counted beyond it.
+pub fn max_key_concurrency(rules: &Rules) -> usize {
     let keys = rules.limits.iter().filter(|(scope, _)| matches!(scope, Scope::Key(_)));
     keys.filter_map(|(_, limit)| limit.concurrency).max().unwrap_or(0) as usize
 }
 
-/// Returns how many key queues of a lane one claim reads.
-pub fn key_queues_read(limit: usize, lanes: usize) -> usize {
+/// Returns the maximum number of key queues that one claim reads per lane.
+pub fn key_queues_per_lane(limit: usize, lanes: usize) -> usize {
     let most = (256 / lanes.max(1)).max(16);
     limit.saturating_mul(2).clamp(16, most)
 }

@@ -16,6 +16,8 @@ pub struct JobRow {
     pub correlation: Option<String>,
     pub options: JobOptions,
     pub payload: String,
+    /// The last progress that any of its runs reported.
+    pub progress: Option<String>,
 }
 
 /// Where a job is: its state, with the columns of its row.
@@ -57,6 +59,18 @@ impl Location {
             Location::Ready { .. } | Location::Waiting { .. } | Location::Between => None,
         }
     }
+
+    /// Returns the attempts since the job was submitted or last retried manually.
+    fn attempts(&self) -> u32 {
+        match self {
+            Location::Ready { retry_count, .. }
+            | Location::Waiting { retry_count, .. }
+            | Location::Assigned { retry_count, .. } => *retry_count,
+            Location::Running(running) => running.retry_count + 1,
+            Location::Finished(end) => end.attempts(),
+            Location::Between => 0,
+        }
+    }
 }
 
 /// The known workers among the owners of jobs.
@@ -70,7 +84,6 @@ pub struct RunningRow {
     pub claimed_at: Timestamp,
     pub started_at: Timestamp,
     pub updated_at: Timestamp,
-    pub progress: Option<String>,
 }
 
 /// End of a run: the last one (`done`, `ended`) or an earlier one (`attempt`).
@@ -87,11 +100,21 @@ pub struct FinishedRow {
     pub log: String,
 }
 
+impl FinishedRow {
+    /// Returns the attempts since the job was submitted or last retried manually.
+    ///
+    /// A last run that failed was an attempt even if its start is not known: it was lost or timed out before.
+    pub fn attempts(&self) -> u32 {
+        let has_run = self.run > 0 && (self.started_at.is_some() || self.state == JobState::Failed);
+        self.retry_count + u32::from(has_run)
+    }
+}
+
 /// Further rows of a job, only read for a single job.
 #[derive(Default)]
 pub struct Details {
     pub attempts: Vec<FinishedRow>,
-    pub notes: Vec<(Option<Run>, String)>,
+    pub messages: Vec<(Option<Run>, String)>,
     pub steps: Vec<StepRow>,
 }
 
@@ -100,7 +123,6 @@ pub struct StepRow {
     pub run: Run,
     pub at: Timestamp,
     pub result: String,
-    pub total: Option<u32>,
 }
 
 impl StepRow {
@@ -112,21 +134,18 @@ impl StepRow {
 pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     match text {
         None => Ok(JobOptions::default()),
-        Some(text) => serde_json::from_str(text).map_err(|e| StoreError::Broken(Cause::new("options of a job", e))),
+        Some(text) => serde_json::from_str(text).map_err(|e| StoreError::Internal(Cause::new("options of a job", e))),
     }
 }
 
 pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWorkers) -> Result<JobView> {
-    let Details { attempts, notes, steps } = details;
-    let counted = progress::Steps {
-        completed: u32::try_from(steps.len()).unwrap_or(u32::MAX),
-        total: steps.iter().rev().find_map(|step| step.total),
-    };
+    let Details { attempts, messages, steps } = details;
     let steps = steps.into_iter().map(StepRow::step).collect::<Result<Vec<Step>>>()?;
-    let mut log = stored_log(row.id, &attempts, &notes, &steps);
+    let mut log = stored_log(row.id, &attempts, &messages, &steps);
+    let attempt = row.options.earlier_attempts + location.attempts();
     let mut view = queued_view(row, steps, attempts.last())?;
+    view.attempt = attempt;
     locate(&mut view, &mut log, location, workers)?;
-    view.progress = view.progress.or_else(|| counted.into_progress());
     in_order(&mut log, &attempts);
     add_values(&mut log, &view, &attempts, workers);
     if view.status.is_terminal() {
@@ -138,13 +157,18 @@ pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWork
 }
 
 /// Returns the entries that are stored outside the row of the current state.
-fn stored_log(id: JobId, attempts: &[FinishedRow], notes: &[(Option<Run>, String)], steps: &[Step]) -> Vec<LogEntry> {
+fn stored_log(
+    id: JobId,
+    attempts: &[FinishedRow],
+    messages: &[(Option<Run>, String)],
+    steps: &[Step],
+) -> Vec<LogEntry> {
     let created_at = id.created_at();
     let mut log = vec![LogEntry { timestamp: created_at, event: LogEvent::Created, details: String::new(), run: None }];
     for attempt in attempts {
         LogEntry::read_chunk(&attempt.log, Some(attempt.run), &mut log);
     }
-    for (run, chunk) in notes {
+    for (run, chunk) in messages {
         LogEntry::read_chunk(chunk, *run, &mut log);
     }
     log.extend(steps.iter().map(|step| LogEntry {
@@ -185,11 +209,11 @@ fn queued_view(row: JobRow, steps: Vec<Step>, last_attempt: Option<&FinishedRow>
         queued_at: None,
         started_at: None,
         completed_at: None,
-        next_retry_at: None,
+        next_attempt_at: None,
         result: None,
         error: last_attempt.and_then(|attempt| attempt.error.clone()),
         error_reason: last_attempt.and_then(|attempt| attempt.reason.as_deref().and_then(ErrorReason::parse)),
-        progress: None,
+        progress: progress::parse(row.progress.as_deref()),
         steps,
         attempts: Vec::new(),
         execution_log: Vec::new(),
@@ -197,6 +221,7 @@ fn queued_view(row: JobRow, steps: Vec<Step>, last_attempt: Option<&FinishedRow>
         schedule_due: options.schedule_due,
         worker_id: None,
         run: last_attempt.map(|attempt| attempt.run),
+        attempt: 0,
         webhook_url: options.webhook_url,
         correlation_id: row.correlation.unwrap_or_else(|| row.id.to_string()),
         idempotency_key: options.idempotency_key,
@@ -225,7 +250,7 @@ fn locate(view: &mut JobView, log: &mut Vec<LogEntry>, location: Location, worke
         Location::Waiting { state, due_at, blocked, retry_count } => {
             view.status = state;
             view.retry_count = retry_count;
-            view.next_retry_at = (state == JobState::Retrying && !blocked).then_some(due_at);
+            view.next_attempt_at = (state == JobState::Retrying && !blocked).then_some(due_at);
         }
         Location::Assigned { run, owner, claimed_at, ready_at, retry_count } => {
             let worker = workers.get(&owner);
@@ -253,7 +278,6 @@ fn locate(view: &mut JobView, log: &mut Vec<LogEntry>, location: Location, worke
             view.run = Some(running.run);
             view.worker_id = Some(worker_name(running.worker, workers));
             view.retry_count = running.retry_count;
-            view.progress = progress::parse(running.progress.as_deref());
         }
         Location::Finished(end) => {
             LogEntry::read_chunk(&end.log, (end.run > 0).then_some(end.run), log);
@@ -279,7 +303,7 @@ fn add_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], wo
         None => view.worker_id.clone().filter(|_| run == view.run),
     };
     for entry in log.iter_mut().filter(|entry| entry.details.is_empty()) {
-        let text = match entry.event {
+        let text = match &entry.event {
             LogEvent::Assigned => worker_of(entry.run).map(|worker| format!("to worker {worker}")),
             LogEvent::Scheduled => worker_of(entry.run).map(|worker| format!("worker {worker} is being started")),
             LogEvent::Completed => view.started_at.map(|at| format!("after {} ms", entry.timestamp.ms_since(at))),
@@ -321,14 +345,14 @@ fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
             entry.timestamp = entry.timestamp.max(before.finished_at);
         }
     }
-    log.sort_by_cached_key(|entry| (entry.timestamp, turn(entry), rank(entry.event)));
+    log.sort_by_cached_key(|entry| (entry.timestamp, turn(entry), rank(&entry.event)));
     for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
         entry.run = None;
     }
 }
 
 /// Order of the events of one run within one millisecond.
-fn rank(event: LogEvent) -> u8 {
+fn rank(event: &LogEvent) -> u8 {
     match event {
         LogEvent::Created => 0,
         LogEvent::Retried | LogEvent::ParentsDone | LogEvent::Patched => 1,
@@ -337,7 +361,7 @@ fn rank(event: LogEvent) -> u8 {
         LogEvent::Scheduled | LogEvent::Assigned => 4,
         LogEvent::Started => 5,
         LogEvent::Failed | LogEvent::Timeout | LogEvent::Orphaned | LogEvent::Expired | LogEvent::RetrySuccess => 7,
-        LogEvent::RetryScheduled | LogEvent::HandedBack | LogEvent::Recovered => 8,
+        LogEvent::RetryScheduled | LogEvent::Released | LogEvent::Recovered => 8,
         LogEvent::Completed | LogEvent::Cancelled => 9,
         LogEvent::WebhookSent | LogEvent::WebhookFailed => 10,
         _ => 6,
@@ -345,5 +369,5 @@ fn rank(event: LogEvent) -> u8 {
 }
 
 fn raw(text: String) -> Result<Box<RawValue>> {
-    RawValue::from_string(text).map_err(|e| StoreError::Broken(Cause::new("stored JSON", e)))
+    RawValue::from_string(text).map_err(|e| StoreError::Internal(Cause::new("stored JSON", e)))
 }

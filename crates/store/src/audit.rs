@@ -1,4 +1,4 @@
-//! The audit log: the verbs, and the entries of actions on jobs and workers.
+//! The audit log: the store methods, and the entries of actions on jobs and workers.
 
 use async_trait::async_trait;
 use faena_domain::{AuditRow, Timestamp};
@@ -9,11 +9,14 @@ use crate::Result;
 /// The audit log.
 #[async_trait]
 pub trait AuditStore: Send + Sync + 'static {
-    /// Adds an entry for an action that no other verb records.
+    /// Adds an entry for an action that no other method records.
     async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()>;
 
     /// Lists actions of people and API keys, newest first.
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>>;
+
+    /// Returns how many actions match, counted up to [`crate::COUNT_LIMIT`].
+    async fn audit_total(&self, filter: AuditFilter) -> Result<u64>;
 }
 
 /// One action of a person or API key.
@@ -40,7 +43,7 @@ pub struct AuditFilter {
 }
 
 /// Returns the entry of an action. `None` if the system acts, or a bulk action that has its own entry.
-pub fn act(by: Option<&str>, action: &str, target: impl ToString, details: Value) -> Option<AuditEntry> {
+pub fn audit_entry(by: Option<&str>, action: &str, target: impl ToString, details: Value) -> Option<AuditEntry> {
     by.map(|by| AuditEntry { actor: by.into(), action: action.into(), target: target.to_string(), details, count: 1 })
 }
 

@@ -1,4 +1,4 @@
-//! Bulk actions: the verbs, how they are stored, and their entries in the audit log.
+//! Bulk actions: the store methods, how they are stored, and their entries in the audit log.
 //!
 //! An action processes jobs in the order of their ids, parents before children. Each step records its progress in its own
 //! transaction: the progress is the fence between nodes, and where another node continues after a crash.
@@ -33,6 +33,9 @@ pub trait BulkStore: Send + Sync + 'static {
 
     /// Lists bulk actions, newest first.
     async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>>;
+
+    /// Returns how many bulk actions there are, counted up to [`crate::COUNT_LIMIT`].
+    async fn bulk_total(&self) -> Result<u64>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +61,7 @@ impl BulkAction {
     }
 
     /// Returns whether the action applies to a job in this state.
-    pub fn fits(self, state: JobState) -> bool {
+    pub fn applies_to(self, state: JobState) -> bool {
         match self {
             BulkAction::Cancel => !state.is_terminal(),
             BulkAction::Retry => state.can_transition_to(JobState::Pending),
@@ -78,7 +81,7 @@ pub struct NewBulk {
     /// `None`: as fast as possible.
     pub per_second: Option<u32>,
     /// The newest job to process.
-    pub upto: JobId,
+    pub up_to: JobId,
     pub matched: u64,
 }
 
@@ -91,7 +94,7 @@ pub struct Bulk {
     pub actor: String,
     pub per_second: Option<u32>,
     pub created_at: Timestamp,
-    pub upto: JobId,
+    pub up_to: JobId,
     /// Every job up to this one was processed.
     pub last: Option<JobId>,
     pub matched: u64,
@@ -145,7 +148,7 @@ pub struct BulkRow {
     pub actor: String,
     pub per_second: i64,
     pub created_at: i64,
-    pub upto: Uuid,
+    pub up_to: Uuid,
     pub last: Option<Uuid>,
     pub matched: i64,
     pub done: i64,
@@ -155,13 +158,13 @@ pub struct BulkRow {
     pub error: Option<String>,
 }
 
-pub const COLUMNS: &str = "id, action, filter, actor, per_second, created_at, upto, last, matched, done, skipped, due_at, \
+pub const COLUMNS: &str = "id, action, filter, actor, per_second, created_at, up_to, last, matched, done, skipped, due_at, \
      finished_at, error";
 
 impl BulkRow {
     pub fn bulk(self) -> Result<Bulk> {
         let broken =
-            |what: &str| StoreError::Broken(format!("the {what} of bulk action {} is not readable", self.id).into());
+            |what: &str| StoreError::Internal(format!("the {what} of bulk action {} is not readable", self.id).into());
         Ok(Bulk {
             id: BulkId(self.id),
             action: BulkAction::parse(&self.action).ok_or_else(|| broken("kind"))?,
@@ -169,7 +172,7 @@ impl BulkRow {
             actor: self.actor,
             per_second: u32::try_from(self.per_second).ok().filter(|n| *n > 0),
             created_at: Timestamp::from_ms(self.created_at),
-            upto: JobId(self.upto),
+            up_to: JobId(self.up_to),
             last: self.last.map(JobId),
             matched: self.matched.unsigned_abs(),
             done: self.done.unsigned_abs(),
@@ -206,7 +209,7 @@ impl Filter {
     }
 }
 
-/// Returns the entry for the start. An action that finishes at once only has an entry for its end.
+/// Returns the entry for the start. An action that finishes immediately only has an entry for its end.
 pub fn begin_audit(bulk: &NewBulk) -> Option<AuditEntry> {
     bulk.per_second.map(|per_second| AuditEntry {
         actor: bulk.actor.clone(),

@@ -1,49 +1,52 @@
-//! Claims: workers receive jobs under a run number, and report on them.
+//! Claims: owners receive jobs under a run number, update their runs and end them.
 
 use async_trait::async_trait;
-use faena_domain::{ErrorReason, JobId, JobOptions, JobState, NodeId, Progress, Run, Timestamp, WorkerId};
+use faena_domain::{ErrorReason, JobId, JobOptions, JobState, LogEvent, NodeId, Progress, Run, Timestamp, WorkerId};
 
 use crate::{LaneId, Result, jobs::state_code, sql::CANCELLED};
 
-/// Claims: workers receive jobs, and report on them.
+/// Claims jobs, and updates and ends their runs.
 #[async_trait]
 pub trait ClaimStore: Send + Sync + 'static {
-    /// Claims up to `limit` ready jobs for each request in turn.
+    /// Claims up to `limit` ready jobs for each request, one request after the other.
     ///
-    /// Jobs of one queue come in the order of their score, queues take turns. No job is claimed twice. Jobs with the same run number form
-    /// one claim with one owner (PostgreSQL: one claim per lane); the report of its last job closes it. A request of a worker that has ended,
-    /// or that has reconnected since the session of the request, is refused. Lanes that one request has emptied are not read again for the
-    /// next requests.
+    /// Jobs of one queue are claimed in the order of their score, queues round robin. No job is claimed twice. Jobs with the
+    /// same run number form one claim with one owner (PostgreSQL: one claim per lane); the end of its last job deletes it.
+    ///
+    /// Rejects a request of a worker that has ended, or that has reconnected with a newer session. Lanes that one request has
+    /// emptied are not read again for the next requests.
     async fn job_claim(&self, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>>;
 
-    /// Records what running jobs report: their start, progress, a log line, a finished step.
+    /// Records reports about running jobs: their start, progress, a log line, a finished step.
     ///
-    /// Returns for each note whether its run still owns the job; a note of any other run changes nothing.
-    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>>;
+    /// Returns for each update whether its run still owns the job; an update of any other run changes nothing.
+    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<bool>>;
 
-    /// Ends runs: state and log in one transaction, then the jobs that depend on it.
+    /// Ends runs: writes state and log in one transaction, then releases the dependents of the jobs.
     ///
-    /// Returns for each end whether its run still owned the job; an end of any other run changes nothing. The same end (with the same time)
-    /// may be reported again and counts once.
+    /// Returns for each end whether its run still owned the job; an end of any other run changes nothing. An end that is
+    /// reported again, with the same time, counts once.
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>>;
 }
 
+/// Request of one owner for ready jobs.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     pub owner: Owner,
     pub lanes: Vec<LaneId>,
     pub limit: usize,
-    /// How many jobs can start immediately. Jobs claimed ahead of that leave room under a limit for other workers.
-    pub at_once: usize,
+    /// How many jobs can start immediately. The request prefetches the others; under a limit it may prefetch only some, so
+    /// that other workers also get jobs.
+    pub idle_slots: usize,
 }
 
 /// Owner of a claim; its heartbeat keeps the claim alive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Owner {
-    /// The worker inside this server process. Alive while the lease of the process lasts.
+    /// The built-in worker of a server process. Alive while the lease of the process lasts.
     Node(NodeId),
-    /// A worker that survives the server it is connected to. Once it has reconnected, a request with the old `session` is
-    /// refused.
+    /// A connected worker, which survives the server it is connected to. Once it has reconnected, requests with an older
+    /// `session` are rejected.
     Worker { id: WorkerId, session: i64 },
 }
 
@@ -56,20 +59,22 @@ impl Owner {
     }
 }
 
+/// Answer to a [`ClaimRequest`].
 #[derive(Clone, Debug, Default)]
 pub struct ClaimResult {
     /// In the order in which they run.
     pub jobs: Vec<ClaimedJob>,
-    /// The request was refused: the worker has ended or reconnected.
-    pub refused: bool,
+    /// The request was rejected: the worker has ended or reconnected.
+    pub rejected: bool,
     /// Lanes in which a limit or a pause delays jobs.
     pub limited: Vec<Limited>,
 }
 
+/// A lane in which a limit or a pause delays jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limited {
     pub lane: LaneId,
-    /// When a rate allows the next start. `None`: when a job ends or a setting changes.
+    /// When to claim again. `None`: after a job ends or a setting changes.
     pub until: Option<Timestamp>,
 }
 
@@ -80,18 +85,25 @@ pub struct ClaimedJob {
     pub lane: LaneId,
     pub ready_at: Timestamp,
     pub retry_count: u32,
-    /// A process died with this job, and it is unknown whether the job had started. Its start must be recorded before it
-    /// runs, so that a job that kills its worker uses up its attempts.
-    pub start_first: bool,
-    /// Since when it had to wait, and for which limit.
+    /// Whether its start must be recorded before it runs. True after a server died with this job in flight and it is unknown
+    /// whether the job had started, so that a job that kills its server uses up its attempts.
+    pub must_record_start: bool,
+    /// When it began to wait for a limit, and a description of that limit.
     pub limited: Option<(Timestamp, String)>,
     pub correlation_id: Option<String>,
     pub options: JobOptions,
     pub payload: String,
 }
 
+impl ClaimedJob {
+    /// Returns which attempt of the job this run is: 1 for the first.
+    pub fn attempt(&self) -> u32 {
+        self.options.earlier_attempts + self.retry_count + 1
+    }
+}
+
 #[derive(Clone, Debug)]
-pub struct RunNote {
+pub struct RunUpdate {
     pub id: JobId,
     pub run: Run,
     pub lane: LaneId,
@@ -101,21 +113,44 @@ pub struct RunNote {
     pub ready_at: Timestamp,
     pub started_at: Timestamp,
     pub at: Timestamp,
-    pub kind: NoteKind,
+    pub kind: RunUpdateKind,
+}
+
+impl RunUpdate {
+    /// Returns the trace of a report that came too late or from the wrong worker.
+    pub fn stale(id: JobId, run: Run, text: String, at: Timestamp) -> RunUpdate {
+        RunUpdate {
+            id,
+            run,
+            lane: 0,
+            node: NodeId(uuid::Uuid::nil()),
+            worker: WorkerId(uuid::Uuid::nil()),
+            retry_count: 0,
+            ready_at: at,
+            started_at: at,
+            at,
+            kind: RunUpdateKind::Stale(text),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
-pub enum NoteKind {
+pub enum RunUpdateKind {
     Started,
     Progress(Progress),
-    Message(String),
+    /// A line for the log, under the name `message` or one that the worker chose.
+    Message {
+        event: LogEvent,
+        text: String,
+    },
     /// `total`: the number of steps, if the worker reports it.
     Step {
         name: String,
         result: String,
         total: Option<u32>,
     },
-    /// A report that came too late or from the wrong worker. Recorded in the log of the job, regardless of its owner.
+    /// A report that was rejected because it came too late or from the wrong worker. Added to the log of the job even though
+    /// its run does not own the job.
     Stale(String),
 }
 
@@ -133,16 +168,39 @@ pub struct RunEnd {
     /// The log of this run, from `queued` to its end.
     pub log: String,
     pub outcome: RunOutcome,
-    /// Whether rows may exist that the fast path does not know: its start, a cancel request, a unique key, an expiry.
-    pub on_record: bool,
+    /// Whether rows may exist that the fast path does not delete: its start, a cancel request, a unique key, an expiry.
+    pub may_have_other_rows: bool,
     /// Whether all other jobs of the claim have ended, so that the claim can be deleted.
     pub closes_claim: bool,
+    /// Whether the guardian decided it, and not the worker.
+    pub by_guardian: bool,
+    /// Not stored; measured once the end is stored.
+    pub timing: RunTiming,
+}
+
+/// When a run was in which state, for the metrics.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct RunTiming {
+    pub claimed_at: Option<Timestamp>,
+    /// A process was started for it, so it was `SCHEDULED` first.
+    pub was_scheduled: bool,
+    /// When that process received it.
+    pub assigned_at: Option<Timestamp>,
+    /// Id that a caller gave to what the job belongs to, if any.
+    pub trace: Option<RunTrace>,
+}
+
+/// Id under which other systems know a run.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RunTrace {
+    Trace(String),
+    Correlation(String),
 }
 
 impl RunEnd {
     /// Returns whether this end is stored as `state` at `at_ms`.
     ///
-    /// Tells a repeated report from one that another report has overtaken. An end that would requeue the job may be
+    /// Distinguishes a repeated report from one that lost to another report. An end that would requeue the job may have been
     /// stored as cancelled.
     pub(crate) fn is_stored_as(&self, state: i16, at_ms: i64) -> bool {
         self.at.as_ms() == at_ms && (state == state_code(self.outcome.state()) || state == CANCELLED)
@@ -166,18 +224,26 @@ pub enum RunOutcome {
     Cancelled {
         cause: String,
     },
-    /// Back to the queue without using an attempt.
-    HandedBack,
+    /// The job returns to its queue without using an attempt.
+    Released,
 }
 
 impl RunOutcome {
+    /// Returns why the run failed, if it did.
+    pub fn error_reason(&self) -> Option<ErrorReason> {
+        match self {
+            RunOutcome::Retry { reason, .. } | RunOutcome::Failed { reason, .. } => Some(*reason),
+            _ => None,
+        }
+    }
+
     pub fn state(&self) -> JobState {
         match self {
             RunOutcome::Completed { .. } => JobState::Completed,
             RunOutcome::Retry { .. } => JobState::Retrying,
             RunOutcome::Failed { .. } => JobState::Failed,
             RunOutcome::Cancelled { .. } => JobState::Cancelled,
-            RunOutcome::HandedBack => JobState::Queued,
+            RunOutcome::Released => JobState::Queued,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Dead letters: failed jobs, as people handle them.
+//! Dead letters: retries, deletes, searches and counts failed jobs.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use faena_domain::{JobId, Timestamp};
 
 use crate::Result;
 
-/// Dead letters: failed jobs, as people handle them.
+/// Dead letters: retries, deletes, searches and counts failed jobs.
 #[async_trait]
 pub trait DeadLetterStore: Send + Sync + 'static {
     /// Retries a failed job. A job in another state is left alone.
@@ -25,7 +25,7 @@ pub trait DeadLetterStore: Send + Sync + 'static {
 pub struct DeadLetterStats {
     /// Reasons of the newest ones, and how many were read.
     pub by_reason: BTreeMap<String, u64>,
-    pub looked_at: u64,
+    pub reason_sample_size: u64,
     /// The oldest by creation time.
     pub oldest: Option<JobId>,
     pub newest: Option<JobId>,

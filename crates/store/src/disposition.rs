@@ -1,20 +1,20 @@
-//! Decides what happens to a job whose claim is released. Both engines write it.
+//! Decides what happens to a job whose claim is released. The SQLite and PostgreSQL stores write it.
 
 use faena_domain::{LogEvent, WorkerId};
 
 /// Why a claim is released.
 #[derive(Clone, Copy, Debug)]
 pub enum ReleaseReason<'a> {
-    /// The owner left, or never received the jobs: no attempt is used.
-    Left { text: &'a str, worker: Option<WorkerId> },
+    /// The owner left, or never received the jobs: no attempt is used. `was_starting`: its process had not connected.
+    Left { text: &'a str, worker: Option<WorkerId>, was_starting: bool },
     /// The server died. Jobs that had started use an attempt; the others may only have been waiting.
     Died { delay_ms: i64 },
     /// The worker was lost. It is unknown which jobs it had started, so each uses an attempt: crashes count.
-    Lost { text: &'a str, worker: WorkerId, delay_ms: i64 },
+    Lost { text: &'a str, worker: WorkerId, was_starting: bool, delay_ms: i64 },
 }
 
 /// Where the job goes.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Disposition<'a> {
     Cancelled { cause: &'a str },
     Retry { error: &'a str, delay_ms: i64 },
@@ -32,7 +32,7 @@ impl<'a> ReleaseReason<'a> {
             return Disposition::Cancelled { cause };
         }
         let (error, delay_ms) = match self {
-            ReleaseReason::Left { text, .. } => return Disposition::Ready { event: LogEvent::HandedBack, text },
+            ReleaseReason::Left { text, .. } => return Disposition::Ready { event: LogEvent::Released, text },
             ReleaseReason::Died { .. } if !started => {
                 return Disposition::Ready { event: LogEvent::Recovered, text: DIED_BEFORE };
             }
@@ -43,8 +43,23 @@ impl<'a> ReleaseReason<'a> {
     }
 
     /// Returns whether the next start must be recorded first, because it is unknown whether the job had started.
-    pub fn start_first(self) -> bool {
+    pub fn must_record_start(self) -> bool {
         matches!(self, ReleaseReason::Died { .. })
+    }
+
+    /// Returns whether the guardian releases the claim, and not its owner.
+    pub fn is_by_guardian(self) -> bool {
+        matches!(self, ReleaseReason::Died { .. } | ReleaseReason::Lost { .. })
+    }
+
+    /// Returns what the claim was for its jobs: a process that never connected was never assigned a job.
+    pub fn claimed_as(self) -> LogEvent {
+        match self {
+            ReleaseReason::Left { was_starting: true, .. } | ReleaseReason::Lost { was_starting: true, .. } => {
+                LogEvent::Scheduled
+            }
+            _ => LogEvent::Assigned,
+        }
     }
 
     /// Returns the worker that had the jobs, if a worker had them.
@@ -63,12 +78,12 @@ mod tests {
 
     #[test]
     fn every_release_reason_has_its_disposition() {
-        let left = ReleaseReason::Left { text: "it stopped", worker: None };
+        let left = ReleaseReason::Left { text: "it stopped", worker: None, was_starting: false };
         let died = ReleaseReason::Died { delay_ms: 5 };
-        let lost = ReleaseReason::Lost { text: "gone", worker: WorkerId::new(), delay_ms: 7 };
+        let lost = ReleaseReason::Lost { text: "gone", worker: WorkerId::new(), was_starting: true, delay_ms: 7 };
         let back = |event, text| Disposition::Ready { event, text };
         for (why, started, tries_left, disposition) in [
-            (left, true, false, back(LogEvent::HandedBack, "it stopped")),
+            (left, true, false, back(LogEvent::Released, "it stopped")),
             (died, false, false, back(LogEvent::Recovered, DIED_BEFORE)),
             (died, true, true, Disposition::Retry { error: DIED, delay_ms: 5 }),
             (died, true, false, Disposition::Failed { error: DIED }),

@@ -1,6 +1,6 @@
 //! Checks the invariants of a whole database, and repairs what can be repaired without losing a job.
 //!
-//! `doctor/checks.rs` has the invariants as SQL that both engines understand, `doctor/collector.rs` those that need code for
+//! `doctor/checks.rs` has the invariants as SQL that both databases understand, `doctor/collector.rs` those that need code for
 //! each row, and `doctor/fixes.rs` the repairs. Each engine runs them on one snapshot, while servers work on the database, and
 //! adds checks of its own. Only the violations are kept in memory.
 
@@ -213,7 +213,7 @@ impl std::fmt::Display for Cell {
     }
 }
 
-/// Differences between the SQL of the two engines.
+/// Differences between the SQL of the two databases.
 pub(crate) struct Dialect {
     /// Common table expression `claimed (run, owner, id)`.
     pub claimed: &'static str,

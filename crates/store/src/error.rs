@@ -1,4 +1,4 @@
-//! Errors of the store: one variant per reaction of the caller.
+//! Errors of the store. Each variant asks the caller for a different reaction.
 
 use std::{error::Error, fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use faena_domain::{FieldError, JobId, JobState, error_chain};
 
 #[derive(thiserror::Error, Debug)]
 pub enum StoreError {
-    /// The database does not answer or refuses to write. Nothing was changed; the same call may succeed later.
+    /// The database does not respond or cannot write. Nothing was changed; the same call may succeed later.
     #[error("the database is not available: {0}")]
     Unavailable(#[source] Cause),
     /// The operator must change something before Faena can start.
@@ -17,7 +17,7 @@ pub enum StoreError {
     #[error("a job that is {from} cannot {wanted}")]
     InvalidTransition { from: JobState, wanted: &'static str },
     #[error("{message}")]
-    Conflict { message: String, holder: Option<JobId> },
+    Conflict { message: String, existing_job: Option<JobId> },
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
     /// Two transactions blocked each other; the same call succeeds when it is repeated.
@@ -25,21 +25,21 @@ pub enum StoreError {
     Contended(#[source] Cause),
     /// A bug in Faena, or damaged data.
     #[error("{0}")]
-    Broken(#[source] Cause),
+    Internal(#[source] Cause),
 }
 
 impl StoreError {
-    /// Copies the error of a shared transaction for one of its callers.
-    pub(crate) fn for_each_caller(&self) -> StoreError {
+    /// Returns a copy of the error of a shared transaction, for one of its callers.
+    pub(crate) fn clone_for_caller(&self) -> StoreError {
         match self {
             StoreError::Unavailable(cause) => StoreError::Unavailable(cause.clone()),
-            StoreError::Broken(cause) => StoreError::Broken(cause.clone()),
-            other => StoreError::Broken(other.to_string().into()),
+            StoreError::Internal(cause) => StoreError::Internal(cause.clone()),
+            other => StoreError::Internal(other.to_string().into()),
         }
     }
 }
 
-/// What went wrong, with the error of the database that caused it. Callers that share a transaction share its cause.
+/// Description of a failure, with the database error that caused it. Cloning it shares the database error.
 #[derive(Clone, Debug)]
 pub struct Cause {
     message: String,
@@ -89,7 +89,7 @@ impl From<rusqlite::Error> for StoreError {
             Some(DatabaseBusy | DatabaseLocked | SystemIoFailure | CannotOpen | ReadOnly | PermissionDenied) => {
                 StoreError::Unavailable(Cause::of(error))
             }
-            _ => StoreError::Broken(Cause::new("SQLite", error)),
+            _ => StoreError::Internal(Cause::new("SQLite", error)),
         }
     }
 }
@@ -101,15 +101,15 @@ impl From<tokio_postgres::Error> for StoreError {
             return StoreError::Unavailable(Cause::of(error));
         };
         // 08: connection, 53: out of resources, 57: shutdown or statement timeout, 58: I/O, 25006: the server has become read-only
-        // (a demoted primary), 26000: a prepared statement is gone (a pooler).
+        // (a demoted primary), 26000: unknown prepared statement (a transaction-mode pooler).
         let unavailable = ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class));
-        // 40: conflicts that outlived their retries, 55P03: lock timeout.
+        // 40: serialization failure or deadlock, after all retries; 55P03: lock timeout.
         if code.starts_with("40") || code == "55P03" {
             StoreError::Contended(Cause::of(error))
         } else if unavailable || code == "25006" || code == "26000" {
             StoreError::Unavailable(Cause::of(error))
         } else {
-            StoreError::Broken(Cause::new(format!("PostgreSQL {code}"), error))
+            StoreError::Internal(Cause::new(format!("PostgreSQL {code}"), error))
         }
     }
 }

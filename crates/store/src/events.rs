@@ -1,4 +1,4 @@
-//! Events: the verbs, subscriptions and stored events.
+//! Events: the store methods, subscriptions and stored events.
 //!
 //! Triggers create events in the transaction that moves a row, while a subscription exists
 //! (`docs/decisions/004-events-from-rows.md`).
@@ -14,22 +14,25 @@ use crate::Result;
 pub trait EventStore: Send + Sync + 'static {
     /// Registers or renews subscriptions to events.
     ///
-    /// While a subscription exists, events are recorded in the transaction in which they happen. Without one they cost nothing.
+    /// While a subscription exists, a transaction that changes a job, worker or schedule also records the event. Without a
+    /// subscription no event is recorded.
     async fn event_subscribe(&self, subscriptions: Vec<EventSubscription>, now: Timestamp) -> Result<()>;
 
     /// Returns whether a subscription exists, as far as this process knows.
     fn has_event_subscriptions(&self) -> bool;
 
-    /// Deletes expired subscriptions, and up to `limit` events from before `before` that no sink waits for. Returns their number.
-    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
+    /// Deletes expired subscriptions, and up to `limit` events older than `before` that no sink still has to publish.
+    ///
+    /// Returns the number of deleted events.
+    async fn event_prune(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;
 
     /// Lists matching events in commit order.
     ///
     /// A reader that continues from the position of the last event skips none, however late other transactions commit.
     async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>>;
 
-    /// Returns the position after everything that has happened so far.
-    async fn event_end(&self) -> Result<EventPosition>;
+    /// Returns the position of the last event; a reader that starts there sees only later events.
+    async fn event_last_position(&self) -> Result<EventPosition>;
 
     /// Returns the range of events that are kept for a subscription. `None` if it does not exist.
     ///
@@ -132,7 +135,14 @@ pub enum EventQuery {
 }
 
 /// The columns of `event` rows that are read.
+/// Actor of events that no caller, worker or named part of the server causes.
+pub(crate) const SYSTEM: &str = "system";
+/// Actor of everything that the guardian decides: lost workers, dead servers, missed deadlines.
+pub const GUARDIAN: &str = "system:guardian";
+/// Actor of what schedules do at their due times.
+pub(crate) const SCHEDULER: &str = "system:scheduler";
+
 pub const COLUMNS: &str = "position, id, type, subject, sequence, at, correlation, actor, traceparent, data";
 
-/// How long ids of processed messages are kept.
+/// How long the ids of processed inbox messages are kept.
 pub const INBOX_KEPT_MS: i64 = 30 * 24 * 3_600_000;

@@ -1,30 +1,33 @@
-//! Decides the order when a claim reads ready jobs of several lanes: by score inside a queue, round robin between queues.
+//! Decides the order of ready jobs when a claim reads several lanes: by score inside a queue, round robin between queues.
 //!
-//! In a fair queue the keys take turns: one job of each, the key that was served longest ago first, so that a key with many
-//! jobs does not delay the others.
+//! In a fair queue the order is a round robin over the keys: one job of each key, starting with the key that was served
+//! longest ago. A key with many jobs does not delay the other keys.
 
 use std::collections::BTreeMap;
 
-use faena_domain::{Fairness, JobId, Ordering, Priority, Timestamp};
+use faena_domain::{ClaimOrder, Fairness, JobId, Priority, Timestamp};
 
+/// A ready job that a claim may choose.
 #[derive(Clone, Debug)]
 pub struct Candidate<T> {
     pub queue: String,
-    pub ordering: Ordering,
+    pub claim_order: ClaimOrder,
     pub fairness: Fairness,
-    /// Jobs without a key take turns as if they had one.
+    /// `None`: the jobs without a key; the round robin treats them as one more key.
     pub key: Option<i64>,
-    /// In a fair queue: when its key was last served.
-    pub turn: i64,
+    /// In a fair queue: when its key queue was last served, in milliseconds.
+    pub last_served_at: i64,
     pub priority: Priority,
     pub ready_at: Timestamp,
     pub id: JobId,
     pub row: T,
 }
 
-/// Returns the first `limit` of `candidates`. `turn` chooses the queue that is served first, so that every queue gets its
-/// share of a few slots.
-pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) -> Vec<Candidate<T>> {
+/// Returns the first `limit` of `candidates`, in claim order.
+///
+/// `first_queue` chooses the queue that is served first. The caller changes it with each claim, so that every queue gets its
+/// share even if there are fewer slots than queues.
+pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, first_queue: usize) -> Vec<Candidate<T>> {
     let mut queues: BTreeMap<String, Vec<Candidate<T>>> = BTreeMap::new();
     for candidate in candidates {
         queues.entry(candidate.queue.clone()).or_default().push(candidate);
@@ -32,13 +35,13 @@ pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) ->
     let mut shares: Vec<_> = queues
         .into_values()
         .map(|mut jobs| {
-            jobs.sort_by_key(|c| (c.ordering.score(c.priority, c.ready_at), c.id));
-            if jobs.first().is_some_and(|c| c.fairness == Fairness::Key) { in_run_order(jobs) } else { jobs }
+            jobs.sort_by_key(|c| (c.claim_order.score(c.priority, c.ready_at), c.id));
+            if jobs.first().is_some_and(|c| c.fairness == Fairness::Key) { interleave_by_key(jobs) } else { jobs }
                 .into_iter()
         })
         .collect();
     if !shares.is_empty() {
-        let first = turn % shares.len();
+        let first = first_queue % shares.len();
         shares.rotate_left(first);
     }
     let mut chosen = Vec::new();
@@ -54,8 +57,8 @@ pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, turn: usize) ->
     chosen
 }
 
-/// Returns one job of each key per round. `jobs` has the jobs of each key in their order.
-fn in_run_order<T>(jobs: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+/// Reorders jobs so that each round has one job of each key. Keeps the order of the jobs of one key.
+fn interleave_by_key<T>(jobs: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     struct KeyTurn {
         served_at: i64,
         /// Index of its first job.
@@ -65,9 +68,10 @@ fn in_run_order<T>(jobs: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     let mut round_robin: BTreeMap<Option<i64>, KeyTurn> = BTreeMap::new();
     let mut rounds = Vec::with_capacity(jobs.len());
     for (index, candidate) in jobs.iter().enumerate() {
-        let turn = round_robin.entry(candidate.key).or_insert(KeyTurn { served_at: candidate.turn, index, jobs: 0 });
-        // A key has a key queue in each lane; what counts is when any of them was served.
-        turn.served_at = turn.served_at.max(candidate.turn);
+        let turn =
+            round_robin.entry(candidate.key).or_insert(KeyTurn { served_at: candidate.last_served_at, index, jobs: 0 });
+        // A key has a key queue in each lane; the latest of their times counts.
+        turn.served_at = turn.served_at.max(candidate.last_served_at);
         rounds.push(turn.jobs);
         turn.jobs += 1;
     }
@@ -87,13 +91,13 @@ fn in_run_order<T>(jobs: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
 mod tests {
     use super::*;
 
-    fn candidate(queue: &str, ordering: Ordering, priority: Priority, ready_ms: i64) -> Candidate<()> {
+    fn candidate(queue: &str, claim_order: ClaimOrder, priority: Priority, ready_ms: i64) -> Candidate<()> {
         Candidate {
             queue: queue.into(),
-            ordering,
+            claim_order,
             fairness: Fairness::None,
             key: None,
-            turn: 0,
+            last_served_at: 0,
             priority,
             ready_at: Timestamp::from_ms(ready_ms),
             id: JobId::new(),
@@ -104,10 +108,10 @@ mod tests {
     #[test]
     fn a_queue_is_ordered_by_score_and_then_by_id() {
         let all = vec![
-            candidate("a", Ordering::Aging, Priority::Normal, 2_000_000),
-            candidate("a", Ordering::Aging, Priority::Normal, 0),
-            candidate("a", Ordering::Aging, Priority::Critical, 1_999_999),
-            candidate("a", Ordering::Aging, Priority::Normal, 0),
+            candidate("a", ClaimOrder::Aging, Priority::Normal, 2_000_000),
+            candidate("a", ClaimOrder::Aging, Priority::Normal, 0),
+            candidate("a", ClaimOrder::Aging, Priority::Critical, 1_999_999),
+            candidate("a", ClaimOrder::Aging, Priority::Normal, 0),
         ];
         let ids: Vec<_> = all.iter().map(|c| c.id).collect();
         let chosen: Vec<_> = share_out(all, 4, 0).into_iter().map(|c| c.id).collect();
@@ -117,31 +121,31 @@ mod tests {
     #[test]
     fn a_strict_queue_prefers_the_higher_priority() {
         let all = vec![
-            candidate("a", Ordering::Strict, Priority::Low, 0),
-            candidate("a", Ordering::Strict, Priority::High, 9_000_000_000),
+            candidate("a", ClaimOrder::Strict, Priority::Low, 0),
+            candidate("a", ClaimOrder::Strict, Priority::High, 9_000_000_000),
         ];
         assert_eq!(share_out(all, 1, 0)[0].priority, Priority::High);
     }
 
     #[test]
-    fn queues_take_turns_and_a_short_one_leaves_its_share() {
+    fn queues_are_served_round_robin_and_a_long_one_uses_the_rest() {
         let all: Vec<_> = (0..10)
-            .map(|n| candidate("long", Ordering::Aging, Priority::Normal, n))
-            .chain([candidate("short", Ordering::Aging, Priority::Normal, 99)])
+            .map(|n| candidate("long", ClaimOrder::Aging, Priority::Normal, n))
+            .chain([candidate("short", ClaimOrder::Aging, Priority::Normal, 99)])
             .collect();
         let queues: Vec<_> = share_out(all.clone(), 4, 0).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["long", "short", "long", "long"]);
         let queues: Vec<_> = share_out(all, 1, 1).into_iter().map(|c| c.queue).collect();
-        assert_eq!(queues, ["short"], "another turn, another first");
+        assert_eq!(queues, ["short"], "another queue goes first");
     }
 
-    fn of_key(key: Option<i64>, turn: i64, ready_ms: i64) -> Candidate<()> {
-        let plain = candidate("fair", Ordering::Aging, Priority::Normal, ready_ms);
-        Candidate { fairness: Fairness::Key, key, turn, ..plain }
+    fn of_key(key: Option<i64>, last_served_at: i64, ready_ms: i64) -> Candidate<()> {
+        let plain = candidate("fair", ClaimOrder::Aging, Priority::Normal, ready_ms);
+        Candidate { fairness: Fairness::Key, key, last_served_at, ..plain }
     }
 
     #[test]
-    fn in_a_fair_queue_each_key_has_its_turn_however_many_jobs_it_has() {
+    fn in_a_fair_queue_keys_are_served_round_robin_regardless_of_their_number_of_jobs() {
         let all: Vec<_> = (0..100)
             .map(|n| of_key(Some(1), 0, n))
             .chain([of_key(Some(2), 0, 500), of_key(Some(2), 0, 501), of_key(None, 0, 600), of_key(None, 0, 601)])

@@ -1,4 +1,4 @@
-//! Jobs: the verbs, their arguments and results.
+//! Jobs: the store methods, their arguments and results.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,25 @@ use faena_domain::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Lane, LaneId, Result};
+use crate::{JobIdPage, JobPage, Lane, LaneId, Page, Result};
 
 /// Jobs: submitting, changing, moving and reading them.
 #[async_trait]
 pub trait JobStore: Send + Sync + 'static {
     /// Stores all jobs or none, each in `ready`, or in `waiting` for its time or its parents.
     ///
-    /// An idempotency key that exists with the same fingerprint returns the existing job.
-    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>>;
+    /// An idempotency key that exists with the same fingerprint returns the existing job. `by` is the actor of the events; `None` for the
+    /// system. A submission has no entry in the audit log.
+    async fn job_submit(&self, jobs: Vec<NewJob>, by: Option<&str>, now: Timestamp) -> Result<Vec<Submitted>>;
 
     /// Cancels a job, or requests its cancellation if a worker has it.
     ///
     /// `by` is the actor of the entry in the audit log, which is written in the same transaction; `None` for the system and for bulk actions,
-    /// which have an entry of their own. The same holds for the next three verbs.
+    /// which have an entry of their own. The same holds for the next three methods.
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
 
-    /// Retries a failed or cancelled job under its own id, with all its attempts.
-    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
+    /// Retries a failed or cancelled job under its own id, with all its attempts. Lets a retrying job make its next attempt now.
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried>;
 
     /// Changes a job that has not started.
     async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()>;
@@ -56,14 +57,15 @@ pub trait JobStore: Send + Sync + 'static {
     /// Returns a job with its log and steps.
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
 
-    /// Returns what a job waits for: jobs ahead of it, parents, its key, its owner.
-    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>>;
+    /// Returns what a job waits for: jobs ahead of it, parents, its key, its owner. Jobs of the lanes in `without` are not
+    /// counted.
+    async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>>;
 
-    /// Lists matching jobs, newest first, without log and steps.
+    /// Lists matching jobs without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
 
-    /// Lists the ids of up to `limit` matching jobs that are newer than `after` and not newer than `upto`, oldest first.
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage>;
+    /// Lists the ids of up to `limit` matching jobs that are newer than `after` and not newer than `up_to`, oldest first.
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, up_to: JobId, limit: usize) -> Result<JobIdPage>;
 
     /// Lists how each run of a job ended, oldest first.
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>>;
@@ -76,6 +78,9 @@ pub trait JobStore: Send + Sync + 'static {
 
     /// Returns the number of jobs per lane and tally.
     async fn counts(&self) -> Result<Counts>;
+
+    /// Returns how many jobs in flight of each lane are `SCHEDULED` and how many are `PROCESSING`. The others are `ASSIGNED`.
+    async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>>;
 
     /// Returns all lanes that exist so far.
     async fn lanes(&self) -> Result<Vec<Lane>>;
@@ -99,6 +104,18 @@ pub enum CancelOutcome {
     },
 }
 
+/// Result of a retry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retried {
+    pub state: JobState,
+    pub retry_count: u32,
+}
+
+impl Retried {
+    /// A failed or cancelled job starts over.
+    pub const FROM_START: Retried = Retried { state: JobState::Pending, retry_count: 0 };
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct JobPatch {
     pub priority: Option<Priority>,
@@ -109,10 +126,23 @@ pub struct JobPatch {
     pub max_retries: Option<u32>,
     pub retry_delay_ms: Option<u64>,
     pub timeout_ms: Option<u64>,
+    /// `Some(None)`: the type is the name.
+    pub name: Option<Option<String>>,
+    pub webhook_url: Option<Option<String>>,
+    pub tags: Option<Vec<String>>,
 }
 
 impl JobPatch {
     pub fn apply_to(&self, options: &mut JobOptions) {
+        if let Some(name) = &self.name {
+            options.name = name.clone();
+        }
+        if let Some(webhook_url) = &self.webhook_url {
+            options.webhook_url = webhook_url.clone();
+        }
+        if let Some(tags) = &self.tags {
+            options.tags = tags.clone();
+        }
         if let Some(scheduled_at) = self.scheduled_at {
             options.scheduled_at = scheduled_at;
         }
@@ -155,6 +185,16 @@ impl JobPatch {
         if let Some(ms) = self.timeout_ms {
             parts.push(format!("timeoutMs {ms}"));
         }
+        if let Some(name) = &self.name {
+            parts.push(name.as_ref().map_or("no name".into(), |name| format!("name \"{name}\"")));
+        }
+        // The URL may contain a secret of its receiver.
+        if let Some(url) = &self.webhook_url {
+            parts.push(if url.is_some() { "webhookUrl".into() } else { "no webhookUrl".into() });
+        }
+        if let Some(tags) = &self.tags {
+            parts.push(if tags.is_empty() { "no tags".into() } else { format!("tags {}", tags.join(" ")) });
+        }
         parts.join(", ")
     }
 }
@@ -185,6 +225,8 @@ pub struct Retention {
     pub failed_ms: i64,
     /// For entries of the audit log, and for finished bulk actions.
     pub audit_ms: i64,
+    pub hourly_history_ms: i64,
+    pub daily_history_ms: i64,
 }
 
 impl Retention {
@@ -197,7 +239,14 @@ impl Retention {
 impl Default for Retention {
     fn default() -> Self {
         const DAY_MS: i64 = 24 * 3_600_000;
-        Retention { completed_ms: 7 * DAY_MS, cancelled_ms: 7 * DAY_MS, failed_ms: 30 * DAY_MS, audit_ms: 365 * DAY_MS }
+        Retention {
+            completed_ms: 7 * DAY_MS,
+            cancelled_ms: 7 * DAY_MS,
+            failed_ms: 30 * DAY_MS,
+            audit_ms: 365 * DAY_MS,
+            hourly_history_ms: 14 * DAY_MS,
+            daily_history_ms: 730 * DAY_MS,
+        }
     }
 }
 
@@ -207,66 +256,28 @@ impl Default for Retention {
 pub struct Filter {
     #[serde(rename = "status")]
     pub states: Vec<JobState>,
-    pub priority: Option<Priority>,
+    #[serde(rename = "priority")]
+    pub priorities: Vec<Priority>,
     #[serde(rename = "type")]
     pub kind: Option<String>,
+    pub name: Option<String>,
     pub queue: Option<String>,
+    /// Queues that the caller is restricted to. `None`: all queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queues: Option<Vec<String>>,
     pub tag: Option<String>,
     pub correlation_id: Option<String>,
     pub schedule_id: Option<String>,
     pub created_after: Option<Timestamp>,
     pub created_before: Option<Timestamp>,
-    /// Part of a type or queue name, or exactly an id, a correlation id, a unique key or an idempotency key.
+    /// The worker that has the job, or had it when it finished.
+    pub worker_id: Option<String>,
+    /// Part of a name, type or queue, or exactly an id, a correlation id, a unique key or an idempotency key.
     pub q: Option<String>,
-    /// Part of the error of a failed job, case-insensitive. Only together with the state FAILED.
+    /// Part of the error that the job shows, case-insensitive.
     pub error: Option<String>,
-    /// Reason of a failed job. Only together with the state FAILED.
+    /// Reason of the error that the job shows.
     pub reason: Option<ErrorReason>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum Page {
-    Offset {
-        offset: usize,
-        limit: usize,
-    },
-    /// Jobs after (older than) this one.
-    After {
-        id: Option<JobId>,
-        limit: usize,
-    },
-    /// In the other direction: jobs after (newer than) this one, up to another, oldest first. Nothing is counted.
-    Upward {
-        after: Option<JobId>,
-        upto: JobId,
-        limit: usize,
-    },
-}
-
-impl Page {
-    pub fn limit(&self) -> usize {
-        match *self {
-            Page::Offset { limit, .. } | Page::After { limit, .. } | Page::Upward { limit, .. } => limit,
-        }
-    }
-}
-
-/// Ids of matching jobs, oldest first.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct JobIdPage {
-    pub ids: Vec<JobId>,
-    /// Where the next page starts. `None`: this was the last page.
-    pub next: Option<JobId>,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct JobPage {
-    pub jobs: Vec<JobView>,
-    pub total: u64,
-    /// `false`: at least `total` jobs match; counting all would take too long.
-    pub total_is_exact: bool,
-    /// The `cursor` of the next page.
-    pub next: Option<JobId>,
 }
 
 /// States that are counted together.
@@ -281,12 +292,24 @@ pub enum Tally {
     Completed = 4,
     Failed = 5,
     Cancelled = 6,
-    /// Runs that have ended so far. It only grows, so that throughput can be derived from it.
+    /// Runs that have ended so far. It and the following only grow, so that rates can be derived from them.
     Ran = 7,
+    /// Jobs that have failed so far, whatever happened to them later.
+    EverFailed = 8,
+    /// Jobs that were cancelled so far.
+    EverCancelled = 9,
+    /// Runs that have failed so far.
+    FailedRuns = 10,
+    /// Runs that a timeout ended, and jobs that expired.
+    TimedOut = 11,
+    /// Completed jobs that were deleted. With those that exist, all jobs that have ever completed.
+    RemovedCompleted = 12,
+    /// Other jobs that were deleted.
+    RemovedOther = 13,
 }
 
 impl Tally {
-    pub const ALL: [Tally; 8] = [
+    pub const ALL: [Tally; 14] = [
         Tally::Pending,
         Tally::Queued,
         Tally::InFlight,
@@ -295,6 +318,12 @@ impl Tally {
         Tally::Failed,
         Tally::Cancelled,
         Tally::Ran,
+        Tally::EverFailed,
+        Tally::EverCancelled,
+        Tally::FailedRuns,
+        Tally::TimedOut,
+        Tally::RemovedCompleted,
+        Tally::RemovedOther,
     ];
 
     pub fn of(state: JobState) -> Tally {
@@ -314,12 +343,84 @@ impl Tally {
     }
 }
 
+/// Jobs of a lane that are `SCHEDULED` or `PROCESSING`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InFlightCount {
+    pub lane: LaneId,
+    pub state: JobState,
+    pub count: i64,
+}
+
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Counts {
     pub by_lane: BTreeMap<(LaneId, Tally), i64>,
 }
 
+/// What has happened to jobs since the database exists. These numbers only grow.
+///
+/// The counters of the states give most of them, so that submitting and completing a job counts nothing more for them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum JobTotal {
+    Created = 0,
+    Completed = 1,
+    /// Jobs that failed for good.
+    Failed = 2,
+    Cancelled = 3,
+    /// Runs that a timeout ended, and jobs that expired.
+    TimedOut = 4,
+    /// Runs that failed, whether or not their job was retried.
+    RunFailed = 5,
+}
+
+impl JobTotal {
+    pub const ALL: [JobTotal; 6] = [
+        JobTotal::Created,
+        JobTotal::Completed,
+        JobTotal::Failed,
+        JobTotal::Cancelled,
+        JobTotal::TimedOut,
+        JobTotal::RunFailed,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            JobTotal::Created => "created",
+            JobTotal::Completed => "completed",
+            JobTotal::Failed => "failed",
+            JobTotal::Cancelled => "cancelled",
+            JobTotal::TimedOut => "timed_out",
+            JobTotal::RunFailed => "run_failed",
+        }
+    }
+
+    /// Returns the tallies whose sum it is. A job that was created is in one state, or was deleted.
+    fn tallies(self) -> &'static [Tally] {
+        use Tally::*;
+        match self {
+            JobTotal::Created => {
+                &[Pending, Queued, InFlight, Retrying, Completed, Failed, Cancelled, RemovedCompleted, RemovedOther]
+            }
+            JobTotal::Completed => &[Completed, RemovedCompleted],
+            JobTotal::Failed => &[EverFailed],
+            JobTotal::Cancelled => &[EverCancelled],
+            JobTotal::TimedOut => &[TimedOut],
+            JobTotal::RunFailed => &[FailedRuns],
+        }
+    }
+}
+
 impl Counts {
+    /// Returns how often it has happened in a lane.
+    pub fn so_far(&self, lane: LaneId, total: JobTotal) -> i64 {
+        total.tallies().iter().filter_map(|tally| self.by_lane.get(&(lane, *tally))).sum()
+    }
+
+    /// Returns every lane that has a counter.
+    pub fn lanes(&self) -> impl Iterator<Item = LaneId> {
+        let lanes: std::collections::BTreeSet<LaneId> = self.by_lane.keys().map(|(lane, _)| *lane).collect();
+        lanes.into_iter()
+    }
+
     pub fn total(&self, tally: Tally) -> i64 {
         self.by_lane.iter().filter(|((_, t), _)| *t == tally).map(|(_, n)| n).sum()
     }
@@ -350,14 +451,17 @@ pub struct JobPosition {
     /// Parents it waits for, with their state. `None`: the parent was deleted.
     pub parents: Vec<(JobId, Option<JobState>)>,
     /// Number of jobs with its concurrencyKey that are in flight, and the first of them.
-    pub key_held: u64,
-    pub key_holders: Vec<JobId>,
+    pub key_in_flight: u64,
+    pub key_jobs: Vec<JobId>,
     /// Starts left of the rate of its key.
     pub key_bucket: Option<Bucket>,
     pub owner: Option<ClaimOwner>,
     /// When and why its cancellation was requested.
     pub cancel: Option<(Timestamp, String)>,
 }
+
+/// Message of a conflict over a `uniqueKey`. It does not name the other job, which the caller may not be allowed to see.
+pub(crate) const UNIQUE_KEY_TAKEN: &str = "a job with this uniqueKey has not finished";
 
 impl JobPosition {
     pub const MOST_AHEAD: u64 = 10_000;

@@ -1,8 +1,8 @@
 //! A lane is one queue, type and priority. Its ready jobs are claimed first in, first out. Jobs with a `concurrencyKey` have
 //! lanes of their own, with one key queue per key.
 //!
-//! So a claim reads only the lanes it can serve, whatever has piled up in others; counters and lists go by lane; and how a
-//! queue weighs priority against waiting time is decided when jobs are claimed, not when they are submitted.
+//! A claim reads only the lanes that it can serve, so a backlog in other lanes costs nothing. Counters and lists are kept by
+//! lane. How a queue weighs priority against waiting time is decided when jobs are claimed, not when they are submitted.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ use crate::{Result, StoreError};
 
 pub type LaneId = i32;
 
-/// More lanes mean that a caller puts ids into type or queue names.
+/// A caller that needs more lanes probably puts ids into type or queue names.
 pub const MAX_LANES: usize = 20_000;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -82,7 +82,7 @@ impl LaneCache {
         let inner = self.inner.read();
         let mut last = None;
         lanes.into_iter().any(|lane| {
-            // Neighbours are mostly equal.
+            // Consecutive entries are usually equal.
             let same = last.replace(lane) == Some(lane);
             !same && (inner.keyed.contains(&lane) || !inner.by_id.contains_key(&lane))
         })
@@ -93,7 +93,7 @@ impl LaneCache {
     }
 
     pub fn require(&self, id: LaneId) -> Result<Lane> {
-        self.get(id).ok_or_else(|| StoreError::Broken(format!("lane {id} is unknown").into()))
+        self.get(id).ok_or_else(|| StoreError::Internal(format!("lane {id} is unknown").into()))
     }
 
     pub fn contains(&self, id: LaneId) -> bool {
@@ -131,7 +131,7 @@ pub fn too_many_lanes() -> StoreError {
     StoreError::Invalid(vec![faena_domain::FieldError::new(
         "type",
         format!(
-            "would be one of more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"
+            "would create more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"
         ),
     )])
 }

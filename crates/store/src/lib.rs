@@ -1,31 +1,34 @@
-//! Stores jobs, in SQLite or PostgreSQL, with one behaviour. The only crate with SQL.
+//! Stores jobs, in SQLite or PostgreSQL, with one behaviour. Contains all SQL of the server.
 //!
-//! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. One verb is one
+//! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. One method is one
 //! transaction; `docs/decisions/001-storage-shape.md` says why.
 //!
 //! Each noun has a trait beside its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in `sqlite/` and
-//! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. What both engines
+//! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. What both databases
 //! decide alike is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
 
 mod admit;
+mod api_keys;
 mod assemble;
 mod audit;
 mod bulk;
-mod fair_share;
-pub mod doctor;
-mod error;
-mod events;
-mod disposition;
-mod foreign;
 mod claim_limits;
 mod claims;
 mod dead_letters;
+mod disposition;
+pub mod doctor;
+mod error;
+mod events;
+mod external;
+mod fair_share;
+mod history;
 mod jobs;
 mod lanes;
 mod lists;
 mod migrate;
 mod nodes;
 mod outbox;
+mod pages;
 mod plan;
 mod postgres;
 mod progress;
@@ -34,6 +37,7 @@ mod schedules;
 mod sql;
 mod sqlite;
 mod store;
+mod tasks;
 mod webhooks;
 mod workers;
 
@@ -49,39 +53,56 @@ pub mod plan_probe {
     pub use crate::sqlite::limited_claim::OPEN_KEY_QUEUES;
 }
 
+pub use api_keys::{ApiKeyStore, KeyRotation};
 pub use audit::{AuditEntry, AuditFilter, AuditStore};
 pub use bulk::{Bulk, BulkAction, BulkStep, BulkStore, NewBulk};
 pub use claims::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, NoteKind, Owner, RunEnd, RunNote, RunOutcome,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, Owner, RunEnd, RunOutcome, RunTiming, RunTrace,
+    RunUpdate, RunUpdateKind,
 };
 pub use dead_letters::{DeadLetterStats, DeadLetterStore};
 pub use error::{Cause, StoreError};
 pub use events::{
-    EventPosition, EventQuery, EventRange, EventStore, EventSubscription, OnRejected, StoredEvent, SubscriptionMode,
+    EventPosition, EventQuery, EventRange, EventStore, EventSubscription, GUARDIAN, OnRejected, StoredEvent,
+    SubscriptionMode,
 };
-pub use foreign::{ForeignColumns, ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake};
+pub use external::{
+    ExternalColumns, ExternalEnd, ExternalMapping, ExternalOutbox, ExternalRow, ExternalSettled, ExternalTake,
+};
+pub use history::{
+    HISTORY_BOUNDS_MS, HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, HistoryStore, TimingCount,
+    named_queues,
+};
 pub use jobs::{
-    CancelOutcome, ClaimOwner, Counts, DueResult, Filter, JobExit, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
-    Page, Retention, Submitted, Tally,
+    CancelOutcome, ClaimOwner, Counts, DueResult, Filter, InFlightCount, JobExit, JobPatch, JobPosition, JobStore,
+    JobTotal, Retention, Retried, Submitted, Tally,
 };
 pub use lanes::{Lane, LaneId};
+pub use lists::COUNT_LIMIT;
 #[doc(hidden)]
 pub use migrate::{MIGRATIONS, Migration};
-pub use nodes::{GracePeriods, NodeInfo, NodeStore, Poll, Recovered};
+pub use nodes::{
+    GracePeriods, InputKind, InputState, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts,
+};
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
-    PARTITIONS, Partition, Republish, SinkView,
+    PARTITIONS, Partition, PublishingNode, Republish, SinkView,
 };
-pub use rules::{Configured, QueuePatch, RuleStore, StoredLimit};
+pub use pages::{Cursor, JobIdPage, JobPage, Order, Page, Sort, SortBy, Start};
+pub use rules::{ConfiguredRules, QueuePatch, RuleStore, StoredLimit};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage, ScheduleStore};
 pub use store::{Signal, Store, StoreOptions, open};
+pub use tasks::{
+    MachineStatus, NewMachine, NewTask, Registered, StoredMachine, TaskAnswer, TaskFilter, TaskInput, TaskStore,
+    TaskView, TasksFired,
+};
 pub use webhooks::{
     Delivery, LOST_FORGIVEN, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest, WebhookTaken,
     host_of, without_query,
 };
 pub use workers::{
-    ResumedJob, SweepResult, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate,
-    WorkerUpdateResult,
+    ResumedJob, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerStore,
+    WorkerUpdate, WorkerUpdateResult,
 };
 
 pub type Result<T> = std::result::Result<T, StoreError>;

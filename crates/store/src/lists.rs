@@ -1,18 +1,19 @@
-//! Decides how a list is answered: which index gives the ids, and what bounds them. The engines only run the queries.
+//! Decides how a list is answered: which index gives the ids, and what bounds them. The two databases only run the queries.
 //!
 //! Every table of jobs has its ids in order per lane, so a page consists of the newest few ids of each lane and table; the
 //! cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
-use faena_domain::{ErrorReason, FieldError, JobId, JobOptions, JobState};
+use faena_domain::{ErrorReason, JobId, JobOptions, JobState};
 use uuid::Uuid;
 
 use crate::{
-    Counts, DeadLetterStats, Filter, Lane, LaneId, Page, Result, StoreError, Tally,
+    Counts, Cursor, DeadLetterStats, Filter, Lane, LaneId, Order, Page, Result, Sort, SortBy, Tally,
+    pages::{Listed, page_start},
     plan::LabelKind,
     sql::{CANCELLED, FAILED, PENDING, RETRYING},
 };
 
-/// Counting stops here where no counter has the answer.
+/// Counting, searching, sorting and pages by number stop here where no counter or index has the answer.
 pub const COUNT_LIMIT: usize = 10_000;
 
 pub enum Source {
@@ -25,53 +26,108 @@ pub enum Source {
     Correlation(String),
     /// The newest (or oldest) failed jobs of each lane, searched by error and reason.
     DeadLetterMatches(Vec<LaneId>),
+    /// The newest (or oldest) jobs of these lanes, and of those with this name of their own, compared one by one.
+    Scan {
+        lanes: Vec<LaneId>,
+        name: Option<String>,
+    },
+}
+
+/// Ids from `from` on, before `before`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub from: JobId,
+    pub before: JobId,
+}
+
+impl Range {
+    pub fn contains(&self, id: JobId) -> bool {
+        id >= self.from && id < self.before
+    }
+}
+
+/// Part of a list in the order of the creation.
+#[derive(Clone, Copy)]
+pub struct Span {
+    pub after: Option<JobId>,
+    pub up_to: Option<JobId>,
+    pub offset: usize,
+    pub limit: usize,
+    pub order: Order,
+}
+
+impl Span {
+    /// Returns the part that a page shows, if the list is sorted by creation. Other lists only need their total.
+    pub fn of(page: Page) -> Result<Span> {
+        let Sort { by, order } = page.sort;
+        let (offset, cursor) = page_start(page)?;
+        Ok(match by {
+            SortBy::Created => {
+                Span { after: cursor.map(|cursor| cursor.id), up_to: None, offset, limit: page.limit, order }
+            }
+            SortBy::Updated | SortBy::Scheduled | SortBy::Priority => Span::newest(1),
+        })
+    }
+
+    /// Returns the newest jobs.
+    pub fn newest(limit: usize) -> Span {
+        Span { after: None, up_to: None, offset: 0, limit, order: Order::Desc }
+    }
+
+    /// Returns jobs that are newer than `after` and not newer than `up_to`, oldest first.
+    pub fn upward(after: Option<JobId>, up_to: JobId, limit: usize) -> Span {
+        Span { after, up_to: Some(up_to), offset: 0, limit, order: Order::Asc }
+    }
 }
 
 pub struct ListQuery {
     pub source: Source,
-    /// Ids below this one, including the cursor.
-    pub before: JobId,
-    /// Ids below this one, without the cursor.
-    pub upper: JobId,
-    pub from: JobId,
+    /// The ids that the filter allows.
+    pub allowed: Range,
+    /// Those of them that come after the cursor.
+    pub page: Range,
     /// How many ids each index must give.
     pub wanted: usize,
+    /// The registrations of the worker in the filter.
+    pub workers: Vec<Uuid>,
     filter: Filter,
+    /// The states in which jobs can match.
+    states: Vec<JobState>,
     /// The lanes that match type, queue and priority of the filter.
     lanes: Vec<LaneId>,
-    /// Those of them whose names match the search text.
+    /// Those of them whose type is the name in the filter.
+    named: Vec<LaneId>,
+    /// Those of them whose type or queue contains the search text.
     found: Vec<LaneId>,
     offset: usize,
     limit: usize,
-    direction: Direction,
-}
-
-/// Which end of the ids comes first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Down,
-    Up,
+    order: Order,
 }
 
 /// How much of an error is searched. Errors written by people are short, those of programs may not be.
-pub const SEARCHED: usize = 2_000;
+pub const SEARCHED_ERROR_CHARS: usize = 2_000;
 
 /// Result of a search through one lane.
 #[derive(Default)]
-pub struct Scan {
+pub struct LaneSearch {
     pub seen: usize,
     /// The last job that was read.
     pub last: Option<JobId>,
     pub ids: Vec<JobId>,
 }
 
-impl Scan {
-    pub fn record(&mut self, id: JobId, fits: bool) {
+impl LaneSearch {
+    pub fn record(&mut self, id: JobId, is_match: bool) {
         self.seen += 1;
         self.last = Some(id);
-        if fits {
+        if is_match {
             self.ids.push(id);
         }
+    }
+
+    /// Returns what a search that reads up to `bound` jobs has found.
+    pub fn window(self, bound: usize) -> Window {
+        Window { end: self.last.filter(|_| self.seen == bound), ids: self.ids }
     }
 }
 
@@ -98,17 +154,26 @@ impl DeadLetterStats {
         dead_letters.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
         dead_letters.truncate(COUNT_LIMIT);
         self.newest = dead_letters.first().map(|(id, _)| *id);
-        self.looked_at = dead_letters.len() as u64;
+        self.reason_sample_size = dead_letters.len() as u64;
         for (_, reason) in dead_letters {
             *self.by_reason.entry(reason).or_default() += 1;
         }
     }
 }
 
-/// Failed jobs that match a search.
-pub struct DeadLetterMatches {
+/// Jobs that a bounded search found.
+#[derive(Clone, Default)]
+pub struct Window {
     pub ids: Vec<JobId>,
     /// Where the search ended, if not with the last job.
+    pub end: Option<JobId>,
+}
+
+/// Page of a list by creation, with its total.
+pub struct Selected {
+    pub ids: Vec<JobId>,
+    pub total: u64,
+    pub total_is_exact: bool,
     pub end: Option<JobId>,
 }
 
@@ -124,72 +189,65 @@ pub struct Candidate<'a> {
     pub lane: LaneId,
     pub correlation: Option<&'a str>,
     pub options: &'a JobOptions,
+    pub last_run: LastRun,
+}
+
+/// The worker and the error that a job shows. Only read if the filter compares them.
+#[derive(Clone, Default)]
+pub struct LastRun {
+    pub worker: Option<Uuid>,
+    pub error: Option<String>,
+    pub reason: Option<String>,
+}
+
+fn contains(text: &str, lower_needle: &str) -> bool {
+    text.to_lowercase().contains(lower_needle)
 }
 
 impl ListQuery {
-    pub fn new(filter: &Filter, page: Page, lanes: &[Lane]) -> Result<ListQuery> {
+    pub fn new(filter: &Filter, span: Span, lanes: &[Lane]) -> ListQuery {
         let matching: Vec<&Lane> = lanes
             .iter()
             .filter(|lane| filter.kind.as_ref().is_none_or(|kind| *kind == lane.kind))
             .filter(|lane| filter.queue.as_ref().is_none_or(|queue| *queue == lane.queue))
-            .filter(|lane| filter.priority.is_none_or(|priority| priority == lane.priority))
+            .filter(|lane| filter.queues.as_ref().is_none_or(|queues| queues.contains(&lane.queue)))
+            .filter(|lane| filter.priorities.is_empty() || filter.priorities.contains(&lane.priority))
             .collect();
         let needle = filter.q.as_ref().map(|text| text.to_lowercase());
-        let named = |lane: &&&Lane| {
-            needle.as_ref().is_none_or(|needle| {
-                lane.kind.to_lowercase().contains(needle) || lane.queue.to_lowercase().contains(needle)
-            })
+        let is_found = |lane: &&&Lane| {
+            needle.as_ref().is_none_or(|text| contains(&lane.kind, text) || contains(&lane.queue, text))
         };
-        let found: Vec<LaneId> = matching.iter().filter(named).map(|lane| lane.id).collect();
-        let source = if filter.error.is_some() || filter.reason.is_some() {
-            if filter.states != [JobState::Failed] {
-                let path = if filter.error.is_some() { "error" } else { "reason" };
-                return Err(StoreError::Invalid(vec![FieldError::new(path, "is only for failed jobs")]));
-            }
-            Source::DeadLetterMatches(matching.iter().map(|lane| lane.id).collect())
-        } else if let Some(value) = &filter.tag {
-            Source::Label { kind: LabelKind::Tag, value: value.clone() }
-        } else if let Some(value) = &filter.schedule_id {
-            Source::Label { kind: LabelKind::Schedule, value: value.clone() }
-        } else if let Some(text) = &filter.correlation_id {
-            Source::Correlation(text.clone())
-        } else {
-            Source::Lanes(found.clone())
-        };
+        let is_named = |lane: &&&Lane| filter.name.as_ref().is_none_or(|name| *name == lane.kind);
+        let found: Vec<LaneId> = matching.iter().filter(is_found).map(|lane| lane.id).collect();
+        let named: Vec<LaneId> = matching.iter().filter(is_named).map(|lane| lane.id).collect();
+        let lanes: Vec<LaneId> = matching.iter().map(|lane| lane.id).collect();
         let upper = filter.created_before.map_or(JobId(Uuid::max()), |at| JobId::first_at_ms(at.as_ms()));
-        let from = filter.created_after.map_or(JobId(Uuid::nil()), |at| JobId::first_at_ms(at.as_ms()));
-        let (offset, limit, before, from, direction) = match page {
-            Page::Offset { offset, limit } => (offset, limit, upper, from, Direction::Down),
-            Page::After { id, limit } => (0, limit, id.map_or(upper, |id| id.min(upper)), from, Direction::Down),
-            Page::Upward { after, upto, limit } => {
-                let from = after.map_or(from, |id| from.max(following(id)));
-                (0, limit, upper.min(following(upto)), from, Direction::Up)
-            }
+        let upper = span.up_to.map_or(upper, |up_to| upper.min(following(up_to)));
+        let lower = filter.created_after.map_or(JobId(Uuid::nil()), |at| JobId::first_at_ms(at.as_ms()));
+        let allowed = Range { from: lower, before: upper };
+        let page = match (span.order, span.after) {
+            (_, None) => allowed,
+            (Order::Desc, Some(id)) => Range { before: id.min(upper), ..allowed },
+            (Order::Asc, Some(id)) => Range { from: lower.max(following(id)), ..allowed },
         };
-        let wanted = offset.saturating_add(limit);
-        if wanted > COUNT_LIMIT {
-            return Err(StoreError::Invalid(vec![FieldError::new(
-                "page",
-                format!("pages end at job {COUNT_LIMIT}; go on with cursor"),
-            )]));
-        }
-        let lanes = matching.iter().map(|lane| lane.id).collect();
-        Ok(ListQuery {
-            source,
-            before,
-            upper,
-            from,
-            wanted,
+        ListQuery {
+            source: source_of(filter, &lanes, &named, &found),
+            allowed,
+            page,
+            wanted: span.offset.saturating_add(span.limit),
+            workers: Vec::new(),
             filter: filter.clone(),
+            states: possible_states(filter),
             lanes,
+            named,
             found,
-            offset,
-            limit,
-            direction,
-        })
+            offset: span.offset,
+            limit: span.limit,
+            order: span.order,
+        }
     }
 
-    /// Returns the text that may be a whole key, id or correlation id, when the ids come from the lanes.
+    /// Returns the text that may be a name, key, id or correlation id, when the ids come from the lanes.
     pub fn search(&self) -> Option<&str> {
         match self.source {
             Source::Lanes(_) => self.filter.q.as_deref(),
@@ -197,12 +255,17 @@ impl ListQuery {
         }
     }
 
+    /// Returns the worker whose registrations must be looked up.
+    pub fn worker(&self) -> Option<&str> {
+        self.filter.worker_id.as_deref()
+    }
+
     pub fn includes(&self, state: JobState) -> bool {
-        self.filter.states.is_empty() || self.filter.states.contains(&state)
+        self.states.contains(&state)
     }
 
     pub fn includes_in_flight(&self) -> bool {
-        [JobState::Scheduled, JobState::Assigned, JobState::Processing].into_iter().any(|state| self.includes(state))
+        self.states.iter().any(|state| state.is_in_flight())
     }
 
     /// Returns the queries of the tables that can contain matching jobs.
@@ -242,8 +305,7 @@ impl ListQuery {
         if bounded || in_flight.contains(&true) && in_flight.contains(&false) {
             return None;
         }
-        let states = JobState::ALL.into_iter().filter(|state| self.includes(*state));
-        let tallies: Vec<Tally> = states.map(Tally::of).collect();
+        let tallies: Vec<Tally> = self.states.iter().copied().map(Tally::of).collect();
         let total: i64 = counts
             .by_lane
             .iter()
@@ -253,32 +315,45 @@ impl ListQuery {
         Some(u64::try_from(total).unwrap_or(0))
     }
 
-    /// Sorts the ids and leaves out those before the page.
-    pub fn cut_sorted(&self, mut ids: Vec<JobId>) -> Vec<JobId> {
-        self.sort(&mut ids);
-        self.cut(ids)
-    }
-
     pub fn sort(&self, ids: &mut Vec<JobId>) {
-        match self.direction {
-            Direction::Down => ids.sort_unstable_by(|a, b| b.cmp(a)),
-            Direction::Up => ids.sort_unstable(),
+        match self.order {
+            Order::Desc => ids.sort_unstable_by(|a, b| b.cmp(a)),
+            Order::Asc => ids.sort_unstable(),
         }
         ids.dedup();
     }
 
     /// Returns the sort order for SQL.
     pub fn order(&self) -> &'static str {
-        match self.direction {
-            Direction::Down => "DESC",
-            Direction::Up => "ASC",
+        match self.order {
+            Order::Desc => "DESC",
+            Order::Asc => "ASC",
         }
     }
 
-    /// Returns whether the error and reason of a failed job match.
-    pub fn fits(&self, error: Option<&str>, reason: Option<&str>) -> bool {
+    /// Sorts the candidates of a search and cuts them at its bound. Each index has given its first `COUNT_LIMIT` ids.
+    pub fn window(&self, mut ids: Vec<JobId>) -> Window {
+        self.sort(&mut ids);
+        ids.truncate(COUNT_LIMIT);
+        let end = ids.last().copied().filter(|_| ids.len() == COUNT_LIMIT);
+        Window { ids, end }
+    }
+
+    /// Sorts the ids and leaves out those behind the point where a search among them ended: others may be missing there.
+    pub fn certain(&self, mut ids: Vec<JobId>, end: Option<JobId>) -> Vec<JobId> {
+        ids.retain(|id| match (end, self.order) {
+            (None, _) => true,
+            (Some(end), Order::Desc) => *id >= end,
+            (Some(end), Order::Asc) => *id <= end,
+        });
+        self.sort(&mut ids);
+        ids
+    }
+
+    /// Returns whether an error and its reason match.
+    pub fn matches_error(&self, error: Option<&str>, reason: Option<&str>) -> bool {
         let needle = self.filter.error.as_ref().map(|text| text.to_lowercase());
-        needle.is_none_or(|needle| error.is_some_and(|error| error.to_lowercase().contains(&needle)))
+        needle.is_none_or(|needle| error.is_some_and(|error| contains(error, &needle)))
             && self.filter.reason.is_none_or(|wanted| reason == Some(wanted.as_str()))
     }
 
@@ -288,40 +363,56 @@ impl ListQuery {
     }
 
     /// Joins the searches of all lanes. Ids behind the point where the first search stopped early are not certain.
-    pub fn dead_letters(&self, scans: Vec<Scan>, per_lane: usize) -> DeadLetterMatches {
+    pub fn dead_letters(&self, scans: Vec<LaneSearch>, per_lane: usize) -> Window {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
-        let end = match self.direction {
-            Direction::Down => stopped.max(),
-            Direction::Up => stopped.min(),
+        let end = match self.order {
+            Order::Desc => stopped.max(),
+            Order::Asc => stopped.min(),
         };
-        let is_certain = |id: &JobId| match (end, self.direction) {
-            (None, _) => true,
-            (Some(end), Direction::Down) => *id >= end,
-            (Some(end), Direction::Up) => *id <= end,
-        };
-        let mut ids: Vec<JobId> = scans.into_iter().flat_map(|scan| scan.ids).filter(is_certain).collect();
-        self.sort(&mut ids);
-        DeadLetterMatches { ids, end }
+        let ids = self.certain(scans.into_iter().flat_map(|scan| scan.ids).collect(), end);
+        Window { ids, end }
     }
 
     /// Returns whether the filter compares more than the error, reason and lane of a failed job.
-    pub fn asks_for_more(&self) -> bool {
-        let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
-        [tag, schedule_id, correlation_id, q].into_iter().any(Option::is_some)
+    pub fn compares_more_than_error(&self) -> bool {
+        let Filter { tag, schedule_id, correlation_id, q, name, worker_id, .. } = &self.filter;
+        [tag, schedule_id, correlation_id, q, name, worker_id].into_iter().any(Option::is_some)
     }
 
-    pub fn cut(&self, ids: Vec<JobId>) -> Vec<JobId> {
+    /// Returns whether the filter compares the last run of a job.
+    pub fn compares_last_run(&self) -> bool {
+        self.filter.error.is_some() || self.filter.reason.is_some() || self.filter.worker_id.is_some()
+    }
+
+    /// Returns whether the filter compares the worker of a job.
+    pub fn compares_worker(&self) -> bool {
+        self.filter.worker_id.is_some()
+    }
+
+    /// Returns the ids of the page among those of the list.
+    pub fn page_of(&self, ids: Vec<JobId>) -> Vec<JobId> {
         ids.into_iter().skip(self.offset).take(self.limit).collect()
     }
 
-    /// Returns where the next page starts. `window`: where the search ended, if not with the last job.
-    pub fn next(&self, page: &[JobId], window: Option<JobId>) -> Option<JobId> {
-        if page.len() == self.limit { page.last().copied() } else { window }
+    /// Returns where the next page starts. `end`: where the search ended, if not with the last job.
+    pub fn next(&self, page: &[JobId], end: Option<JobId>) -> Option<JobId> {
+        if page.len() == self.limit { page.last().copied() } else { end }
+    }
+
+    /// Returns the page of a list that is sorted by creation.
+    pub fn listed(&self, selected: &Selected) -> Listed {
+        let next = self.next(&selected.ids, selected.end).map(Cursor::created);
+        Listed {
+            ids: selected.ids.clone(),
+            next,
+            is_partial: selected.ids.len() < self.limit && selected.end.is_some(),
+            sort_is_exact: true,
+        }
     }
 
     /// Returns whether a job matches the whole filter.
     pub fn matches(&self, job: &Candidate) -> bool {
-        let Filter { tag, schedule_id, correlation_id, q, .. } = &self.filter;
+        let Filter { tag, schedule_id, correlation_id, q, name, .. } = &self.filter;
         let own = job.id.to_string();
         let correlation = job.correlation.unwrap_or(&own);
         let options = job.options;
@@ -331,21 +422,62 @@ impl ListQuery {
             && tag.as_ref().is_none_or(|tag| options.tags.contains(tag))
             && schedule_id.as_ref().is_none_or(|schedule| is(&options.schedule_id, schedule))
             && correlation_id.as_ref().is_none_or(|wanted| wanted == correlation)
+            && name.as_ref().is_none_or(|name| match &options.name {
+                Some(own_name) => own_name == name,
+                None => self.named.contains(&job.lane),
+            })
             && q.as_ref().is_none_or(|text| {
                 self.found.contains(&job.lane)
                     || own == *text
                     || correlation == text
                     || is(&options.unique_key, text)
                     || is(&options.idempotency_key, text)
+                    || options.name.as_ref().is_some_and(|name| contains(name, &text.to_lowercase()))
             })
+            && self.matches_last_run(&job.last_run)
+    }
+
+    fn matches_last_run(&self, run: &LastRun) -> bool {
+        self.matches_error(run.error.as_deref(), run.reason.as_deref())
+            && (!self.compares_worker() || run.worker.is_some_and(|worker| self.workers.contains(&worker)))
+    }
+
+    /// Returns whether a name that is not a type contains the search text.
+    pub fn finds_name(&self, name: &str) -> bool {
+        self.filter.q.as_ref().is_some_and(|text| contains(name, &text.to_lowercase()))
     }
 
     /// Returns whether the lanes of the search contain this job anyway.
     pub fn is_in_lanes(&self, lane: LaneId) -> bool {
         self.found.contains(&lane)
     }
+}
 
-    pub fn is_on_page(&self, id: JobId) -> bool {
-        id < self.before
+/// Returns the states in which a job can match: only some have a worker, and a completed job shows no error.
+fn possible_states(filter: &Filter) -> Vec<JobState> {
+    let searches_errors = filter.error.is_some() || filter.reason.is_some();
+    JobState::ALL
+        .into_iter()
+        .filter(|state| filter.states.is_empty() || filter.states.contains(state))
+        .filter(|state| !searches_errors || *state != JobState::Completed)
+        .filter(|state| filter.worker_id.is_none() || state.is_terminal() || state.is_in_flight())
+        .collect()
+}
+
+/// Chooses the narrowest index. What it does not decide is compared job by job.
+fn source_of(filter: &Filter, lanes: &[LaneId], named: &[LaneId], found: &[LaneId]) -> Source {
+    let searches_errors = filter.error.is_some() || filter.reason.is_some();
+    if searches_errors && filter.states == [JobState::Failed] {
+        Source::DeadLetterMatches(lanes.to_vec())
+    } else if let Some(value) = &filter.tag {
+        Source::Label { kind: LabelKind::Tag, value: value.clone() }
+    } else if let Some(value) = &filter.schedule_id {
+        Source::Label { kind: LabelKind::Schedule, value: value.clone() }
+    } else if let Some(text) = &filter.correlation_id {
+        Source::Correlation(text.clone())
+    } else if filter.name.is_some() || filter.worker_id.is_some() || searches_errors {
+        Source::Scan { lanes: named.to_vec(), name: filter.name.clone() }
+    } else {
+        Source::Lanes(found.to_vec())
     }
 }

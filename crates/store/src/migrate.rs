@@ -2,7 +2,7 @@
 
 use crate::{StoreError, sql::sql};
 
-/// One step from a version of the schema to the next, for each engine.
+/// One step from a version of the schema to the next, for each database.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
     pub version: i32,

@@ -1,7 +1,11 @@
 //! Nodes: the server processes that share one database.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use faena_domain::{JobId, NodeId, Run, Timestamp};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::{LaneId, Result};
 
@@ -23,36 +27,97 @@ pub trait NodeStore: Send + Sync + 'static {
     ///
     /// Workers that were connected to a dead node keep their jobs and have a grace period to reconnect; built-in workers end with their node.
     /// Also releases the claims of workers that have ended, and webhooks that dead nodes were sending.
-    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered>;
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts>;
 
-    /// Releases claims of this node, and of workers connected to it, that were made before `before` and whose answer was lost.
+    /// Releases claims of this node, and of workers connected to it, that were made before `cutoff` and never
+    /// reached the node or the worker.
     ///
-    /// `known` are the runs of which the node has jobs.
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize>;
+    /// `known`: the runs whose jobs the node has in flight.
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize>;
 
-    /// Returns what a node may have missed without signals: lanes with ready jobs, requested cancellations, the next due time, dead nodes.
+    /// Returns the state that signals would have announced: lanes with ready jobs, requested cancellations, the next due time, dead nodes.
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll>;
+
+    /// Stores the state of this node's sources and inboxes, so that the other nodes can show it.
+    async fn node_report(&self, node: NodeId, inputs: Vec<InputView>) -> Result<()>;
+
+    /// Returns whether this node exports the figures of the whole database. Takes or renews the lease for that.
+    ///
+    /// One node has the lease at a time. Another node gets it when the lease ends, or when the node that has it is gone.
+    async fn metrics_lease(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool>;
+
+    /// Returns what each live node last reported, oldest node first.
+    async fn node_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>>;
+}
+
+/// What a node has reported about its sources and inboxes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeReport {
+    pub node: NodeId,
+    pub name: String,
+    pub inputs: Vec<InputView>,
+}
+
+/// State of a source or inbox on one node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InputView {
+    pub name: String,
+    pub kind: InputKind,
+    pub state: InputState,
+    pub down_since: Option<Timestamp>,
+    pub down_reason: Option<String>,
+    /// Rows or messages that wait, as far as this node knows. `null`: another node works on it.
+    pub pending: Option<u64>,
+    pub oldest_pending_at: Option<Timestamp>,
+    /// What this node has processed since it started, by outcome.
+    pub processed: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InputKind {
+    Source,
+    Inbox,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InputState {
+    Up,
+    Down,
+}
+
+/// Returns the stored form of a report.
+pub(crate) fn inputs_text(inputs: &[InputView]) -> String {
+    serde_json::to_string(inputs).expect("views are JSON")
+}
+
+/// Reads a stored report. A report of another version of Faena counts as empty.
+pub(crate) fn read_inputs(text: &str) -> Vec<InputView> {
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// How long workers may be silent, and how long orphaned jobs wait.
 #[derive(Clone, Copy, Debug)]
 pub struct GracePeriods {
     pub orphan_delay_ms: i64,
-    /// Time for a worker whose server died to reconnect to another one.
+    /// Time for a worker whose node died to reconnect to another one.
     pub reconnect_ms: i64,
-    /// Time between two calls of a worker without a connection.
+    /// Longest time between two requests of a worker that has no open connection.
     pub silence_ms: i64,
 }
 
 #[derive(Clone, Debug)]
 pub struct NodeInfo {
     pub id: NodeId,
-    /// Where it runs, for people.
+    /// Display name, such as the host name.
     pub name: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Recovered {
+pub struct RecoveryCounts {
+    /// Dead nodes that were removed; with SQLite 1 if any claim was released.
     pub nodes: usize,
     /// Jobs that had started; they use an attempt.
     pub orphaned: usize,
@@ -64,11 +129,11 @@ pub struct Recovered {
 pub struct Poll {
     pub ready_lanes: Vec<LaneId>,
     /// Jobs of this node whose cancellation was requested, with the reason.
-    pub cancels: Vec<(JobId, String)>,
+    pub cancel_requests: Vec<(JobId, String)>,
     pub next_due_at: Option<Timestamp>,
     /// Live nodes, including this one.
     pub nodes: usize,
-    /// Whether something must be recovered: a lease has ended, a claim has no live owner, or a live worker has a dead
-    /// server.
-    pub orphans: bool,
+    /// Whether something must be recovered: a lease has ended, a claim has no live owner, or the node of a live
+    /// worker is dead.
+    pub needs_recovery: bool,
 }

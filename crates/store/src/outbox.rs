@@ -1,7 +1,8 @@
-//! The outbox and the inbox: the verbs, leases of partitions, dead letters of sinks.
+//! The outbox and the inbox: the store methods, leases of partitions, dead letters of sinks.
 
 use async_trait::async_trait;
 use faena_domain::{FieldError, NewJob, NodeId, Timestamp};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -39,6 +40,9 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// Lists matching dead letters of sinks below `after`, newest first.
     async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>>;
+
+    /// Returns how many dead events match, counted up to [`crate::COUNT_LIMIT`].
+    async fn outbox_dead_total(&self, filter: DeadFilter) -> Result<u64>;
 
     /// Puts matching unresolved dead letters back into the outbox and marks them resolved, with an entry in the audit log.
     ///
@@ -124,13 +128,13 @@ pub struct OutboxResult {
     pub partition: i16,
     pub position: i64,
     /// Why it was rejected; `None`: confirmed. After `MAX_ATTEMPTS` it becomes a dead letter, until then it is due again
-    /// at `again_at`.
-    pub refused: Option<String>,
-    pub again_at: Timestamp,
+    /// at `retry_at`.
+    pub rejected: Option<String>,
+    pub retry_at: Timestamp,
 }
 
 /// State of a sink.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SinkView {
     pub name: String,
@@ -145,12 +149,21 @@ pub struct SinkView {
     pub sent: u64,
     pub down_since: Option<Timestamp>,
     pub down_reason: Option<String>,
-    /// The nodes that publish to it, each with its number of partitions.
-    pub holders: Vec<(NodeId, u32)>,
+    /// The nodes that publish to it.
+    pub nodes: Vec<PublishingNode>,
+}
+
+/// A node that publishes to a sink.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PublishingNode {
+    pub node_id: NodeId,
+    /// How many of the sink's 16 partitions it publishes.
+    pub partitions: u32,
 }
 
 /// A dead letter: an event that a sink rejected too often.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadEvent {
     pub id: Uuid,
@@ -194,20 +207,16 @@ pub struct Republish {
 }
 
 /// Number of dead letters that one replay puts back; another call continues.
-pub const REPLAYED_AT_ONCE: i64 = 100_000;
+pub const MAX_REPLAY_BATCH: i64 = 100_000;
 
 /// Number of events that one call republishes, because it is one transaction.
-pub const REPUBLISHED_AT_ONCE: i64 = 250_000;
+pub const MAX_REPUBLISHED: i64 = 250_000;
 
 /// Counting of waiting and dead events stops here.
-pub const COUNTED: i64 = 1_000_000;
+pub const MAX_COUNTED: i64 = 1_000_000;
 
 /// Resolution of a dead letter that was replayed.
 pub const REPLAYED: &str = "replayed";
-
-/// The columns of `outbox_dlq` rows that are read.
-pub const DEAD_COLUMNS: &str = "id, sink, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata, error_message, \
-     retry_count, original_created_at, moved_at, resolved_at, resolved_by, resolution_notes";
 
 /// A row of `outbox_lease`.
 #[derive(Clone, PartialEq, Debug)]
@@ -285,16 +294,16 @@ pub fn partition_of(subject: Uuid) -> i16 {
 }
 
 /// Returns the rejections that count: those of partitions that have kept their owner.
-pub fn counted<'a>(
+pub fn rejected_while_owned<'a>(
     results: &'a [OutboxResult],
     owned_by: &[Partition],
     epochs: &[(i16, i64)],
 ) -> Vec<&'a OutboxResult> {
-    let ours = |number: i16| {
+    let is_still_owned = |number: i16| {
         let epoch = owned_by.iter().find(|part| part.number == number).map(|part| part.epoch);
         epochs.iter().any(|(partition, now)| *partition == number && Some(*now) == epoch)
     };
-    results.iter().filter(|result| result.refused.is_some() && ours(result.partition)).collect()
+    results.iter().filter(|result| result.rejected.is_some() && is_still_owned(result.partition)).collect()
 }
 
 /// Returns when the n-th of several events is due at this rate.
@@ -308,11 +317,11 @@ pub fn due_at(n: usize, per_second: Option<u32>, now: Timestamp) -> i64 {
 }
 
 pub fn replayed(filter: &DeadFilter, by: &str, count: usize) -> AuditEntry {
-    act(filter, "outbox.replay", json!({}), by, count)
+    filter_entry(filter, "outbox.replay", json!({}), by, count)
 }
 
 pub fn resolved(filter: &DeadFilter, notes: &str, by: &str, count: usize) -> AuditEntry {
-    act(filter, "outbox.resolve", json!({ "notes": notes }), by, count)
+    filter_entry(filter, "outbox.resolve", json!({ "notes": notes }), by, count)
 }
 
 pub fn republished(what: &Republish, by: &str, count: usize) -> AuditEntry {
@@ -324,11 +333,11 @@ pub fn republished(what: &Republish, by: &str, count: usize) -> AuditEntry {
 }
 
 pub fn too_many_republished() -> StoreError {
-    let text = format!("more than {REPUBLISHED_AT_ONCE} events happened then; name a shorter time");
+    let text = format!("more than {MAX_REPUBLISHED} events are in this time range; choose a shorter one");
     StoreError::Invalid(vec![FieldError::new("to", text)])
 }
 
-fn act(filter: &DeadFilter, action: &str, mut details: Value, by: &str, count: usize) -> AuditEntry {
+fn filter_entry(filter: &DeadFilter, action: &str, mut details: Value, by: &str, count: usize) -> AuditEntry {
     let target = match (&filter.ids[..], &filter.sink) {
         ([id], _) => id.to_string(),
         (_, Some(sink)) => sink.clone(),

@@ -1,8 +1,10 @@
-//! Decides which rows a submit writes. Both engines write them.
+//! Decides which rows a submit writes. The SQLite and PostgreSQL stores write them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use faena_domain::{FieldError, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp};
+use faena_domain::{
+    ErrorReason, FieldError, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp,
+};
 
 use sha2::{Digest, Sha256};
 
@@ -14,17 +16,22 @@ use crate::{Lane, LaneId, StoreError, Tally};
 pub enum LabelKind {
     Tag = 0,
     Schedule = 1,
+    /// A name that differs from the type.
+    Name = 2,
 }
+
+pub type Label = (LabelKind, String);
 
 /// Keys that name at most one job each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(i16)]
 pub enum KeyKind {
     Idempotency = 0,
-    /// Held until the job has finished.
+    /// Names the job until it has finished.
     Unique = 1,
 }
 
+/// The rows that a submitted job needs.
 pub struct PlannedJob {
     pub id: JobId,
     pub lane: LaneId,
@@ -34,20 +41,21 @@ pub struct PlannedJob {
     pub placement: Placement,
     /// The number of its `concurrencyKey`.
     pub key: Option<i64>,
-    pub labels: Vec<(LabelKind, String)>,
+    pub labels: Vec<Label>,
     pub expires_at: Option<Timestamp>,
     pub parents: Vec<JobId>,
 }
 
+/// State in which a submitted job begins.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Placement {
     Ready,
     Delayed {
         due_at: Timestamp,
     },
-    /// Waits for parents; checked again at this time even if no parent reports.
+    /// Waits for parents. Checked again at this time, even if no parent has released it.
     Blocked {
-        look_again_at: Timestamp,
+        recheck_at: Timestamp,
     },
     /// A parent has already failed.
     Cancelled {
@@ -89,16 +97,19 @@ pub fn is_plain(job: &NewJob) -> bool {
     options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
 }
 
-pub fn outside_parents(jobs: &[NewJob]) -> Vec<JobId> {
+/// Returns the ids of all parents of these jobs, each once.
+pub fn parent_ids(jobs: &[NewJob]) -> Vec<JobId> {
     let mut parents: Vec<JobId> = jobs.iter().flat_map(|job| job.options.depends_on.iter().copied()).collect();
     parents.sort_unstable();
     parents.dedup();
     parents
 }
 
-/// Returns the jobs of a batch that repeat an earlier one under its idempotency key, each with the job it repeats.
+/// Returns the jobs of a batch whose idempotency key an earlier job of the batch has, each with that job.
+///
+/// Fails if jobs with the same key differ, or if two jobs have the same `uniqueKey`.
 pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
-    let conflict = |message: &str| Err(StoreError::Conflict { message: message.into(), holder: None });
+    let conflict = |message: &str| Err(StoreError::Conflict { message: message.into(), existing_job: None });
     let mut repeated = HashMap::new();
     let mut first: HashMap<&str, &NewJob> = HashMap::new();
     let mut unique = HashSet::new();
@@ -124,17 +135,7 @@ pub fn repeated(jobs: &[NewJob]) -> Result<HashMap<JobId, JobId>, StoreError> {
 
 pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> PlannedJob {
     let placement = placement_of(job, known, now);
-    let options = &job.options;
-    let mut labels: Vec<(LabelKind, String)> = Vec::new();
-    for tag in &options.tags {
-        if !labels.iter().any(|(_, known)| known == tag) {
-            labels.push((LabelKind::Tag, tag.clone()));
-        }
-    }
-    if let Some(schedule) = &options.schedule_id {
-        labels.push((LabelKind::Schedule, schedule.clone()));
-    }
-    let text = stored_options(options);
+    let text = stored_options(&job.options);
     PlannedJob {
         id: job.id,
         lane,
@@ -148,25 +149,38 @@ pub fn plan(job: &NewJob, lane: LaneId, known: &Parents, now: Timestamp) -> Plan
         },
         placement,
         key: job.options.concurrency_key.as_deref().map(key_number),
-        labels,
+        labels: labels_of(&job.options),
         expires_at: job.options.expires_at,
     }
 }
 
+/// Returns the labels of a job, each once.
+pub fn labels_of(options: &JobOptions) -> Vec<Label> {
+    let mut labels: Vec<Label> = Vec::new();
+    for tag in &options.tags {
+        if !labels.iter().any(|(_, known)| known == tag) {
+            labels.push((LabelKind::Tag, tag.clone()));
+        }
+    }
+    labels.extend(options.schedule_id.clone().map(|schedule| (LabelKind::Schedule, schedule)));
+    labels.extend(options.name.clone().map(|name| (LabelKind::Name, name)));
+    labels
+}
+
 /// Returns the number of a `concurrencyKey`: the first eight bytes of its SHA-256.
 ///
-/// Two keys with the same number would share their limit; nothing else would happen.
+/// If two keys have the same number, they share a limit. Nothing else depends on the number.
 pub fn key_number(key: &str) -> i64 {
     let digest = Sha256::digest(key.as_bytes());
     i64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
 }
 
-/// Only options that differ from the defaults are stored, usually none.
+/// Returns the options as JSON; `None` if all have their defaults, as most jobs do.
 pub fn stored_options(options: &JobOptions) -> Option<String> {
     (*options != JobOptions::default()).then(|| serde_json::to_string(options).expect("options are JSON"))
 }
 
-/// Leaves out parents that have finished: no report of them will follow.
+/// Returns the parents that have not finished. The others will not release this job.
 fn open_parents(options: &JobOptions, known: &Parents) -> Vec<JobId> {
     let open = |parent: &&JobId| known.get(*parent).copied().flatten().is_none();
     options.depends_on.iter().filter(open).copied().collect()
@@ -183,7 +197,7 @@ fn placement_of(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
         }
     }
     if open {
-        return Placement::Blocked { look_again_at: now.plus_ms(FIRST_LOOK_MS) };
+        return Placement::Blocked { recheck_at: now.plus_ms(FIRST_RECHECK_MS) };
     }
     match job.options.scheduled_at {
         Some(due_at) if due_at > now => Placement::Delayed { due_at },
@@ -191,14 +205,15 @@ fn placement_of(job: &NewJob, known: &Parents, now: Timestamp) -> Placement {
     }
 }
 
-/// A job that waits for parents is released when they end. It is also checked on its own, first after this time, then ever
-/// more rarely: the node that should have released it may have died, or may have read the list of dependents just before this
-/// job joined it.
-pub const FIRST_LOOK_MS: i64 = 2_000;
+/// Delay of the first check of a job that waits for parents; later checks are less and less frequent.
+///
+/// The job is normally released when its parents finish. But the node that should have released it may have died, or may have
+/// read the list of dependents just before this job was added.
+pub const FIRST_RECHECK_MS: i64 = 2_000;
 
-pub fn next_look_at(id: JobId, now: Timestamp) -> Timestamp {
+pub fn next_recheck_at(id: JobId, now: Timestamp) -> Timestamp {
     let age_ms = now.ms_since(id.created_at());
-    now.plus_ms(age_ms.clamp(FIRST_LOOK_MS, 3_600_000))
+    now.plus_ms(age_ms.clamp(FIRST_RECHECK_MS, 3_600_000))
 }
 
 /// A job that was removed from `ready` (with its ready time) or `waiting`.
@@ -238,12 +253,44 @@ impl Deltas {
         *self.0.entry((lane, tally)).or_default() += n;
     }
 
+    /// Counts a submitted job.
+    pub fn created(&mut self, lane: LaneId, tally: Tally) {
+        self.add(lane, tally, 1);
+        self.reached(lane, tally, 1);
+    }
+
     pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
         if from == Tally::InFlight {
             self.add(lane, Tally::Ran, n);
+            if matches!(to, Tally::Retrying | Tally::Failed) {
+                self.add(lane, Tally::FailedRuns, n);
+            }
         }
         self.add(lane, from, -n);
         self.add(lane, to, n);
+        self.reached(lane, to, n);
+    }
+
+    /// Counts jobs that are deleted.
+    pub fn removed(&mut self, lane: LaneId, from: Tally, n: i64) {
+        self.add(lane, from, -n);
+        let removed = if from == Tally::Completed { Tally::RemovedCompleted } else { Tally::RemovedOther };
+        self.add(lane, removed, n);
+    }
+
+    /// Counts a run or a job that exceeded a time limit.
+    pub fn timed_out(&mut self, lane: LaneId, reason: ErrorReason) {
+        if matches!(reason, ErrorReason::Timeout | ErrorReason::Expired) {
+            self.add(lane, Tally::TimedOut, 1);
+        }
+    }
+
+    fn reached(&mut self, lane: LaneId, tally: Tally, n: i64) {
+        match tally {
+            Tally::Failed => self.add(lane, Tally::EverFailed, n),
+            Tally::Cancelled => self.add(lane, Tally::EverCancelled, n),
+            _ => {}
+        }
     }
 
     pub fn merge(&mut self, other: Deltas) {

@@ -1,4 +1,6 @@
 //! Progress of a job, from what its worker reported and from finished steps. What neither reports stays absent.
+//!
+//! The last progress of a job is kept in every later state, until its next run reports something.
 
 use faena_domain::Progress;
 
@@ -21,7 +23,7 @@ pub fn parse(text: Option<&str>) -> Option<Progress> {
 
 /// Returns the text for the log.
 pub fn describe(progress: &Progress) -> String {
-    progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p} %"))).unwrap_or_default()
+    progress.message.clone().or_else(|| progress.percentage.map(|p| format!("{p:.0} %"))).unwrap_or_default()
 }
 
 impl Steps {
@@ -33,7 +35,7 @@ impl Steps {
             current_step: Some(name.to_owned()),
             completed_steps: Some(self.completed),
             total_steps: total,
-            percentage: percentage(self.completed, total).or(before.percentage),
+            percentage: total.and_then(|total| Progress::percentage_of(self.completed, total)).or(before.percentage),
             ..before
         }
     }
@@ -47,21 +49,6 @@ impl Steps {
         }
         progress
     }
-
-    /// Returns the progress if the worker reported none.
-    pub fn into_progress(self) -> Option<Progress> {
-        (self.completed > 0).then(|| Progress {
-            completed_steps: Some(self.completed),
-            total_steps: self.total,
-            percentage: percentage(self.completed, self.total),
-            ..Progress::default()
-        })
-    }
-}
-
-fn percentage(completed: u32, total: Option<u32>) -> Option<f64> {
-    let total = total.filter(|total| *total > 0)?;
-    Some((f64::from(completed) * 100.0 / f64::from(total)).min(100.0))
 }
 
 #[cfg(test)]
@@ -86,7 +73,13 @@ mod tests {
         let shown = Steps { completed: 2, total: Some(4) }.complete(&reported);
         assert_eq!((shown.completed_steps, shown.total_steps, shown.percentage), (Some(2), Some(9), None));
         assert_eq!(Steps::default().complete(&reported), reported);
-        assert_eq!(Steps::default().into_progress(), None);
-        assert_eq!(Steps { completed: 1, total: Some(0) }.into_progress().unwrap_or_default().percentage, None);
+    }
+
+    #[test]
+    fn the_log_shows_the_message_or_the_rounded_percentage() {
+        let mut progress = Progress { percentage: Some(33.333_333), ..Progress::default() };
+        assert_eq!(describe(&progress), "33 %");
+        progress.message = Some("a third".into());
+        assert_eq!(describe(&progress), "a third");
     }
 }

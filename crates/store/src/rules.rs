@@ -1,6 +1,6 @@
-//! Settings of queues, and limits: the verbs, and how rows are read. All settings are kept in memory until they change.
+//! Settings of queues, and limits: the store methods, and how rows are read. Each process caches all settings.
 //!
-//! A setting of the API takes precedence over the configuration and survives a restart. Removing a limit leaves a row without
+//! A setting made through the API takes precedence over the configuration and survives a restart. Removing a limit leaves a row without
 //! numbers, so that the configuration does not restore it.
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub trait RuleStore: Send + Sync + 'static {
     async fn rules_load(&self) -> Result<Arc<Rules>>;
 
     /// Applies the configured settings wherever nothing was set through the API.
-    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()>;
+    async fn rules_configure(&self, configured: ConfiguredRules, now: Timestamp) -> Result<()>;
 
-    /// Changes the settings of a queue, with its entry in the audit log. The queue exists from then on.
+    /// Changes the settings of a queue, with its entry in the audit log. Creates the queue if it does not exist.
     async fn queue_set(&self, name: &str, patch: QueuePatch, by: &str, now: Timestamp) -> Result<()>;
 
     /// Sets a limit, or removes it if it has no numbers, with its entry in the audit log.
@@ -51,7 +51,7 @@ pub struct QueuePatch {
 
 /// The configured settings of queues and limits.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Configured {
+pub struct ConfiguredRules {
     pub limits: Vec<(Scope, Limit)>,
     pub queues: Vec<(String, QueueRule)>,
 }
@@ -67,7 +67,7 @@ pub struct StoredLimit {
     pub changed_by: String,
     /// When it last delayed a job.
     pub reached_at: Option<Timestamp>,
-    /// Starts left of its rate. For a limit of keys, each key has its own.
+    /// Remaining tokens of its rate. For a limit of keys, each key has its own bucket.
     pub bucket: Option<Bucket>,
 }
 
@@ -145,7 +145,7 @@ pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
     Rules {
         limits: limits
             .into_iter()
-            // "No limit" for one key takes precedence over the limit of all keys, so the row stays.
+            // An empty limit of one key overrides the limit of all keys, so it is kept.
             .filter(|stored| !stored.limit.is_none() || matches!(stored.scope, Scope::Key(_)))
             .map(|stored| (stored.scope, stored.limit))
             .collect(),

@@ -1,4 +1,4 @@
-//! Schedules: the verbs, and what one round of firing writes.
+//! Schedules: the store methods, and what one round of firing writes.
 
 use std::collections::HashMap;
 
@@ -51,6 +51,9 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// Lists the ticks of a schedule before `before`, newest first.
     async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>>;
 
+    /// Returns how many records of due times before this one there are, counted up to [`crate::COUNT_LIMIT`].
+    async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64>;
+
     /// Returns how many schedules are active, and how late the longest due one is.
     async fn schedule_counts(&self) -> Result<ScheduleCounts>;
 }
@@ -81,7 +84,7 @@ pub struct ScheduleRow {
 impl ScheduleRow {
     pub fn schedule(self) -> Result<Schedule> {
         let spec = serde_json::from_str(&self.spec)
-            .map_err(|error| StoreError::Broken(format!("schedule {} is not readable: {error}", self.id).into()))?;
+            .map_err(|error| StoreError::Internal(format!("schedule {} is not readable: {error}", self.id).into()))?;
         Ok(Schedule {
             id: self.id,
             spec,
@@ -102,27 +105,30 @@ impl ScheduleRow {
     }
 }
 
-/// Separates readable schedules from unreadable ones, with what is wrong with each.
-pub fn sorted_out(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, Vec<(ScheduleId, String)>) {
-    let mut good = Vec::with_capacity(rows.len());
-    let mut broken = Vec::new();
+/// Schedules whose stored definition is not readable, each with the reason.
+pub type UnreadableSchedules = Vec<(ScheduleId, String)>;
+
+/// Parses rows. Returns the readable schedules and the unreadable ones.
+pub fn parse_rows(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, UnreadableSchedules) {
+    let mut readable = Vec::with_capacity(rows.len());
+    let mut unreadable = Vec::new();
     for row in rows {
         let id = row.id;
         match row.schedule() {
-            Ok(schedule) => good.push(schedule),
-            Err(error) => broken.push((id, error.to_string())),
+            Ok(schedule) => readable.push(schedule),
+            Err(error) => unreadable.push((id, error.to_string())),
         }
     }
-    (good, broken)
+    (readable, unreadable)
 }
 
 /// Returns the readable schedules of a list, and logs the others.
 pub fn readable(rows: Vec<ScheduleRow>) -> Vec<Schedule> {
-    let (good, broken) = sorted_out(rows);
-    for (schedule, reason) in broken {
+    let (readable, unreadable) = parse_rows(rows);
+    for (schedule, reason) in unreadable {
         tracing::warn!(%schedule, reason, "schedule not readable");
     }
-    good
+    readable
 }
 
 pub fn stored_spec(spec: &ScheduleSpec) -> String {
@@ -138,10 +144,10 @@ pub fn like(part: &str) -> String {
 }
 
 /// Schedules whose jobs cannot be stored, with the reason.
-pub type Refused = HashMap<ScheduleId, String>;
+pub type RejectedSchedules = HashMap<ScheduleId, String>;
 
 /// Returns why jobs of this type are rejected. Any other error fails the whole round.
-pub fn refusal(error: StoreError) -> Result<String> {
+pub fn rejection(error: StoreError) -> Result<String> {
     match error {
         StoreError::Invalid(faults) => Ok(describe(&faults)),
         error => Err(error),
@@ -180,6 +186,8 @@ pub struct ScheduleCounts {
     pub inactive: u64,
     /// Number of jobs that all existing schedules created.
     pub runs: u64,
+    /// The earliest due time of the active schedules.
+    pub next_at: Option<Timestamp>,
 }
 
 /// Result of a round of firing.
@@ -212,7 +220,7 @@ pub const CANCEL_REASON: &str = "the next due time of its schedule has come (ove
 const ROUND_ROWS: usize = 20_000;
 
 /// Returns the jobs whose states decide what happens to these schedules.
-pub fn looked_at(schedules: &[Schedule]) -> Vec<JobId> {
+pub fn jobs_to_check(schedules: &[Schedule]) -> Vec<JobId> {
     let watched = schedules.iter().filter(|schedule| schedule.spec.overlap != Overlap::Allow);
     watched.flat_map(|schedule| schedule.recent.iter().copied()).collect()
 }
@@ -224,7 +232,7 @@ pub fn stored_recent(schedule: &Schedule) -> String {
 /// Decides what to write for due schedules, as many as one round takes.
 ///
 /// A schedule that cannot be parsed is stopped with the reason and does not delay others.
-pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, now: Timestamp) -> Round {
+pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &RejectedSchedules, now: Timestamp) -> Round {
     let mut round = Round::default();
     for schedule in schedules {
         if round.jobs.len() + round.ticks.len() >= ROUND_ROWS {
@@ -232,17 +240,17 @@ pub fn round(schedules: Vec<Schedule>, states: &JobStates, refused: &Refused, no
         }
         let stays = schedule.clone();
         match schedule.compile() {
-            Ok(mut timed) => {
-                let mut decision = decide(&timed, now);
-                if let Some(reason) = refused.get(&timed.schedule.id) {
-                    decision.mark_missed(timed.schedule.id, reason, now);
+            Ok(mut compiled) => {
+                let mut decision = decide(&compiled, now);
+                if let Some(reason) = rejected.get(&compiled.schedule.id) {
+                    decision.mark_missed(compiled.schedule.id, reason, now);
                 }
-                let firing = fire(&mut timed, decision, states, now);
-                round.makers.extend(firing.jobs.iter().map(|_| timed.schedule.id));
+                let firing = fire(&mut compiled, decision, states, now);
+                round.makers.extend(firing.jobs.iter().map(|_| compiled.schedule.id));
                 round.jobs.extend(firing.jobs);
                 round.ticks.extend(firing.ticks);
                 round.cancels.extend(firing.cancels);
-                round.schedules.push(timed.schedule);
+                round.schedules.push(compiled.schedule);
             }
             Err(faults) => round.schedules.push(Schedule {
                 next_at: None,
@@ -261,22 +269,22 @@ fn describe(faults: &[FieldError]) -> String {
 }
 
 /// Applies `change` to a schedule.
-pub fn changed(schedule: Schedule, change: &ScheduleChange, now: Timestamp) -> Result<Schedule> {
+pub fn apply_change(schedule: Schedule, change: &ScheduleChange, now: Timestamp) -> Result<Schedule> {
     let patch = (change.edit)(&schedule).map_err(StoreError::Invalid)?;
-    let timed = schedule.patched(patch, &change.limits, now).map_err(StoreError::Invalid)?;
-    Ok(timed.schedule)
+    let compiled = schedule.patched(patch, &change.limits, now).map_err(StoreError::Invalid)?;
+    Ok(compiled.schedule)
 }
 
 /// Returns the audit entry of an action on a schedule.
-pub fn act(by: &str, action: &str, schedule: &Schedule) -> AuditEntry {
+pub fn audit_entry(by: &str, action: &str, schedule: &Schedule) -> AuditEntry {
     entry(by, action, schedule.id, json!({ "name": schedule.spec.name, "isActive": schedule.is_active }))
 }
 
-pub fn triggered(by: &str, job: JobId, schedule: &Schedule) -> AuditEntry {
+pub fn trigger_audit_entry(by: &str, job: JobId, schedule: &Schedule) -> AuditEntry {
     entry(by, "schedule.trigger", schedule.id, json!({ "name": schedule.spec.name, "jobId": job }))
 }
 
-pub fn removed(by: &str, id: ScheduleId, name: &str) -> AuditEntry {
+pub fn delete_audit_entry(by: &str, id: ScheduleId, name: &str) -> AuditEntry {
     entry(by, "schedule.delete", id, json!({ "name": name }))
 }
 

@@ -52,6 +52,7 @@ names! {
     TICK_TRIGGERED = TickOutcome::Triggered,
     TAG_LABEL = LabelKind::Tag,
     SCHEDULE_LABEL = LabelKind::Schedule,
+    NAME_LABEL = LabelKind::Name,
     IDEMPOTENCY_KEY = KeyKind::Idempotency,
     UNIQUE_KEY = KeyKind::Unique,
     // As `Scope::parts` and `fairness_code` write them.
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn stored_numbers_do_not_change() {
         assert_eq!(JobState::ALL.map(|state| state as i16), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(Tally::ALL.map(|tally| tally as i16), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(Tally::ALL.map(|tally| tally as i16), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
         assert_eq!(WorkerState::ALL.map(|state| state as i16), [0, 1, 2, 3, 4, 5, 6]);
         let scopes = [Scope::System, Scope::Queue("q".into()), Scope::Type("t".into()), Scope::Key("k".into())];
         assert_eq!(scopes.map(|scope| scope.parts().0), [SCOPE_SYSTEM, SCOPE_QUEUE, SCOPE_TYPE, SCOPE_KEY]);

@@ -7,15 +7,15 @@ use faena_domain::{JobId, WorkerId};
 use tokio::sync::broadcast;
 
 use crate::{
-    AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, JobStore, LaneId, NodeStore, OutboxStore, Result,
-    RuleStore, ScheduleStore, StoreError, WebhookStore, WorkerStore,
+    ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobStore, LaneId,
+    NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, WebhookStore, WorkerStore,
     migrate::{MIGRATIONS, Migration},
     postgres, sqlite,
 };
 
 /// The whole store: one part per noun.
 ///
-/// One verb is one transaction; concurrent callers of the busy verbs share one. An answer leaves after the commit that holds it.
+/// One method call is one transaction; concurrent calls of busy methods share one. A method returns after its commit.
 #[async_trait]
 pub trait Store:
     JobStore
@@ -26,10 +26,13 @@ pub trait Store:
     + WorkerStore
     + RuleStore
     + AuditStore
+    + ApiKeyStore
     + WebhookStore
     + ScheduleStore
+    + TaskStore
     + EventStore
     + OutboxStore
+    + HistoryStore
 {
     /// Checks that the database answers.
     async fn ping(&self) -> Result<()>;
@@ -40,8 +43,8 @@ pub trait Store:
     /// lost signal costs one poll, never a job.
     fn signals(&self) -> broadcast::Receiver<Signal>;
 
-    /// Returns the name of the engine, `sqlite` or `postgres`, for people.
-    fn engine(&self) -> &'static str;
+    /// Returns the kind of the database, `sqlite` or `postgres`.
+    fn database_kind(&self) -> &'static str;
 
     /// Returns whether other nodes can use the same database at the same time.
     ///
@@ -80,13 +83,17 @@ pub enum Signal {
     /// Something is requested of a worker, or it has reconnected.
     Worker(WorkerId),
     /// A job that counts for a limit has ended.
-    Room,
+    Capacity,
     /// Settings of queues or limits have changed.
     Rules,
+    /// An API key was created or changed.
+    ApiKeys,
     /// A webhook is due.
     Webhook,
     /// A schedule is due, or its due time has changed.
     Schedule,
+    /// A task waits for a time, or for the end of a job.
+    Task,
     /// An event was recorded.
     Event,
     /// Signals of other nodes may have been lost, so every loop checks.

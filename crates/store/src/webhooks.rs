@@ -1,4 +1,4 @@
-//! Webhooks: the verbs, deliveries and their outcome, the entries in the job's log.
+//! Webhooks: the store methods, deliveries and their outcome, the entries in the job's log.
 
 use async_trait::async_trait;
 use faena_domain::{
@@ -14,7 +14,7 @@ use crate::{AuditEntry, Cause, Result, StoreError};
 pub trait WebhookStore: Send + Sync + 'static {
     /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the longest due first.
     ///
-    /// `WebhookTakeRequest::rooms` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
+    /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
     /// Records the outcome of attempts, with an entry in the log of their job.
@@ -36,6 +36,9 @@ pub trait WebhookStore: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<WebhookView>>;
 
+    /// Returns how many webhooks match, counted up to [`crate::COUNT_LIMIT`].
+    async fn webhook_total(&self, filter: WebhookFilter) -> Result<u64>;
+
     /// Returns how many webhooks are waiting, being sent and failed, each counted up to 100 000.
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>>;
 }
@@ -48,7 +51,7 @@ pub struct WebhookTakeRequest {
     /// Limit per host.
     pub per_host: usize,
     /// Hosts with a lower limit, or none.
-    pub rooms: Vec<(String, usize)>,
+    pub host_capacities: Vec<(String, usize)>,
     /// Number of attempts allowed. A webhook whose senders die gets up to `LOST_FORGIVEN` more.
     pub allowed: u32,
     /// How long the sender has to report the outcome; then another attempt starts.
@@ -218,7 +221,7 @@ impl NewWebhook {
             correlation: ended.correlation.unwrap_or_else(|| ended.id.to_string()),
             traceparent: options.traceparent.clone(),
             host: host_of(&url),
-            body: serde_json::to_string(&body).map_err(|e| StoreError::Broken(Cause::new("a webhook's body", e)))?,
+            body: serde_json::to_string(&body).map_err(|e| StoreError::Internal(Cause::new("a webhook's body", e)))?,
             url,
             created_at: ended.finished_at,
         })
@@ -226,7 +229,7 @@ impl NewWebhook {
 }
 
 pub(crate) fn raw(text: String) -> Result<Box<RawValue>> {
-    RawValue::from_string(text).map_err(|e| StoreError::Broken(Cause::new("stored JSON", e)))
+    RawValue::from_string(text).map_err(|e| StoreError::Internal(Cause::new("stored JSON", e)))
 }
 
 /// Returns host and port. Empty if the URL is not valid; the sender reports that.
@@ -248,12 +251,12 @@ pub(crate) fn redelivered(id: WebhookId, job: JobId, url: &str, was: WebhookStat
 pub(crate) fn unsettled(id: WebhookId, state: WebhookState) -> StoreError {
     StoreError::Conflict {
         message: format!("webhook {id} is {} and will be sent anyway", state.as_str()),
-        holder: None,
+        existing_job: None,
     }
 }
 
 pub(crate) fn state_of(code: i16) -> Result<WebhookState> {
-    WebhookState::from_code(code).ok_or_else(|| StoreError::Broken(format!("webhook state {code} is unknown").into()))
+    WebhookState::from_code(code).ok_or_else(|| StoreError::Internal(format!("webhook state {code} is unknown").into()))
 }
 
 /// Counting stops here.
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit() {
+    fn a_webhook_whose_senders_keep_dying_fails_after_a_few_extra_attempts() {
         assert_eq!(AfterLoss::of(1, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(3, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(5, 3, 3), AfterLoss::SendAgain);

@@ -1,12 +1,18 @@
-//! Workers: the verbs, and what both engines share: state changes, deadlines, how rows are shown.
+//! Workers: the store methods, and what both databases share: state changes, deadlines, how rows are shown.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use faena_domain::{
-    JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    ApiKeyId, JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use uuid::Uuid;
 
-use crate::{ClaimedJob, GracePeriods, Recovered, Result, StoreError, disposition::ReleaseReason};
+use crate::{
+    ClaimedJob, GracePeriods, RecoveryCounts, Result, StoreError,
+    disposition::ReleaseReason,
+    events::{GUARDIAN, SYSTEM},
+};
 
 /// Workers and their registrations.
 #[async_trait]
@@ -24,14 +30,22 @@ pub trait WorkerStore: Send + Sync + 'static {
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
 
     /// Ends a registration and releases its claims in one transaction. Returns `None` if it has ended or reconnected.
-    async fn worker_end(&self, id: WorkerId, session: i64, end: WorkerEnd, now: Timestamp)
-    -> Result<Option<Recovered>>;
+    async fn worker_end(
+        &self,
+        id: WorkerId,
+        session: i64,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<RecoveryCounts>>;
 
     /// Declares up to 100 workers lost whose deadline has passed, as `worker_end` does with `Lost`.
     ///
     /// Also deletes registrations that ended before `forget_before`.
     async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp)
     -> Result<SweepResult>;
+
+    /// Lists the jobs of live workers that no node is responsible for, up to those of 1,000 workers.
+    async fn worker_unattended_jobs(&self) -> Result<Vec<UnattendedJob>>;
 
     /// Returns a worker by its key (its latest registration) or by the id of a registration.
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>>;
@@ -41,6 +55,12 @@ pub trait WorkerStore: Send + Sync + 'static {
 
     /// Lists workers in one of `states` (all if empty), live ones first, newest first, without jobs and history.
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
+
+    /// Returns how many registrations are in these states, counted up to [`crate::COUNT_LIMIT`].
+    async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64>;
+
+    /// Returns how many registrations are in each state. Ended ones are counted while they are kept.
+    async fn worker_counts(&self) -> Result<BTreeMap<WorkerState, u64>>;
 
     /// Returns the capabilities of the live workers of all nodes.
     async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>>;
@@ -62,6 +82,10 @@ pub struct WorkerEntry {
     pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
+    /// API key that it registers with. Only this key can resume the registration.
+    pub api_key: Option<ApiKeyId>,
+    /// Whether it may resume a registration without a key, made before there were any. Not with a key that is restricted to queues.
+    pub may_adopt: bool,
     /// When it is declared lost unless it calls again. `None` if a connection shows that it is alive.
     pub deadline: Option<Timestamp>,
 }
@@ -85,6 +109,39 @@ pub struct ResumedJob {
     pub claimed_at: Timestamp,
     /// When it started, if that was recorded.
     pub started_at: Option<Timestamp>,
+}
+
+/// Fails if the caller may not resume a registration: it belongs to another API key, or is a process of a pool.
+pub fn check_owner(owner: Option<Uuid>, kind: WorkerKind, entry: &WorkerEntry) -> Result<()> {
+    let owner = owner.map(ApiKeyId);
+    let may_adopt = entry.may_adopt && owner.is_none() && kind != WorkerKind::Pool;
+    if owner == entry.api_key || may_adopt {
+        return Ok(());
+    }
+    Err(StoreError::Conflict {
+        message: format!("worker \"{}\" belongs to another API key; choose another workerId", entry.key),
+        existing_job: None,
+    })
+}
+
+impl ResumedJob {
+    /// Returns it as a job of a worker without a server. `state`: the stored state of the worker.
+    pub(crate) fn unattended(mut self, worker: WorkerId, key: &str, state: i16) -> UnattendedJob {
+        self.job.payload = String::new();
+        let is_starting = matches!(worker_state(state), WorkerState::Creating | WorkerState::Connecting);
+        UnattendedJob { worker, worker_key: key.to_owned(), is_starting, job: self }
+    }
+}
+
+/// A job whose worker has no server: the server it was connected to has stopped or died.
+#[derive(Clone, Debug)]
+pub struct UnattendedJob {
+    pub worker: WorkerId,
+    pub worker_key: String,
+    /// Whether the process of the worker was still being started.
+    pub is_starting: bool,
+    /// Without its payload.
+    pub job: ResumedJob,
 }
 
 /// Status update of a connected worker.
@@ -136,13 +193,15 @@ pub struct SweepResult {
 pub struct WorkerLost {
     pub id: WorkerId,
     pub key: String,
-    pub freed: Recovered,
+    pub released: RecoveryCounts,
 }
 
 /// Number of state changes that are kept per registration.
 pub const HISTORY: i64 = 200;
 /// Number of workers that one round declares lost or detaches.
 pub const ROUND: i64 = 100;
+/// Number of workers without a server whose jobs one round checks.
+pub const UNATTENDED: i64 = 1_000;
 /// Number of ended registrations that one round deletes.
 pub const FORGET: i64 = 1_000;
 
@@ -239,7 +298,7 @@ pub fn kind_code(kind: WorkerKind) -> i16 {
 
 pub fn worker_kind(code: i16) -> Result<WorkerKind> {
     let kind = usize::try_from(code).ok().and_then(|at| WorkerKind::ALL.get(at)).copied();
-    kind.ok_or_else(|| StoreError::Broken(format!("worker kind {code} is unknown").into()))
+    kind.ok_or_else(|| StoreError::Internal(format!("worker kind {code} is unknown").into()))
 }
 
 pub fn names(list: &[String]) -> String {
@@ -249,7 +308,7 @@ pub fn names(list: &[String]) -> String {
 pub fn read_capabilities(capabilities: &str, queues: &str) -> Result<WorkerCapabilities> {
     let read = |text: &str| {
         serde_json::from_str(text)
-            .map_err(|e| StoreError::Broken(format!("capabilities of a worker: {e}: {text}").into()))
+            .map_err(|e| StoreError::Internal(format!("capabilities of a worker: {e}: {text}").into()))
     };
     Ok(WorkerCapabilities { types: read(capabilities)?, queues: read(queues)? })
 }
@@ -287,36 +346,39 @@ pub fn changes(path: &[WorkerState], reason: Option<&str>, now: Timestamp) -> Ve
 
 /// How the server of a worker ended.
 #[derive(Clone, Copy)]
-pub enum ServerExit {
+pub enum NodeExit {
     Died,
     Stopped,
 }
 
-impl ServerExit {
+impl NodeExit {
     /// Reason for workers inside the server.
     pub fn reason(self) -> &'static str {
         match self {
-            ServerExit::Died => "its server died",
-            ServerExit::Stopped => "its server stopped",
+            NodeExit::Died => "its server died",
+            NodeExit::Stopped => "its server stopped",
+        }
+    }
+
+    /// Actor of the events of workers inside the server.
+    pub fn actor(self) -> &'static str {
+        match self {
+            NodeExit::Died => GUARDIAN,
+            NodeExit::Stopped => SYSTEM,
         }
     }
 
     /// Reason for workers that were connected to the server. Stays true before and after their deadline.
     pub fn waiting_reason(self) -> &'static str {
         match self {
-            ServerExit::Died => "its server died, and it has not reconnected",
-            ServerExit::Stopped => "its server stopped, and it has not reconnected",
+            NodeExit::Died => "its server died, and it has not reconnected",
+            NodeExit::Stopped => "its server stopped, and it has not reconnected",
         }
     }
 }
 
 /// Returns until when a worker without a server may reconnect.
-pub fn deadline_without_server(
-    transport: &str,
-    before: Option<i64>,
-    grace_periods: GracePeriods,
-    now: Timestamp,
-) -> i64 {
+pub fn deadline_without_node(transport: &str, before: Option<i64>, grace_periods: GracePeriods, now: Timestamp) -> i64 {
     if transport == "http" {
         return now.plus_ms(grace_periods.silence_ms).as_ms();
     }
@@ -344,10 +406,20 @@ impl WorkerEnd {
         }
     }
 
-    pub(crate) fn release_reason<'a>(&self, worker: faena_domain::WorkerId, text: &'a str) -> ReleaseReason<'a> {
+    /// Returns why its claims are released. `state`: its last state.
+    pub(crate) fn release_reason<'a>(&self, worker: WorkerId, state: WorkerState, text: &'a str) -> ReleaseReason<'a> {
+        let was_starting = matches!(state, WorkerState::Creating | WorkerState::Connecting);
         match self {
-            WorkerEnd::Left { .. } => ReleaseReason::Left { text, worker: Some(worker) },
-            WorkerEnd::Lost { delay_ms, .. } => ReleaseReason::Lost { text, worker, delay_ms: *delay_ms },
+            WorkerEnd::Left { .. } => ReleaseReason::Left { text, worker: Some(worker), was_starting },
+            WorkerEnd::Lost { delay_ms, .. } => ReleaseReason::Lost { text, worker, was_starting, delay_ms: *delay_ms },
+        }
+    }
+
+    /// Returns the actor of its events.
+    pub(crate) fn actor(&self) -> &'static str {
+        match self {
+            WorkerEnd::Left { .. } => SYSTEM,
+            WorkerEnd::Lost { .. } => GUARDIAN,
         }
     }
 }

@@ -1,7 +1,7 @@
 use faena_domain::{Limit, Priority, QueueRule, Rate};
 
 use super::*;
-use crate::claim_limits::AHEAD_MS;
+use crate::claim_limits::PREFETCH_RETRY_MS;
 
 const NOW: i64 = 100_000;
 
@@ -22,26 +22,26 @@ fn claim_limit(scope: Scope, limit: Limit, in_flight: usize) -> ClaimLimit {
 }
 
 fn key_queue(lane: LaneId, key: i64) -> OpenKeyQueue {
-    OpenKeyQueue { lane, key, turn: 0, limited: None }
+    OpenKeyQueue { lane, key, rank: 0, limited: None }
 }
 
 /// Everything a request reads: lanes, limits, key queues with the limits of their keys.
-struct Scene {
+struct Setup {
     lanes: Vec<Lane>,
     claim_limits: ClaimLimits,
     rules: Rules,
     round_robin: RoundRobin,
 }
 
-impl Scene {
-    fn new(lanes: Vec<Lane>, claim_limits: Vec<ClaimLimit>) -> Scene {
+impl Setup {
+    fn new(lanes: Vec<Lane>, claim_limits: Vec<ClaimLimit>) -> Setup {
         let claim_limits = ClaimLimits::new(claim_limits, &lanes);
-        Scene { lanes, claim_limits, rules: Rules::default(), round_robin: RoundRobin::default() }
+        Setup { lanes, claim_limits, rules: Rules::default(), round_robin: RoundRobin::default() }
     }
 
-    fn request(&mut self, limit: usize, at_once: usize) -> Admission<'_> {
+    fn request(&mut self, limit: usize, idle_slots: usize) -> Admission<'_> {
         let settings = (&self.rules, &self.round_robin);
-        Admission::new(&mut self.claim_limits, self.lanes.clone(), settings, (limit, at_once), now())
+        Admission::new(&mut self.claim_limits, self.lanes.clone(), settings, (limit, idle_slots), now())
     }
 }
 
@@ -59,19 +59,19 @@ fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId
         wanted = admission.choose();
         if wanted.is_empty() {
             let chosen = admission.chosen().iter();
-            return chosen.map(|waiting| (waiting.lane, waiting.ready_at.as_ms())).collect();
+            return chosen.map(|ready_job| (ready_job.lane, ready_job.ready_at.as_ms())).collect();
         }
     }
-    panic!("it never comes to an end");
+    panic!("the choice did not become final");
 }
 
 #[test]
 fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
     let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
-    let mut scene = Scene::new(lanes, vec![claim_limit(Scope::Queue("q".into()), most(5), 2)]);
-    let mut admission = scene.request(10, 10);
+    let mut setup = Setup::new(lanes, vec![claim_limit(Scope::Queue("q".into()), most(5), 2)]);
+    let mut admission = setup.request(10, 10);
     assert_eq!(admission.open_lanes().len(), 2);
-    assert_eq!(admission.heads_wanted(1), 4, "one more than may go");
+    assert_eq!(admission.heads_wanted(1), 4, "one more than may start");
     for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
         let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
         admission.add_head(lane, Timestamp::from_ms(ready_at), id);
@@ -79,31 +79,31 @@ fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
     assert!(admission.choose().is_empty());
     assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
     assert_eq!(admission.limited(), [1, 2].map(|lane| Limited { lane, until: None }));
-    let changes = scene.claim_limits.changes(now());
+    let changes = setup.claim_limits.changes(now());
     assert_eq!(changes[0].reached_at, Some(now()));
 }
 
 #[test]
-fn claiming_ahead_takes_a_quarter_or_what_can_start_now() {
+fn a_request_may_claim_its_idle_slots_or_a_quarter_of_the_free_concurrency() {
     let mut free = claim_limit(Scope::System, most(100), 60);
-    let mut room = |at_once| {
-        free.begin(at_once);
+    let mut room = |idle_slots| {
+        free.begin(idle_slots);
         free.room()
     };
     assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
-    let mut scene = Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, most(100), 98)]);
-    let mut admission = scene.request(10, 0);
+    let mut setup = Setup::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, most(100), 98)]);
+    let mut admission = setup.request(10, 0);
     assert!(admission.open_lanes().is_empty());
-    assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(AHEAD_MS)) }]);
-    assert_eq!(admission.for_others(), [1], "who can start something may have it");
-    assert!(scene.claim_limits.changes(now()).is_empty(), "the limit was not reached");
+    assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(PREFETCH_RETRY_MS)) }]);
+    assert_eq!(admission.prefetch_limited(), [1], "a request with idle slots may claim");
+    assert!(setup.claim_limits.changes(now()).is_empty(), "the limit was not reached");
 }
 
 #[test]
-fn an_empty_bucket_says_when_it_opens() {
+fn an_empty_bucket_limits_its_lane_until_the_next_token() {
     let limit = Limit { concurrency: None, rate: Some(Rate { count: 2, period_ms: 1_000 }) };
-    let mut scene = Scene::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::Type("type-1".into()), limit, 0)]);
-    let mut admission = scene.request(9, 9);
+    let mut setup = Setup::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::Type("type-1".into()), limit, 0)]);
+    let mut admission = setup.request(9, 9);
     for ready_at in 1..=3 {
         let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
         admission.add_head(1, Timestamp::from_ms(ready_at), id);
@@ -111,15 +111,15 @@ fn an_empty_bucket_says_when_it_opens() {
     assert!(admission.choose().is_empty());
     assert_eq!(admission.chosen().len(), 2);
     assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(500)) }]);
-    scene.claim_limits.give_back(1, 1);
-    let left = scene.claim_limits.changes(now())[0].bucket.expect("it has a rate");
-    assert_eq!(left.available(), 1, "what was not started is not taken");
+    setup.claim_limits.release(1, 1);
+    let left = setup.claim_limits.changes(now())[0].bucket.expect("it has a rate");
+    assert_eq!(left.available(), 1, "a token that was not used is returned");
 }
 
 #[test]
-fn a_key_without_room_is_closed_and_other_keys_go() {
-    let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-    let mut admission = scene.request(10, 10);
+fn a_key_at_its_limit_is_closed_and_other_keys_are_served() {
+    let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
+    let mut admission = setup.request(10, 10);
     for (key, in_flight) in [(7, 1), (8, 0), (9, 0)] {
         let scope = Scope::Key(format!("k{key}"));
         admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), in_flight), 10);
@@ -137,19 +137,19 @@ fn a_key_without_room_is_closed_and_other_keys_go() {
 
 #[test]
 fn a_chosen_job_that_is_gone_leaves_its_key_queue_open() {
-    let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-    let mut admission = scene.request(10, 10);
+    let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
+    let mut admission = setup.request(10, 10);
     admission.add_key_queue(key_queue(1, 7), || claim_limit(Scope::Key("k".into()), most(1), 0), 10);
     assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
-    admission.missed(|_| true);
+    admission.remove_missed(|_| true);
     assert!(admission.key_queue_changes().is_empty() && admission.maybe_empty().is_empty());
     assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(BUSY_MS)) }]);
 }
 
 #[test]
 fn one_key_in_two_lanes_shares_its_room() {
-    let mut scene = Scene::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
-    let mut admission = scene.request(10, 10);
+    let mut setup = Setup::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
+    let mut admission = setup.request(10, 10);
     for lane in [1, 2] {
         admission.add_key_queue(key_queue(lane, 7), || claim_limit(Scope::Key("k".into()), most(2), 0), 10);
     }
@@ -160,8 +160,8 @@ fn one_key_in_two_lanes_shares_its_room() {
 
 #[test]
 fn a_key_queue_that_may_give_more_is_read_again() {
-    let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
-    let mut admission = scene.request(50, 50);
+    let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
+    let mut admission = setup.request(50, 50);
     for key in 0..40 {
         admission.add_key_queue(key_queue(1, key), || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 50);
     }
@@ -173,18 +173,18 @@ fn a_key_queue_that_may_give_more_is_read_again() {
 
 #[test]
 fn a_served_key_goes_to_the_end_of_the_round_in_a_fair_queue() {
-    let mut scene = Scene::new(vec![lane(1, "q", true)], Vec::new());
+    let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
     let fair = QueueRule { fairness: Some(Fairness::Key), ..QueueRule::default() };
-    scene.rules.queues.insert("q".into(), fair);
-    let mut admission = scene.request(1, 1);
+    setup.rules.queues.insert("q".into(), fair);
+    let mut admission = setup.request(1, 1);
     for key in [7, 8] {
-        let turn = if key == 7 { NOW + 5 } else { NOW };
-        let key_queue = OpenKeyQueue { turn, ..key_queue(1, key) };
+        let rank = if key == 7 { NOW + 5 } else { NOW };
+        let key_queue = OpenKeyQueue { rank, ..key_queue(1, key) };
         admission.add_key_queue(key_queue, || claim_limit(Scope::Key("k".into()), Limit::default(), 0), 1);
     }
     assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4)]), [(1, 3)]);
     let changes = admission.key_queue_changes();
-    assert_eq!((changes.len(), changes[0].key, changes[0].turn), (1, 8, Some(NOW + 6)), "behind all others");
+    assert_eq!((changes.len(), changes[0].key, changes[0].rank), (1, 8, Some(NOW + 6)), "behind all others");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_paused_queue_is_left_out() {
     let pause = faena_domain::Pause { at: now(), by: "ana".into(), reason: None };
     let mut rules = Rules::default();
     rules.queues.insert("p".into(), QueueRule { paused: Some(pause), ..QueueRule::default() });
-    let (open, limited) = unpaused(&rules, vec![lane(1, "p", false), lane(2, "q", false)]);
+    let (open, limited) = split_paused(&rules, vec![lane(1, "p", false), lane(2, "q", false)]);
     assert_eq!(open.iter().map(|lane| lane.id).collect::<Vec<_>>(), [2]);
     assert_eq!(limited, [Limited { lane: 1, until: None }]);
 }

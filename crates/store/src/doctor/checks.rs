@@ -116,9 +116,9 @@ impl Code {
 }
 
 const CODES: &[Code] = &[
-    error("job-nowhere", "{job has|jobs have} no state, so {it|they} will never run", "{id}", FIX)
+    error("job-without-state", "{job has|jobs have} no state, so {it|they} will never run", "{id}", FIX)
         .repaired("{job|jobs} queued again"),
-    error("job-twice", "{job has|jobs have} more than one state", "{id} ({x:state}, {y:state})", FIX)
+    error("job-with-two-states", "{job has|jobs have} more than one state", "{id} ({x:state}, {y:state})", FIX)
         .repaired("surplus {state|states} deleted"),
     error("wrong-lane", "{job is|jobs are} in the wrong lane", "{id} ({x:state})", FIX)
         .repaired("{row|rows} moved to the lane of the job"),
@@ -177,8 +177,13 @@ const CODES: &[Code] = &[
         .repaired("{mark|marks} of running jobs deleted"),
     error("blocked-without-parents", "{job waits|jobs wait} for parents but {has|have} none left", "{id}", FIX)
         .repaired("{job|jobs} unblocked"),
-    error("look-too-far", "{job|jobs} waiting for parents will be checked again only in more than a day", "{id}", FIX)
-        .repaired("{job|jobs} scheduled for a check now"),
+    error(
+        "recheck-too-late",
+        "{job|jobs} waiting for parents will be checked again only in more than a day",
+        "{id}",
+        FIX,
+    )
+    .repaired("{job|jobs} scheduled for a check now"),
     warning("waiting-overdue", "{job is|jobs are} overdue", "{id} ({x:s} ago)", SERVE),
     error("illegal-state", "{row has|rows have} an unknown state", "{words} of {id}: {x}", BY_HAND),
     error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{words}: {x}", BY_HAND),
@@ -382,7 +387,7 @@ fn wrapped(sql: &str) -> String {
 
 /// Every job has exactly one state, in its lane, and every state belongs to a job.
 const JOB_STATES: &str = "
-    SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-nowhere' WHEN n > 1 THEN 'job-twice' ELSE 'wrong-lane' END
+    SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-without-state' WHEN n > 1 THEN 'job-with-two-states' ELSE 'wrong-lane' END
                AS code, id, 'state' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT id, sum(job) AS jobs, count(*) - sum(job) AS n, min(lane) AS low, max(lane) AS high,
                  min(tally) AS first, max(tally) AS last
@@ -415,17 +420,17 @@ macro_rules! orphans {
 }
 
 const ORPHANS: &str = orphans!(
-    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker",
 );
 
 /// Every claim belongs to a live node or worker.
 const OWNERS: &str = sql!("
-    SELECT 'claim-without-owner' AS code, b.owner AS id, '' AS words, b.run AS x,
-           CAST((SELECT count(*) FROM in_flight h WHERE h.run = b.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM claim b WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = b.owner)
-      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = b.owner AND w.ended_at IS NULL)
+    SELECT 'claim-without-owner' AS code, c.owner AS id, '' AS words, c.run AS x,
+           CAST((SELECT count(*) FROM in_flight h WHERE h.run = c.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM claim c WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = c.owner)
+      AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = c.owner AND w.ended_at IS NULL)
     UNION ALL
     SELECT 'node-dead', n.id, n.name, CAST((SELECT count(*) FROM in_flight h WHERE h.owner = n.id) AS bigint), NULL, NULL
     FROM node n WHERE {dead}
@@ -448,7 +453,7 @@ const WAITING: &str = "
            CAST(NULL AS bigint) AS z
     FROM waiting w WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)
     UNION ALL
-    SELECT 'look-too-far', w.id, '', NULL, NULL, NULL FROM waiting w WHERE w.blocked AND w.due_at > {now} + 86400000
+    SELECT 'recheck-too-late', w.id, '', NULL, NULL, NULL FROM waiting w WHERE w.blocked AND w.due_at > {now} + 86400000
     UNION ALL
     SELECT 'waiting-overdue', w.id, '', {now} - w.due_at, NULL, NULL FROM waiting w WHERE w.due_at < {now} - 300000
     UNION ALL

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use faena_domain::schedule::{CompiledTiming, ScheduleSpec};
-use faena_domain::{LogEntry, LogEvent, Timestamp, WorkerState};
+use faena_domain::{JobState, LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
 use super::{Cell, EXAMPLES, Finding, code_of};
-use crate::{assemble::parse_options, doctor::checks::Code};
+use crate::{assemble::parse_options, doctor::checks::Code, jobs::state_code};
 
 /// Difference between the clocks of two servers that is tolerated.
 const MAX_CLOCK_SKEW_MS: i64 = 10_000;
@@ -124,12 +124,12 @@ fn check_log<'a>(table: &'a str, state: i64, run: i64, log: &str) -> Option<(&'s
     }
     let has = |events: &[LogEvent]| lines.iter().any(|line| events.iter().any(|event| event.as_str() == line.1));
     let begins = table == "job_log" || run == 0 || lines[0].1 == LogEvent::Queued.as_str();
-    let ends = match state {
-        6 => has(&[LogEvent::Completed]),
-        5 => has(&[LogEvent::RetryScheduled]),
-        7 => has(&[LogEvent::Failed, LogEvent::Timeout, LogEvent::Orphaned, LogEvent::Expired]),
-        8 => has(&[LogEvent::Cancelled]),
-        1 => has(&[LogEvent::HandedBack, LogEvent::Recovered]),
+    let ends = match job_state(state) {
+        Some(JobState::Completed) => has(&[LogEvent::Completed]),
+        Some(JobState::Retrying) => has(&[LogEvent::RetryScheduled]),
+        Some(JobState::Failed) => has(&[LogEvent::Failed, LogEvent::Timeout, LogEvent::Orphaned, LogEvent::Expired]),
+        Some(JobState::Cancelled) => has(&[LogEvent::Cancelled]),
+        Some(JobState::Queued) => has(&[LogEvent::Released, LogEvent::Recovered]),
         _ => true,
     };
     (!begins || !ends).then_some(("log-incomplete", table))
@@ -155,6 +155,11 @@ pub(super) fn worker(collector: &mut Collector, row: &[Cell]) {
         let last = last.and_then(worker_state).map_or("nothing".into(), |state| state.to_string());
         collector.add("worker-history", id, &format!("{key} is {now}, its history ends with {last}"));
     }
+}
+
+/// Returns the state that is stored as this number.
+fn job_state(code: i64) -> Option<JobState> {
+    JobState::ALL.into_iter().find(|state| i64::from(state_code(*state)) == code)
 }
 
 fn worker_state(code: i64) -> Option<WorkerState> {
@@ -188,7 +193,7 @@ mod tests {
     fn a_finding_names_twenty_rows_and_counts_the_rest() {
         let mut collector = Collector::default();
         for n in 0..25 {
-            collector.add("job-nowhere", Uuid::from_u128(n), "");
+            collector.add("job-without-state", Uuid::from_u128(n), "");
         }
         let finding = collector.findings().remove(0);
         assert_eq!((finding.count, finding.text.matches("00000000-").count()), (25, EXAMPLES));

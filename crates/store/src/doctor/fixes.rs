@@ -1,6 +1,8 @@
 //! The repair of each finding, where one is safe.
 //!
 //! Every statement is guarded by the condition that it repairs, so it can be run again and changes nothing else.
+//! `Dialect::sql` replaces the placeholders: `{with}` by the common table expressions `in_flight` and `job_states`, `{now}` by
+//! the current time in ms.
 
 use faena_domain::Timestamp;
 
@@ -12,7 +14,7 @@ use crate::{assemble::parse_options, plan::key_number};
 pub(crate) enum Fix {
     /// No repair is safe.
     None,
-    /// Runs statements in one transaction. The rows that `Counted` statements change are the number of repairs.
+    /// Runs statements in one transaction. The number of repairs is the number of rows that `Counted` statements change.
     Sql(&'static [Statement]),
     /// Reads rows, and runs statements for each of them.
     Rows { select: &'static str, make: fn(&Dialect, &[Cell]) -> Vec<String> },
@@ -28,15 +30,15 @@ pub(crate) enum Fix {
 
 pub(crate) enum Statement {
     Counted(&'static str),
-    Also(&'static str),
+    Uncounted(&'static str),
 }
 
-use Statement::{Also, Counted};
+use Statement::{Counted, Uncounted};
 
 pub(crate) fn fix_of(code: &str) -> Fix {
     match code {
-        "job-nowhere" => Fix::Sql(JOB_NOWHERE),
-        "job-twice" => Fix::Sql(JOB_TWICE),
+        "job-without-state" => Fix::Sql(JOB_WITHOUT_STATE),
+        "job-with-two-states" => Fix::Sql(JOB_WITH_TWO_STATES),
         "wrong-lane" => Fix::Sql(WRONG_LANE),
         "orphaned-rows" => Fix::Sql(ORPHANS),
         "counter-drift" => Fix::Recount,
@@ -53,7 +55,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
                      WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)",
             make: unblock,
         },
-        "look-too-far" => Fix::Sql(&[Counted(
+        "recheck-too-late" => Fix::Sql(&[Counted(
             "UPDATE waiting SET due_at = {now} WHERE blocked AND due_at > {now} + 86400000",
         )]),
         "run-behind" => Fix::MoveSequence,
@@ -69,7 +71,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
             make: write_key,
         },
         "key-queue-missing" => Fix::Sql(&[Counted(
-            "INSERT INTO key_queue (lane, key, turn) SELECT r.lane, r.key, min(r.ready_at) FROM ready r
+            "INSERT INTO key_queue (lane, key, rank) SELECT r.lane, r.key, min(r.ready_at) FROM ready r
              WHERE r.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM key_queue n WHERE n.lane = r.lane AND n.key = r.key)
              GROUP BY r.lane, r.key",
         )]),
@@ -103,23 +105,24 @@ pub(crate) fn fix_of(code: &str) -> Fix {
         }
         "lease-unknown-sink" => Fix::Sql(&[
             Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_lease.sink)"),
-            Also("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_node.sink)"),
+            Uncounted("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_node.sink)"),
         ]),
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
     }
 }
 
-/// Queues the job again. Its retries continue after the recorded attempts. It may have started before, so its next start is
-/// recorded before it happens. In a keyed lane the next pass sets its key.
-const JOB_NOWHERE: &[Statement] = &[
-    Also(
+/// Queues the job again. Its retries continue after the recorded attempts. It may have started before, so
+/// `must_record_start` is set: its next start is stored before it runs. In a keyed lane the repair of `key-missing` sets its key
+/// in the next pass of doctor.
+const JOB_WITHOUT_STATE: &[Statement] = &[
+    Uncounted(
         "INSERT INTO job_log (id, run, log) {with}
-         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found it in no state\"]'
+         SELECT u.id, NULL, '[{now},\"recovered\",\"faena doctor found the job without a state\"]'
          FROM (SELECT id FROM job EXCEPT SELECT id FROM job_states) u",
     ),
     Counted(
-        sql!("INSERT INTO ready (lane, ready_at, id, retry_count, start_first) {with}
+        sql!("INSERT INTO ready (lane, ready_at, id, retry_count, must_record_start) {with}
          SELECT j.lane, {now}, j.id, CAST(coalesce((
                     SELECT CASE a.state WHEN {RETRYING} THEN a.retry_count + 1 WHEN {QUEUED} THEN a.retry_count ELSE 0 END
                     FROM attempt a WHERE a.id = j.id ORDER BY a.run DESC LIMIT 1), 0) AS smallint), TRUE
@@ -128,9 +131,9 @@ const JOB_NOWHERE: &[Statement] = &[
 ];
 
 /// Keeps one state. Finished precedes in flight, in flight precedes queued, queued precedes waiting. Completed precedes failed and
-/// cancelled, which stay recorded as an attempt. Of two ready rows the earlier stays. A job that is finished and in flight under
-/// a later run is left to that run.
-const JOB_TWICE: &[Statement] = &[
+/// cancelled, which stay recorded as an attempt. Of two ready rows the earlier stays. A finished job that is also in flight
+/// under a later run is not changed: that run decides its state.
+const JOB_WITH_TWO_STATES: &[Statement] = &[
     Counted(
         sql!("{with} DELETE FROM waiting WHERE id IN (SELECT id FROM job_states GROUP BY id HAVING count(*) > 1)
              AND id IN (SELECT id FROM job_states WHERE tally IN ({TALLY_QUEUED}, {TALLY_IN_FLIGHT}, {TALLY_COMPLETED}, {TALLY_FAILED}, {TALLY_CANCELLED}))"),
@@ -143,7 +146,7 @@ const JOB_TWICE: &[Statement] = &[
         "DELETE FROM ready WHERE EXISTS (SELECT 1 FROM ready o WHERE o.lane = ready.lane AND o.id = ready.id
              AND o.ready_at < ready.ready_at)",
     ),
-    Also(
+    Uncounted(
         "INSERT INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
          SELECT e.id, e.run, e.state, e.retry_count, e.finished_at, e.started_at, e.worker, e.error, e.reason, e.log
          FROM ended e WHERE e.run > 0 AND EXISTS (SELECT 1 FROM done d WHERE d.lane = e.lane AND d.id = e.id)
@@ -170,12 +173,13 @@ macro_rules! delete_orphans {
 
 const ORPHANS: &[Statement] = delete_orphans!(
     "ready" "id" "job", "waiting" "id" "job", "done" "id" "job", "ended" "id" "job",
-    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker",
 );
 
-/// Returns the error of each counter. It is added to the counter, so that concurrent changes are kept.
+/// Selects the difference between the counted rows and each counter. The repair adds it to the counter, so that concurrent
+/// changes are kept.
 pub(crate) const DRIFT: &str = sql!(
     "{with} SELECT lane, tally, CAST(sum(n) AS bigint) AS n FROM (
         SELECT lane, CAST(tally AS smallint) AS tally, count(*) AS n FROM job_states GROUP BY lane, tally
@@ -196,7 +200,7 @@ fn unblock(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         format!(
             "UPDATE waiting SET blocked = FALSE, due_at = {due_at} WHERE lane = {lane} AND state = {PENDING} AND id = {id} AND blocked"
         ),
-        note(&id, dialect.now, "faena doctor found it waiting for parents that no longer exist"),
+        log_entry(&id, dialect.now, "faena doctor found it waiting for parents that no longer exist"),
     ]
 }
 
@@ -204,7 +208,7 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Ok(options) = parse_options(options_of(row)) else { return Vec::new() };
     let key = match options.concurrency_key {
         Some(key) if row[3].number() == 1 => key_number(&key).to_string(),
-        // A job without a key in a keyed lane: no key queue fits.
+        // A job without a concurrency key has no key queue, so nothing is changed.
         None if row[3].number() == 1 => return Vec::new(),
         _ => "NULL".into(),
     };
@@ -212,7 +216,7 @@ fn write_key(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     vec![format!("UPDATE ready SET key = {key} WHERE lane = {lane} AND id = {id}")]
 }
 
-/// Counts a job in flight for its key.
+/// Adds a job in flight to the count of its concurrency key.
 fn add_in_flight(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
     let Some(key) = parse_options(options_of(row)).ok().and_then(|options| options.concurrency_key) else {
         return Vec::new();
@@ -229,7 +233,7 @@ fn next_time(dialect: &Dialect, row: &[Cell]) -> Vec<String> {
         .and_then(|timing| timing.next(Timestamp::from_ms(row[3].number())));
     let change = match next {
         Some(tick) => format!("next_at = {}", tick.due.as_ms()),
-        None => "active = FALSE, finished = 'faena doctor found no due time that is left'".into(),
+        None => "active = FALSE, finished = 'faena doctor found no remaining due time'".into(),
     };
     vec![format!("UPDATE schedule SET {change} WHERE id = {id} AND active AND next_at IS NULL")]
 }
@@ -238,6 +242,6 @@ fn options_of(row: &[Cell]) -> Option<&str> {
     if let Cell::Text(text) = &row[2] { Some(text) } else { None }
 }
 
-fn note(id: &str, now: Timestamp, text: &str) -> String {
+fn log_entry(id: &str, now: Timestamp, text: &str) -> String {
     format!("INSERT INTO job_log (id, run, log) VALUES ({id}, NULL, '[{},\"recovered\",\"{text}\"]')", now.as_ms())
 }

@@ -5,7 +5,7 @@ use deadpool_postgres::Object;
 use faena_domain::{AuditRow, JobId, Timestamp};
 
 use super::{Postgres, Shared, end::storable, events};
-use crate::{AuditEntry, AuditFilter, AuditStore, Result};
+use crate::{AuditEntry, AuditFilter, AuditStore, COUNT_LIMIT, Result};
 
 #[async_trait]
 impl AuditStore for Postgres {
@@ -15,6 +15,10 @@ impl AuditStore for Postgres {
 
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
         self.shared.retrying(|| list(&self.shared, &filter, limit)).await
+    }
+
+    async fn audit_total(&self, filter: AuditFilter) -> Result<u64> {
+        self.shared.retrying(|| total(&self.shared, &filter)).await
     }
 }
 
@@ -55,7 +59,7 @@ pub async fn with<T>(
 pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let result = add(&client, entry, now).await;
-    client.keep(result)
+    client.return_to_pool(result)
 }
 
 /// Number of entries that one round checks, oldest first.
@@ -79,20 +83,27 @@ pub async fn prune(client: &Object, cutoff: Timestamp) -> Result<()> {
     Ok(())
 }
 
+const MATCHES: &str = "($1::int8 IS NULL OR sequence < $1) AND ($2::text IS NULL OR actor = $2)
+    AND ($3::text IS NULL OR action = $3) AND ($4::text IS NULL OR target = $4)";
+
+async fn total(shared: &Shared, filter: &AuditFilter) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.audit WHERE {MATCHES} LIMIT {COUNT_LIMIT}) x");
+    let client = shared.client().await?;
+    let row = client.query_one(&sql, &[&filter.before, &filter.actor, &filter.action, &filter.target]).await;
+    Ok(client.return_to_pool(row.map_err(Into::into))?.get::<_, i64>(0).unsigned_abs())
+}
+
 pub async fn list(shared: &Shared, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
     let client = shared.client().await?;
     let rows = list_in(&client, filter, limit).await;
-    client.keep(rows)
+    client.return_to_pool(rows)
 }
 
 async fn list_in(client: &Object, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = client
         .query(
-            "SELECT sequence, at, actor, action, target, details, count FROM faena.audit
-             WHERE ($1::int8 IS NULL OR sequence < $1) AND ($2::text IS NULL OR actor = $2)
-               AND ($3::text IS NULL OR action = $3) AND ($4::text IS NULL OR target = $4)
-             ORDER BY sequence DESC LIMIT $5",
+            &format!("SELECT sequence, at, actor, action, target, details, count FROM faena.audit WHERE {MATCHES} ORDER BY sequence DESC LIMIT $5"),
             &[&filter.before, &filter.actor, &filter.action, &filter.target, &limit],
         )
         .await?;

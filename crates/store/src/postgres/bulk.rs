@@ -5,9 +5,9 @@ use deadpool_postgres::Object;
 use faena_domain::{BulkId, JobId, Timestamp};
 use tokio_postgres::{Row, types::ToSql};
 
-use super::{Postgres, Shared, audit, change, dependents, end::storable, read};
+use super::{Postgres, Shared, audit, change, dependents, end::storable, events, read};
 use crate::{
-    Bulk, BulkAction, BulkStep, BulkStore, CancelOutcome, NewBulk, Result, Signal, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, COUNT_LIMIT, CancelOutcome, NewBulk, Result, Signal, StoreError,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
@@ -37,6 +37,10 @@ impl BulkStore for Postgres {
     async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
         self.shared.retrying(|| list(&self.shared, limit)).await
     }
+
+    async fn bulk_total(&self) -> Result<u64> {
+        self.shared.retrying(|| total(&self.shared)).await
+    }
 }
 
 pub async fn begin(shared: &Shared, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
@@ -48,7 +52,7 @@ pub async fn begin(shared: &Shared, bulk: &NewBulk, due_at: Timestamp, now: Time
 async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
     client
         .execute(
-            "INSERT INTO faena.bulk (id, action, filter, actor, per_second, created_at, upto, matched, due_at)
+            "INSERT INTO faena.bulk (id, action, filter, actor, per_second, created_at, up_to, matched, due_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[
                 &bulk.id.0,
@@ -57,7 +61,7 @@ async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Times
                 &storable(&bulk.actor),
                 &bulk.per_second.map_or(0, i64::from),
                 &now.as_ms(),
-                &bulk.upto.0,
+                &bulk.up_to.0,
                 &i64::try_from(bulk.matched).unwrap_or(i64::MAX),
                 &due_at.as_ms(),
             ],
@@ -72,7 +76,7 @@ async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Times
 pub async fn due(shared: &Shared) -> Result<Option<Bulk>> {
     let client = shared.client().await?;
     let bulk = due_in(&client).await;
-    client.keep(bulk)
+    client.return_to_pool(bulk)
 }
 
 async fn due_in(client: &Object) -> Result<Option<Bulk>> {
@@ -121,9 +125,10 @@ async fn step_in(
     if !row.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
         return Ok(false);
     }
+    events::set_actor(client, &step.bulk.actor).await?;
     let mut acted = Acted::default();
     for id in &step.ids {
-        acted.count(act(client, shard, &step.bulk, *id, after_commit, now).await)?;
+        acted.count(act_on(client, shard, &step.bulk, *id, after_commit, now).await)?;
     }
     let row = client
         .query_one(
@@ -148,7 +153,7 @@ async fn step_in(
 }
 
 /// Processes one job: rejects it before anything is written, or does everything.
-async fn act(
+async fn act_on(
     client: &Object,
     shard: i16,
     bulk: &Bulk,
@@ -174,7 +179,9 @@ async fn act(
                 CancelOutcome::Asked { .. } => after_commit.asked.push(id),
             }
         }
-        BulkAction::Retry => change::retry_in(client, shard, id, retried_by(None), now).await?,
+        BulkAction::Retry => {
+            change::retry_in(client, shard, id, retried_by(None), now).await?;
+        }
         BulkAction::Delete => {
             change::delete_in(client, shard, id).await?;
             after_commit.ended.push(id);
@@ -206,19 +213,26 @@ async fn stop_in(client: &Object, id: BulkId, by: &str, now: Timestamp) -> Resul
 pub async fn get(shared: &Shared, id: BulkId) -> Result<Option<Bulk>> {
     let client = shared.client().await?;
     let bulk = one(&client, "id = $1", &[&id.0]).await;
-    client.keep(bulk)
+    client.return_to_pool(bulk)
 }
 
 pub async fn list(shared: &Shared, limit: usize) -> Result<Vec<Bulk>> {
     let client = shared.client().await?;
     let rows = list_in(&client, limit).await;
-    client.keep(rows)
+    client.return_to_pool(rows)
 }
 
 async fn list_in(client: &Object, limit: usize) -> Result<Vec<Bulk>> {
     let sql = format!("SELECT {COLUMNS} FROM faena.bulk ORDER BY id DESC LIMIT $1");
     let rows = client.query(&sql, &[&i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
     Ok(rows.iter().filter_map(|found| row(found).bulk().ok()).collect())
+}
+
+async fn total(shared: &Shared) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.bulk LIMIT {COUNT_LIMIT}) x");
+    let client = shared.client().await?;
+    let row = client.query_one(&sql, &[]).await.map_err(Into::into);
+    Ok(client.return_to_pool(row)?.get::<_, i64>(0).unsigned_abs())
 }
 
 fn row(row: &Row) -> BulkRow {
@@ -229,7 +243,7 @@ fn row(row: &Row) -> BulkRow {
         actor: row.get(3),
         per_second: row.get(4),
         created_at: row.get(5),
-        upto: row.get(6),
+        up_to: row.get(6),
         last: row.get(7),
         matched: row.get(8),
         done: row.get(9),

@@ -11,35 +11,37 @@ use super::{
     cleanup::clean_up,
     dependents::{self, put_ended},
     end::{QueueRows, storable},
-    note::add_note,
     read,
+    run_updates::add_log_entry,
     submit::{apply, lane_of, put_key_queues},
     webhooks,
 };
 use crate::{
-    CancelOutcome, JobExit, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, Result, Retried, Signal, StoreError, Tally,
+    assemble::Location,
     assemble::parse_options,
-    audit::{act, retried_by},
+    audit::{audit_entry, retried_by},
+    jobs::UNIQUE_KEY_TAKEN,
     lanes::LaneName,
-    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, stored_options},
+    plan::{Deltas, FIRST_RECHECK_MS, KeyKind, Label, Taken, key_number, labels_of, stored_options},
     sql::sql,
     sql::{CANCELLED, PENDING},
 };
 
 /// A job that is to be changed, with its row locked against other changes.
-struct Found {
+struct LockedJob {
     state: JobState,
     lane: LaneId,
     options: JobOptions,
 }
 
-async fn find(client: &Object, id: JobId) -> Result<Found> {
+async fn lock(client: &Object, id: JobId) -> Result<LockedJob> {
     let row = client
         .query_opt("SELECT lane, options FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?
         .ok_or(StoreError::NotFound(id))?;
     let state = *read::states_of(client, &[id]).await?.get(&id).ok_or(StoreError::NotFound(id))?;
-    Ok(Found { state, lane: row.get(0), options: parse_options(row.get(1))? })
+    Ok(LockedJob { state, lane: row.get(0), options: parse_options(row.get(1))? })
 }
 
 /// Removes a job from `ready` or `waiting`. `None`: another transaction has removed it.
@@ -68,7 +70,7 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
 }
 
 /// The job changed its state between being read and being removed; the caller repeats.
-fn moved() -> StoreError {
+fn state_changed() -> StoreError {
     StoreError::Contended("the job has just changed its state".into())
 }
 
@@ -80,7 +82,7 @@ pub async fn cancel(
     now: Timestamp,
 ) -> Result<CancelOutcome> {
     let client = shared.begin().await?;
-    let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+    let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
     let work = cancel_in(&client, shared.own_shard(), id, reason, now);
     let result = audit::with(&client, entry, now, work).await;
     let (outcome, signals) = client.end(result).await?;
@@ -100,7 +102,7 @@ pub async fn cancel_in(
     reason: &str,
     now: Timestamp,
 ) -> Result<(CancelOutcome, Vec<Signal>)> {
-    let found = find(client, id).await?;
+    let found = lock(client, id).await?;
     let state = found.state;
     if state.is_terminal() {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be cancelled" });
@@ -112,10 +114,10 @@ pub async fn cancel_in(
                 &[&id.0, &storable(reason), &now.as_ms()],
             )
             .await?;
-        add_note(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
+        add_log_entry(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
         return Ok((CancelOutcome::Asked { state }, Vec::new()));
     }
-    let taken = dequeue(client, found.lane, id).await?.ok_or_else(moved)?;
+    let taken = dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
     put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
     let signals = clean_up(client, &[(id.0, JobExit::Finished)]).await?;
     let mut deltas = Deltas::default();
@@ -124,18 +126,21 @@ pub async fn cancel_in(
     Ok((CancelOutcome::Cancelled, signals))
 }
 
-pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
     let client = shared.begin().await?;
-    let entry = act(by, "job.retry", id, json!({}));
+    let entry = audit_entry(by, "job.retry", id, json!({}));
     let work = retry_in(&client, shared.own_shard(), id, retried_by(by), now);
     let result = audit::with(&client, entry, now, work).await;
-    client.end(result).await?;
+    let retried = client.end(result).await?;
     shared.signal([Signal::Waiting]);
-    Ok(())
+    Ok(retried)
 }
 
-pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<()> {
-    let found = find(client, id).await?;
+pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<Retried> {
+    let found = lock(client, id).await?;
+    if found.state == JobState::Retrying {
+        return retry_now(client, found.lane, id, by, now).await;
+    }
     if !found.state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be retried" });
     }
@@ -149,21 +154,18 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             .await?;
         if taken == 0 {
             // Released just now: then the key is free.
-            let holder = client
+            let existing_job = client
                 .query_opt("SELECT id FROM faena.job_key WHERE kind = $1 AND key = $2", &[&kind, key])
                 .await?
                 .map(|row| JobId(row.get(0)))
-                .ok_or_else(moved)?;
-            return Err(StoreError::Conflict {
-                message: format!("job {holder} with this uniqueKey has not finished"),
-                holder: Some(holder),
-            });
+                .ok_or_else(state_changed)?;
+            return Err(StoreError::Conflict { message: UNIQUE_KEY_TAKEN.into(), existing_job: Some(existing_job) });
         }
     }
     let parents = read::states_of(client, &found.options.depends_on).await?;
     // The caller of a retry knows how the finished parents ended.
-    let open: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
-    restore_expiry(client, id, found.options, now).await?;
+    let unfinished: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
+    restore_options(client, found.lane, id, found.options, now).await?;
     // A cancel request that came too late for the ended run does not apply to the next one.
     client.execute("DELETE FROM faena.cancel_request WHERE id = $1", &[&id.0]).await?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
@@ -189,8 +191,8 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             &[&lane, &id.0],
         )
         .await?;
-    add_note(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
-    if open.is_empty() {
+    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
+    if unfinished.is_empty() {
         let mut rows = QueueRows::default();
         rows.push(lane, id, now, 0);
         rows.put_waiting(client, PENDING).await?;
@@ -198,44 +200,61 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
         client
             .execute(
                 "INSERT INTO faena.waiting (lane, state, id, due_at, blocked, retry_count) VALUES ($1, $2, $3, $4, true, 0)",
-                &[&lane, &PENDING, &id.0, &now.plus_ms(FIRST_LOOK_MS).as_ms()],
+                &[&lane, &PENDING, &id.0, &now.plus_ms(FIRST_RECHECK_MS).as_ms()],
             )
             .await?;
         client
             .execute(
                 "INSERT INTO faena.dependency (parent, child) SELECT parent, $2 FROM unnest($1::uuid[]) AS p(parent)
                  ON CONFLICT DO NOTHING",
-                &[&open, &id.0],
+                &[&unfinished, &id.0],
             )
             .await?;
     }
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(found.state), Tally::Pending, 1);
-    apply(client, shard, &deltas).await
+    apply(client, shard, &deltas).await?;
+    Ok(Retried::FROM_START)
 }
 
-/// Lets a retried job expire again, unless its expiry has passed: then the caller wants it to run anyway.
-async fn restore_expiry(client: &Object, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
-    match options.expires_at {
-        Some(at) if at > now => {
-            client
-                .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
-                .await?;
-        }
-        Some(_) => {
-            options.expires_at = None;
-            client
-                .execute("UPDATE faena.job SET options = $1 WHERE id = $2", &[&stored_options(&options), &id.0])
-                .await?;
-        }
-        None => {}
+/// Lets a retrying job make its next attempt now.
+async fn retry_now(client: &Object, lane: LaneId, id: JobId, by: String, now: Timestamp) -> Result<Retried> {
+    let row = client
+        .query_opt(
+            sql!(
+                "UPDATE faena.waiting SET due_at = least(due_at, $1) WHERE lane = $2 AND state = {RETRYING} AND id = $3
+                 RETURNING retry_count"
+            ),
+            &[&now.as_ms(), &lane, &id.0],
+        )
+        .await?
+        .ok_or_else(state_changed)?;
+    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
+    Ok(Retried { state: JobState::Retrying, retry_count: u32::try_from(row.get::<_, i16>(0)).unwrap_or(0) })
+}
+
+/// Adds up the attempts of a job that is retried, and lets it expire again, unless its expiry has passed: then the caller
+/// wants it to run anyway.
+async fn restore_options(client: &Object, lane: LaneId, id: JobId, before: JobOptions, now: Timestamp) -> Result<()> {
+    let mut options = before.clone();
+    if let Some(Location::Finished(end)) = read::locations_of(client, &[lane], &[id.0]).await?.remove(&id.0) {
+        options.earlier_attempts += end.attempts();
+    }
+    options.expires_at = before.expires_at.filter(|at| *at > now);
+    if let Some(at) = options.expires_at {
+        client
+            .execute("INSERT INTO faena.expiry VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&at.as_ms(), &id.0])
+            .await?;
+    }
+    if options != before {
+        client.execute("UPDATE faena.job SET options = $1 WHERE id = $2", &[&stored_options(&options), &id.0]).await?;
     }
     Ok(())
 }
 
 pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+    let entry = audit_entry(by, "job.patch", id, json!({ "changed": patch.describe() }));
     let result = audit::with(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
     let ready = client.end(result).await?;
     if let Some((lane, ready_at)) = ready {
@@ -254,7 +273,7 @@ async fn patch_in(
     patch: &JobPatch,
     now: Timestamp,
 ) -> Result<Option<(LaneId, i64)>> {
-    let Found { state, lane, mut options } = find(client, id).await?;
+    let LockedJob { state, lane, mut options } = lock(client, id).await?;
     if !matches!(state, JobState::Pending | JobState::Queued | JobState::Retrying) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be changed" });
     }
@@ -266,8 +285,10 @@ async fn patch_in(
         Some(priority) if priority != old.priority => lane_of(shared, LaneName { priority, ..old.name() }).await?,
         _ => lane,
     };
-    let expired_before = options.expires_at;
+    let (expired_before, labels_before) = (options.expires_at, labels_of(&options));
     patch.apply_to(&mut options);
+    options.name = options.name.filter(|name| *name != old.kind);
+    replace_labels(client, id, &labels_before, &labels_of(&options)).await?;
     let text = stored_options(&options);
     client
         .execute(
@@ -281,9 +302,36 @@ async fn patch_in(
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
     deltas.add(new_lane, Tally::of(new_state), 1);
-    add_note(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
+    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
     apply(client, shared.own_shard(), &deltas).await?;
     Ok(ready)
+}
+
+/// Replaces the labels of a job.
+async fn replace_labels(client: &Object, id: JobId, before: &[Label], after: &[Label]) -> Result<()> {
+    let columns = |labels: &[Label], others: &[Label]| -> (Vec<i16>, Vec<String>) {
+        labels.iter().filter(|label| !others.contains(label)).map(|(kind, value)| (*kind as i16, value.clone())).unzip()
+    };
+    let (removed, added) = (columns(before, after), columns(after, before));
+    if !removed.0.is_empty() {
+        client
+            .execute(
+                "DELETE FROM faena.label l USING unnest($1::int2[], $2::text[]) AS u(kind, value)
+                 WHERE l.kind = u.kind AND l.value = u.value AND l.id = $3",
+                &[&removed.0, &removed.1, &id.0],
+            )
+            .await?;
+    }
+    if !added.0.is_empty() {
+        client
+            .execute(
+                "INSERT INTO faena.label (kind, value, id)
+                 SELECT kind, value, $3 FROM unnest($1::int2[], $2::text[]) AS u(kind, value) ON CONFLICT DO NOTHING",
+                &[&added.0, &added.1, &id.0],
+            )
+            .await?;
+    }
+    Ok(())
 }
 
 /// Replaces the expiry of a job.
@@ -316,17 +364,26 @@ async fn move_patched(
         client.query_opt("SELECT 1 FROM faena.dependency WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
     let mut new_state = state;
     let mut ready = None;
-    let shift =
-        sql!("UPDATE faena.waiting SET lane = $1 WHERE lane = $2 AND state IN ({PENDING}, {RETRYING}) AND id = $3");
+    let move_waiting = sql!(
+        "UPDATE faena.waiting SET lane = $1, due_at = coalesce($2, due_at)
+         WHERE lane = $3 AND state IN ({PENDING}, {RETRYING}) AND id = $4"
+    );
     match scheduled_at {
-        // It waits for its parents or its next attempt: only the lane can change.
-        _ if blocked || state == JobState::Retrying => {
-            if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
-                return Err(moved());
+        // It waits for its parents: only the lane can change.
+        _ if blocked => {
+            if client.execute(move_waiting, &[&new_lane, &None::<i64>, &lane, &id.0]).await? == 0 {
+                return Err(state_changed());
+            }
+        }
+        // The time of its next attempt.
+        when if state == JobState::Retrying => {
+            let due_at = when.map(|when| when.unwrap_or(now).as_ms());
+            if client.execute(move_waiting, &[&new_lane, &due_at, &lane, &id.0]).await? == 0 {
+                return Err(state_changed());
             }
         }
         Some(when) => {
-            let retry_count = dequeue(client, lane, id).await?.ok_or_else(moved)?.retry_count;
+            let retry_count = dequeue(client, lane, id).await?.ok_or_else(state_changed)?.retry_count;
             let mut rows = QueueRows::default();
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
@@ -349,7 +406,7 @@ async fn move_patched(
                     &[&new_lane, &lane, &id.0],
                 )
                 .await?
-                .ok_or_else(moved)?;
+                .ok_or_else(state_changed)?;
             let ready_at = row.get(0);
             ready = Some((new_lane, ready_at));
             if let Some(key) = key {
@@ -357,8 +414,8 @@ async fn move_patched(
             }
         }
         None => {
-            if client.execute(shift, &[&new_lane, &lane, &id.0]).await? == 0 {
-                return Err(moved());
+            if client.execute(move_waiting, &[&new_lane, &None::<i64>, &lane, &id.0]).await? == 0 {
+                return Err(state_changed());
             }
         }
     }
@@ -367,7 +424,7 @@ async fn move_patched(
 
 pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(by, "job.delete", id, json!({}));
+    let entry = audit_entry(by, "job.delete", id, json!({}));
     let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
     client.end(result).await?;
     // Jobs that wait for it will never see it complete.
@@ -375,12 +432,12 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
 }
 
 pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
-    let found = find(client, id).await?;
+    let found = lock(client, id).await?;
     if found.state.is_in_flight() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
     }
     if !found.state.is_terminal() {
-        dequeue(client, found.lane, id).await?.ok_or_else(moved)?;
+        dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
     }
     client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
     client
@@ -391,9 +448,9 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
         .await?;
     remove(client, &[id.0]).await?;
     // Late reports about it must be checked one by one.
-    client.execute("UPDATE faena.claim SET strict = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
+    client.execute("UPDATE faena.claim SET check_each = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
-    deltas.add(found.lane, Tally::of(found.state), -1);
+    deltas.removed(found.lane, Tally::of(found.state), 1);
     apply(client, shard, &deltas).await
 }
 
@@ -408,8 +465,7 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
     let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
-        let tags = options.tags.into_iter().map(|tag| (LabelKind::Tag, tag));
-        for (kind, value) in tags.chain(options.schedule_id.map(|schedule| (LabelKind::Schedule, schedule))) {
+        for (kind, value) in labels_of(&options) {
             labels.0.push(kind as i16);
             labels.1.push(value);
             labels.2.push(id);
@@ -439,7 +495,7 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
             )
             .await?;
     }
-    for table in ["attempt", "job_log", "step", "job"] {
+    for table in ["attempt", "job_log", "step", "progress", "job"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
     }
     Ok(())

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{Postgres, Shared, end, limited_claim};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunNote, StoreError,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunUpdate, StoreError,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, share_out},
@@ -29,8 +29,8 @@ impl ClaimStore for Postgres {
         claim(&self.shared, &requests, now).await
     }
 
-    async fn job_note(&self, notes: Vec<RunNote>, now: Timestamp) -> Result<Vec<bool>> {
-        self.report(notes, |note| note.run, |_| false, end::Work::Notes, now).await
+    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<bool>> {
+        self.report(updates, |update| update.run, |_| false, end::Work::Updates, now).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
@@ -50,7 +50,7 @@ impl ClaimStore for Postgres {
 #[derive(Default)]
 pub struct Cursors {
     lanes: Mutex<HashMap<LaneId, Cursor>>,
-    turn: AtomicUsize,
+    first_queue: AtomicUsize,
 }
 
 #[derive(Clone, Copy)]
@@ -110,7 +110,7 @@ macro_rules! claim_sql {
             $guard,
             "ORDER BY ready_at, id LIMIT $3
             FOR UPDATE SKIP LOCKED))
-        RETURNING lane, ready_at, id, retry_count, start_first),
+        RETURNING lane, ready_at, id, retry_count, must_record_start),
     claim AS (
         INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),
@@ -122,7 +122,7 @@ macro_rules! claim_sql {
         SELECT $6, $1, t.tally, t.sign * (SELECT count(*) FROM picked)
         FROM claim, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
+    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.must_record_start,
            job.correlation, job.options, job.payload
     FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim"
         ))
@@ -162,9 +162,9 @@ pub const CLAIM_FOR_MANY: &str = sql!("
             SELECT ctid FROM faena.ready WHERE lane = $1 AND ready_at >= $2
             ORDER BY ready_at, id LIMIT (SELECT total FROM slots)
             FOR UPDATE SKIP LOCKED))
-        RETURNING ready_at, id, retry_count, start_first),
+        RETURNING ready_at, id, retry_count, must_record_start),
     assigned AS MATERIALIZED (
-        SELECT p.ready_at, p.id, p.retry_count, p.start_first,
+        SELECT p.ready_at, p.id, p.retry_count, p.must_record_start,
                slots.ids[p.index] AS owner, slots.runs[p.index] AS run, slots.numbers[p.index] AS n
         FROM slots, (SELECT *, (row_number() OVER (ORDER BY ready_at, id))::int4 AS index FROM picked) AS p),
     claim AS (
@@ -178,7 +178,7 @@ pub const CLAIM_FOR_MANY: &str = sql!("
         FROM (SELECT count(*) AS n FROM picked) AS picks, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         WHERE picks.n > 0
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT assigned.run, assigned.ready_at, assigned.id, assigned.retry_count, assigned.start_first,
+    SELECT assigned.run, assigned.ready_at, assigned.id, assigned.retry_count, assigned.must_record_start,
            job.correlation, job.options, job.payload, assigned.n
     FROM assigned JOIN faena.job ON job.id = assigned.id");
 
@@ -227,7 +227,7 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
         let taken = match taken {
             Ok(taken) => taken,
             Err(StoreError::Unavailable(_)) if claims.iter().any(|claim| !claim.jobs.is_empty()) => {
-                claims.iter_mut().filter(|claim| claim.jobs.is_empty()).for_each(|claim| claim.refused = true);
+                claims.iter_mut().filter(|claim| claim.jobs.is_empty()).for_each(|claim| claim.rejected = true);
                 break;
             }
             Err(error) => return Err(error),
@@ -235,9 +235,9 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
         let full =
             taken.iter().zip(&group.requests).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= requests[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
-        for (LimitedClaim { claim, for_others }, (at, lanes)) in taken.into_iter().zip(group.requests) {
-            if claim.jobs.len() < requests[at].limit && !claim.refused {
-                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
+        for (LimitedClaim { claim, prefetch_limited }, (at, lanes)) in taken.into_iter().zip(group.requests) {
+            if claim.jobs.len() < requests[at].limit && !claim.rejected {
+                empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
             }
             let mut paused = std::mem::take(&mut claims[at].limited);
             claims[at] = claim;
@@ -277,9 +277,9 @@ impl Group {
                 (lanes, keyed)
             } else {
                 let known = lanes.into_iter().filter_map(|lane| shared.lanes.get(lane)).collect();
-                let (open, paused) = admit::unpaused(rules, known);
+                let (open, paused) = admit::split_paused(rules, known);
                 group.paused.extend(paused.into_iter().map(|limited| (at, limited)));
-                (open.iter().map(|lane| lane.id).collect(), admit::concerns(rules, &open))
+                (open.iter().map(|lane| lane.id).collect(), admit::has_limits_or_keys(rules, &open))
             };
             let alone = lanes.len() > 1 || (keyed && !lanes.is_empty());
             let from_like = !lanes.is_empty() && ruled != group.ruled;
@@ -322,11 +322,11 @@ async fn claim_group(
     let mut jobs = take(shared, &client, &owners, portions, Frame::Whole, now).await?;
     let mut claims = Vec::with_capacity(owners.len());
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
-        let refused = jobs.is_empty() && !may_claim(&client, owner).await?;
+        let rejected = jobs.is_empty() && !may_claim(&client, owner).await?;
         let jobs = if several_lanes { in_order(shared, jobs) } else { jobs };
-        claims.push(ClaimResult { jobs, refused, ..ClaimResult::default() });
+        claims.push(ClaimResult { jobs, rejected, ..ClaimResult::default() });
     }
-    client.keep(Ok(claims))
+    client.return_to_pool(Ok(claims))
 }
 
 /// Returns whether an owner that got nothing is entitled to claim.
@@ -381,22 +381,22 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
             shared.cursors.forget(*lane);
         }
         let Some(known) = shared.lanes.get(*lane) else { continue };
-        let ordering = shared.rules.current().ordering(&known.queue);
+        let claim_order = shared.rules.current().claim_order(&known.queue);
         candidates.extend(rows.iter().map(|row| Candidate {
             queue: known.queue.clone(),
-            ordering,
+            claim_order,
             fairness: Fairness::None,
             key: None,
-            turn: 0,
+            last_served_at: 0,
             priority: known.priority,
             ready_at: Timestamp::from_ms(row.get(0)),
             id: JobId(row.get(1)),
             row: *lane,
         }));
     }
-    let turn = shared.cursors.turn.fetch_add(1, Ordering::Relaxed);
+    let first_queue = shared.cursors.first_queue.fetch_add(1, Ordering::Relaxed);
     let mut quotas = BTreeMap::new();
-    for candidate in share_out(candidates, limit, turn) {
+    for candidate in share_out(candidates, limit, first_queue) {
         *quotas.entry(candidate.row).or_insert(0) += 1;
     }
     Ok(quotas)
@@ -555,7 +555,7 @@ pub fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
         lane,
         ready_at: Timestamp::from_ms(row.get(1)),
         retry_count: u32::try_from(row.get::<_, i16>(3)).unwrap_or(0),
-        start_first: row.get(4),
+        must_record_start: row.get(4),
         limited: None,
         correlation_id: row.get(5),
         options: parse_options(row.get(6))?,
@@ -570,11 +570,11 @@ fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
         .filter_map(|job| {
             let lane = shared.lanes.get(job.lane)?;
             Some(Candidate {
-                ordering: shared.rules.current().ordering(&lane.queue),
+                claim_order: shared.rules.current().claim_order(&lane.queue),
                 queue: lane.queue,
                 fairness: Fairness::None,
                 key: None,
-                turn: 0,
+                last_served_at: 0,
                 priority: lane.priority,
                 ready_at: job.ready_at,
                 id: job.id,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Shared, webhooks};
 use crate::{
     JobExit, LaneId, Result, Signal,
-    admit::{counts, distinct},
+    admit::{distinct, has_concurrency_limit},
     assemble::parse_options,
     plan::key_number,
     sql::sql,
@@ -95,7 +95,7 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
         signals.push(Signal::Waiting);
     }
     if !webhooks.is_empty() {
-        webhooks::announce(client, webhooks).await?;
+        webhooks::create(client, webhooks).await?;
         signals.push(Signal::Webhook);
     }
     Ok(signals)
@@ -153,10 +153,12 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
 }
 
 /// Returns whether the end of jobs in these lanes allows other jobs to start.
-pub fn make_room(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
+pub fn frees_capacity(shared: &Shared, lanes: impl Iterator<Item = LaneId>) -> bool {
     let rules = shared.rules.current();
     if rules.limits.is_empty() {
         return false;
     }
-    distinct(lanes).into_iter().any(|lane| shared.lanes.get(lane).is_none_or(|lane| counts(&rules, [&lane])))
+    distinct(lanes)
+        .into_iter()
+        .any(|lane| shared.lanes.get(lane).is_none_or(|lane| has_concurrency_limit(&rules, [&lane])))
 }

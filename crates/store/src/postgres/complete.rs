@@ -1,4 +1,6 @@
-//! The fast path of ends: completions without further rows. Its twin is one function in `sqlite/end.rs`.
+//! Fast path for run ends: stores completions of jobs that only need a row in `done`.
+//!
+//! The SQLite counterpart is `complete_plainly` in `sqlite/end.rs`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,39 +9,42 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{
-    Lease,
-    end::{Work, ended, key, small},
+    PooledClient,
+    end::{Work, key, saturating_i16, stored_ends},
 };
 use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache, sql::sql};
 
-/// Returns all ends of these calls, if they are only completions of different jobs without further rows.
+/// Returns the run ends of all calls if every one can take the fast path: a completion, of a distinct job, without a
+/// concurrency key and with no other rows to clean up. Returns `None` otherwise.
 pub fn plain_completions<'a>(works: &'a [Work], lanes: &LaneCache) -> Option<Vec<&'a RunEnd>> {
     let mut ends = Vec::new();
     let mut seen = HashSet::new();
     for work in works {
         let Work::Ends(list) = work else { return None };
         for end in list {
-            let plain = matches!(end.outcome, RunOutcome::Completed { .. }) && !end.on_record;
+            let plain = matches!(end.outcome, RunOutcome::Completed { .. }) && !end.may_have_other_rows;
             if !plain || !seen.insert(end.id) {
                 return None;
             }
             ends.push(end);
         }
     }
-    // A job with a key is counted for its key.
+    // A job with a concurrency key also changes the counts of its key, which the fast path does not.
     (!lanes.any_keyed(ends.iter().map(|end| end.lane))).then_some(ends)
 }
 
-/// Completes jobs of claims that had only completions so far. One statement for all jobs goes out together with the commit.
-/// Completions that are stored already (reported again after a lost answer) are skipped by their key.
+/// Stores completions with one statement, pipelined with the commit.
+///
+/// Returns, per call, whether each end was accepted, and the completed jobs that other jobs depend on. A completion that is
+/// already stored (reported again because the response was lost) is skipped by the primary key.
 pub async fn complete(
-    client: Lease,
+    client: PooledClient,
     shard: i16,
     works: &[Work],
     ends: &[&RunEnd],
 ) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
     let columns = DoneColumns::of(ends.iter().copied());
-    let closed: Vec<Run> = ends.iter().filter(|end| end.closes_claim).map(|end| end.run).collect();
+    let closed_claims: Vec<Run> = ends.iter().filter(|end| end.closes_claim).map(|end| end.run).collect();
     let put = client
         .prepare_cached(
             sql!("WITH put AS (
@@ -59,7 +64,7 @@ pub async fn complete(
     let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.dependency WHERE parent = ANY($1)").await?;
     let mut parameters = columns.parameters();
     parameters.push(&shard);
-    let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed];
+    let close_parameters: [&(dyn ToSql + Sync); 1] = [&closed_claims];
     let parent_parameters: [&(dyn ToSql + Sync); 1] = [&columns.ids];
     let (put, closed, parents, committed) = futures_util::future::join4(
         client.query_one(&put, &parameters),
@@ -72,21 +77,22 @@ pub async fn complete(
     closed?;
     committed?;
     let parents = parents?.iter().map(|row| JobId(row.get(0))).collect();
-    let all = usize::try_from(written) == Ok(ends.len());
-    let stored = if all {
+    let all_inserted = usize::try_from(written) == Ok(ends.len());
+    let stored = if all_inserted {
         HashMap::new()
     } else {
         let keys: Vec<_> = ends.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
-        ended(&client, &keys).await?
+        stored_ends(&client, &keys).await?
     };
-    client.keep(Ok(()))?;
-    let counts =
-        |end: &RunEnd| all || stored.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms));
+    client.return_to_pool(Ok(()))?;
+    let is_accepted = |end: &RunEnd| {
+        all_inserted || stored.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms))
+    };
     let results = works
         .iter()
         .map(|work| match work {
-            Work::Ends(list) => list.iter().map(counts).collect(),
-            Work::Notes(_) => Vec::new(),
+            Work::Ends(list) => list.iter().map(is_accepted).collect(),
+            Work::Updates(_) => Vec::new(),
         })
         .collect();
     Ok((results, parents))
@@ -112,7 +118,7 @@ impl<'a> DoneColumns<'a> {
             ids: ends.clone().map(|end| end.id.0).collect(),
             finished: ends.clone().map(|end| end.at.as_ms()).collect(),
             runs: ends.clone().map(|end| end.run).collect(),
-            retries: ends.clone().map(|end| small(end.retry_count)).collect(),
+            retries: ends.clone().map(|end| saturating_i16(end.retry_count)).collect(),
             started: ends.clone().map(|end| end.started_at.map(Timestamp::as_ms)).collect(),
             workers: ends.clone().map(|end| end.worker.0).collect(),
             results: ends

@@ -1,9 +1,9 @@
-//! Connections and the schema.
+//! Opens connections and migrates the schema.
 
 use faena_domain::error_chain;
-use std::time::Duration;
+use std::{io::ErrorKind, time::Duration};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime};
 use rustls_platform_verifier::ConfigVerifierExt;
 use tokio_postgres::{Config, NoTls, config::SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -50,20 +50,48 @@ pub fn pool(url: &str) -> Result<Pool> {
         .create_timeout(Some(CONNECT_TIMEOUT))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .build()
-        .map_err(|e| StoreError::Broken(Cause::of(e)))
+        .map_err(|e| StoreError::Internal(Cause::of(e)))
 }
 
-/// A key for `pg_advisory_xact_lock` of our own: "faena" in ASCII.
+/// Describes in plain words why the pool has no connection. The pool and the driver each add a sentence of their own.
+pub fn no_connection(error: PoolError) -> Cause {
+    let described = match &error {
+        PoolError::Backend(backend) => match backend.as_db_error() {
+            Some(rejected) => Some(rejected.message().to_owned()),
+            None => connection_problem(backend),
+        },
+        PoolError::Timeout(_) => Some("no connection in time".to_owned()),
+        _ => None,
+    };
+    described.map_or_else(|| Cause::of(error), Cause::from)
+}
+
+/// Returns the error of a database that the operator has to start or to configure.
+pub fn unusable(problem: &str) -> StoreError {
+    StoreError::Setup(format!(
+        "cannot use the PostgreSQL database of DATABASE_URL: {problem}; check that it is running, and the host, user, password and database name"
+    ))
+}
+
+fn connection_problem(error: &tokio_postgres::Error) -> Option<String> {
+    let io = std::error::Error::source(error)?.downcast_ref::<std::io::Error>()?;
+    match io.kind() {
+        ErrorKind::ConnectionRefused => Some("connection refused".to_owned()),
+        ErrorKind::TimedOut => Some("no answer in time".to_owned()),
+        // A failed lookup has neither a kind nor a number of its own.
+        _ if io.raw_os_error().is_none() && io.to_string().contains("lookup") => {
+            Some("the host name is not known".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Key of the advisory lock that only migrations take: "faena" in ASCII.
 const MIGRATION_LOCK: i64 = 0x66_61_65_6e_61;
 
 pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
-    let setup = |e: &dyn std::error::Error| {
-        StoreError::Setup(format!(
-            "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it runs, and the host, user, password and database",
-            error_chain(e)
-        ))
-    };
-    let mut client = pool.get().await.map_err(|e| setup(&e))?;
+    let setup = |error: &dyn std::error::Error| unusable(&error_chain(error));
+    let mut client = pool.get().await.map_err(|error| unusable(&no_connection(error).to_string()))?;
     let version: i32 =
         client.query_one("SELECT current_setting('server_version_num')::int", &[]).await.map_err(|e| setup(&e))?.get(0);
     if version < 130_000 {

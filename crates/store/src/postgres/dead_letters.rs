@@ -1,4 +1,4 @@
-//! Dead letters: failed jobs, as people handle them.
+//! Dead letters: retries, deletes, searches and counts failed jobs.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -10,8 +10,8 @@ use super::{Postgres, Shared, audit, change, dependents, read};
 use crate::{
     DeadLetterStats, DeadLetterStore, LaneId, Result, Signal, StoreError,
     assemble::{self, FinishedRow},
-    audit::{act, retried_by},
-    lists::{self, DeadLetterMatches, ListQuery, Scan},
+    audit::{audit_entry, retried_by},
+    lists::{self, LaneSearch, ListQuery, Range, Window},
     sql::FAILED,
 };
 
@@ -32,10 +32,11 @@ impl DeadLetterStore for Postgres {
 
 pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(Some(by), "dead_letter.retry", id, json!({}));
+    let entry = audit_entry(Some(by), "dead_letter.retry", id, json!({}));
     let work = async {
         require_failed(&client, id, "be retried as a dead letter").await?;
-        change::retry_in(&client, shared.own_shard(), id, retried_by(Some(by)), now).await
+        change::retry_in(&client, shared.own_shard(), id, retried_by(Some(by)), now).await?;
+        Ok(())
     };
     let result = audit::with(&client, entry, now, work).await;
     client.end(result).await?;
@@ -45,7 +46,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Resu
 
 pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let entry = act(Some(by), "dead_letter.delete", id, json!({}));
+    let entry = audit_entry(Some(by), "dead_letter.delete", id, json!({}));
     let work = async {
         require_failed(&client, id, "be deleted as a dead letter").await?;
         change::delete_in(&client, shared.own_shard(), id).await
@@ -69,9 +70,9 @@ async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Res
 
 /// Returns the failed jobs of these lanes that match the search.
 ///
-/// PostgreSQL: the database searches, so that the texts need not travel. It compares case by its locale; in the locale C only
+/// PostgreSQL: the database searches, so that the texts are not transferred. It compares case by its locale; in the locale C only
 /// for ASCII.
-pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], before: JobId) -> Result<DeadLetterMatches> {
+pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], range: Range) -> Result<Window> {
     let per_lane = lists::per_lane(lanes.len());
     let statement = client
         .prepare_cached(&format!(
@@ -81,14 +82,15 @@ pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], before
                                                   AND ($6::text IS NULL OR x.reason = $6)) AS ids
                  FROM (SELECT id, error, reason FROM faena.ended
                        WHERE lane = l.lane AND state = {FAILED} AND id < $2 AND id >= $3 ORDER BY id {} LIMIT $4) x) w",
-            lists::SEARCHED,
+            lists::SEARCHED_ERROR_CHARS,
             query.order()
         ))
         .await?;
     let (error, reason) = query.search_terms();
-    let rows =
-        client.query(&statement, &[&lanes, &before.0, &query.from.0, &(per_lane as i64), &error, &reason]).await?;
-    let scans = rows.iter().map(|row| Scan {
+    let rows = client
+        .query(&statement, &[&lanes, &range.before.0, &range.from.0, &(per_lane as i64), &error, &reason])
+        .await?;
+    let scans = rows.iter().map(|row| LaneSearch {
         seen: usize::try_from(row.get::<_, i64>(0)).unwrap_or(0),
         last: row.get::<_, Option<Uuid>>(1).map(JobId),
         ids: row.get::<_, Option<Vec<Uuid>>>(2).unwrap_or_default().into_iter().map(JobId).collect(),

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use super::{
     Shared,
     cleanup::clean_up,
-    end::{QueueRows, small, storable},
-    note::add_note,
+    end::{QueueRows, saturating_i16, storable},
     read,
+    run_updates::add_log_entry,
     submit::apply,
 };
 use crate::{
@@ -141,7 +141,7 @@ async fn release(
     let mut waiting = QueueRows::default();
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
-        add_note(client, id, None, LogLine::new(now, LogEvent::ParentsDone, "")).await?;
+        add_log_entry(client, id, None, LogLine::new(now, LogEvent::ParentsDone, "")).await?;
         match parse_options(row.get(2))?.scheduled_at {
             Some(due_at) if due_at > now => waiting.push(lane, id, due_at, 0),
             _ => {
@@ -212,7 +212,7 @@ pub async fn put_ended(
                 &state,
                 &id.0,
                 &now.as_ms(),
-                &small(taken.retry_count),
+                &saturating_i16(taken.retry_count),
                 &storable(error),
                 &reason,
                 &taken.log(now, event, error),

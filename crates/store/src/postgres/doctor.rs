@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use deadpool_postgres::Object;
-use faena_domain::{Timestamp, error_chain};
+use faena_domain::Timestamp;
 use futures_util::TryStreamExt;
 use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
@@ -44,12 +44,7 @@ fn dialect(now: Timestamp) -> Dialect {
 pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     let started = Instant::now();
     let pool = connect::pool(url)?;
-    let client = pool.get().await.map_err(|e| {
-        StoreError::Setup(format!(
-            "cannot use the PostgreSQL database of DATABASE_URL: {}; check that it is running, and the host, user, password and database name",
-            error_chain(&e)
-        ))
-    })?;
+    let client = pool.get().await.map_err(|error| connect::unusable(&connect::no_connection(error).to_string()))?;
     let mut findings = Vec::new();
     if let Some(old) = check_server(&client, now.plus_ms(ms(started.elapsed())), &mut findings).await? {
         return Ok(old);
@@ -289,7 +284,7 @@ async fn fix_in(client: &Object, fix: &Fix, now: Timestamp) -> Result<u64> {
             for statement in *statements {
                 match statement {
                     Statement::Counted(sql) => count += client.execute(&dialect.sql(sql), &[]).await?,
-                    Statement::Also(sql) => {
+                    Statement::Uncounted(sql) => {
                         client.execute(&dialect.sql(sql), &[]).await?;
                     }
                 }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     DueResult, JobExit, LaneId, Result, Retention, Signal, StoreError, Tally,
     jobs::state_of_code,
-    plan::{Deltas, Taken, next_look_at, no_handler},
+    plan::{Deltas, Taken, next_recheck_at, no_handler},
     sql::{CANCELLED, FAILED},
     sql::{TALLY_COMPLETED, sql},
 };
@@ -29,7 +29,7 @@ pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Du
     look_at_parents(shared, limit, now, &mut due).await?;
     let client = shared.client().await?;
     let next = read::next_due_at(&client).await;
-    due.next_at = client.keep(next)?;
+    due.next_at = client.return_to_pool(next)?;
     Ok(due)
 }
 
@@ -47,7 +47,7 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
                  sorted AS MATERIALIZED (
                      SELECT due.*, (SELECT keyed FROM faena.lane l WHERE l.id = due.lane) AS keyed FROM due),
                  put AS (
-                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
+                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start)
                      SELECT lane, due_at, id, retry_count, false FROM sorted WHERE NOT keyed)
                  SELECT lane, state, count(*), min(due_at), keyed,
                         array_agg(id) FILTER (WHERE keyed), array_agg(due_at) FILTER (WHERE keyed),
@@ -105,7 +105,7 @@ pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due
 async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     let client = shared.client().await?;
     let next = read::next_expiry_at(&client).await;
-    client.keep(next)
+    client.return_to_pool(next)
 }
 
 /// Returns how many were read, which have expired, and the signals to send after the commit.
@@ -139,6 +139,7 @@ async fn expire_in(
         let reason = ErrorReason::Expired.as_str();
         put_ended(client, lane, FAILED, id, taken, &error, reason, LogEvent::Expired, now).await?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
+        deltas.timed_out(lane, ErrorReason::Expired);
         expired.push(id);
     }
     let mut signals = Vec::new();
@@ -225,7 +226,7 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
             .await?;
         let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(0)).collect();
         let ids: Vec<Uuid> = rows.iter().map(|row| row.get(1)).collect();
-        let next: Vec<i64> = ids.iter().map(|id| next_look_at(JobId(*id), now).as_ms()).collect();
+        let next: Vec<i64> = ids.iter().map(|id| next_recheck_at(JobId(*id), now).as_ms()).collect();
         client
             .execute(
                 sql!("UPDATE faena.waiting w SET due_at = n.at FROM unnest($1::int4[], $2::uuid[], $3::int8[]) AS n(lane, id, at)
@@ -253,7 +254,7 @@ async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mu
     let client = shared.client().await?;
     let children: Vec<JobId> = ids.into_iter().map(JobId).collect();
     let states = read::states_of(&client, &children).await;
-    let states = client.keep(states)?;
+    let states = client.return_to_pool(states)?;
     due.unblocked = states.values().filter(|state| **state != JobState::Pending).count();
     Ok(())
 }
@@ -292,7 +293,7 @@ pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
             tracing::warn!(partition = name, error = %error_chain(&error), "partition not created, using the default partition");
         }
     }
-    client.keep(Ok(()))
+    client.return_to_pool(Ok(()))
 }
 
 /// Returns the partitions that must exist: of today and the coming days.
@@ -347,8 +348,8 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     let mut deltas = Deltas::default();
     let mut ids = Vec::with_capacity(rows.len());
     for row in &rows {
-        let tally = Tally::from_i16(row.get(2)).ok_or_else(|| StoreError::Broken("unknown tally".into()))?;
-        deltas.add(row.get(0), tally, -1);
+        let tally = Tally::from_i16(row.get(2)).ok_or_else(|| StoreError::Internal("unknown tally".into()))?;
+        deltas.removed(row.get(0), tally, 1);
         ids.push(row.get::<_, Uuid>(1));
     }
     if !ids.is_empty() {
@@ -432,5 +433,5 @@ async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()>
             client.batch_execute("ROLLBACK").await?;
         }
     }
-    client.keep(Ok(()))
+    client.return_to_pool(Ok(()))
 }

@@ -1,4 +1,4 @@
-//! Ends of runs, of many callers in one transaction.
+//! Stores the updates and ends of runs that many callers report, in one transaction.
 
 use std::{
     borrow::Cow,
@@ -14,15 +14,16 @@ use super::{
     Shared,
     batch::{Answer, Weight},
     claim::BEGIN_CLAIM,
-    cleanup::{clean_up, make_room},
+    cleanup::{clean_up, frees_capacity},
     complete::{DoneColumns, complete, plain_completions},
-    dependents,
-    note::write_notes,
+    dependents, events,
+    run_updates::write_updates,
     submit::put_key_queues,
 };
 use crate::{
-    JobExit, LaneId, Result, RunEnd, RunNote, RunOutcome, Signal, Tally,
+    JobExit, LaneId, Result, RunEnd, RunOutcome, RunUpdate, Signal, Tally,
     assemble::parse_options,
+    events::GUARDIAN,
     jobs::state_code,
     plan::{Deltas, key_number},
     sql::{CANCELLED, FAILED, RETRYING, sql},
@@ -36,14 +37,14 @@ pub struct Call {
 
 #[derive(Clone)]
 pub enum Work {
-    Notes(Vec<RunNote>),
+    Updates(Vec<RunUpdate>),
     Ends(Vec<RunEnd>),
 }
 
 impl Weight for Call {
     fn weight(&self) -> usize {
         match &self.work {
-            Work::Notes(notes) => notes.len(),
+            Work::Updates(updates) => updates.len(),
             Work::Ends(ends) => ends.len(),
         }
     }
@@ -67,18 +68,18 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
         }
         Err(error) => {
             for answer in answers {
-                let _ = answer.send(Err(error.for_each_caller()));
+                let _ = answer.send(Err(error.clone_for_caller()));
             }
         }
     }
 }
 
-/// Writes one transaction. Returns what each call's runs answer, and the finished jobs that others depend on.
+/// Writes one transaction. Returns, per call, whether each report was accepted, and the finished jobs that other jobs depend on.
 async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
     let mut runs: Vec<Run> = works
         .iter()
         .flat_map(|work| match work {
-            Work::Notes(notes) => notes.iter().map(|note| note.run).collect::<Vec<_>>(),
+            Work::Updates(updates) => updates.iter().map(|update| update.run).collect::<Vec<_>>(),
             Work::Ends(ends) => ends.iter().map(|end| end.run).collect(),
         })
         .collect();
@@ -87,27 +88,27 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
     let client = shared.client().await?;
     // The claim is the fence: releasing it deletes it first, and waits for this lock before.
     let lock = client
-        .prepare_cached("SELECT run, claimed_at, strict FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
+        .prepare_cached("SELECT run, claimed_at, check_each FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
         .await?;
-    // Only single-row lookups; a planner that knows nothing about fresh tables would read them whole.
+    // Only single-row lookups; without statistics the planner would scan whole tables.
     let begin = client.batch_execute(BEGIN_CLAIM);
     let (begun, rows) = futures_util::future::join(begin, client.query(&lock, &[&runs])).await;
     begun?;
     let rows = rows?;
     let open_claims: HashMap<Run, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let strict = rows.len() < runs.len() || rows.iter().any(|row| row.get(2));
-    if !strict && let Some(ends) = plain_completions(works, &shared.lanes) {
+    let check_each = rows.len() < runs.len() || rows.iter().any(|row| row.get(2));
+    if !check_each && let Some(ends) = plain_completions(works, &shared.lanes) {
         let answer = complete(client, shard, works, &ends).await?;
-        if make_room(shared, ends.iter().map(|end| end.lane)) {
-            shared.signal([Signal::Room]);
+        if frees_capacity(shared, ends.iter().map(|end| end.lane)) {
+            shared.signal([Signal::Capacity]);
         }
         return Ok(answer);
     }
 
     let result = write(shared, &client, shard, works, &open_claims).await;
     let (results, effects) = client.end(result).await?;
-    if make_room(shared, effects.left.iter().copied()) {
-        shared.signal([Signal::Room]);
+    if frees_capacity(shared, effects.freed_lanes.iter().copied()) {
+        shared.signal([Signal::Capacity]);
     }
     for (lane, ready_at) in &effects.ready {
         shared.cursors.lower(*lane, *ready_at);
@@ -124,14 +125,26 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<b
 struct Effects {
     ready: Vec<(LaneId, i64)>,
     /// Lanes of jobs that are no longer in flight.
-    left: Vec<LaneId>,
+    freed_lanes: Vec<LaneId>,
     waiting: bool,
     signals: Vec<Signal>,
     /// Ends that were written now, and not before.
     written: HashSet<Key>,
     finished: Vec<Uuid>,
-    /// Those of them that others depend on.
+    /// Finished jobs that other jobs depend on.
     parents: Vec<JobId>,
+}
+
+impl Effects {
+    fn add(&mut self, more: Effects) {
+        self.ready.extend(more.ready);
+        self.freed_lanes.extend(more.freed_lanes);
+        self.waiting |= more.waiting;
+        self.signals.extend(more.signals);
+        self.written.extend(more.written);
+        self.finished.extend(more.finished);
+        self.parents.extend(more.parents);
+    }
 }
 
 pub type Key = (Uuid, Run);
@@ -152,7 +165,7 @@ async fn write(
     let mut closed = Vec::new();
     for work in works {
         let answers = match work {
-            Work::Notes(notes) => write_notes(client, notes, open_claims, &ends).await?,
+            Work::Updates(updates) => write_updates(client, updates, open_claims, &ends).await?,
             Work::Ends(list) => {
                 for end in list.iter().filter(|end| open_claims.contains_key(&end.run)) {
                     // Of several ends of one run the first counts.
@@ -167,26 +180,31 @@ async fn write(
         results.push(answers);
     }
     let since = open_claims.values().copied().min().unwrap_or_default();
-    let mut effects =
-        write_ends(shared, client, shard, ends.values().map(|end| (*end).clone()).collect(), since).await?;
+    let (by_guardian, others): (Vec<RunEnd>, Vec<RunEnd>) =
+        ends.values().map(|end| (*end).clone()).partition(|end| end.by_guardian);
+    let mut effects = write_ends(shared, client, shard, others, since).await?;
+    if !by_guardian.is_empty() {
+        events::set_actor(client, GUARDIAN).await?;
+        effects.add(write_ends(shared, client, shard, by_guardian, since).await?);
+    }
     ends.retain(|key, _| effects.written.contains(key));
     close(client, &closed, &mut effects).await?;
 
-    // Reported again because the answer after its commit was lost: it counts once and is not stale.
+    // A repeated report, sent because the response was lost, is accepted and counts once.
     let all = works.iter().flat_map(|work| match work {
         Work::Ends(list) => list.as_slice(),
-        Work::Notes(_) => &[],
+        Work::Updates(_) => &[],
     });
     let keys: Vec<_> =
         all.filter(|end| !ends.contains_key(&key(end))).map(|end| (end.lane, end.id.0, end.run)).collect();
-    let before = ended(client, &keys).await?;
-    let counts = |end: &RunEnd| match ends.get(&key(end)) {
+    let before = stored_ends(client, &keys).await?;
+    let is_accepted = |end: &RunEnd| match ends.get(&key(end)) {
         Some(written) => written.outcome == end.outcome && written.at == end.at,
         None => before.get(&key(end)).is_some_and(|(state, at_ms)| end.is_stored_as(*state, *at_ms)),
     };
     for (work, answers) in works.iter().zip(&mut results) {
         if let Work::Ends(list) = work {
-            *answers = list.iter().map(counts).collect();
+            *answers = list.iter().map(is_accepted).collect();
         }
     }
     Ok((results, effects))
@@ -205,21 +223,21 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
     effects.written = put_done(client, &completed, since, &mut deltas).await?;
     for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
         effects.finished.push(end.id.0);
-        effects.left.push(end.lane);
-        if end.on_record || shared.lanes.any_keyed([end.lane]) {
+        effects.freed_lanes.push(end.lane);
+        if end.may_have_other_rows || shared.lanes.any_keyed([end.lane]) {
             records.push((end.id.0, JobExit::Finished));
         }
     }
     let mut ready = QueueRows::default();
     if !not_completed.is_empty() {
         let keys: Vec<_> = not_completed.iter().map(|end| (end.lane, end.id.0, end.run)).collect();
-        let over = ended(client, &keys).await?;
-        let there = existing(client, keys.iter().map(|key| key.1)).await?;
-        not_completed.retain(|end| !over.contains_key(&key(end)) && there.contains(&end.id.0));
-        turn_cancelled(client, &mut not_completed).await?;
+        let stored = stored_ends(client, &keys).await?;
+        let existing_jobs = existing(client, keys.iter().map(|key| key.1)).await?;
+        not_completed.retain(|end| !stored.contains_key(&key(end)) && existing_jobs.contains(&end.id.0));
+        apply_cancel_requests(client, &mut not_completed).await?;
         ready = put_not_completed(client, &not_completed, &mut deltas, &mut effects).await?;
-        effects.left.extend(not_completed.iter().map(|end| end.lane));
-        // Only the fast path trusts `on_record`: the reporter may not know about everything that is stored.
+        effects.freed_lanes.extend(not_completed.iter().map(|end| end.lane));
+        // Only the fast path trusts `may_have_other_rows`: the reporter may not know about everything that is stored.
         records.extend(not_completed.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
     }
     if !records.is_empty() {
@@ -247,20 +265,20 @@ async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result
 }
 
 /// Turns ends that would requeue a job into cancellations, if that was requested.
-async fn turn_cancelled(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
+async fn apply_cancel_requests(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     let returning: Vec<Uuid> = ends
         .iter()
-        .filter(|end| matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack))
+        .filter(|end| matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released))
         .map(|end| end.id.0)
         .collect();
     if returning.is_empty() {
         return Ok(());
     }
     let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&returning]).await?;
-    let asked: HashMap<Uuid, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let requests: HashMap<Uuid, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     for end in ends {
-        if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack)
-            && let Some(cause) = asked.get(&end.id.0)
+        if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released)
+            && let Some(cause) = requests.get(&end.id.0)
         {
             LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
             end.outcome = RunOutcome::Cancelled { cause: cause.clone() };
@@ -303,6 +321,13 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     Ok(rows.iter().map(|row| (row.get(1), row.get(2))).collect())
 }
 
+fn count_end(end: &RunEnd, deltas: &mut Deltas) {
+    deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
+    if let Some(reason) = end.outcome.error_reason() {
+        deltas.timed_out(end.lane, reason);
+    }
+}
+
 /// Returns the jobs that go to `ready`.
 async fn put_not_completed(
     client: &Object,
@@ -310,22 +335,22 @@ async fn put_not_completed(
     deltas: &mut Deltas,
     effects: &mut Effects,
 ) -> Result<QueueRows> {
-    let over: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
-    let back: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
+    let finished: Vec<&RunEnd> = ends.iter().filter(|end| end.outcome.state().is_terminal()).collect();
+    let requeued: Vec<&RunEnd> = ends.iter().filter(|end| !end.outcome.state().is_terminal()).collect();
     let runs: Vec<Run> = ends.iter().map(|end| end.run).collect();
-    client.execute("UPDATE faena.claim SET strict = true WHERE run = ANY($1) AND NOT strict", &[&runs]).await?;
-    put_rows(client, &over, true).await?;
-    for end in over {
-        deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
+    client.execute("UPDATE faena.claim SET check_each = true WHERE run = ANY($1) AND NOT check_each", &[&runs]).await?;
+    put_rows(client, &finished, true).await?;
+    for end in finished {
+        count_end(end, deltas);
         effects.written.insert(key(end));
         effects.finished.push(end.id.0);
     }
-    put_rows(client, &back, false).await?;
+    put_rows(client, &requeued, false).await?;
     let mut waiting = QueueRows::default();
     let mut ready = QueueRows::default();
-    for end in back {
+    for end in requeued {
         effects.written.insert(key(end));
-        deltas.moved(end.lane, Tally::InFlight, Tally::of(end.outcome.state()), 1);
+        count_end(end, deltas);
         match &end.outcome {
             RunOutcome::Retry { due_at, .. } => waiting.push(end.lane, end.id, *due_at, end.retry_count + 1),
             _ => {
@@ -353,7 +378,7 @@ impl QueueRows {
         self.lanes.push(lane);
         self.ids.push(id.0);
         self.times.push(at.as_ms());
-        self.retries.push(small(retry_count));
+        self.retries.push(saturating_i16(retry_count));
     }
 
     pub async fn put_waiting(&self, client: &Object, state: i16) -> Result<()> {
@@ -370,17 +395,17 @@ impl QueueRows {
         Ok(())
     }
 
-    pub async fn put_ready(&self, client: &Object, start_first: bool) -> Result<()> {
+    pub async fn put_ready(&self, client: &Object, must_record_start: bool) -> Result<()> {
         if self.ids.is_empty() {
             return Ok(());
         }
         let keys = self.keys(client).await?;
         client
             .execute(
-                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first, key)
+                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start, key)
                  SELECT lane, at, id, retries, $5, key
                  FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int2[], $6::int8[]) AS l(lane, id, at, retries, key)",
-                &[&self.lanes, &self.ids, &self.times, &self.retries, &start_first, &keys],
+                &[&self.lanes, &self.ids, &self.times, &self.retries, &must_record_start, &keys],
             )
             .await?;
         let entries = self.lanes.iter().zip(&keys).zip(&self.times);
@@ -404,8 +429,8 @@ impl QueueRows {
     }
 }
 
-/// Writes ends that are not completions into `ended` (`last`) or `attempt`.
-async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
+/// Writes ends that are not completions, into `ended` if `is_final`, otherwise into `attempt`.
+async fn put_rows(client: &Object, ends: &[&RunEnd], is_final: bool) -> Result<()> {
     if ends.is_empty() {
         return Ok(());
     }
@@ -421,7 +446,7 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
     let ids: Vec<Uuid> = ends.iter().map(|end| end.id.0).collect();
     let finished: Vec<i64> = ends.iter().map(|end| end.at.as_ms()).collect();
     let runs: Vec<Run> = ends.iter().map(|end| end.run).collect();
-    let retries: Vec<i16> = ends.iter().map(|end| small(end.retry_count)).collect();
+    let retries: Vec<i16> = ends.iter().map(|end| saturating_i16(end.retry_count)).collect();
     let started: Vec<Option<i64>> = ends.iter().map(|end| end.started_at.map(Timestamp::as_ms)).collect();
     let workers: Vec<Uuid> = ends.iter().map(|end| end.worker.0).collect();
     let (errors, reasons): (Vec<Option<Cow<str>>>, Vec<Option<&str>>) = ends
@@ -438,7 +463,7 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], last: bool) -> Result<()> {
     let columns = "e(lane, state, id, finished_at, run, retry_count, started_at, worker, error, reason, log)";
     let arrays = "$1::int4[], $2::int2[], $3::uuid[], $4::int8[], $5::int8[], $6::int2[], $7::int8[], $8::uuid[],
                   $9::text[], $10::text[], $11::text[]";
-    let (table, chosen) = if last {
+    let (table, chosen) = if is_final {
         ("ended", "lane, state, id, finished_at, run, retry_count, started_at, worker, error, reason, log")
     } else {
         ("attempt", "state, id, finished_at, run, retry_count, started_at, worker, error, reason, log")
@@ -466,8 +491,8 @@ pub async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Resul
     Ok(client.query(&statement, &[&ids]).await?.iter().map(|row| row.get(0)).collect())
 }
 
-/// Returns how and when those of these runs ended that have ended.
-pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashMap<Key, (i16, i64)>> {
+/// Returns the stored state and time of those runs that have ended.
+pub async fn stored_ends(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<HashMap<Key, (i16, i64)>> {
     if keys.is_empty() {
         return Ok(HashMap::new());
     }
@@ -492,6 +517,6 @@ pub async fn ended(client: &Object, keys: &[(LaneId, Uuid, Run)]) -> Result<Hash
     Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
 }
 
-pub fn small(number: u32) -> i16 {
+pub fn saturating_i16(number: u32) -> i16 {
     i16::try_from(number).unwrap_or(i16::MAX)
 }

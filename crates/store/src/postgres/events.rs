@@ -23,16 +23,16 @@ impl EventStore for Postgres {
         self.shared.events_on.load(Ordering::Relaxed)
     }
 
-    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| settle(&self.shared, before, limit, now)).await
+    async fn event_prune(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| prune(&self.shared, before, limit, now)).await
     }
 
     async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
         self.shared.retrying(|| list(&self.shared, &query, limit)).await
     }
 
-    async fn event_end(&self) -> Result<EventPosition> {
-        self.shared.retrying(|| end(&self.shared)).await
+    async fn event_last_position(&self) -> Result<EventPosition> {
+        self.shared.retrying(|| last_position(&self.shared)).await
     }
 
     async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
@@ -110,7 +110,7 @@ pub async fn refresh(shared: &Shared) -> Result<()> {
         )
         .await
         .map_err(crate::StoreError::from);
-    shared.events_on.store(client.keep(on)?.get(0), Ordering::Relaxed);
+    shared.events_on.store(client.return_to_pool(on)?.get(0), Ordering::Relaxed);
     Ok(())
 }
 
@@ -133,7 +133,7 @@ pub fn from_like(pattern: &str) -> String {
     kind
 }
 
-/// Lets one node at a time change subscriptions and switch. PostgreSQL: not by locking the table, which nodes that settle
+/// Lets one node at a time change subscriptions and switch. PostgreSQL: not by locking the table, which nodes that prune
 /// results write to as well: that would deadlock.
 async fn lock_subscriptions(client: &Object) -> Result<()> {
     Ok(client
@@ -171,7 +171,7 @@ pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
 
 /// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
 /// subscription is left.
-pub async fn settle(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+pub async fn prune(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = settle_in(&client, before, limit, now).await;
     let (removed, wanted) = client.end(result).await?;
@@ -230,7 +230,7 @@ async fn forgotten(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
 pub async fn list(shared: &Shared, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
     let client = shared.client().await?;
     let found = list_in(&client, query, limit).await;
-    client.keep(found)
+    client.return_to_pool(found)
 }
 
 async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
@@ -260,10 +260,10 @@ async fn settled(client: &Object) -> Result<EventPosition> {
     Ok(client.query_one(&statement, &[]).await?.get(0))
 }
 
-pub async fn end(shared: &Shared) -> Result<EventPosition> {
+pub async fn last_position(shared: &Shared) -> Result<EventPosition> {
     let client = shared.client().await?;
     let end = settled(&client).await;
-    client.keep(end)
+    client.return_to_pool(end)
 }
 
 pub async fn range(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
@@ -274,7 +274,7 @@ pub async fn range(shared: &Shared, name: &str) -> Result<Option<EventRange>> {
                       (SELECT last_value FROM faena.event_position_seq)
                FROM faena.subscription WHERE name = $1";
     let row = client.query_opt(sql, &[&storable(name)]).await;
-    let row = client.keep(row.map_err(crate::StoreError::from))?;
+    let row = client.return_to_pool(row.map_err(crate::StoreError::from))?;
     Ok(row.map(|row| EventRange { after: row.get(0), last: row.get(1) }))
 }
 

@@ -1,11 +1,14 @@
 //! Messages from brokers, once per consumer and message.
 
+use std::sync::atomic::Ordering;
+
 use deadpool_postgres::Object;
 use faena_domain::{NewJob, Timestamp};
 
 use super::{
     Shared,
     end::storable,
+    events,
     submit::{self, lanes_of},
 };
 use crate::{LaneId, Result, Submitted};
@@ -18,12 +21,12 @@ pub async fn submit(
     now: Timestamp,
 ) -> Result<Option<Vec<Submitted>>> {
     let lanes = lanes_of(shared, jobs).await?;
-    let mut put = submit::Put::default();
+    let mut submission = submit::NestedSubmission::default();
     let client = shared.begin().await?;
     let row = (&*storable(consumer), &*storable(message));
-    let result = submit_in(shared, &client, row, jobs, lanes, &mut put, now).await;
+    let result = submit_in(shared, &client, row, jobs, lanes, &mut submission, now).await;
     let submitted = client.end(result).await?;
-    put.signal(shared);
+    submission.signal(shared);
     Ok(submitted)
 }
 
@@ -33,7 +36,7 @@ async fn submit_in(
     (consumer, message): (&str, &str),
     jobs: &[NewJob],
     lanes: Vec<LaneId>,
-    put: &mut submit::Put,
+    submission: &mut submit::NestedSubmission,
     now: Timestamp,
 ) -> Result<Option<Vec<Submitted>>> {
     // PostgreSQL: waits for another transaction with the same message, which counts only if it commits.
@@ -46,5 +49,8 @@ async fn submit_in(
     if new == 0 {
         return Ok(None);
     }
-    put.jobs(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
+    if shared.events_on.load(Ordering::Relaxed) {
+        events::set_actor(client, consumer).await?;
+    }
+    submission.jobs(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
 }

@@ -5,21 +5,22 @@ use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
 
 use super::{Postgres, change, dead_letters, due, list, position, read, submit};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane, LaneId, Page,
-    Result, Retention, Submitted,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane,
+    LaneId, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
 };
 
 #[async_trait]
 impl JobStore for Postgres {
-    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
-        self.submits.call(|answer| submit::Call { jobs, now, answer }).await
+    async fn job_submit(&self, jobs: Vec<NewJob>, by: Option<&str>, now: Timestamp) -> Result<Vec<Submitted>> {
+        let by = by.unwrap_or(SYSTEM).to_owned();
+        self.submits.call(|answer| submit::Call { jobs, by, now, answer }).await
     }
 
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
         self.shared.retrying(|| change::cancel(&self.shared, id, reason, by, now)).await
     }
 
-    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
         self.shared.retrying(|| change::retry(&self.shared, id, by, now)).await
     }
 
@@ -57,16 +58,16 @@ impl JobStore for Postgres {
         self.shared.retrying(|| read::get(&self.shared, id)).await
     }
 
-    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
-        self.shared.retrying(|| position::position(&self.shared, id)).await
+    async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
+        self.shared.retrying(|| position::position(&self.shared, id, &without)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
         self.shared.retrying(|| list::list(&self.shared, filter, page)).await
     }
 
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
-        self.shared.retrying(|| list::find(&self.shared, filter, Page::Upward { after, upto, limit })).await
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, up_to: JobId, limit: usize) -> Result<JobIdPage> {
+        self.shared.retrying(|| list::find(&self.shared, filter, Span::upward(after, up_to, limit))).await
     }
 
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
@@ -83,6 +84,10 @@ impl JobStore for Postgres {
 
     async fn counts(&self) -> Result<Counts> {
         self.shared.retrying(|| read::counts(&self.shared)).await
+    }
+
+    async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>> {
+        self.shared.retrying(|| read::in_flight_counts(&self.shared)).await
     }
 
     async fn lanes(&self) -> Result<Vec<Lane>> {

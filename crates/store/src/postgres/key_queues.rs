@@ -12,15 +12,17 @@ use crate::{
     claim_limits::ClaimLimit,
 };
 
-/// Reads the open key queues of a lane in their order, each locked unless another claim has it. Submits do not block this.
-pub const KEY_QUEUES: &str = "SELECT key, turn, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
-         SELECT key, turn, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY turn, key LIMIT $2
+/// Reads the open key queues of a lane by rank, and tries to lock the key of each.
+///
+/// The `FOR KEY SHARE` lock of a submit does not conflict with this one, so its rows are not skipped.
+pub const KEY_QUEUES: &str = "SELECT key, rank, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
+         SELECT key, rank, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY rank, key LIMIT $2
          FOR NO KEY UPDATE SKIP LOCKED) AS l";
 
-/// Reads, for each key queue: the options of its first job, how many jobs of its key are in flight, what is left of its rate.
+/// Reads for each key queue: the options of its first job, the number of jobs in flight of its key (counted up to `$3`), its rate bucket.
 ///
-/// `BETWEEN` and the order by key, here and below, leave only `ready_key` to give the order. Otherwise the planner would skip
-/// over the jobs of all other keys from the head of the lane, if it takes this key for a common one.
+/// `BETWEEN` and `ORDER BY key`, here and below, make `ready_key` the only index that gives this order. Otherwise the planner
+/// may scan the lane from its head and filter by key, if its statistics say that this key is common.
 pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
          (SELECT count(*) FROM (SELECT FROM faena.key_in_flight WHERE key = l.key LIMIT $3) AS in_flight), b.tokens, b.at
      FROM unnest($1::int4[], $2::int8[]) WITH ORDINALITY AS l(lane, key, n)
@@ -51,11 +53,13 @@ pub async fn open_due(client: &Object, lanes: &[Lane], now: Timestamp) -> Result
     Ok(())
 }
 
-pub async fn open_key_queues(
+/// Reads and locks up to `most` open key queues of each lane, and notes the lanes that have more of them or whose key queues
+/// another claim has locked.
+pub async fn read_open_key_queues(
     client: &Object,
     lanes: &[Lane],
     most: usize,
-    looked: &mut Selection,
+    selection: &mut Selection,
 ) -> Result<Vec<OpenKeyQueue>> {
     let statement = client.prepare_cached(KEY_QUEUES).await?;
     let count = i64::try_from(most).unwrap_or(i64::MAX);
@@ -65,32 +69,32 @@ pub async fn open_key_queues(
     }))
     .await?;
     let mut key_queues = Vec::new();
-    let unread = client
+    let another_open = client
         .prepare_cached("SELECT 1 FROM faena.key_queue WHERE lane = $1 AND open AND NOT (key = ANY($2)) LIMIT 1")
         .await?;
     for (lane, rows) in lanes.iter().zip(rows) {
         let keys: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
         if rows.len() == most {
-            looked.more.push(lane.id);
+            selection.more.push(lane.id);
         } else if rows.iter().any(|row| !row.get::<_, bool>(4))
-            || client.query_opt(&unread, &[&lane.id, &keys]).await?.is_some()
+            || client.query_opt(&another_open, &[&lane.id, &keys]).await?.is_some()
         {
-            looked.busy.push(lane.id);
+            selection.busy.push(lane.id);
         }
         key_queues.extend(rows.iter().filter(|row| row.get(4)).map(|row| {
             let limited = row.get::<_, Option<i64>>(2).zip(row.get(3));
-            OpenKeyQueue { lane: lane.id, key: row.get(0), turn: row.get(1), limited }
+            OpenKeyQueue { lane: lane.id, key: row.get(0), rank: row.get(1), limited }
         }));
     }
     Ok(key_queues)
 }
 
-/// Reads the keys of key queues, once they are locked.
+/// Adds locked key queues to the admission, with the limits of their keys.
 pub async fn read_keys(
     client: &Object,
     admission: &mut Admission<'_>,
     key_queues: Vec<OpenKeyQueue>,
-    at_once: usize,
+    idle_slots: usize,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<()> {
@@ -100,7 +104,7 @@ pub async fn read_keys(
     let statement = client.prepare_cached(KEYS).await?;
     let lanes: Vec<LaneId> = key_queues.iter().map(|key_queue| key_queue.lane).collect();
     let keys: Vec<i64> = key_queues.iter().map(|key_queue| key_queue.key).collect();
-    let most = i64::try_from(admit::most_of_a_key(rules)).unwrap_or(i64::MAX);
+    let most = i64::try_from(admit::max_key_concurrency(rules)).unwrap_or(i64::MAX);
     let rows = client.query(&statement, &[&lanes, &keys, &most]).await?;
     for (key_queue, row) in key_queues.into_iter().zip(rows) {
         if !row.get::<_, bool>(0) {
@@ -113,12 +117,13 @@ pub async fn read_keys(
             .get::<_, Option<f64>>(3)
             .zip(row.get::<_, Option<i64>>(4))
             .map(|(tokens, at)| Bucket { tokens, at: Timestamp::from_ms(at) });
-        admission.add_key_queue(key_queue, || ClaimLimit::of_key(rules, name, in_flight, bucket, now), at_once);
+        admission.add_key_queue(key_queue, || ClaimLimit::of_key(rules, name, in_flight, bucket, now), idle_slots);
     }
     Ok(())
 }
 
-pub async fn read_key_queues(client: &Object, admission: &mut Admission<'_>, wanted: &[ReadRequest]) -> Result<()> {
+/// Adds the first jobs of the wanted key queues to the admission.
+pub async fn read_key_queue_jobs(client: &Object, admission: &mut Admission<'_>, wanted: &[ReadRequest]) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
@@ -132,12 +137,13 @@ pub async fn read_key_queues(client: &Object, admission: &mut Admission<'_>, wan
     Ok(())
 }
 
+/// Stores the ranks of key queues, and which of them are closed.
 pub async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) -> Result<()> {
     let changes = admission.key_queue_changes();
     if !changes.is_empty() {
         let lanes: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
         let keys: Vec<i64> = changes.iter().map(|change| change.key).collect();
-        let round_robin: Vec<Option<i64>> = changes.iter().map(|change| change.turn).collect();
+        let ranks: Vec<Option<i64>> = changes.iter().map(|change| change.rank).collect();
         let open: Vec<bool> = changes.iter().map(|change| change.open).collect();
         let opens: Vec<Option<i64>> = changes.iter().map(|change| change.opens_at).collect();
         let (limited_at, limited_by): (Vec<Option<i64>>, Vec<Option<String>>) =
@@ -145,15 +151,15 @@ pub async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) ->
         let statement = client
             .prepare_cached(
                 "UPDATE faena.key_queue l SET open = u.open, opens_at = u.opens_at,
-                     turn = coalesce(u.turn, (SELECT r.ready_at FROM faena.ready r
-                         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1), l.turn),
+                     rank = coalesce(u.rank, (SELECT r.ready_at FROM faena.ready r
+                         WHERE r.lane = l.lane AND r.key BETWEEN l.key AND l.key ORDER BY r.key, r.ready_at, r.id LIMIT 1), l.rank),
                      limited_at = coalesce(u.limited_at, l.limited_at), limited_by = coalesce(u.limited_by, l.limited_by)
                  FROM unnest($1::int4[], $2::int8[], $3::int8[], $4::bool[], $5::int8[], $6::int8[], $7::text[])
-                     AS u(lane, key, turn, open, opens_at, limited_at, limited_by)
+                     AS u(lane, key, rank, open, opens_at, limited_at, limited_by)
                  WHERE l.lane = u.lane AND l.key = u.key",
             )
             .await?;
-        client.execute(&statement, &[&lanes, &keys, &round_robin, &open, &opens, &limited_at, &limited_by]).await?;
+        client.execute(&statement, &[&lanes, &keys, &ranks, &open, &opens, &limited_at, &limited_by]).await?;
     }
     remove_empty(client, admission.maybe_empty()).await?;
     let buckets = admission.buckets();
@@ -174,8 +180,8 @@ pub async fn write_key_queues(client: &Object, admission: &mut Admission<'_>) ->
 
 /// Deletes key queues without jobs.
 ///
-/// A transaction that puts a job into one has locked it (`put_key_queues`), and it stays. Checked in a statement after the
-/// lock, which sees everything inserted before.
+/// Keeps a key queue that another transaction has locked (`put_key_queues`), because that transaction adds a job to it. Checks
+/// for jobs in a statement after the lock, which sees everything that was inserted before.
 pub async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Result<()> {
     if key_queues.is_empty() {
         return Ok(());
@@ -202,8 +208,8 @@ pub async fn remove_empty(client: &Object, key_queues: Vec<(LaneId, i64)>) -> Re
     Ok(())
 }
 
-/// Returns when the first key queue of each lane opens by its rate.
-pub async fn opens_at(client: &Object, lanes: &[LaneId]) -> Result<Vec<(LaneId, Timestamp)>> {
+/// Returns when the rate of a closed key queue first allows a start again, for each lane that has one.
+pub async fn next_opening_at(client: &Object, lanes: &[LaneId]) -> Result<Vec<(LaneId, Timestamp)>> {
     let statement = client
         .prepare_cached(
             "SELECT k.lane, l.opens_at FROM unnest($1::int4[]) AS k(lane)

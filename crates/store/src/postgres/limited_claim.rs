@@ -1,8 +1,9 @@
 //! Claims of lanes with limits or keys.
 //!
-//! Exact over all nodes. For a limit of the system, a queue or a type, the claim locks its row, which only claims do, and
-//! counts what is in flight in a later statement, so it sees every claim before it; an uncommitted end counts as running. For
-//! a key, the claim takes the advisory lock of the key, and skips the key queue if another claim has it.
+//! Limits are exact over all nodes. For a limit of the system, a queue or a type, the claim locks the row of the limit, which
+//! only claims do, and counts the jobs in flight in a later statement, so it sees every earlier claim; a job whose end is not
+//! committed counts as in flight. For a key, the claim takes the advisory lock of the key, and skips the key queue if another
+//! claim has that lock.
 //!
 //! Locks are taken in this order: the worker, limits, key queues and keys, ready jobs. A claim waits only for the first two,
 //! so there is no deadlock.
@@ -16,13 +17,13 @@ use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Lease, Shared,
+    PooledClient, Shared,
     claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, claimed_job, may_claim, take},
-    key_queues::{open_due, open_key_queues, opens_at, read_key_queues, read_keys, write_key_queues},
+    key_queues::{next_opening_at, open_due, read_key_queue_jobs, read_keys, read_open_key_queues, write_key_queues},
     rules,
 };
 use crate::{
-    ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Limited, Owner, Result,
+    ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result,
     admit::{self, Admission, BUSY_MS, LimitedClaim},
     claim_limits::{ClaimLimit, ClaimLimits},
     sql::sql,
@@ -51,7 +52,7 @@ pub const TAKE: &str = sql!("
             CROSS JOIN LATERAL (
                 SELECT ctid FROM faena.ready WHERE lane = c.lane AND ready_at = c.ready_at AND id = c.id
                 FOR UPDATE SKIP LOCKED) AS r))
-        RETURNING lane, ready_at, id, retry_count, start_first, key),
+        RETURNING lane, ready_at, id, retry_count, must_record_start, key),
     keyed AS (INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
     claim AS (
         INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
@@ -65,11 +66,12 @@ pub const TAKE: &str = sql!("
         FROM (SELECT lane, count(*) AS n FROM picked GROUP BY lane) AS s, (VALUES ({TALLY_QUEUED}::int2, -1), ({TALLY_IN_FLIGHT}::int2, 1)) AS t(tally, sign)
         ORDER BY 2, 3
         ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n)
-    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.start_first,
+    SELECT claim.run, picked.ready_at, picked.id, picked.retry_count, picked.must_record_start,
            job.correlation, job.options, job.payload, picked.lane, picked.key
     FROM picked JOIN faena.job ON job.id = picked.id CROSS JOIN claim");
 
-/// Rounds of reading key queues: each closes those of keys without room, so that the next one reads those behind them.
+/// Maximum number of rounds of reading key queues. Each round closes the key queues of keys at their limit, so that the next
+/// round reads the key queues behind them.
 const ROUNDS: usize = 16;
 
 /// Result of one transaction.
@@ -96,19 +98,19 @@ pub async fn claim(
     for _ in 0..ROUNDS {
         let served = match shared.retrying(|| serve(shared, &open, rules, now)).await {
             Ok(served) => served,
-            // What the earlier rounds claimed is committed.
-            Err(_) if claims.iter().any(|ruled| !ruled.claim.jobs.is_empty()) => break,
+            // The claims of the earlier rounds are committed.
+            Err(_) if claims.iter().any(|limited| !limited.claim.jobs.is_empty()) => break,
             Err(error) => return Err(error),
         };
-        for ((ruled, request), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
-            let LimitedClaim { claim: mut more, for_others } = more;
-            let claim = &mut ruled.claim;
-            ruled.for_others = for_others;
+        for ((limited, request), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
+            let LimitedClaim { claim: mut more, prefetch_limited } = more;
+            let claim = &mut limited.claim;
+            limited.prefetch_limited = prefetch_limited;
             request.limit = request.limit.saturating_sub(more.jobs.len());
-            request.at_once = request.at_once.saturating_sub(more.jobs.len());
+            request.idle_slots = request.idle_slots.saturating_sub(more.jobs.len());
             claim.jobs.append(&mut more.jobs);
             claim.limited = more.limited;
-            claim.refused = more.refused && claim.jobs.is_empty();
+            claim.rejected = more.rejected && claim.jobs.is_empty();
         }
         if !served.more || open.iter().all(|request| request.limit == 0) {
             break;
@@ -125,7 +127,7 @@ async fn serve(shared: &Shared, requests: &[ClaimRequest], rules: &Rules, now: T
 
 async fn serve_in(
     shared: &Shared,
-    client: &Lease,
+    client: &PooledClient,
     requests: &[ClaimRequest],
     rules: &Rules,
     now: Timestamp,
@@ -136,7 +138,7 @@ async fn serve_in(
     let keyed = lanes.iter().any(|lane| lane.keyed);
     if keyed && !live {
         return Ok(ClaimBatch {
-            claims: vec![ClaimResult { refused: true, ..ClaimResult::default() }.into()],
+            claims: vec![ClaimResult { rejected: true, ..ClaimResult::default() }.into()],
             more: false,
         });
     }
@@ -201,15 +203,15 @@ async fn serve_singles(
     now: Timestamp,
 ) -> Result<ClaimBatch> {
     let owners: Vec<Owner> = requests.iter().map(|request| request.owner).collect();
-    let mut for_others: Vec<Vec<LaneId>> = requests.iter().map(|_| Vec::new()).collect();
+    let mut prefetch_limited: Vec<Vec<LaneId>> = requests.iter().map(|_| Vec::new()).collect();
     let mut portions = Vec::new();
     for (at, request) in requests.iter().enumerate() {
         let Some(lane) = request.lanes.first().copied() else { continue };
-        claim_limits.begin(request.at_once);
+        claim_limits.begin(request.idle_slots);
         let quota = request.limit.min(claim_limits.room(lane));
         claim_limits.take(lane, quota);
-        if quota < request.limit && claim_limits.has_room_for_others(lane) {
-            for_others[at].push(lane);
+        if quota < request.limit && claim_limits.is_limited_by_prefetch_only(lane) {
+            prefetch_limited[at].push(lane);
         }
         portions.push(LaneShare { request: at, lane, quota });
     }
@@ -222,23 +224,26 @@ async fn serve_singles(
     let mut claims: Vec<ClaimResult> = Vec::with_capacity(requests.len());
     for (request, jobs) in requests.iter().zip(&mut jobs) {
         for job in jobs.iter_mut() {
-            job.limited = claim_limits.waited(job.lane, job.ready_at);
+            job.limited = claim_limits.wait_cause(job.lane, job.ready_at);
         }
         let jobs = std::mem::take(jobs);
-        let refused = jobs.is_empty() && !may_claim(client, request.owner).await?;
-        claims.push(ClaimResult { jobs, refused, ..ClaimResult::default() });
+        let rejected = jobs.is_empty() && !may_claim(client, request.owner).await?;
+        claims.push(ClaimResult { jobs, rejected, ..ClaimResult::default() });
     }
     for LaneShare { request, lane, quota } in portions {
-        claim_limits.give_back(lane, quota - claims[request].jobs.len().min(quota));
-        // It got all that was allowed: there may be more.
-        if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].refused {
-            let limited = claim_limits.hold_back(lane);
+        claim_limits.release(lane, quota - claims[request].jobs.len().min(quota));
+        // It got all that the limits allow, so the lane may have more jobs.
+        if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].rejected {
+            let limited = claim_limits.mark_limited(lane);
             claims[request].limited.push(limited);
         }
     }
-    let ruled =
-        claims.into_iter().zip(for_others).map(|(claim, for_others)| LimitedClaim { claim, for_others }).collect();
-    Ok(ClaimBatch { claims: ruled, more: false })
+    let results = claims
+        .into_iter()
+        .zip(prefetch_limited)
+        .map(|(claim, prefetch_limited)| LimitedClaim { claim, prefetch_limited })
+        .collect();
+    Ok(ClaimBatch { claims: results, more: false })
 }
 
 /// Serves one request with several lanes, or with keyed lanes.
@@ -251,29 +256,29 @@ async fn serve_one(
     rules: &Rules,
     now: Timestamp,
 ) -> Result<ClaimBatch> {
-    let limits = (request.limit, request.at_once);
+    let limits = (request.limit, request.idle_slots);
     let keyed: Vec<LaneId> = lanes.iter().filter(|lane| lane.keyed).map(|lane| lane.id).collect();
     let mut admission = Admission::new(claim_limits, lanes, (rules, &shared.round_robin), limits, now);
-    let seen = select_jobs(shared, client, &mut admission, request.at_once, rules, now).await?;
-    let jobs = admitted(shared, client, &mut admission, request.owner, now).await?;
-    let more = jobs.len() < request.limit && !seen.more.is_empty();
+    let selection = select_jobs(shared, client, &mut admission, request.idle_slots, rules, now).await?;
+    let jobs = claim_chosen(shared, client, &mut admission, request.owner, now).await?;
+    let more = jobs.len() < request.limit && !selection.more.is_empty();
     if jobs.len() < request.limit {
-        for lane in seen.more {
-            admission.look_again(lane, now);
+        for lane in selection.more {
+            admission.recheck_at(lane, now);
         }
-        for lane in seen.busy {
-            admission.look_again(lane, now.plus_ms(BUSY_MS));
+        for lane in selection.busy {
+            admission.recheck_at(lane, now.plus_ms(BUSY_MS));
         }
     }
     if admit::keys_have_rates(rules) && !keyed.is_empty() {
-        for (lane, at) in opens_at(client, &keyed).await? {
-            admission.look_again(lane, at);
+        for (lane, at) in next_opening_at(client, &keyed).await? {
+            admission.recheck_at(lane, at);
         }
     }
-    let limited: Vec<Limited> = admission.limited();
-    let refused = jobs.is_empty() && !may_claim(client, request.owner).await?;
-    let ruled = LimitedClaim { claim: ClaimResult { jobs, refused, limited }, for_others: admission.for_others() };
-    Ok(ClaimBatch { claims: vec![ruled], more })
+    let rejected = jobs.is_empty() && !may_claim(client, request.owner).await?;
+    let claim = ClaimResult { jobs, rejected, limited: admission.limited() };
+    let result = LimitedClaim { claim, prefetch_limited: admission.prefetch_limited() };
+    Ok(ClaimBatch { claims: vec![result], more })
 }
 
 #[derive(Default)]
@@ -284,33 +289,37 @@ pub struct Selection {
     pub busy: Vec<LaneId>,
 }
 
-/// Reads candidates and chooses.
+/// Reads candidates and chooses among them.
 async fn select_jobs(
     shared: &Shared,
     client: &Object,
     admission: &mut Admission<'_>,
-    at_once: usize,
+    idle_slots: usize,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Selection> {
-    let mut looked = Selection::default();
+    let mut selection = Selection::default();
     let (keyed, plain): (Vec<Lane>, Vec<Lane>) = admission.open_lanes().into_iter().partition(|lane| lane.keyed);
     read_heads(shared, client, admission, &plain).await?;
     if !keyed.is_empty() {
         if admit::keys_have_rates(rules) {
             open_due(client, &keyed, now).await?;
         }
-        let key_queues =
-            open_key_queues(client, &keyed, admit::key_queues_read(admission.limit(), keyed.len()), &mut looked)
-                .await?;
-        read_keys(client, admission, key_queues, at_once, rules, now).await?;
+        let key_queues = read_open_key_queues(
+            client,
+            &keyed,
+            admit::key_queues_per_lane(admission.limit(), keyed.len()),
+            &mut selection,
+        )
+        .await?;
+        read_keys(client, admission, key_queues, idle_slots, rules, now).await?;
     }
     let mut wanted = admission.wanted();
     loop {
-        read_key_queues(client, admission, &wanted).await?;
+        read_key_queue_jobs(client, admission, &wanted).await?;
         wanted = admission.choose();
         if wanted.is_empty() {
-            return Ok(looked);
+            return Ok(selection);
         }
     }
 }
@@ -336,7 +345,7 @@ async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<
 }
 
 /// Claims the chosen jobs and updates the key queues.
-async fn admitted(
+async fn claim_chosen(
     shared: &Shared,
     client: &Object,
     admission: &mut Admission<'_>,
@@ -352,19 +361,19 @@ async fn admitted(
     }
     jobs.extend(take_keyed(shared, client, admission, owner, now).await?);
     let order: HashMap<JobId, usize> =
-        admission.chosen().iter().enumerate().map(|(index, waiting)| (waiting.id, index)).collect();
+        admission.chosen().iter().enumerate().map(|(index, ready_job)| (ready_job.id, index)).collect();
     let mut missing = admission.quotas();
     for (job, key) in &mut jobs {
-        job.limited = admission.waited(job.lane, *key, job.ready_at);
+        job.limited = admission.wait_cause(job.lane, *key, job.ready_at);
         if key.is_none() {
             missing.entry(job.lane).and_modify(|count| *count = count.saturating_sub(1));
         }
     }
     for (lane, count) in missing {
-        admission.claim_limits.give_back(lane, count);
+        admission.claim_limits.release(lane, count);
     }
     let taken: HashSet<JobId> = jobs.iter().map(|(job, _)| job.id).collect();
-    admission.missed(|waiting| waiting.key.is_some() && !taken.contains(&waiting.id));
+    admission.remove_missed(|ready_job| ready_job.key.is_some() && !taken.contains(&ready_job.id));
     write_key_queues(client, admission).await?;
     let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|(job, _)| job).collect();
     jobs.sort_by_key(|job| (order.get(&job.id).copied().unwrap_or(usize::MAX), job.ready_at, job.id));
@@ -378,13 +387,13 @@ async fn take_keyed(
     owner: Owner,
     now: Timestamp,
 ) -> Result<Vec<(ClaimedJob, Option<i64>)>> {
-    let chosen: Vec<_> = admission.chosen().iter().filter(|waiting| waiting.key.is_some()).collect();
+    let chosen: Vec<_> = admission.chosen().iter().filter(|ready_job| ready_job.key.is_some()).collect();
     if chosen.is_empty() {
         return Ok(Vec::new());
     }
-    let lanes: Vec<LaneId> = chosen.iter().map(|waiting| waiting.lane).collect();
-    let times: Vec<i64> = chosen.iter().map(|waiting| waiting.ready_at.as_ms()).collect();
-    let ids: Vec<Uuid> = chosen.iter().map(|waiting| waiting.id.0).collect();
+    let lanes: Vec<LaneId> = chosen.iter().map(|ready_job| ready_job.lane).collect();
+    let times: Vec<i64> = chosen.iter().map(|ready_job| ready_job.ready_at.as_ms()).collect();
+    let ids: Vec<Uuid> = chosen.iter().map(|ready_job| ready_job.id.0).collect();
     let statement = client.prepare_cached(TAKE).await?;
     let shard = shared.own_shard();
     let rows: Vec<Row> = client.query(&statement, &[&lanes, &times, &ids, &owner.uuid(), &now.as_ms(), &shard]).await?;

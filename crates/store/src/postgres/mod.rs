@@ -1,8 +1,9 @@
 //! The engine for many nodes on one PostgreSQL.
 //!
-//! Busy verbs go through batchers: calls that arrive while a transaction runs share the next one. Ends of the same run always
+//! Busy methods go through batchers: calls that arrive while a transaction runs share the next one. Ends of the same run always
 //! take the same batcher, so they keep their order.
 
+mod api_keys;
 mod audit;
 mod batch;
 mod bulk;
@@ -12,6 +13,7 @@ mod complete;
 pub mod connect;
 pub mod doctor;
 mod due;
+mod history;
 mod end;
 mod events;
 mod dependents;
@@ -22,19 +24,22 @@ mod dead_letters;
 pub mod limited_claim;
 mod jobs;
 mod list;
+mod machines;
 mod nodes;
 mod outbox_dlq;
 mod worker_reads;
 pub mod key_queues;
 mod submit_rows;
-mod note;
+mod run_updates;
 mod notify;
 mod outbox;
 mod read;
 mod rules;
 pub mod schedules;
+mod search;
 mod position;
 mod submit;
+mod tasks;
 mod webhooks;
 mod workers;
 
@@ -52,7 +57,8 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, lanes::LaneCache, rules::RuleCache,
+    Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
+    rules::RuleCache, tasks::MachineCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -62,6 +68,7 @@ pub struct Postgres {
     shared: Arc<Shared>,
     submits: Batcher<submit::Call>,
     reports: Vec<Batcher<end::Call>>,
+    tasks: Batcher<tasks::Call>,
     stop: CancellationToken,
 }
 
@@ -71,6 +78,10 @@ pub struct Shared {
     rules: RuleCache,
     /// A digest of the settings as the last poll saw them.
     rules_seen: Mutex<Option<String>>,
+    api_keys: ApiKeyCache,
+    machines: MachineCache,
+    /// A digest of the API keys as the last poll saw them.
+    api_keys_seen: Mutex<Option<String>>,
     options: StoreOptions,
     cursors: Cursors,
     round_robin: RoundRobin,
@@ -107,6 +118,9 @@ impl Postgres {
             lanes: LaneCache::default(),
             rules: RuleCache::default(),
             rules_seen: Mutex::default(),
+            api_keys: ApiKeyCache::default(),
+            machines: MachineCache::default(),
+            api_keys_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),
             round_robin: RoundRobin::default(),
@@ -116,6 +130,7 @@ impl Postgres {
         });
         shared.load_lanes().await?;
         rules::load(&shared).await?;
+        api_keys::load(&shared).await?;
         events::refresh(&shared).await?;
         due::make_partitions(&shared, Timestamp::now()).await?;
         let submits = Batcher::start(shared.clone(), SUBMITTERS, 0, |shared, shard, calls| {
@@ -129,18 +144,19 @@ impl Postgres {
                 })
             })
             .collect();
-        Ok(Postgres { shared, submits, reports, stop })
+        let tasks = Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run(shared, calls)));
+        Ok(Postgres { shared, submits, reports, tasks, stop })
     }
 }
 
 impl Shared {
     /// Returns a connection for reads and single statements.
-    pub async fn client(&self) -> Result<Lease> {
-        let object = self.pool.get().await.map_err(|e| StoreError::Unavailable(Cause::of(e)))?;
-        Ok(Lease(Some(object)))
+    pub async fn client(&self) -> Result<PooledClient> {
+        let object = self.pool.get().await.map_err(|error| StoreError::Unavailable(connect::no_connection(error)))?;
+        Ok(PooledClient(Some(object)))
     }
 
-    pub async fn begin(&self) -> Result<Lease> {
+    pub async fn begin(&self) -> Result<PooledClient> {
         let client = self.client().await?;
         client.batch_execute("BEGIN; SET LOCAL jit = off").await?;
         Ok(client)
@@ -185,7 +201,7 @@ impl Shared {
     pub async fn load_lanes(&self) -> Result<()> {
         let client = self.client().await?;
         let lanes = read::lanes(&client).await;
-        self.lanes.insert(client.keep(lanes)?);
+        self.lanes.insert(client.return_to_pool(lanes)?);
         Ok(())
     }
 
@@ -204,15 +220,15 @@ impl Shared {
     }
 }
 
-/// A connection on loan.
+/// A connection borrowed from the pool.
 ///
-/// It goes back to the pool only by `keep` or `end`. Dropped in the middle of something (an error, a timeout, a caller that
+/// It goes back to the pool only by `return_to_pool` or `end`. Dropped before that (an error, a timeout, a caller that
 /// disconnected) it is closed, so that no other call inherits an unfinished transaction.
-pub struct Lease(Option<Object>);
+pub struct PooledClient(Option<Object>);
 
-impl Lease {
+impl PooledClient {
     /// Returns the connection to the pool if it is still good.
-    pub fn keep<T>(mut self, result: Result<T>) -> Result<T> {
+    pub fn return_to_pool<T>(mut self, result: Result<T>) -> Result<T> {
         if matches!(result, Ok(_) | Err(StoreError::NotFound(_) | StoreError::Invalid(_) | StoreError::Conflict { .. }))
         {
             drop(self.0.take());
@@ -233,15 +249,15 @@ impl Lease {
     }
 }
 
-impl std::ops::Deref for Lease {
+impl std::ops::Deref for PooledClient {
     type Target = Object;
 
     fn deref(&self) -> &Object {
-        self.0.as_ref().expect("a lease holds its connection until it ends")
+        self.0.as_ref().expect("a pooled client has its connection until it is returned")
     }
 }
 
-impl Drop for Lease {
+impl Drop for PooledClient {
     fn drop(&mut self) {
         if let Some(object) = self.0.take() {
             drop(Object::take(object));
@@ -259,7 +275,7 @@ impl Store for Postgres {
         self.shared.notifier.subscribe()
     }
 
-    fn engine(&self) -> &'static str {
+    fn database_kind(&self) -> &'static str {
         "postgres"
     }
 
@@ -269,6 +285,7 @@ impl Store for Postgres {
 
     async fn close(&self) {
         self.submits.stop().await;
+        self.tasks.stop().await;
         for reporter in &self.reports {
             reporter.stop().await;
         }

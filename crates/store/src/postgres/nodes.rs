@@ -2,11 +2,15 @@
 
 use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
+use tokio_postgres::Row;
 
 use super::{Postgres, Shared, read, release::release_claims, webhooks, workers::detach};
 use crate::{
-    GracePeriods, NodeInfo, NodeStore, Poll, Recovered, Result, disposition::ReleaseReason, sql::sql,
-    workers::ServerExit,
+    GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
+    disposition::ReleaseReason,
+    nodes::{inputs_text, read_inputs},
+    sql::sql,
+    workers::NodeExit,
 };
 
 #[async_trait]
@@ -23,16 +27,28 @@ impl NodeStore for Postgres {
         self.shared.retrying(|| leave(&self.shared, node, grace_periods, now)).await
     }
 
-    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts> {
         self.shared.retrying(|| recover(&self.shared, grace_periods, now)).await
     }
 
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
-        self.shared.retrying(|| reconcile(&self.shared, node, &known, before, now)).await
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize> {
+        self.shared.retrying(|| reconcile(&self.shared, node, &known, cutoff, now)).await
+    }
+
+    async fn metrics_lease(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| metrics_lease(&self.shared, node, lease_ms, now)).await
     }
 
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll> {
         self.shared.retrying(|| read::poll(&self.shared, node, now)).await
+    }
+
+    async fn node_report(&self, node: NodeId, inputs: Vec<InputView>) -> Result<()> {
+        self.shared.retrying(|| report(&self.shared, node, &inputs)).await
+    }
+
+    async fn node_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>> {
+        self.shared.retrying(|| reports(&self.shared, now)).await
     }
 }
 
@@ -44,7 +60,7 @@ pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestam
             &[&node.id.0, &node.name, &now.as_ms(), &now.plus_ms(lease_ms).as_ms()],
         )
         .await;
-    client.keep(joined.map(|_| ()).map_err(Into::into))
+    client.return_to_pool(joined.map(|_| ()).map_err(Into::into))
 }
 
 /// The row itself is the lease: declaring a node dead deletes it first.
@@ -53,7 +69,27 @@ pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp)
     let renewed = client
         .execute("UPDATE faena.node SET lease_until = $2 WHERE id = $1", &[&node.0, &now.plus_ms(lease_ms).as_ms()])
         .await;
-    client.keep(renewed.map(|rows| rows == 1).map_err(Into::into))
+    client.return_to_pool(renewed.map(|rows| rows == 1).map_err(Into::into))
+}
+
+/// Renews the lease only when half of it is over, so that most calls write nothing.
+async fn metrics_lease(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+    let client = shared.client().await?;
+    let until = now.plus_ms(lease_ms).as_ms();
+    let result = async {
+        client
+            .execute(
+                "INSERT INTO faena.metrics_lease AS l (node, until) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE
+                 SET node = excluded.node, until = excluded.until
+                 WHERE (l.node = $1 AND l.until < $3) OR (l.node <> $1 AND (l.until < $4 OR NOT EXISTS (
+                     SELECT FROM faena.node n WHERE n.id = l.node AND n.lease_until >= $4)))",
+                &[&node.0, &until, &now.plus_ms(lease_ms / 2).as_ms(), &now.as_ms()],
+            )
+            .await?;
+        Ok(client.query_opt("SELECT FROM faena.metrics_lease WHERE node = $1", &[&node.0]).await?.is_some())
+    }
+    .await;
+    client.return_to_pool(result)
 }
 
 pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, now: Timestamp) -> Result<usize> {
@@ -68,14 +104,14 @@ pub async fn leave(shared: &Shared, node: NodeId, grace_periods: GracePeriods, n
             &[&node.0],
         )
         .await?;
-    client.keep(Ok(()))?;
+    client.return_to_pool(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let returned = return_claims(shared, &runs, "its server stopped", now).await?;
-    while detach(shared, Some(node), ServerExit::Stopped, grace_periods, now).await? > 0 {}
+    let returned = requeue_claims(shared, &runs, "its server stopped", now).await?;
+    while detach(shared, Some(node), NodeExit::Stopped, grace_periods, now).await? > 0 {}
     let client = shared.client().await?;
     client.execute("DELETE FROM faena.node WHERE id = $1", &[&node.0]).await?;
-    client.keep(Ok(()))?;
-    webhooks::free(shared, now).await?;
+    client.return_to_pool(Ok(()))?;
+    webhooks::release_abandoned(shared, now).await?;
     Ok(returned)
 }
 
@@ -83,7 +119,7 @@ pub async fn reconcile(
     shared: &Shared,
     node: NodeId,
     known: &[Run],
-    before: Timestamp,
+    cutoff: Timestamp,
     now: Timestamp,
 ) -> Result<usize> {
     let client = shared.client().await?;
@@ -92,39 +128,56 @@ pub async fn reconcile(
         .query(
             "SELECT run FROM faena.claim WHERE claimed_at < $2 AND NOT (run = ANY($3)) AND (owner = $1 OR owner IN (
                  SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL AND connected_at < $2))",
-            &[&node.0, &before.as_ms(), &known],
+            &[&node.0, &cutoff.as_ms(), &known],
         )
         .await?;
-    client.keep(Ok(()))?;
+    client.return_to_pool(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    return_claims(shared, &runs, UNDELIVERED, now).await
+    requeue_claims(shared, &runs, UNDELIVERED, now).await
 }
 
 /// Log text of a job whose claim never reached its worker.
 const UNDELIVERED: &str = "the claim did not reach its worker";
 
-async fn return_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
-    let freed = release_claims(shared, runs, ReleaseReason::Left { text, worker: None }, now).await?;
-    Ok(freed.returned + freed.orphaned)
+async fn requeue_claims(shared: &Shared, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let released =
+        release_claims(shared, runs, ReleaseReason::Left { text, worker: None, was_starting: false }, now).await?;
+    Ok(released.returned + released.orphaned)
 }
 
-/// Releases claims without an owner, and detaches workers from dead servers; a bounded number of each.
-pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+/// Releases claims without an owner, and detaches workers from dead nodes; a bounded number of each.
+pub async fn recover(shared: &Shared, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts> {
     let client = shared.client().await?;
     let dead = client.execute("DELETE FROM faena.node WHERE lease_until < $1", &[&now.as_ms()]).await?;
-    client.keep(Ok(()))?;
-    detach(shared, None, ServerExit::Died, grace_periods, now).await?;
-    webhooks::free(shared, now).await?;
+    client.return_to_pool(Ok(()))?;
+    detach(shared, None, NodeExit::Died, grace_periods, now).await?;
+    webhooks::release_abandoned(shared, now).await?;
     let client = shared.client().await?;
     let rows =
-        client.query(&format!("SELECT run FROM faena.claim b WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;
-    client.keep(Ok(()))?;
+        client.query(&format!("SELECT run FROM faena.claim c WHERE {OWNERLESS} ORDER BY run LIMIT 20"), &[]).await?;
+    client.return_to_pool(Ok(()))?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
-    let freed =
+    let released =
         release_claims(shared, &runs, ReleaseReason::Died { delay_ms: grace_periods.orphan_delay_ms }, now).await?;
-    Ok(Recovered { nodes: usize::try_from(dead).unwrap_or(0), ..freed })
+    Ok(RecoveryCounts { nodes: usize::try_from(dead).unwrap_or(0), ..released })
+}
+
+pub async fn report(shared: &Shared, node: NodeId, inputs: &[InputView]) -> Result<()> {
+    let client = shared.client().await?;
+    let text = inputs_text(inputs);
+    let stored = client.execute("UPDATE faena.node SET inputs = $2 WHERE id = $1", &[&node.0, &text]).await;
+    client.return_to_pool(stored.map(|_| ()).map_err(Into::into))
+}
+
+pub async fn reports(shared: &Shared, now: Timestamp) -> Result<Vec<NodeReport>> {
+    let client = shared.client().await?;
+    let sql = "SELECT id, name, inputs FROM faena.node WHERE lease_until >= $1 ORDER BY started_at, id";
+    let rows = client.query(sql, &[&now.as_ms()]).await;
+    let rows = client.return_to_pool(rows.map_err(Into::into))?;
+    let report = |row: &Row| NodeReport { node: NodeId(row.get(0)), name: row.get(1), inputs: read_inputs(row.get(2)) };
+    Ok(rows.iter().map(report).collect())
 }
 
 /// Claims are found by the absence of their owner, so it does not matter which node removed it, or when.
-pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = b.owner)
-    AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = b.owner AND w.ended_at IS NULL)";
+pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = c.owner)
+    AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = c.owner AND w.ended_at IS NULL)";

@@ -30,7 +30,7 @@ use crate::{Result, Signal};
 const CHANNEL: &str = "faena";
 /// Name of the listening session in `pg_stat_activity`.
 const LISTENER: &str = "faena listener";
-const GATHER: Duration = Duration::from_millis(5);
+const BATCH_WINDOW: Duration = Duration::from_millis(5);
 /// Number of signals that wait to be sent to other nodes. Further ones are left to their polls.
 const OUTBOX: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -105,7 +105,7 @@ impl Notifier {
     async fn talk(&self, pool: Pool) {
         loop {
             self.0.wake.notified().await;
-            tokio::time::sleep(GATHER).await;
+            tokio::time::sleep(BATCH_WINDOW).await;
             let signals = std::mem::take(&mut *self.0.outbox.lock());
             if signals.is_empty() {
                 continue;
@@ -142,10 +142,7 @@ impl Notifier {
             }
             // Logged once per outage, not once per attempt. Behind a transaction-mode pooler this is permanent.
             if !quiet {
-                tracing::info!(
-                    reason = ended.reason,
-                    "no word of other nodes at the moment; what they do is found by looking once a second"
-                );
+                tracing::info!(reason = ended.reason, "not listening to other nodes, polling once a second");
                 quiet = true;
             }
             tokio::time::sleep(pause).await;
@@ -243,10 +240,12 @@ fn word(signal: Signal) -> String {
         Signal::Cancel(id) => format!("c{id}"),
         Signal::Waiting => "w".into(),
         Signal::Worker(id) => format!("k{id}"),
-        Signal::Room => "m".into(),
+        Signal::Capacity => "m".into(),
         Signal::Rules => "l".into(),
+        Signal::ApiKeys => "p".into(),
         Signal::Webhook => "h".into(),
         Signal::Schedule => "s".into(),
+        Signal::Task => "t".into(),
         Signal::Event => "e".into(),
         Signal::Missed => "a".into(),
     }
@@ -258,10 +257,12 @@ fn parse(word: &str) -> Option<Signal> {
         ("c", id) => id.parse::<JobId>().ok().map(Signal::Cancel),
         ("w", "") => Some(Signal::Waiting),
         ("k", id) => id.parse::<WorkerId>().ok().map(Signal::Worker),
-        ("m", "") => Some(Signal::Room),
+        ("m", "") => Some(Signal::Capacity),
         ("l", "") => Some(Signal::Rules),
+        ("p", "") => Some(Signal::ApiKeys),
         ("h", "") => Some(Signal::Webhook),
         ("s", "") => Some(Signal::Schedule),
+        ("t", "") => Some(Signal::Task),
         ("e", "") => Some(Signal::Event),
         ("a", "") => Some(Signal::Missed),
         _ => None,
@@ -279,10 +280,12 @@ mod tests {
             Signal::Cancel(JobId::new()),
             Signal::Waiting,
             Signal::Worker(WorkerId::new()),
-            Signal::Room,
+            Signal::Capacity,
             Signal::Rules,
+            Signal::ApiKeys,
             Signal::Webhook,
             Signal::Schedule,
+            Signal::Task,
             Signal::Event,
             Signal::Missed,
         ] {

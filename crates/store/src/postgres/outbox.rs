@@ -13,13 +13,13 @@ use super::{
     end::storable,
     events::{self, from_like},
     inbox,
-    outbox_dlq::{dead, replay, republish, resolve},
+    outbox_dlq::{dead, dead_total, replay, republish, resolve},
     read::BEGIN_READ,
 };
 use crate::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
-    Partition, Republish, Result, SinkView, Submitted,
-    outbox::{self, COUNTED, Lease, PartitionLeases, counted},
+    Partition, PublishingNode, Republish, Result, SinkView, Submitted,
+    outbox::{self, Lease, MAX_COUNTED, PartitionLeases, rejected_while_owned},
 };
 
 #[async_trait]
@@ -52,6 +52,10 @@ impl OutboxStore for Postgres {
 
     async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
         self.shared.retrying(|| dead(&self.shared, &filter, after, limit)).await
+    }
+
+    async fn outbox_dead_total(&self, filter: DeadFilter) -> Result<u64> {
+        self.shared.retrying(|| dead_total(&self.shared, &filter)).await
     }
 
     async fn outbox_replay(
@@ -104,9 +108,9 @@ const BY_INDEX: &str =
 #[derive(Clone, Copy, PartialEq)]
 enum Share {
     /// Reads nothing, so that the caller claims partitions first.
-    IfRight,
+    OnlyIfBalanced,
     /// Reads the partitions that the node owns now.
-    AsItIs,
+    Unchanged,
 }
 
 /// Returns due events of the partitions that the node owns.
@@ -114,13 +118,13 @@ enum Share {
 /// PostgreSQL: reads without locks, in one snapshot. Only if the leases must be rebalanced, it claims partitions and
 /// reads again.
 pub async fn take(shared: &Shared, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-    if let Some(taken) = peek(shared, request, Share::IfRight, now).await? {
+    if let Some(taken) = peek(shared, request, Share::OnlyIfBalanced, now).await? {
         return Ok(taken);
     }
     let client = shared.begin().await?;
-    let claimed = claim(&client, request, now).await;
-    client.end(claimed).await?;
-    Ok(peek(shared, request, Share::AsItIs, now).await?.unwrap_or_default())
+    let stored = store_leases(&client, request, now).await;
+    client.end(stored).await?;
+    Ok(peek(shared, request, Share::Unchanged, now).await?.unwrap_or_default())
 }
 
 async fn peek(
@@ -143,7 +147,7 @@ async fn peek_in(
 ) -> Result<Option<OutboxTaken>> {
     let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(Some(OutboxTaken::default())) };
     let partition_leases = partition_leases(client, &sink).await?;
-    if share == Share::IfRight && partition_leases.rebalance(request, now).is_some() {
+    if share == Share::OnlyIfBalanced && partition_leases.rebalance(request, now).is_some() {
         return Ok(None);
     }
     read(client, request, &sink, partition_leases.owned_by(request.node, now), now).await.map(Some)
@@ -184,7 +188,7 @@ async fn partition_leases(client: &Object, sink: &Sink) -> Result<PartitionLease
 ///
 /// PostgreSQL: locks the leases of this sink first, so that one node at a time rebalances them. It does not lock the
 /// leases of other sinks.
-async fn claim(client: &Object, request: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
+async fn store_leases(client: &Object, request: &OutboxTakeRequest, now: Timestamp) -> Result<()> {
     let Some(sink) = live_sink(client, &request.sink, now).await? else { return Ok(()) };
     client.query("SELECT FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR UPDATE", &[&sink.id]).await?;
     let Some(leases) = partition_leases(client, &sink).await?.rebalance(request, now) else { return Ok(()) };
@@ -300,10 +304,10 @@ async fn settle_in(
 ) -> Result<()> {
     client.batch_execute(BY_INDEX).await?;
     let Some(sink) = id_of(client, name).await? else { return Ok(()) };
-    if results.iter().any(|result| result.refused.is_some()) {
-        refuse(client, name, sink, owned, results, now).await?;
+    if results.iter().any(|result| result.rejected.is_some()) {
+        reject(client, name, sink, owned, results, now).await?;
     }
-    let confirmed = || results.iter().filter(|result| result.refused.is_none());
+    let confirmed = || results.iter().filter(|result| result.rejected.is_none());
     let partitions: Vec<i16> = confirmed().map(|result| result.partition).collect();
     let positions: Vec<i64> = confirmed().map(|result| result.position).collect();
     if positions.is_empty() {
@@ -322,7 +326,7 @@ async fn settle_in(
     Ok(())
 }
 
-async fn refuse(
+async fn reject(
     client: &Object,
     name: &str,
     sink: i16,
@@ -335,33 +339,33 @@ async fn refuse(
         .query("SELECT partition, epoch FROM faena.outbox_lease WHERE sink = $1 ORDER BY partition FOR SHARE", &[&sink])
         .await?;
     let epochs: Vec<(i16, i64)> = leases.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let counted = counted(results, owned, &epochs);
-    let partitions: Vec<i16> = counted.iter().map(|result| result.partition).collect();
-    let positions: Vec<i64> = counted.iter().map(|result| result.position).collect();
-    let agains: Vec<i64> = counted.iter().map(|result| result.again_at.as_ms().max(1)).collect();
+    let rejected = rejected_while_owned(results, owned, &epochs);
+    let partitions: Vec<i16> = rejected.iter().map(|result| result.partition).collect();
+    let positions: Vec<i64> = rejected.iter().map(|result| result.position).collect();
+    let retry_times: Vec<i64> = rejected.iter().map(|result| result.retry_at.as_ms().max(1)).collect();
     let errors: Vec<Cow<'_, str>> =
-        counted.iter().filter_map(|result| result.refused.as_deref()).map(storable).collect();
+        rejected.iter().filter_map(|result| result.rejected.as_deref()).map(storable).collect();
     let rows = client
         .query(
             "UPDATE faena.outbox o SET attempts = o.attempts + 1, due_at = c.due_at, error = c.error
              FROM unnest($2::int2[], $3::int8[], $4::int8[], $5::text[]) AS c(partition, position, due_at, error)
              WHERE o.sink = $1 AND o.partition = c.partition AND o.position = c.position
              RETURNING o.partition, o.position, o.attempts",
-            &[&sink, &partitions, &positions, &agains, &errors],
+            &[&sink, &partitions, &positions, &retry_times, &errors],
         )
         .await?;
-    let over =
+    let exhausted =
         rows.iter().filter(|row| u32::try_from(row.get::<_, i16>(2)).is_ok_and(|attempts| attempts >= MAX_ATTEMPTS));
-    let mut over: Vec<(i64, i16)> = over.map(|row| (row.get(1), row.get(0))).collect();
-    over.sort_unstable();
-    if over.is_empty() { Ok(()) } else { move_to_dlq(client, name, sink, &over, now).await }
+    let mut exhausted: Vec<(i64, i16)> = exhausted.map(|row| (row.get(1), row.get(0))).collect();
+    exhausted.sort_unstable();
+    if exhausted.is_empty() { Ok(()) } else { move_to_dlq(client, name, sink, &exhausted, now).await }
 }
 
 /// Moves events to the dead letters.
-async fn move_to_dlq(client: &Object, name: &str, sink: i16, over: &[(i64, i16)], now: Timestamp) -> Result<()> {
-    let ids: Vec<Uuid> = over.iter().map(|_| JobId::at(now).0).collect();
-    let positions: Vec<i64> = over.iter().map(|(position, _)| *position).collect();
-    let partitions: Vec<i16> = over.iter().map(|(_, partition)| *partition).collect();
+async fn move_to_dlq(client: &Object, name: &str, sink: i16, exhausted: &[(i64, i16)], now: Timestamp) -> Result<()> {
+    let ids: Vec<Uuid> = exhausted.iter().map(|_| JobId::at(now).0).collect();
+    let positions: Vec<i64> = exhausted.iter().map(|(position, _)| *position).collect();
+    let partitions: Vec<i16> = exhausted.iter().map(|(_, partition)| *partition).collect();
     client
         .execute(
             "INSERT INTO faena.outbox_dlq (id, sink, position, original_event_id, aggregate_id, aggregate_type, event_type, payload,
@@ -369,7 +373,7 @@ async fn move_to_dlq(client: &Object, name: &str, sink: i16, over: &[(i64, i16)]
              SELECT c.id, $5, e.position, e.id, e.subject, split_part(e.type, '.', 1), e.type, e.data,
                     json_strip_nulls(json_build_object('type', e.type, 'correlationId', e.correlation, 'sequence', e.sequence,
                         'actor', e.actor, 'traceparent', e.traceparent))::text,
-                    o.error, o.attempts, e.at, $6
+                    o.error, o.attempts, to_timestamp(e.at / 1000.0), to_timestamp($6::int8 / 1000.0)
              FROM unnest($2::int2[], $3::int8[], $4::uuid[]) AS c(partition, position, id)
              JOIN faena.outbox o ON o.sink = $1 AND o.partition = c.partition AND o.position = c.position
              JOIN faena.event e ON e.position = o.position",
@@ -400,7 +404,7 @@ pub async fn down(shared: &Shared, sink: &str, reason: Option<&str>, now: Timest
             &[&reason.map(storable), &now.as_ms(), &storable(sink)],
         )
         .await;
-    client.keep(result.map(drop).map_err(Into::into))
+    client.return_to_pool(result.map(drop).map_err(Into::into))
 }
 
 pub async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
@@ -442,7 +446,7 @@ async fn sinks_in(client: &Object, now: Timestamp) -> Result<Vec<SinkView>> {
                  FROM (SELECT node, count(*) AS parts FROM faena.outbox_lease l
                        WHERE l.sink = s.id AND node IS NOT NULL AND l.until > $2 GROUP BY node) n) h
              WHERE s.queued ORDER BY s.name",
-            &[&COUNTED, &now.as_ms()],
+            &[&MAX_COUNTED, &now.as_ms()],
         )
         .await?;
     Ok(rows.iter().map(view).collect())
@@ -463,6 +467,9 @@ fn view(row: &Row) -> SinkView {
         sent: count(2),
         down_since: time(3),
         down_reason: row.get(4),
-        holders: nodes.zip(parts.into_iter().map(|parts| u32::try_from(parts).unwrap_or(0))).collect(),
+        nodes: nodes
+            .zip(parts)
+            .map(|(node_id, partitions)| PublishingNode { node_id, partitions: u32::try_from(partitions).unwrap_or(0) })
+            .collect(),
     }
 }

@@ -7,14 +7,20 @@ use uuid::Uuid;
 
 use super::{Shared, audit, end::storable, events::like, outbox::id_of};
 use crate::{
-    DeadEvent, DeadFilter, Republish, Result,
-    outbox::{self, DEAD_COLUMNS, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE},
+    COUNT_LIMIT, DeadEvent, DeadFilter, Republish, Result,
+    outbox::{self, MAX_REPLAY_BATCH, MAX_REPUBLISHED, REPLAYED},
 };
 
 /// SQL condition of a `DeadFilter` on `faena.outbox_dlq d`, with the parameters `$1` to `$7` of `dead_filter_args`.
 pub const MATCHES: &str = "($1::text IS NULL OR d.sink = $1) AND ($2::text IS NULL OR d.event_type LIKE $2)
-    AND ($3::uuid IS NULL OR d.aggregate_id = $3) AND ($4::int8 IS NULL OR d.moved_at >= $4) AND ($5::int8 IS NULL OR d.moved_at < $5)
+    AND ($3::uuid IS NULL OR d.aggregate_id = $3) AND ($4::int8 IS NULL OR d.moved_at >= to_timestamp($4::int8 / 1000.0))
+    AND ($5::int8 IS NULL OR d.moved_at < to_timestamp($5::int8 / 1000.0))
     AND ($6::bool IS NULL OR (d.resolved_at IS NOT NULL) = $6) AND (cardinality($7::uuid[]) = 0 OR d.id = ANY($7))";
+
+/// The columns that `dead_row` reads. PostgreSQL: the table has real timestamps, for people who query it themselves.
+const COLUMNS: &str = "id, sink, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata, error_message, \
+     retry_count, (extract(epoch FROM original_created_at) * 1000)::int8, (extract(epoch FROM moved_at) * 1000)::int8, \
+     (extract(epoch FROM resolved_at) * 1000)::int8, resolved_by, resolution_notes";
 
 pub type Parameters = Vec<Box<dyn ToSql + Sync + Send>>;
 
@@ -42,14 +48,21 @@ pub async fn dead(shared: &Shared, filter: &DeadFilter, after: Option<Uuid>, lim
     parameters.push(Box::new(after));
     parameters.push(Box::new(i64::try_from(limit).unwrap_or(i64::MAX)));
     let sql = format!(
-        "SELECT {DEAD_COLUMNS} FROM faena.outbox_dlq d WHERE {MATCHES} AND ($8::uuid IS NULL OR d.id < $8) ORDER BY d.id DESC LIMIT $9"
+        "SELECT {COLUMNS} FROM faena.outbox_dlq d WHERE {MATCHES} AND ($8::uuid IS NULL OR d.id < $8) ORDER BY d.id DESC LIMIT $9"
     );
     let client = shared.client().await?;
     let rows = query(&client, &sql, &parameters).await;
-    Ok(client.keep(rows)?.iter().map(dead_row).collect())
+    Ok(client.return_to_pool(rows)?.iter().map(dead_row).collect())
 }
 
-/// Reads a row of `DEAD_COLUMNS`.
+pub async fn dead_total(shared: &Shared, filter: &DeadFilter) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.outbox_dlq d WHERE {MATCHES} LIMIT {COUNT_LIMIT}) x");
+    let client = shared.client().await?;
+    let rows = query(&client, &sql, &dead_filter_args(filter)).await;
+    Ok(client.return_to_pool(rows)?.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
+}
+
+/// Reads a row of `COLUMNS`.
 pub fn dead_row(row: &Row) -> DeadEvent {
     let json = |text: Option<&str>| text.and_then(|text| serde_json::from_str(text).ok());
     DeadEvent {
@@ -98,7 +111,7 @@ pub async fn replay_in(
     now: Timestamp,
 ) -> Result<usize> {
     let mut parameters = dead_filter_args(filter);
-    parameters.push(Box::new(REPLAYED_AT_ONCE));
+    parameters.push(Box::new(MAX_REPLAY_BATCH));
     parameters.push(Box::new(now.as_ms()));
     parameters.push(Box::new(storable(by).into_owned()));
     parameters.push(Box::new(REPLAYED));
@@ -112,7 +125,7 @@ pub async fn replay_in(
              WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT FROM faena.event e WHERE e.position = d.position)
              ORDER BY d.position, d.id LIMIT $8),
          resolved AS (
-             UPDATE faena.outbox_dlq d SET resolved_at = $9, resolved_by = $10, resolution_notes = $11
+             UPDATE faena.outbox_dlq d SET resolved_at = to_timestamp($9::int8 / 1000.0), resolved_by = $10, resolution_notes = $11
              FROM chosen c WHERE d.id = c.id AND d.resolved_at IS NULL
              RETURNING c.sink, c.position, c.aggregate_id, c.n),
          put AS (
@@ -151,7 +164,7 @@ pub async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &
     parameters.push(Box::new(storable(notes).into_owned()));
     let sql = format!(
         "WITH resolved AS (
-             UPDATE faena.outbox_dlq d SET resolved_at = $8, resolved_by = $9, resolution_notes = $10
+             UPDATE faena.outbox_dlq d SET resolved_at = to_timestamp($8::int8 / 1000.0), resolved_by = $9, resolution_notes = $10
              WHERE d.resolved_at IS NULL AND {MATCHES} RETURNING 1)
          SELECT count(*) FROM resolved"
     );
@@ -180,7 +193,7 @@ pub async fn republish(
 /// Puts events of a time range back into the outbox of a sink, in the caller's transaction.
 ///
 /// Skips events that already wait in the outbox or are unresolved dead letters. Returns `None` if the sink does not
-/// exist. Fails if more than `REPUBLISHED_AT_ONCE` events match; to notice that, the query selects one event more.
+/// exist. Fails if more than `MAX_REPUBLISHED` events match; to notice that, the query selects one event more.
 pub async fn republish_in(
     client: &Object,
     what: &Republish,
@@ -208,14 +221,14 @@ pub async fn republish_in(
                 &what.event_type.as_deref().map(like),
                 &sink,
                 &storable(&what.sink),
-                &(REPUBLISHED_AT_ONCE + 1),
+                &(MAX_REPUBLISHED + 1),
                 &now.as_ms(),
                 &per_second.map(|per_second| i64::from(per_second.max(1))),
             ],
         )
         .await?;
     let put = usize::try_from(put).unwrap_or(usize::MAX);
-    if i64::try_from(put).is_ok_and(|put| put > REPUBLISHED_AT_ONCE) {
+    if i64::try_from(put).is_ok_and(|put| put > MAX_REPUBLISHED) {
         return Err(outbox::too_many_republished());
     }
     audit::add(client, &outbox::republished(what, by, put), now).await?;

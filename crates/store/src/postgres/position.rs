@@ -6,13 +6,13 @@ use faena_domain::{Bucket, JobId, JobState, Timestamp};
 use super::{Shared, read};
 use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub async fn position(shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
+pub async fn position(shared: &Shared, id: JobId, without: &[LaneId]) -> Result<Option<JobPosition>> {
     let client = shared.client().await?;
-    let result = position_in(shared, &client, id).await;
-    client.keep(result)
+    let result = position_in(shared, &client, id, without).await;
+    client.return_to_pool(result)
 }
 
-async fn position_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobPosition>> {
+async fn position_in(shared: &Shared, client: &Object, id: JobId, without: &[LaneId]) -> Result<Option<JobPosition>> {
     let Some(row) = client.query_opt("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await? else {
         return Ok(None);
     };
@@ -23,9 +23,9 @@ async fn position_in(shared: &Shared, client: &Object, id: JobId) -> Result<Opti
             shared.load_lanes().await?;
         }
         let lane = shared.lanes.require(lane)?;
-        position.ahead = ahead(client, shared, &lane, ready_at, id).await?;
+        position.ahead = ahead(client, shared, &lane, ready_at, id, without).await?;
         if let Some(key) = key {
-            (position.key_held, position.key_holders) = holders(client, key).await?;
+            (position.key_in_flight, position.key_jobs) = in_flight_of_key(client, key).await?;
             position.key_bucket = client
                 .query_opt("SELECT tokens, at FROM faena.bucket WHERE key = $1", &[&key])
                 .await?
@@ -55,9 +55,16 @@ async fn parents(client: &Object, id: JobId) -> Result<Vec<(JobId, Option<JobSta
 }
 
 /// Counts lane by lane: jobs with a smaller score became ready before a certain time.
-async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
-    let ordering = shared.rules.current().ordering(&own.queue);
-    let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
+async fn ahead(
+    client: &Object,
+    shared: &Shared,
+    own: &Lane,
+    ready_at: i64,
+    id: JobId,
+    without: &[LaneId],
+) -> Result<u64> {
+    let claim_order = shared.rules.current().claim_order(&own.queue);
+    let score = claim_order.score(own.priority, Timestamp::from_ms(ready_at));
     let count = client
         .prepare_cached(
             "SELECT count(*) FROM (
@@ -65,8 +72,8 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
         )
         .await?;
     let mut ahead = 0;
-    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
-        let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
+    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue && !without.contains(&lane.id)) {
+        let before = score - claim_order.score(lane.priority, Timestamp::from_ms(0));
         let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
         let found: i64 = client.query_one(&count, &[&lane.id, &before, &id.0, &left]).await?.get(0);
         ahead += u64::try_from(found).unwrap_or(0);
@@ -77,7 +84,7 @@ async fn ahead(client: &Object, shared: &Shared, own: &Lane, ready_at: i64, id: 
     Ok(ahead)
 }
 
-async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
+async fn in_flight_of_key(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
     let count: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight WHERE key = $1", &[&key]).await?.get(0);
     let most = JobPosition::MOST_NAMED as i64;
     let named =
@@ -89,10 +96,10 @@ async fn holders(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
 async fn owner(client: &Object, id: JobId) -> Result<Option<ClaimOwner>> {
     let row = client
         .query_opt(
-            "SELECT b.claimed_at, n.name, n.lease_until, w.deadline FROM faena.claim b
-             LEFT JOIN faena.worker w ON w.id = b.owner AND w.ended_at IS NULL
-             LEFT JOIN faena.node n ON n.id = coalesce(w.node, b.owner)
-             WHERE b.ids @> ARRAY[$1::uuid] ORDER BY b.run DESC LIMIT 1",
+            "SELECT c.claimed_at, n.name, n.lease_until, w.deadline FROM faena.claim c
+             LEFT JOIN faena.worker w ON w.id = c.owner AND w.ended_at IS NULL
+             LEFT JOIN faena.node n ON n.id = coalesce(w.node, c.owner)
+             WHERE c.ids @> ARRAY[$1::uuid] ORDER BY c.run DESC LIMIT 1",
             &[&id.0],
         )
         .await?;

@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 use super::{Shared, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, Lane, LaneId, Poll, Result, Signal, Tally,
+    Counts, InFlightCount, Lane, LaneId, Poll, Result, Signal, Tally,
     assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
-    claim_limits::waits_for,
+    claim_limits::stored_wait_cause,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
@@ -30,7 +30,7 @@ pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; S
 pub async fn ping(shared: &Shared) -> Result<()> {
     let client = shared.client().await?;
     let answer = client.batch_execute("SELECT 1").await;
-    client.keep(answer.map_err(Into::into))
+    client.return_to_pool(answer.map_err(Into::into))
 }
 
 pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
@@ -62,9 +62,9 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
                  (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id LIMIT 1),
                  (SELECT {PROCESSING}::int2 FROM faena.running u WHERE u.id = j.id),
                  -- Handed to a worker that is not connected yet; looks only at what such workers hold.
-                 (SELECT {SCHEDULED}::int2 FROM faena.worker k JOIN faena.claim b ON b.owner = k.id
-                  WHERE k.ended_at IS NULL AND k.state < {WORKER_READY} AND b.ids @> ARRAY[j.id]
-                    AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = b.run) LIMIT 1),
+                 (SELECT {SCHEDULED}::int2 FROM faena.worker k JOIN faena.claim c ON c.owner = k.id
+                  WHERE k.ended_at IS NULL AND k.state < {WORKER_READY} AND c.ids @> ARRAY[j.id]
+                    AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = c.run) LIMIT 1),
                  {ASSIGNED}::int2)
              FROM faena.job j WHERE j.id = ANY($1)"),
         )
@@ -104,14 +104,14 @@ pub async fn step_count(client: &Object, id: JobId) -> Result<Steps> {
 pub async fn steps(shared: &Shared, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
     let client = shared.client().await?;
     let rows = step_rows(&client, ids).await;
-    client.keep(rows)?.into_iter().map(|(id, row)| Ok((id, row.step()?))).collect()
+    client.return_to_pool(rows)?.into_iter().map(|(id, row)| Ok((id, row.step()?))).collect()
 }
 
 async fn step_rows(client: &Object, ids: &[JobId]) -> Result<Vec<(JobId, StepRow)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
         .query(
-            "SELECT s.id, s.name, s.run, s.at, s.result, s.total
+            "SELECT s.id, s.name, s.run, s.at, s.result
              FROM unnest($1::uuid[]) WITH ORDINALITY AS k(id, n) JOIN faena.step s ON s.id = k.id
              ORDER BY k.n, s.at, s.name COLLATE \"C\"",
             &[&ids],
@@ -122,7 +122,6 @@ async fn step_rows(client: &Object, ids: &[JobId]) -> Result<Vec<(JobId, StepRow
         run: row.get(2),
         at: Timestamp::from_ms(row.get(3)),
         result: row.get(4),
-        total: total_of(row, 5),
     };
     Ok(rows.iter().map(|row| (JobId(row.get(0)), step(row))).collect())
 }
@@ -144,7 +143,7 @@ pub async fn next_expiry_at(client: &Object) -> Result<Option<Timestamp>> {
 pub async fn counts(shared: &Shared) -> Result<Counts> {
     let client = shared.client().await?;
     let counts = counts_in(&client).await;
-    client.keep(counts)
+    client.return_to_pool(counts)
 }
 
 pub async fn counts_in(client: &Object) -> Result<Counts> {
@@ -159,20 +158,43 @@ pub async fn counts_in(client: &Object) -> Result<Counts> {
     Ok(Counts { by_lane })
 }
 
+/// Counts the jobs in flight that have started, and those whose worker is being started.
+pub async fn in_flight_counts(shared: &Shared) -> Result<Vec<InFlightCount>> {
+    let client = shared.client().await?;
+    let rows = client
+        .query(
+            sql!(
+                "SELECT lane, {PROCESSING}::int2, count(*) FROM faena.running GROUP BY lane
+                 UNION ALL
+                 SELECT j.lane, {SCHEDULED}::int2, count(*) FROM faena.worker w JOIN faena.claim c ON c.owner = w.id
+                     CROSS JOIN LATERAL unnest(c.ids) AS i(id) JOIN faena.job j ON j.id = i.id
+                 WHERE w.ended_at IS NULL AND w.state < {WORKER_READY} GROUP BY j.lane"
+            ),
+            &[],
+        )
+        .await
+        .map_err(Into::into);
+    let rows = client.return_to_pool(rows)?;
+    let count = |row: &Row| InFlightCount { lane: row.get(0), state: state_of_code(row.get(1)), count: row.get(2) };
+    Ok(rows.iter().map(count).collect())
+}
+
 /// Returns everything that an idle node wants to know, with one query.
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
-    let (poll, digest, wanted) = client.keep(result)?;
+    let (poll, digests, wanted) = client.return_to_pool(result)?;
     if wanted {
         // The subscription may have been made by another node. That none is left is noticed when expired subscriptions
         // are deleted.
         shared.events_on.store(true, Ordering::Relaxed);
     }
-    let unread = shared.rules_seen.lock().replace(digest.clone()) != Some(digest);
-    if unread {
+    if digests.rules_changed(shared) {
         super::rules::load(shared).await?;
         shared.notifier.send_locally(Signal::Rules);
+    }
+    if digests.api_keys_changed(shared) {
+        super::api_keys::load(shared).await?;
     }
     if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
         shared.load_lanes().await?;
@@ -181,8 +203,24 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     Ok(poll)
 }
 
-/// Returns the poll, a text that changes with the settings of queues and limits, and whether a subscription exists.
-async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, String, bool)> {
+/// Texts that change whenever the settings of queues and limits, or the API keys, change.
+struct Digests {
+    rules: String,
+    api_keys: String,
+}
+
+impl Digests {
+    fn rules_changed(&self, shared: &Shared) -> bool {
+        shared.rules_seen.lock().replace(self.rules.clone()).as_ref() != Some(&self.rules)
+    }
+
+    fn api_keys_changed(&self, shared: &Shared) -> bool {
+        shared.api_keys_seen.lock().replace(self.api_keys.clone()).as_ref() != Some(&self.api_keys)
+    }
+}
+
+/// Returns the poll, the digests of what is cached, and whether a subscription exists.
+async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll, Digests, bool)> {
     let statement = client
         .prepare_cached(&format!(
             // Skips from lane to lane in the index: the cost grows with the number of lanes that have jobs, not
@@ -195,42 +233,44 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll,
                  SELECT (SELECT r.lane FROM faena.ready r WHERE r.lane > lanes.lane ORDER BY r.lane LIMIT 1)
                  FROM lanes WHERE lanes.lane IS NOT NULL)
              SELECT ARRAY(SELECT lane FROM lanes WHERE lane IS NOT NULL),
-                    ARRAY(SELECT c.id FROM faena.cancel_request c WHERE EXISTS (
-                        SELECT FROM faena.claim b WHERE b.ids @> ARRAY[c.id] AND b.owner IN (SELECT id FROM owners))
-                        ORDER BY c.id LIMIT 1000),
+                    ARRAY(SELECT r.id FROM faena.cancel_request r WHERE EXISTS (
+                        SELECT FROM faena.claim c WHERE c.ids @> ARRAY[r.id] AND c.owner IN (SELECT id FROM owners))
+                        ORDER BY r.id LIMIT 1000),
                     least((SELECT min(due_at) FROM faena.waiting), (SELECT min(expires_at) FROM faena.expiry)),
                     (SELECT count(*) FROM faena.node),
                     EXISTS (SELECT FROM faena.node WHERE lease_until < $2)
-                        OR EXISTS (SELECT FROM faena.claim b WHERE {OWNERLESS})
+                        OR EXISTS (SELECT FROM faena.claim c WHERE {OWNERLESS})
                         OR EXISTS (SELECT FROM faena.worker w WHERE w.ended_at IS NULL AND w.node IS NOT NULL
                             AND NOT EXISTS (SELECT FROM faena.node n WHERE n.id = w.node)),
                     md5(concat((SELECT string_agg(q::text, ',' ORDER BY name) FROM faena.queue q), '|',
                         (SELECT string_agg(concat_ws(' ', scope, name, coalesce(concurrency, 0), coalesce(rate_count, 0),
                             coalesce(rate_period_ms, 0)), ',' ORDER BY scope, name) FROM faena.limit_rule))),
-                    EXISTS (SELECT FROM faena.subscription)"
+                    EXISTS (SELECT FROM faena.subscription),
+                    md5(coalesce((SELECT string_agg(concat_ws(' ', id, rotated_at, coalesce(revoked_at, 0)), ',' ORDER BY id)
+                        FROM faena.api_key), ''))"
         ))
         .await?;
     let row = client.query_one(&statement, &[&node.0, &now.as_ms()]).await?;
     let ids: Vec<Uuid> = row.get(1);
-    let mut cancels = Vec::new();
+    let mut cancel_requests = Vec::new();
     if !ids.is_empty() {
         let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&ids]).await?;
-        cancels = rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect();
+        cancel_requests = rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect();
     }
     let poll = Poll {
         ready_lanes: row.get(0),
-        cancels,
+        cancel_requests,
         next_due_at: row.get::<_, Option<i64>>(2).map(Timestamp::from_ms),
         nodes: usize::try_from(row.get::<_, i64>(3)).unwrap_or(1),
-        orphans: row.get(4),
+        needs_recovery: row.get(4),
     };
-    Ok((poll, row.get(5), row.get(6)))
+    Ok((poll, Digests { rules: row.get(5), api_keys: row.get(7) }, row.get(6)))
 }
 
 pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
     let client = shared.client().await?;
     let result = get_in(shared, &client, id).await;
-    client.keep(result)
+    client.return_to_pool(result)
 }
 
 async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
@@ -244,7 +284,7 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
     }
     let details = Details {
         attempts: attempt_rows(client, id).await?,
-        notes: client
+        messages: client
             .query("SELECT run, log FROM faena.job_log WHERE id = $1 ORDER BY sequence", &[&id.0])
             .await?
             .iter()
@@ -296,14 +336,15 @@ async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Resul
             return Ok(Some((Timestamp::from_ms(closed.get(0)), closed.get(1))));
         }
     }
-    Ok(waits_for(&rules::limits_in(client).await?, &row.lane, ready_at))
+    Ok(stored_wait_cause(&rules::limits_in(client).await?, &row.lane, ready_at))
 }
 
 pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<(JobRow, Location)>> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let rows = client
         .query(
-            "SELECT id, lane, correlation, options, payload FROM faena.job WHERE id = ANY($1) ORDER BY id DESC",
+            "SELECT j.id, j.lane, j.correlation, j.options, j.payload, p.progress
+             FROM faena.job j LEFT JOIN faena.progress p ON p.id = j.id WHERE j.id = ANY($1) ORDER BY j.id DESC",
             &[&ids],
         )
         .await?;
@@ -323,13 +364,14 @@ pub async fn rows_of(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<
             correlation: row.get(2),
             options: parse_options(row.get(3))?,
             payload: row.get(4),
+            progress: row.get(5),
         };
         found.push((row, location));
     }
     Ok(found)
 }
 
-async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Location>> {
+pub async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result<HashMap<Uuid, Location>> {
     let mut locations = HashMap::new();
     let keys = "unnest($1::int4[], $2::uuid[]) AS k(lane, id)";
     let finished = client
@@ -378,13 +420,17 @@ async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Result
     Ok(locations)
 }
 
-async fn in_flight_locations(client: &Object, open: &[Uuid], locations: &mut HashMap<Uuid, Location>) -> Result<()> {
+pub async fn in_flight_locations(
+    client: &Object,
+    open: &[Uuid],
+    locations: &mut HashMap<Uuid, Location>,
+) -> Result<()> {
     // A claim contains the ids of many jobs; there are few claims at any time.
     let claims = client
         .query(
-            "SELECT u.id, b.run, b.claimed_at, b.first_ready_at, u.retry, b.owner FROM faena.claim b,
-                    unnest(b.ids, b.retries) AS u(id, retry)
-             WHERE b.ids && $1 AND u.id = ANY($1) ORDER BY b.run",
+            "SELECT u.id, c.run, c.claimed_at, c.first_ready_at, u.retry, c.owner FROM faena.claim c,
+                    unnest(c.ids, c.retries) AS u(id, retry)
+             WHERE c.ids && $1 AND u.id = ANY($1) ORDER BY c.run",
             &[&open],
         )
         .await?;
@@ -401,9 +447,9 @@ async fn in_flight_locations(client: &Object, open: &[Uuid], locations: &mut Has
     }
     let running = client
         .query(
-            "SELECT r.id, r.run, r.worker, r.retry_count, r.ready_at, coalesce(b.claimed_at, r.started_at), r.started_at,
-                    r.updated_at, r.progress
-             FROM faena.running r LEFT JOIN faena.claim b ON b.run = r.run WHERE r.id = ANY($1)",
+            "SELECT r.id, r.run, r.worker, r.retry_count, r.ready_at, coalesce(c.claimed_at, r.started_at), r.started_at,
+                    r.updated_at
+             FROM faena.running r LEFT JOIN faena.claim c ON c.run = r.run WHERE r.id = ANY($1)",
             &[&open],
         )
         .await?;
@@ -416,14 +462,13 @@ async fn in_flight_locations(client: &Object, open: &[Uuid], locations: &mut Has
             claimed_at: Timestamp::from_ms(row.get(5)),
             started_at: Timestamp::from_ms(row.get(6)),
             updated_at: Timestamp::from_ms(row.get(7)),
-            progress: row.get(8),
         };
         locations.insert(row.get(0), Location::Running(running));
     }
     Ok(())
 }
 
-fn finished_row(row: &Row, first: usize) -> FinishedRow {
+pub fn finished_row(row: &Row, first: usize) -> FinishedRow {
     FinishedRow {
         state: state_of_code(row.get(first)),
         run: row.get(first + 1),
@@ -446,7 +491,7 @@ fn count(row: &Row, column: usize) -> u32 {
 pub async fn ready_since(shared: &Shared) -> Result<Vec<(LaneId, Timestamp)>> {
     let client = shared.client().await?;
     let rows = ready_since_in(&client).await;
-    client.keep(rows)
+    client.return_to_pool(rows)
 }
 
 async fn ready_since_in(client: &Object) -> Result<Vec<(LaneId, Timestamp)>> {

@@ -1,22 +1,24 @@
-//! Releases claims: their jobs go where they belong.
+//! Releases claims: each of their jobs becomes ready, waits for a retry, or finishes.
 
 use std::collections::HashMap;
 
 use deadpool_postgres::Object;
-use faena_domain::{ErrorReason, JobId, JobState, LogEvent, LogLine, Run, Timestamp};
+use faena_domain::{ErrorReason, JobId, JobOptions, JobState, LogEvent, LogLine, Run, Timestamp};
 use uuid::Uuid;
 
 use super::{
     Shared,
-    cleanup::{clean_up, make_room},
+    cleanup::{clean_up, frees_capacity},
     dependents,
-    end::{QueueRows, ended, storable},
+    end::{QueueRows, storable, stored_ends},
+    events,
     submit::apply,
 };
 use crate::{
-    JobExit, LaneId, Recovered, Result, Signal, Tally,
+    JobExit, LaneId, RecoveryCounts, Result, Signal, Tally,
     assemble::parse_options,
     disposition::{Disposition, ReleaseReason},
+    events::GUARDIAN,
     jobs::state_code,
     plan::Deltas,
     sql::{CANCELLED, FAILED, RETRYING},
@@ -28,22 +30,23 @@ pub async fn release_claims(
     runs: &[Run],
     reason: ReleaseReason<'_>,
     now: Timestamp,
-) -> Result<Recovered> {
-    let mut all = Recovered::default();
+) -> Result<RecoveryCounts> {
+    let mut all = RecoveryCounts::default();
     for run in runs {
         let client = shared.begin().await?;
         let result = release_in(&client, shared.own_shard(), &[*run], reason, now).await;
-        let freed = client.end(result).await?.after_commit(shared, now).await;
-        all.orphaned += freed.orphaned;
-        all.returned += freed.returned;
+        let released = client.end(result).await?.after_commit(shared, now).await;
+        all.orphaned += released.orphaned;
+        all.returned += released.returned;
     }
     Ok(all)
 }
 
-struct Lost {
+/// A job of a claim that is released.
+struct ReleasedJob {
     id: JobId,
     lane: LaneId,
-    max_retries: u32,
+    options: JobOptions,
     retry_count: u32,
     ready_at: Timestamp,
     started_at: Option<i64>,
@@ -54,37 +57,39 @@ struct Lost {
 struct Claim {
     run: Run,
     claimed_at: Timestamp,
+    /// What the claim was for its jobs: `assigned`, or `scheduled` if the worker's process had not connected.
+    claimed_as: LogEvent,
     first_ready_at: Timestamp,
-    lost: Vec<Lost>,
+    jobs: Vec<ReleasedJob>,
 }
 
-/// What a transaction has released; `after_commit` follows its commit.
+/// What remains to do after the commit of a release, and its counts.
 #[derive(Default)]
-pub struct Freed {
-    count: Recovered,
+pub struct ReleaseEffects {
+    count: RecoveryCounts,
     finished: Vec<JobId>,
     lanes: Vec<(LaneId, i64)>,
     signals: Vec<Signal>,
     /// Lanes of jobs that are no longer in flight.
-    left: Vec<LaneId>,
+    freed_lanes: Vec<LaneId>,
 }
 
-impl Freed {
-    pub async fn after_commit(mut self, shared: &Shared, now: Timestamp) -> Recovered {
+impl ReleaseEffects {
+    pub async fn after_commit(mut self, shared: &Shared, now: Timestamp) -> RecoveryCounts {
         self.lanes.sort_unstable();
         self.lanes.dedup_by_key(|(lane, _)| *lane);
         for (lane, ready_at) in self.lanes.drain(..) {
             shared.cursors.lower(lane, ready_at);
             shared.signal([Signal::Ready(lane)]);
         }
-        if make_room(shared, self.left.drain(..)) {
-            shared.signal([Signal::Room]);
+        if frees_capacity(shared, self.freed_lanes.drain(..)) {
+            shared.signal([Signal::Capacity]);
         }
-        if self.count != Recovered::default() {
+        if self.count != RecoveryCounts::default() {
             shared.signal([Signal::Waiting]);
         }
         shared.signal(self.signals.drain(..));
-        // The release is committed; if this fails, a later check releases the children.
+        // The release is committed; if this fails, a later check of the dependents releases them.
         if !self.finished.is_empty()
             && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &self.finished, now)).await
         {
@@ -101,88 +106,92 @@ pub async fn release_in(
     runs: &[Run],
     reason: ReleaseReason<'_>,
     now: Timestamp,
-) -> Result<Freed> {
-    let mut freed = Freed::default();
+) -> Result<ReleaseEffects> {
+    let mut released = ReleaseEffects::default();
     let mut deltas = Deltas::default();
     let mut ready = QueueRows::default();
-    let mut records = Vec::new();
+    let mut exits = Vec::new();
+    if reason.is_by_guardian() {
+        events::set_actor(client, GUARDIAN).await?;
+    }
     for run in runs {
-        if let Some(claim) = take_claim(client, *run, reason.worker()).await? {
-            let jobs = release_claim(client, &claim, reason, now, (&mut freed, &mut deltas, &mut ready)).await?;
-            records.extend(jobs);
+        if let Some(claim) = take_claim(client, *run, reason).await? {
+            let jobs = release_claim(client, &claim, reason, now, (&mut released, &mut deltas, &mut ready)).await?;
+            exits.extend(jobs);
         }
     }
-    if !records.is_empty() {
-        freed.signals = clean_up(client, &records).await?;
+    if !exits.is_empty() {
+        released.signals = clean_up(client, &exits).await?;
     }
-    ready.put_ready(client, reason.start_first()).await?;
+    ready.put_ready(client, reason.must_record_start()).await?;
     apply(client, shard, &deltas).await?;
-    Ok(freed)
+    Ok(released)
 }
 
-/// Returns what is to be cleaned up; ready jobs are only collected.
+/// Writes the rows of the released jobs, except ready ones, which it adds to `ready`. Returns the jobs to clean up.
 async fn release_claim(
     client: &Object,
     claim: &Claim,
     reason: ReleaseReason<'_>,
     now: Timestamp,
-    (freed, deltas, ready): (&mut Freed, &mut Deltas, &mut QueueRows),
+    (released, deltas, ready): (&mut ReleaseEffects, &mut Deltas, &mut QueueRows),
 ) -> Result<Vec<(Uuid, JobExit)>> {
     let mut retrying = QueueRows::default();
-    let mut attempts = Ended::default();
-    let mut over = Ended::default();
-    let mut records = Vec::new();
+    let mut attempts = EndedRows::default();
+    let mut ended = EndedRows::default();
+    let mut exits = Vec::new();
     let orphaned = ErrorReason::Orphaned.as_str();
-    for job in &claim.lost {
+    for job in &claim.jobs {
         let tally = match reason.disposition(
             job.cancel.as_deref(),
             job.started_at.is_some(),
-            job.retry_count < job.max_retries,
+            job.retry_count < job.options.retry.max_retries,
         ) {
             Disposition::Cancelled { cause } => {
                 let log = claim.log(job, &[LogLine::new(now, LogEvent::Cancelled, cause)]);
-                over.push(claim, job, CANCELLED, Some(cause), Some("cancelled"), log, now);
+                ended.push(claim, job, CANCELLED, Some(cause), Some("cancelled"), log, now);
                 Tally::Cancelled
             }
             Disposition::Failed { error } => {
-                freed.count.orphaned += 1;
+                released.count.orphaned += 1;
                 let log = claim.log(job, &[LogLine::new(now, LogEvent::Orphaned, error)]);
-                over.push(claim, job, FAILED, Some(error), Some(orphaned), log, now);
+                ended.push(claim, job, FAILED, Some(error), Some(orphaned), log, now);
                 Tally::Failed
             }
             Disposition::Retry { error, delay_ms } => {
-                freed.count.orphaned += 1;
+                released.count.orphaned += 1;
                 let line = LogLine::new(now, LogEvent::Orphaned, error);
-                let next = LogLine::new(now, LogEvent::RetryScheduled, format!("in {delay_ms} ms"));
+                let next = job.options.next_attempt_text(job.retry_count, now.plus_ms(delay_ms));
+                let next = LogLine::new(now, LogEvent::RetryScheduled, next);
                 attempts.push(claim, job, RETRYING, Some(error), Some(orphaned), claim.log(job, &[line, next]), now);
                 retrying.push(job.lane, job.id, now.plus_ms(delay_ms), job.retry_count + 1);
                 Tally::Retrying
             }
             Disposition::Ready { event, text } => {
-                freed.count.returned += 1;
+                released.count.returned += 1;
                 let log = claim.log(job, &[LogLine::new(now, event, text)]);
                 attempts.push(claim, job, state_code(JobState::Queued), None, None, log, now);
                 ready.push(job.lane, job.id, claim.first_ready_at, job.retry_count);
-                freed.lanes.push((job.lane, claim.first_ready_at.as_ms()));
+                released.lanes.push((job.lane, claim.first_ready_at.as_ms()));
                 Tally::Queued
             }
         };
         let finished = matches!(tally, Tally::Cancelled | Tally::Failed);
         if finished {
-            freed.finished.push(job.id);
+            released.finished.push(job.id);
         }
-        records.push((job.id.0, if finished { JobExit::Finished } else { JobExit::Requeued }));
+        exits.push((job.id.0, if finished { JobExit::Finished } else { JobExit::Requeued }));
         deltas.moved(job.lane, Tally::InFlight, tally, 1);
-        freed.left.push(job.lane);
+        released.freed_lanes.push(job.lane);
     }
     attempts.put(client, "attempt").await?;
-    over.put(client, "ended").await?;
+    ended.put(client, "ended").await?;
     retrying.put_waiting(client, RETRYING).await?;
-    Ok(records)
+    Ok(exits)
 }
 
-/// `None`: it was released before.
-async fn take_claim(client: &Object, run: Run, holder: Option<Uuid>) -> Result<Option<Claim>> {
+/// Deletes a claim and returns it with its unfinished jobs; `None` if it was released before.
+async fn take_claim(client: &Object, run: Run, reason: ReleaseReason<'_>) -> Result<Option<Claim>> {
     let row = client
         .query_opt("DELETE FROM faena.claim WHERE run = $1 RETURNING claimed_at, first_ready_at, ids, retries", &[&run])
         .await?;
@@ -200,35 +209,36 @@ async fn take_claim(client: &Object, run: Run, holder: Option<Uuid>) -> Result<O
         )
         .await?;
     let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), run)).collect();
-    let over = ended(client, &keys).await?;
-    let mut lost = Vec::new();
-    for found in rows.iter().filter(|found| !over.contains_key(&(found.get(0), run))) {
+    let ended = stored_ends(client, &keys).await?;
+    let mut jobs = Vec::new();
+    for found in rows.iter().filter(|found| !ended.contains_key(&(found.get(0), run))) {
         let id: Uuid = found.get(0);
         let ready_at = found.get::<_, Option<i64>>(6).unwrap_or(row.get(1));
-        lost.push(Lost {
+        jobs.push(ReleasedJob {
             id: JobId(id),
             lane: found.get(1),
-            max_retries: parse_options(found.get(2))?.retry.max_retries,
+            options: parse_options(found.get(2))?,
             retry_count: u32::try_from(retries.get(&id).copied().unwrap_or(0)).unwrap_or(0),
             ready_at: Timestamp::from_ms(ready_at).max(JobId(id).created_at()),
             started_at: found.get(3),
-            worker: found.get::<_, Option<Uuid>>(4).or(holder),
+            worker: found.get::<_, Option<Uuid>>(4).or(reason.worker()),
             cancel: found.get(5),
         });
     }
     Ok(Some(Claim {
         run,
         claimed_at: Timestamp::from_ms(row.get(0)),
+        claimed_as: reason.claimed_as(),
         first_ready_at: Timestamp::from_ms(row.get(1)),
-        lost,
+        jobs,
     }))
 }
 
 impl Claim {
-    fn log(&self, job: &Lost, last: &[LogLine]) -> String {
+    fn log(&self, job: &ReleasedJob, last: &[LogLine]) -> String {
         let mut lines = vec![
             LogLine::new(job.ready_at, LogEvent::Queued, ""),
-            LogLine::new(self.claimed_at, LogEvent::Assigned, ""),
+            LogLine::new(self.claimed_at, self.claimed_as.clone(), ""),
         ];
         if let Some(started_at) = job.started_at {
             lines.push(LogLine::new(Timestamp::from_ms(started_at), LogEvent::Started, ""));
@@ -240,7 +250,7 @@ impl Claim {
 
 /// Rows for `attempt` or `ended`.
 #[derive(Default)]
-struct Ended {
+struct EndedRows {
     lanes: Vec<LaneId>,
     states: Vec<i16>,
     ids: Vec<Uuid>,
@@ -254,12 +264,12 @@ struct Ended {
     logs: Vec<String>,
 }
 
-impl Ended {
+impl EndedRows {
     #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
     fn push(
         &mut self,
         claim: &Claim,
-        job: &Lost,
+        job: &ReleasedJob,
         state: i16,
         error: Option<&str>,
         reason: Option<&str>,
@@ -271,7 +281,7 @@ impl Ended {
         self.ids.push(job.id.0);
         self.runs.push(claim.run);
         self.times.push(now.as_ms());
-        self.retries.push(super::end::small(job.retry_count));
+        self.retries.push(super::end::saturating_i16(job.retry_count));
         self.started.push(job.started_at);
         self.workers.push(job.worker);
         self.errors.push(error.map(|text| storable(text).into_owned()));

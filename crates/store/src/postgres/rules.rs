@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 
 use super::{Postgres, Shared, audit, end::storable};
 use crate::{
-    Configured, QueuePatch, Result, RuleStore, Signal, StoredLimit,
+    ConfiguredRules, QueuePatch, Result, RuleStore, Signal, StoredLimit,
     rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
 
@@ -23,7 +23,7 @@ impl RuleStore for Postgres {
         self.shared.retrying(|| load(&self.shared)).await
     }
 
-    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+    async fn rules_configure(&self, configured: ConfiguredRules, now: Timestamp) -> Result<()> {
         self.shared.retrying(|| configure(&self.shared, &configured, now)).await
     }
 
@@ -48,7 +48,7 @@ impl RuleStore for Postgres {
 pub async fn load(shared: &Shared) -> Result<Arc<Rules>> {
     let client = shared.client().await?;
     let rules = load_in(&client).await;
-    Ok(shared.rules.set(client.keep(rules)?))
+    Ok(shared.rules.set(client.return_to_pool(rules)?))
 }
 
 async fn load_in(client: &Object) -> Result<Rules> {
@@ -58,7 +58,7 @@ async fn load_in(client: &Object) -> Result<Rules> {
 pub async fn limits(shared: &Shared) -> Result<Vec<StoredLimit>> {
     let client = shared.client().await?;
     let limits = limits_in(&client).await;
-    client.keep(limits)
+    client.return_to_pool(limits)
 }
 
 pub async fn limits_in(client: &Object) -> Result<Vec<StoredLimit>> {
@@ -109,14 +109,14 @@ async fn queues_in(client: &Object) -> Result<Vec<QueueRow>> {
 }
 
 /// Applies the configured settings wherever nothing was set through the API.
-pub async fn configure(shared: &Shared, configured: &Configured, now: Timestamp) -> Result<()> {
+pub async fn configure(shared: &Shared, configured: &ConfiguredRules, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let result = configure_in(&client, configured, now).await;
     client.end(result).await?;
     changed(shared).await
 }
 
-async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) -> Result<()> {
+async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timestamp) -> Result<()> {
     lock(client).await?;
     let (numbers, names): (Vec<i16>, Vec<&str>) = configured.limits.iter().map(|(scope, _)| scope.parts()).unzip();
     // Existing rows are updated: a claim that waits for its row must find it, and what is left of a rate stays.
@@ -158,7 +158,7 @@ async fn configure_in(client: &Object, configured: &Configured, now: Timestamp) 
             )
             .await?;
     }
-    open_key_queues(client).await
+    open_all_key_queues(client).await
 }
 
 /// Changes of settings wait for each other.
@@ -211,7 +211,7 @@ async fn set_queue_in(client: &Object, name: &str, patch: &QueuePatch, by: &str,
         put_limit(client, &scope, &limit, by, now).await?;
     }
     audit::add(client, &queue_audit(name, patch, by), now).await?;
-    open_key_queues(client).await
+    open_all_key_queues(client).await
 }
 
 pub async fn set_limit(shared: &Shared, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
@@ -225,7 +225,7 @@ async fn set_limit_in(client: &Object, scope: &Scope, limit: &Limit, by: &str, n
     lock(client).await?;
     put_limit(client, scope, limit, by, now).await?;
     audit::add(client, &limit_audit(scope, limit, by), now).await?;
-    open_key_queues(client).await
+    open_all_key_queues(client).await
 }
 
 pub async fn reset_limit(
@@ -267,7 +267,7 @@ async fn reset_limit_in(
         }
     }
     audit::add(client, &reset_audit(scope, configured, by), now).await?;
-    open_key_queues(client).await
+    open_all_key_queues(client).await
 }
 
 /// Writes a limit. A rate that changes starts with a full bucket.
@@ -292,7 +292,7 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
 }
 
 /// Opens every key queue, because the new settings may allow more.
-async fn open_key_queues(client: &Object) -> Result<()> {
+async fn open_all_key_queues(client: &Object) -> Result<()> {
     client
         .execute(
             "WITH closed AS (SELECT lane, key FROM faena.key_queue WHERE NOT open ORDER BY lane, key FOR NO KEY UPDATE)

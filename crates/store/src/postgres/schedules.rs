@@ -14,14 +14,15 @@ use uuid::Uuid;
 use super::{
     Postgres, Shared, audit, change, dependents,
     end::storable,
-    read,
+    events, read,
     submit::{self, lane_of},
 };
 use crate::{
-    CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore,
-    Signal, StoreError,
+    COUNT_LIMIT, CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
+    ScheduleStore, Signal, StoreError,
+    events::SCHEDULER,
     lanes::LaneName,
-    schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
+    schedules::{self, CANCEL_REASON, COLUMNS, RejectedSchedules, ScheduleRow, UnreadableSchedules},
 };
 
 #[async_trait]
@@ -64,6 +65,10 @@ impl ScheduleStore for Postgres {
         self.shared.retrying(|| ticks(&self.shared, id, before, limit)).await
     }
 
+    async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64> {
+        self.shared.retrying(|| tick_total(&self.shared, id, before)).await
+    }
+
     async fn schedule_counts(&self) -> Result<ScheduleCounts> {
         self.shared.retrying(|| counts(&self.shared)).await
     }
@@ -94,7 +99,7 @@ async fn create_in(client: &Object, schedule: &Schedule, by: &str, now: Timestam
             ],
         )
         .await?;
-    audit::add(client, &schedules::act(by, "schedule.create", schedule), now).await
+    audit::add(client, &schedules::audit_entry(by, "schedule.create", schedule), now).await
 }
 
 pub async fn patch(
@@ -124,11 +129,11 @@ async fn patch_in(
 ) -> Result<Option<Schedule>> {
     let Some(mut schedule) = locked(client, id).await? else { return Ok(None) };
     if schedule.is_active {
-        // Everything due until now is due by the old definition.
-        let (mut settled, _) = process(shared, client, vec![schedule], after_commit, now).await?;
-        schedule = settled.swap_remove(0);
+        // Due times up to now follow the old definition.
+        let (mut processed, _) = fire_due(shared, client, vec![schedule], after_commit, now).await?;
+        schedule = processed.swap_remove(0);
     }
-    let schedule = schedules::changed(schedule, change, now)?;
+    let schedule = schedules::apply_change(schedule, change, now)?;
     client
         .execute(
             "UPDATE faena.schedule SET name = $2, spec = $3, anchor_at = $4, updated_at = $5 WHERE id = $1",
@@ -141,8 +146,8 @@ async fn patch_in(
             ],
         )
         .await?;
-    put_moved(client, std::slice::from_ref(&schedule)).await?;
-    audit::add(client, &schedules::act(by, change.action, &schedule), now).await?;
+    update_progress(client, std::slice::from_ref(&schedule)).await?;
+    audit::add(client, &schedules::audit_entry(by, change.action, &schedule), now).await?;
     Ok(Some(schedule))
 }
 
@@ -151,21 +156,21 @@ async fn locked(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
     client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
 }
 
-/// Writes the progress of schedules; their definitions stay.
-async fn put_moved(client: &Object, moved: &[Schedule]) -> Result<()> {
+/// Updates the progress columns of schedules (cursor, next due time, run count, recent jobs) but not their definitions.
+async fn update_progress(client: &Object, processed: &[Schedule]) -> Result<()> {
     let ms = |at: Option<Timestamp>| at.map(Timestamp::as_ms);
-    let column = |value: fn(&Schedule) -> Option<Timestamp>| moved.iter().map(|s| ms(value(s))).collect::<Vec<_>>();
-    let ids: Vec<Uuid> = moved.iter().map(|schedule| schedule.id.0).collect();
-    let active: Vec<bool> = moved.iter().map(|schedule| schedule.is_active).collect();
-    let cursors: Vec<i64> = moved.iter().map(|schedule| schedule.cursor_at.as_ms()).collect();
+    let column = |value: fn(&Schedule) -> Option<Timestamp>| processed.iter().map(|s| ms(value(s))).collect::<Vec<_>>();
+    let ids: Vec<Uuid> = processed.iter().map(|schedule| schedule.id.0).collect();
+    let active: Vec<bool> = processed.iter().map(|schedule| schedule.is_active).collect();
+    let cursors: Vec<i64> = processed.iter().map(|schedule| schedule.cursor_at.as_ms()).collect();
     let nexts = column(|schedule| schedule.next_at);
-    let runs: Vec<i64> = moved.iter().map(|schedule| i64::try_from(schedule.runs).unwrap_or(i64::MAX)).collect();
+    let runs: Vec<i64> = processed.iter().map(|schedule| i64::try_from(schedule.runs).unwrap_or(i64::MAX)).collect();
     let dues = column(|schedule| schedule.last_due_at);
     let ran = column(|schedule| schedule.last_run_at);
-    let jobs: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.last_job.map(|job| job.0)).collect();
-    let recent: Vec<String> = moved.iter().map(schedules::stored_recent).collect();
-    let queued: Vec<Option<Uuid>> = moved.iter().map(|schedule| schedule.queued.map(|job| job.0)).collect();
-    let finished: Vec<Option<String>> = moved.iter().map(|schedule| schedule.finished.clone()).collect();
+    let jobs: Vec<Option<Uuid>> = processed.iter().map(|schedule| schedule.last_job.map(|job| job.0)).collect();
+    let recent: Vec<String> = processed.iter().map(schedules::stored_recent).collect();
+    let queued: Vec<Option<Uuid>> = processed.iter().map(|schedule| schedule.queued.map(|job| job.0)).collect();
+    let finished: Vec<Option<String>> = processed.iter().map(|schedule| schedule.finished.clone()).collect();
     let statement = client
         .prepare_cached(
             "UPDATE faena.schedule s SET active = m.active, cursor_at = m.cursor_at, next_at = m.next_at, runs = m.runs,
@@ -195,13 +200,13 @@ async fn delete_in(client: &Object, id: ScheduleId, by: &str, now: Timestamp) ->
         return Ok(false);
     };
     client.execute("DELETE FROM faena.tick WHERE schedule = $1", &[&id.0]).await?;
-    audit::add(client, &schedules::removed(by, id, row.get(0)), now).await?;
+    audit::add(client, &schedules::delete_audit_entry(by, id, row.get(0)), now).await?;
     Ok(true)
 }
 
 pub async fn trigger(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let client = shared.begin().await?;
-    let mut put = submit::Put::default();
+    let mut put = submit::NestedSubmission::default();
     let result = trigger_in(shared, &client, id, by, &mut put, now).await;
     let job = client.end(result).await?;
     put.signal(shared);
@@ -213,23 +218,24 @@ async fn trigger_in(
     client: &Object,
     id: ScheduleId,
     by: &str,
-    put: &mut submit::Put,
+    put: &mut submit::NestedSubmission,
     now: Timestamp,
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
+    events::set_actor(client, by).await?;
     let at = next_free_time(client, id, now).await?;
-    let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
-    let lane = lane_of(shared, LaneName::of_template(&timed.schedule.spec.job)).await?;
-    let (job, tick) = timed.trigger(at);
+    let mut compiled = schedule.compile().map_err(StoreError::Invalid)?;
+    let lane = lane_of(shared, LaneName::of_template(&compiled.schedule.spec.job)).await?;
+    let (job, tick) = compiled.trigger(at);
     let job_id = job.id;
     put.jobs(client, shared.own_shard(), vec![job], vec![lane], now).await?;
-    put_moved(client, std::slice::from_ref(&timed.schedule)).await?;
+    update_progress(client, std::slice::from_ref(&compiled.schedule)).await?;
     put_ticks(client, &[tick]).await?;
-    audit::add(client, &schedules::triggered(by, job_id, &timed.schedule), now).await?;
+    audit::add(client, &schedules::trigger_audit_entry(by, job_id, &compiled.schedule), now).await?;
     Ok(Some(job_id))
 }
 
-/// Returns a time without a tick: two manual runs in the same millisecond have a tick each.
+/// Returns the first time from `now` on without a manual tick, so that two manual runs in one millisecond get separate ticks.
 async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let sql = "SELECT max(due_at) FROM faena.tick WHERE schedule = $1 AND due_at >= $2 AND manual";
     let taken: Option<i64> = client.query_one(sql, &[&id.0, &now.as_ms()]).await?.get(0);
@@ -239,7 +245,7 @@ async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Resu
 /// Signals that follow the commit of a round.
 #[derive(Default)]
 struct AfterCommit {
-    put: submit::Put,
+    put: submit::NestedSubmission,
     ended: Vec<JobId>,
     asked: Vec<JobId>,
     signals: Vec<Signal>,
@@ -274,10 +280,10 @@ async fn fire_in(
     after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<Fired> {
-    let (due, broken) = due(client, limit, now).await?;
-    let (moved, ticks) = process(shared, client, due, after_commit, now).await?;
-    let count = moved.len() + broken.len();
-    for (id, reason) in broken {
+    let (due, unreadable) = due(client, limit, now).await?;
+    let (processed, ticks) = fire_due(shared, client, due, after_commit, now).await?;
+    let count = processed.len() + unreadable.len();
+    for (id, reason) in unreadable {
         client
             .execute(
                 "UPDATE faena.schedule SET active = false, next_at = NULL, finished = $1 WHERE id = $2",
@@ -290,8 +296,9 @@ async fn fire_in(
     Ok(Fired { schedules: count, ticks, next_at })
 }
 
-/// Writes jobs, ticks and schedules, for as many schedules as one round takes.
-async fn process(
+/// Fires due schedules: writes their jobs, ticks and progress. Stops early when the round is full, and returns the schedules
+/// it processed.
+async fn fire_due(
     shared: &Shared,
     client: &Object,
     due: Vec<Schedule>,
@@ -299,15 +306,16 @@ async fn process(
     now: Timestamp,
 ) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
     let mut lanes: HashMap<ScheduleId, LaneId> = HashMap::new();
-    let mut refused = Refused::new();
+    let mut rejected = RejectedSchedules::new();
     for schedule in &due {
         match lane_of(shared, LaneName::of_template(&schedule.spec.job)).await {
             Ok(lane) => drop(lanes.insert(schedule.id, lane)),
-            Err(error) => drop(refused.insert(schedule.id, schedules::refusal(error)?)),
+            Err(error) => drop(rejected.insert(schedule.id, schedules::rejection(error)?)),
         }
     }
-    let states = read::states_of(client, &schedules::looked_at(&due)).await?;
-    let round = schedules::round(due, &states, &refused, now);
+    let states = read::states_of(client, &schedules::jobs_to_check(&due)).await?;
+    events::set_actor(client, SCHEDULER).await?;
+    let round = schedules::plan_round(due, &states, &rejected, now);
     for id in round.cancels {
         match change::cancel_in(client, shared.bulk_shard(), id, CANCEL_REASON, now).await {
             Ok((CancelOutcome::Cancelled, signals)) => {
@@ -325,13 +333,11 @@ async fn process(
         after_commit.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
     }
     if !round.schedules.is_empty() {
-        put_moved(client, &round.schedules).await?;
+        update_progress(client, &round.schedules).await?;
         put_ticks(client, &round.ticks).await?;
     }
     Ok((round.schedules, round.ticks))
 }
-
-type Broken = Vec<(ScheduleId, String)>;
 
 /// Reads due schedules, the longest due first. PostgreSQL: those that another node is processing are skipped.
 pub fn due_sql() -> String {
@@ -340,10 +346,10 @@ pub fn due_sql() -> String {
 
 pub const NEXT_AT: &str = "SELECT min(next_at) FROM faena.schedule WHERE next_at IS NOT NULL";
 
-async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
+async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, UnreadableSchedules)> {
     let statement = client.prepare_cached(&due_sql()).await?;
     let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
-    Ok(schedules::sorted_out(rows.iter().map(row).collect()))
+    Ok(schedules::parse_rows(rows.iter().map(row).collect()))
 }
 
 async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
@@ -375,7 +381,7 @@ async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
 pub async fn get(shared: &Shared, id: ScheduleId) -> Result<Option<Schedule>> {
     let client = shared.client().await?;
     let found = get_in(&client, id).await;
-    client.keep(found)
+    client.return_to_pool(found)
 }
 
 async fn get_in(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
@@ -386,7 +392,7 @@ async fn get_in(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
 pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
     let client = shared.client().await?;
     let found = list_in(&client, filter, page).await;
-    client.keep(found)
+    client.return_to_pool(found)
 }
 
 async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
@@ -409,7 +415,7 @@ async fn list_in(client: &Object, filter: &ScheduleFilter, page: SchedulePage) -
 pub async fn ticks(shared: &Shared, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
     let client = shared.client().await?;
     let found = ticks_in(&client, id, before, limit).await;
-    client.keep(found)
+    client.return_to_pool(found)
 }
 
 async fn ticks_in(client: &Object, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>> {
@@ -434,22 +440,38 @@ async fn ticks_in(client: &Object, id: ScheduleId, before: Option<Timestamp>, li
     Ok(rows.iter().map(tick).collect())
 }
 
+async fn tick_total(shared: &Shared, id: ScheduleId, before: Option<Timestamp>) -> Result<u64> {
+    let sql = format!(
+        "SELECT count(*) FROM (SELECT 1 FROM faena.tick WHERE schedule = $1 AND due_at < $2 LIMIT {COUNT_LIMIT}) x"
+    );
+    let before = before.map_or(i64::MAX, Timestamp::as_ms);
+    let client = shared.client().await?;
+    let row = client.query_one(&sql, &[&id.0, &before]).await.map_err(Into::into);
+    Ok(client.return_to_pool(row)?.get::<_, i64>(0).unsigned_abs())
+}
+
 pub async fn counts(shared: &Shared) -> Result<ScheduleCounts> {
     let client = shared.client().await?;
     let row = client
         .query_one(
-            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), coalesce(sum(runs), 0)::int8
+            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), coalesce(sum(runs), 0)::int8,
+                    min(next_at) FILTER (WHERE active)
              FROM faena.schedule",
             &[],
         )
         .await
         .map_err(StoreError::from);
-    let row = client.keep(row)?;
+    let row = client.return_to_pool(row)?;
     let number = |column: usize| row.get::<_, i64>(column).unsigned_abs();
-    Ok(ScheduleCounts { active: number(0), inactive: number(1), runs: number(2) })
+    Ok(ScheduleCounts {
+        active: number(0),
+        inactive: number(1),
+        runs: number(2),
+        next_at: row.get::<_, Option<i64>>(3).map(Timestamp::from_ms),
+    })
 }
 
-/// Deletes ticks that are older than any finished job that is kept.
+/// Deletes up to `limit` ticks recorded before `before`, the end of the longest retention of finished jobs.
 pub async fn prune(client: &Object, before: Timestamp, limit: usize) -> Result<()> {
     client
         .execute(

@@ -1,6 +1,9 @@
 //! Submits: the rows of new jobs, of many callers in one transaction.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::atomic::Ordering,
+};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, NewJob, Timestamp};
@@ -11,17 +14,21 @@ use super::{
     Shared,
     batch::{Answer, Weight},
     cleanup::clean_up,
-    read,
+    events, read,
     submit_rows::{Frame, Rows},
 };
 use crate::{
     JobExit, LaneId, Result, StoreError, Submitted,
+    events::SYSTEM,
+    jobs::UNIQUE_KEY_TAKEN,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents},
 };
 
 pub struct Call {
     pub jobs: Vec<NewJob>,
+    /// The actor of the events.
+    pub by: String,
     pub now: Timestamp,
     pub answer: Answer<Vec<Submitted>>,
 }
@@ -34,8 +41,11 @@ impl Weight for Call {
 
 /// Stores the jobs of all `calls` in one transaction. A rejected call does not affect the others.
 pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
+    let actors: Vec<String> = calls.iter().map(|call| call.by.clone()).collect();
     let (mut works, answers): (Vec<_>, Vec<_>) =
         calls.into_iter().map(|call| (Some((call.jobs, call.now)), call.answer)).unzip();
+    // A transaction has one actor. While there are no events, it does not matter.
+    let has_events = shared.events_on.load(Ordering::Relaxed);
     let mut results: Vec<Option<Result<Vec<Submitted>>>> = works.iter().map(|_| None).collect();
     // Calls whose answer depends on another call of the same group (they share a key) form a group of their own.
     let mut rounds = 0;
@@ -49,9 +59,14 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
             }
             break;
         }
-        let group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
+        let mut group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
+        let actor = actors[group[0]].as_str();
+        if has_events {
+            group.retain(|at| actors[*at] == actor);
+        }
+        let actor = Some(actor).filter(|actor| has_events && *actor != SYSTEM);
         let input: Vec<&(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].as_ref()).collect();
-        match shared.retrying(|| store(shared, shard, &input)).await {
+        match shared.retrying(|| store(shared, shard, &input, actor)).await {
             Ok(outcomes) => {
                 for (at, outcome) in group.into_iter().zip(outcomes) {
                     if let Some(outcome) = outcome {
@@ -63,20 +78,25 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
             Err(error) => {
                 for at in group {
                     works[at] = None;
-                    results[at] = Some(Err(error.for_each_caller()));
+                    results[at] = Some(Err(error.clone_for_caller()));
                 }
             }
         }
     }
     for (answer, result) in answers.into_iter().zip(results) {
-        let _ = answer.send(result.unwrap_or_else(|| Err(StoreError::Broken("a call got no answer".into()))));
+        let _ = answer.send(result.unwrap_or_else(|| Err(StoreError::Internal("a call got no answer".into()))));
     }
 }
 
 type CallOutcome = Option<Result<Vec<Submitted>>>;
 
 /// Writes one transaction. `None` for a call that must be repeated without the others.
-async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)]) -> Result<Vec<CallOutcome>> {
+async fn store(
+    shared: &Shared,
+    shard: i16,
+    calls: &[&(Vec<NewJob>, Timestamp)],
+    actor: Option<&str>,
+) -> Result<Vec<CallOutcome>> {
     let mut outcomes: Vec<CallOutcome> = calls.iter().map(|_| None).collect();
     let mut lanes: Vec<Vec<LaneId>> = Vec::with_capacity(calls.len());
     for (at, (jobs, _)) in calls.iter().enumerate() {
@@ -98,29 +118,34 @@ async fn store(shared: &Shared, shard: i16, calls: &[&(Vec<NewJob>, Timestamp)])
                 outcomes[at] = Some(Ok(rows.add(jobs, &lanes[at], Parents::new(), &Taken::default(), *now)));
             }
         }
+    }
+    if plain && actor.is_none() && rows.key_queues.is_empty() {
         if rows.are_ready() {
             rows.write_ready(&client, shard).await?;
-        } else if !rows.key_queues.is_empty() {
-            client.batch_execute("BEGIN").await?;
-            let result = rows.write(&client, shard, Frame::Inside).await;
-            return close(shared, client.end(result).await.map(|()| outcomes), &rows);
         } else {
             rows.write(&client, shard, Frame::Whole).await?;
         }
-        client.keep(Ok(()))?;
+        client.return_to_pool(Ok(()))?;
     } else {
-        client.batch_execute("BEGIN").await?;
-        let result = store_with_keys(&client, shard, calls, &lanes, &mut outcomes, &mut rows).await;
+        begin(&client, actor).await?;
+        let result = if plain {
+            rows.write(&client, shard, Frame::Inside).await
+        } else {
+            store_with_keys(&client, shard, calls, &lanes, &mut outcomes, &mut rows).await
+        };
         client.end(result).await?;
     }
-    close(shared, Ok(outcomes), &rows)
+    signal_ready(shared, &rows);
+    Ok(outcomes)
 }
 
-fn close(shared: &Shared, outcomes: Result<Vec<CallOutcome>>, rows: &Rows) -> Result<Vec<CallOutcome>> {
-    if outcomes.is_ok() {
-        signal_ready(shared, rows);
-    }
-    outcomes
+/// Begins a transaction and sets the actor of its events, in one round trip.
+async fn begin(client: &Object, actor: Option<&str>) -> Result<()> {
+    let Some(actor) = actor else { return Ok(client.batch_execute("BEGIN").await?) };
+    let (begun, set) =
+        futures_util::future::join(client.batch_execute("BEGIN"), events::set_actor(client, actor)).await;
+    begun?;
+    set
 }
 
 /// Signals which lanes have become ready, after the commit.
@@ -133,11 +158,11 @@ fn signal_ready(shared: &Shared, rows: &Rows) {
 
 /// Jobs that are stored as part of another transaction.
 #[derive(Default)]
-pub struct Put {
+pub struct NestedSubmission {
     rows: Rows,
 }
 
-impl Put {
+impl NestedSubmission {
     /// Stores all of them or none; `lanes` has the lane of each.
     pub async fn jobs(
         &mut self,
@@ -167,7 +192,7 @@ async fn store_with_keys(
     outcomes: &mut [CallOutcome],
     rows: &mut Rows,
 ) -> Result<()> {
-    let parents: Vec<JobId> = calls.iter().flat_map(|(jobs, _)| plan::outside_parents(jobs)).collect();
+    let parents: Vec<JobId> = calls.iter().flat_map(|(jobs, _)| plan::parent_ids(jobs)).collect();
     let known: Parents = read::states_of(client, &parents)
         .await?
         .into_iter()
@@ -304,35 +329,34 @@ async fn settle_lost(
     outcomes: &mut [CallOutcome],
     taken: &mut Taken,
 ) -> Result<()> {
-    let holders = holders(client, &lost.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>()).await?;
-    let held_by: Vec<JobId> = holders.values().map(|(id, _)| *id).collect();
+    let existing_jobs =
+        existing_jobs(client, &lost.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>()).await?;
+    let held_by: Vec<JobId> = existing_jobs.values().map(|(id, _)| *id).collect();
     let states = read::states_of(client, &held_by).await?;
     for request in lost {
         // It exists already, with all its keys. (Idempotency keys come first.)
         if taken.existing.contains_key(&JobId(request.id)) {
             continue;
         }
-        let Some((holder, fingerprint)) = holders.get(&(request.kind, request.key.to_owned())) else {
+        let Some((existing_job, fingerprint)) = existing_jobs.get(&(request.kind, request.key.to_owned())) else {
             taken.again.insert(request.call);
             continue;
         };
-        let Some(status) = states.get(holder).copied() else {
+        let Some(status) = states.get(existing_job).copied() else {
             // The job with the key is in this group and not written yet.
             taken.again.insert(request.call);
             continue;
         };
         if request.kind == KeyKind::Unique as i16 {
-            outcomes[request.call] = Some(Err(StoreError::Conflict {
-                message: format!("job {holder} with this uniqueKey has not finished"),
-                holder: Some(*holder),
-            }));
+            outcomes[request.call] =
+                Some(Err(StoreError::Conflict { message: UNIQUE_KEY_TAKEN.into(), existing_job: Some(*existing_job) }));
         } else if fingerprint.as_deref() != request.fingerprint {
             outcomes[request.call] = Some(Err(StoreError::Conflict {
                 message: "this idempotency key was used for another request".into(),
-                holder: Some(*holder),
+                existing_job: Some(*existing_job),
             }));
         } else {
-            let found = Submitted { id: *holder, status, created_at: holder.created_at(), existed: true };
+            let found = Submitted { id: *existing_job, status, created_at: existing_job.created_at(), existed: true };
             taken.existing.insert(JobId(request.id), found);
         }
     }
@@ -341,7 +365,7 @@ async fn settle_lost(
 
 type Holders = HashMap<(i16, String), (JobId, Option<Vec<u8>>)>;
 
-async fn holders(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
+async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
     let kinds: Vec<i16> = keys.iter().map(|(kind, _)| *kind).collect();
     let texts: Vec<&str> = keys.iter().map(|(_, key)| *key).collect();
     let rows = client
@@ -393,7 +417,7 @@ pub async fn lane_of(shared: &Shared, name: LaneName<'_>) -> Result<LaneId> {
         Ok(row.get::<_, LaneId>(0))
     };
     let id = result.await;
-    let id = client.keep(id)?;
+    let id = client.return_to_pool(id)?;
     shared.lanes.insert([name.with_id(id)]);
     Ok(id)
 }
@@ -416,13 +440,13 @@ pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) ->
     let times: Vec<i64> = entries.iter().map(|entry| entry.2).collect();
     let insert = client
         .prepare_cached(
-            "INSERT INTO faena.key_queue (lane, key, turn) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
+            "INSERT INTO faena.key_queue (lane, key, rank) SELECT * FROM unnest($1::int4[], $2::int8[], $3::int8[])
              ON CONFLICT DO NOTHING",
         )
         .await?;
     let lock = client
         .prepare_cached(
-            "SELECT l.turn > p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
+            "SELECT l.rank > p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
              JOIN faena.key_queue l ON l.lane = p.lane AND l.key = p.key FOR KEY SHARE OF l",
         )
         .await?;
@@ -440,9 +464,9 @@ pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) ->
             .prepare_cached(
                 "WITH earlier AS (
                      SELECT l.lane, l.key, p.ready_at FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS p(lane, key, ready_at)
-                     JOIN faena.key_queue l ON l.lane = p.lane AND l.key = p.key AND l.turn > p.ready_at
+                     JOIN faena.key_queue l ON l.lane = p.lane AND l.key = p.key AND l.rank > p.ready_at
                      ORDER BY l.lane, l.key FOR NO KEY UPDATE OF l)
-                 UPDATE faena.key_queue l SET turn = e.ready_at FROM earlier e WHERE l.lane = e.lane AND l.key = e.key",
+                 UPDATE faena.key_queue l SET rank = e.ready_at FROM earlier e WHERE l.lane = e.lane AND l.key = e.key",
             )
             .await?;
         client.execute(&earlier, &parameters).await?;

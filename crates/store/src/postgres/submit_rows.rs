@@ -80,7 +80,7 @@ impl Rows {
                 answered.insert(planned.id, answer.clone());
             }
             answers.push(answer);
-            self.deltas.add(*lane, Tally::of(status), 1);
+            self.deltas.created(*lane, Tally::of(status));
             self.add_planned(planned, now);
         }
         answers
@@ -101,7 +101,7 @@ impl Rows {
                 *earliest = (*earliest).min(ready_at);
             }
             Placement::Delayed { due_at } => self.add_waiting(job.lane, id, due_at, false),
-            Placement::Blocked { look_again_at } => self.add_waiting(job.lane, id, look_again_at, true),
+            Placement::Blocked { recheck_at } => self.add_waiting(job.lane, id, recheck_at, true),
             Placement::Cancelled { cause } => {
                 self.ended.0.push(job.lane);
                 self.ended.1.push(id);
@@ -163,7 +163,7 @@ impl Rows {
                      INSERT INTO faena.job (id, lane, correlation, options, payload)
                      SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])),
                  line AS (
-                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first)
+                     INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start)
                      SELECT lane, ready_at, id, 0, false FROM unnest($2::int4[], $6::int8[], $1::uuid[]) AS r(lane, ready_at, id))
                  INSERT INTO faena.counter AS c (shard, lane, tally, n)
                  SELECT $7, lane, tally, n FROM unnest($8::int4[], $9::int2[], $10::int8[]) AS d(lane, tally, n)
@@ -202,7 +202,7 @@ impl Rows {
             ),
             (
                 !self.ready.0.is_empty(),
-                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, start_first, key)
+                "INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start, key)
                  SELECT lane, ready_at, id, 0, false, key
                  FROM unnest($1::int4[], $2::int8[], $3::uuid[], $4::int8[]) AS r(lane, ready_at, id, key)",
                 vec![&self.ready.0, &self.ready.1, &self.ready.2, &self.ready.3],

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::{Postgres, Shared, audit, end::storable};
 use crate::{
-    Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest,
-    WebhookTaken,
+    COUNT_LIMIT, Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
+    WebhookTakeRequest, WebhookTaken,
     jobs::state_of_code,
     sql::sql,
     webhooks::{
@@ -48,13 +48,17 @@ impl WebhookStore for Postgres {
         self.shared.retrying(|| list(&self.shared, &filter, after, limit)).await
     }
 
+    async fn webhook_total(&self, filter: WebhookFilter) -> Result<u64> {
+        self.shared.retrying(|| total(&self.shared, &filter)).await
+    }
+
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
         self.shared.retrying(|| counts(&self.shared)).await
     }
 }
 
 /// Writes the webhooks of finished jobs. Their rows in `done` or `ended` must exist.
-pub async fn announce(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()> {
+pub async fn create(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()> {
     let ids: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let rows = client
         .query(
@@ -133,7 +137,7 @@ async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) 
     let mut taken = WebhookTaken::default();
     for mut due_webhook in due(client, request, now).await? {
         if due_webhook.state == WebhookState::Sending
-            && !begin_again(client, &mut due_webhook, request.allowed, now).await?
+            && !record_lost_attempt(client, &mut due_webhook, request.allowed, now).await?
         {
             continue;
         }
@@ -146,7 +150,7 @@ async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) 
     Ok(taken)
 }
 
-/// Reads the hosts with waiting webhooks. Skips from host to host in the index, whatever waits for each.
+/// Reads the hosts with waiting webhooks. Reads one index entry per host, however many webhooks wait for it.
 const HOSTS: &str = "WITH RECURSIVE hosts AS (
          (SELECT host FROM faena.webhook WHERE due_at IS NOT NULL ORDER BY host LIMIT 1)
          UNION ALL
@@ -156,8 +160,8 @@ const HOSTS: &str = "WITH RECURSIVE hosts AS (
 /// Safe on every node at the same time: rows that one node has locked are skipped by the others.
 async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
-    let (hosts, rooms): (Vec<&str>, Vec<i64>) =
-        request.rooms.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();
+    let (hosts, host_capacities): (Vec<&str>, Vec<i64>) =
+        request.host_capacities.iter().map(|(host, room)| (host.as_str(), number(*room))).unzip();
     let statement = client
         .prepare_cached(&format!(
             "{HOSTS}
@@ -171,7 +175,7 @@ async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> R
         ))
         .await?;
     let rows = client
-        .query(&statement, &[&now.as_ms(), &hosts, &rooms, &number(request.per_host), &number(request.limit)])
+        .query(&statement, &[&now.as_ms(), &hosts, &host_capacities, &number(request.per_host), &number(request.limit)])
         .await?;
     rows.iter()
         .map(|row| {
@@ -201,7 +205,12 @@ fn stored(number: u32) -> i32 {
 }
 
 /// Records that the previous attempt had no outcome. Returns `false` if that was the last allowed one.
-async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
+async fn record_lost_attempt(
+    client: &Object,
+    due_webhook: &mut DueWebhook,
+    allowed: u32,
+    now: Timestamp,
+) -> Result<bool> {
     let delivery = &due_webhook.delivery;
     due_webhook.lost += 1;
     client
@@ -220,7 +229,7 @@ async fn begin_again(client: &Object, due_webhook: &mut DueWebhook, allowed: u32
             &[&now.as_ms(), &stored(due_webhook.lost), &delivery.id.0],
         )
         .await?;
-    add_notes(client, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
+    add_log_entries(client, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
     Ok(false)
 }
 
@@ -271,13 +280,13 @@ pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) 
 
 async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
     let mut answers = Vec::with_capacity(results.len());
-    let mut notes = Vec::new();
+    let mut entries = Vec::new();
     for result in results {
         let row = settle_one(client, result, now).await?;
         answers.push(row.is_some());
-        notes.extend(row.map(|(job, url)| (job, result.log_line(&url))));
+        entries.extend(row.map(|(job, url)| (job, result.log_line(&url))));
     }
-    add_notes(client, notes).await?;
+    add_log_entries(client, entries).await?;
     Ok(answers)
 }
 
@@ -315,12 +324,12 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
 }
 
 /// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered.
-async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
-    if notes.is_empty() {
+async fn add_log_entries(client: &Object, entries: Vec<(Uuid, LogLine)>) -> Result<()> {
+    if entries.is_empty() {
         return Ok(());
     }
     let (jobs, logs): (Vec<Uuid>, Vec<String>) =
-        notes.into_iter().map(|(job, due_webhook)| (job, LogLine::chunk(&[due_webhook]))).unzip();
+        entries.into_iter().map(|(job, due_webhook)| (job, LogLine::chunk(&[due_webhook]))).unzip();
     // Locked, so that the job is not deleted just now, leaving its log entry behind.
     client
         .execute(
@@ -333,10 +342,10 @@ async fn add_notes(client: &Object, notes: Vec<(Uuid, LogLine)>) -> Result<()> {
     Ok(())
 }
 
-/// Webhooks that a dead server was sending are due now: no outcome will be reported.
-pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
+/// Makes webhooks due that a dead node was sending: that node will report no outcome.
+pub async fn release_abandoned(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
-    let freed = client
+    let released = client
         .execute(
             sql!(
                 "UPDATE faena.webhook w SET due_at = $1 WHERE state = {WEBHOOK_SENDING} AND due_at > $1
@@ -345,8 +354,8 @@ pub async fn free(shared: &Shared, now: Timestamp) -> Result<()> {
             &[&now.as_ms()],
         )
         .await?;
-    client.keep(Ok(()))?;
-    if freed > 0 {
+    client.return_to_pool(Ok(()))?;
+    if released > 0 {
         shared.signal([Signal::Webhook]);
     }
     Ok(())
@@ -391,7 +400,7 @@ pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes webhooks that outlived their job once no job of their age is kept.
+/// Deletes webhooks of deleted jobs that are older than the retention of every job.
 pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     client
@@ -412,7 +421,7 @@ const COLUMNS: &str = "id, job, correlation, url, state, created_at, due_at, set
 pub async fn get(shared: &Shared, id: WebhookId) -> Result<Option<WebhookView>> {
     let client = shared.client().await?;
     let view = get_in(&client, id).await;
-    client.keep(view)
+    client.return_to_pool(view)
 }
 
 async fn get_in(client: &Object, id: WebhookId) -> Result<Option<WebhookView>> {
@@ -448,7 +457,7 @@ pub async fn list(
 ) -> Result<Vec<WebhookView>> {
     let client = shared.client().await?;
     let views = list_in(&client, filter, after, limit).await;
-    client.keep(views)
+    client.return_to_pool(views)
 }
 
 async fn list_in(
@@ -457,25 +466,43 @@ async fn list_in(
     after: Option<WebhookId>,
     limit: usize,
 ) -> Result<Vec<WebhookView>> {
-    let before = after.map_or(Uuid::max(), |id| id.0);
-    let (job, state) = (filter.job.map(|job| job.0), filter.state.map(WebhookState::code));
-    let mut sql = format!("SELECT {COLUMNS} FROM faena.webhook WHERE id < $1");
-    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&before];
-    let mut add = |column: &str, value| {
+    let (matches, parameters) = matches(filter, after);
+    let sql = format!("SELECT {COLUMNS} FROM faena.webhook WHERE {matches} ORDER BY id DESC LIMIT {limit}");
+    Ok(client.query(&sql, &borrowed(&parameters)).await?.iter().map(view).collect())
+}
+
+async fn total(shared: &Shared, filter: &WebhookFilter) -> Result<u64> {
+    let (matches, parameters) = matches(filter, None);
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.webhook WHERE {matches} LIMIT {COUNT_LIMIT}) x");
+    let client = shared.client().await?;
+    let row = client.query_one(&sql, &borrowed(&parameters)).await.map_err(Into::into);
+    Ok(client.return_to_pool(row)?.get::<_, i64>(0).unsigned_abs())
+}
+
+type Parameters = Vec<Box<dyn ToSql + Sync + Send>>;
+
+fn borrowed(parameters: &Parameters) -> Vec<&(dyn ToSql + Sync)> {
+    parameters.iter().map(|parameter| parameter.as_ref() as &(dyn ToSql + Sync)).collect()
+}
+
+/// Returns the condition for matching webhooks below `after`, and its parameters.
+fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Parameters) {
+    let mut sql = "id < $1".to_owned();
+    let mut parameters: Parameters = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];
+    let mut add = |column: &str, value: Box<dyn ToSql + Sync + Send>| {
         parameters.push(value);
         sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
     };
-    if let Some(job) = &job {
-        add("job", job);
+    if let Some(job) = filter.job {
+        add("job", Box::new(job.0));
     }
-    if let Some(state) = &state {
-        add("state", state);
+    if let Some(state) = filter.state {
+        add("state", Box::new(state.code()));
     }
     if let Some(host) = &filter.host {
-        add("host", host);
+        add("host", Box::new(host.clone()));
     }
-    sql.push_str(&format!(" ORDER BY id DESC LIMIT {limit}"));
-    Ok(client.query(&sql, &parameters).await?.iter().map(view).collect())
+    (sql, parameters)
 }
 
 fn view(row: &Row) -> WebhookView {
@@ -489,7 +516,7 @@ fn view(row: &Row) -> WebhookView {
         created_at: Timestamp::from_ms(row.get(5)),
         due_at: at(6),
         settled_at: at(7),
-        held_back: None,
+        delay_reason: None,
         attempts: count(row, 8),
         body: None,
         history: Vec::new(),
@@ -499,7 +526,7 @@ fn view(row: &Row) -> WebhookView {
 pub async fn counts(shared: &Shared) -> Result<Vec<(WebhookState, u64)>> {
     let client = shared.client().await?;
     let counts = counts_in(&client).await;
-    client.keep(counts)
+    client.return_to_pool(counts)
 }
 
 async fn counts_in(client: &Object) -> Result<Vec<(WebhookState, u64)>> {

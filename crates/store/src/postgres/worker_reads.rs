@@ -1,5 +1,7 @@
 //! Reads of workers: views, capabilities, jobs in flight.
 
+use std::collections::BTreeMap;
+
 use deadpool_postgres::Object;
 use faena_domain::{JobId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerState, WorkerView};
 use tokio_postgres::Row;
@@ -7,17 +9,17 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    end::{ended, storable},
+    end::{storable, stored_ends},
 };
 use crate::{
-    ClaimedJob, LaneId, Result, ResumedJob,
+    COUNT_LIMIT, ClaimedJob, LaneId, Result, ResumedJob, UnattendedJob,
     assemble::parse_options,
-    workers::{COLUMNS, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
+    workers::{COLUMNS, UNATTENDED, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
 };
 
 /// Returns the jobs in flight of a worker.
-pub async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
-    let rows = resumed_rows(client, id).await?;
+pub async fn in_flight_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Result<Vec<ResumedJob>> {
+    let rows = in_flight_rows(client, id).await?;
     if rows.iter().any(|row| !shared.lanes.contains(row.get(1))) {
         shared.load_lanes().await?;
     }
@@ -32,7 +34,7 @@ pub async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Res
                 lane,
                 ready_at: ready_at.max(job.created_at()),
                 retry_count: row.get::<_, Option<i16>>(3).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
-                start_first: false,
+                must_record_start: false,
                 limited: None,
                 correlation_id: row.get(7),
                 options: parse_options(row.get(8))?,
@@ -46,22 +48,44 @@ pub async fn resumed_jobs(shared: &Shared, client: &Object, id: WorkerId) -> Res
     Ok(jobs)
 }
 
-/// Reads the jobs of its claims that have not ended under their run, oldest run first.
-pub async fn resumed_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
+pub async fn unattended_jobs(shared: &Shared) -> Result<Vec<UnattendedJob>> {
+    let client = shared.client().await?;
+    let jobs = unattended_in(shared, &client).await;
+    client.return_to_pool(jobs)
+}
+
+async fn unattended_in(shared: &Shared, client: &Object) -> Result<Vec<UnattendedJob>> {
+    let workers = client
+        .query(
+            "SELECT id, key, state FROM faena.worker WHERE ended_at IS NULL AND node IS NULL ORDER BY id LIMIT $1",
+            &[&UNATTENDED],
+        )
+        .await?;
+    let mut jobs = Vec::new();
+    for worker in workers {
+        let id = WorkerId(worker.get(0));
+        let in_flight = in_flight_jobs(shared, client, id).await?;
+        jobs.extend(in_flight.into_iter().map(|job| job.unattended(id, worker.get(1), worker.get(2))));
+    }
+    Ok(jobs)
+}
+
+/// Reads the jobs of the claims of a worker whose run has not ended, oldest run first.
+pub async fn in_flight_rows(client: &Object, id: WorkerId) -> Result<Vec<Row>> {
     let statement = client
         .prepare_cached(
-            "SELECT j.id, j.lane, b.run, u.retry, b.claimed_at, r.started_at, coalesce(r.ready_at, b.first_ready_at),
+            "SELECT j.id, j.lane, c.run, u.retry, c.claimed_at, r.started_at, coalesce(r.ready_at, c.first_ready_at),
                     j.correlation, j.options, j.payload
-             FROM faena.claim b CROSS JOIN LATERAL unnest(b.ids, b.retries) WITH ORDINALITY AS u(id, retry, n)
+             FROM faena.claim c CROSS JOIN LATERAL unnest(c.ids, c.retries) WITH ORDINALITY AS u(id, retry, n)
              JOIN faena.job j ON j.id = u.id
-             LEFT JOIN faena.running r ON r.id = j.id AND r.run = b.run
-             WHERE b.owner = $1 ORDER BY b.run, u.n",
+             LEFT JOIN faena.running r ON r.id = j.id AND r.run = c.run
+             WHERE c.owner = $1 ORDER BY c.run, u.n",
         )
         .await?;
     let mut rows = client.query(&statement, &[&id.0]).await?;
     let keys: Vec<(LaneId, Uuid, Run)> = rows.iter().map(|row| (row.get(1), row.get(0), row.get(2))).collect();
-    let over = ended(client, &keys).await?;
-    rows.retain(|row| !over.contains_key(&(row.get(0), row.get(2))));
+    let ended = stored_ends(client, &keys).await?;
+    rows.retain(|row| !ended.contains_key(&(row.get(0), row.get(2))));
     Ok(rows)
 }
 
@@ -70,7 +94,7 @@ pub async fn session(shared: &Shared, id: WorkerId) -> Result<Option<i64>> {
     let statement =
         client.prepare_cached("SELECT session FROM faena.worker WHERE id = $1 AND ended_at IS NULL").await?;
     let row = client.query_opt(&statement, &[&id.0]).await?;
-    client.keep(Ok(row.map(|row| row.get(0))))
+    client.return_to_pool(Ok(row.map(|row| row.get(0))))
 }
 
 pub async fn get(shared: &Shared, key: &str) -> Result<Option<WorkerView>> {
@@ -94,7 +118,7 @@ pub async fn get_in(client: &Object, key: &str) -> Result<Option<WorkerView>> {
     let row = worker_row(&row);
     let id = WorkerId(row.id);
     let mut view = row.view()?;
-    view.jobs = shown_jobs(resumed_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
+    view.jobs = shown_jobs(in_flight_rows(client, id).await?.iter().map(|row| JobId(row.get(0))));
     view.history = history(client, id).await?;
     Ok(Some(view))
 }
@@ -112,16 +136,34 @@ pub async fn history(client: &Object, id: WorkerId) -> Result<Vec<WorkerChange>>
 }
 
 pub async fn list(shared: &Shared, states: &[WorkerState], limit: usize) -> Result<Vec<WorkerView>> {
-    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
-    let codes: Vec<i16> = wanted.iter().map(|state| worker_code(*state)).collect();
     let sql = format!(
         "SELECT {COLUMNS} FROM faena.worker WHERE state = ANY($1)
          ORDER BY (ended_at IS NULL) DESC, registered_at DESC, id DESC LIMIT $2"
     );
     let client = shared.client().await?;
-    let rows = client.query(&sql, &[&codes, &(limit as i64)]).await?;
-    client.keep(Ok(()))?;
+    let rows = client.query(&sql, &[&codes(states), &(limit as i64)]).await?;
+    client.return_to_pool(Ok(()))?;
     rows.iter().map(|row| worker_row(row).view()).collect()
+}
+
+pub async fn total(shared: &Shared, states: &[WorkerState]) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.worker WHERE state = ANY($1) LIMIT {COUNT_LIMIT}) x");
+    let client = shared.client().await?;
+    let row = client.query_one(&sql, &[&codes(states)]).await.map_err(Into::into);
+    Ok(client.return_to_pool(row)?.get::<_, i64>(0).unsigned_abs())
+}
+
+pub async fn counts_by_state(shared: &Shared) -> Result<BTreeMap<WorkerState, u64>> {
+    let client = shared.client().await?;
+    let rows = client.query("SELECT state, count(*) FROM faena.worker GROUP BY state", &[]).await.map_err(Into::into);
+    let rows = client.return_to_pool(rows)?;
+    Ok(rows.iter().map(|row| (worker_state(row.get(0)), row.get::<_, i64>(1).unsigned_abs())).collect())
+}
+
+/// Returns the numbers of these states, or of all.
+fn codes(states: &[WorkerState]) -> Vec<i16> {
+    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
+    wanted.iter().map(|state| worker_code(*state)).collect()
 }
 
 pub async fn worker_capabilities(shared: &Shared) -> Result<Vec<WorkerCapabilities>> {
@@ -132,7 +174,7 @@ pub async fn worker_capabilities(shared: &Shared) -> Result<Vec<WorkerCapabiliti
             &[&worker_code(WorkerState::Draining)],
         )
         .await?;
-    client.keep(Ok(()))?;
+    client.return_to_pool(Ok(()))?;
     rows.iter().map(|row| read_capabilities(row.get(0), row.get(1))).collect()
 }
 

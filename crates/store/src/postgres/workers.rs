@@ -19,16 +19,17 @@ use uuid::Uuid;
 use super::{
     Postgres, Shared, audit,
     end::storable,
-    release::{Freed, release_in},
-    worker_reads::{get, list, resumed_jobs, session, worker_capabilities},
+    events,
+    release::{ReleaseEffects, release_in},
+    worker_reads::{counts_by_state, get, in_flight_jobs, list, session, total, unattended_jobs, worker_capabilities},
 };
 use crate::{
-    GracePeriods, Recovered, Result, Signal, StoreError, SweepResult, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
-    audit::{act, drain_action},
+    GracePeriods, RecoveryCounts, Result, Signal, StoreError, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
+    audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, allowed, changes, deadline_without_server, kind_code, names,
-        path_in, worker_code, worker_kind, worker_state,
+        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, allowed, changes, check_owner, deadline_without_node,
+        kind_code, names, path_in, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -52,7 +53,7 @@ impl WorkerStore for Postgres {
         session: i64,
         end: WorkerEnd,
         now: Timestamp,
-    ) -> Result<Option<Recovered>> {
+    ) -> Result<Option<RecoveryCounts>> {
         self.shared.retrying(|| self::end(&self.shared, id, session, &end, now)).await
     }
 
@@ -63,6 +64,10 @@ impl WorkerStore for Postgres {
         now: Timestamp,
     ) -> Result<SweepResult> {
         sweep(&self.shared, orphan_delay_ms, forget_before, now).await
+    }
+
+    async fn worker_unattended_jobs(&self) -> Result<Vec<UnattendedJob>> {
+        self.shared.retrying(|| unattended_jobs(&self.shared)).await
     }
 
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
@@ -77,12 +82,20 @@ impl WorkerStore for Postgres {
         self.shared.retrying(|| list(&self.shared, &states, limit)).await
     }
 
+    async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64> {
+        self.shared.retrying(|| total(&self.shared, &states)).await
+    }
+
+    async fn worker_counts(&self) -> Result<BTreeMap<WorkerState, u64>> {
+        self.shared.retrying(|| counts_by_state(&self.shared)).await
+    }
+
     async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
         self.shared.retrying(|| worker_capabilities(&self.shared)).await
     }
 }
 
-/// A live registration, as far as the verbs need it, with its row locked.
+/// A live registration, as far as the store methods need it, with its row locked.
 struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -93,6 +106,7 @@ struct LiveWorker {
     state: WorkerState,
     reason: Option<String>,
     deadline: Option<i64>,
+    api_key: Option<Uuid>,
 }
 
 /// Returns the live workers that match, up to as many as one round takes.
@@ -103,7 +117,7 @@ async fn live_workers(
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Vec<LiveWorker>> {
     let sql = format!(
-        "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM faena.worker w
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key FROM faena.worker w
          WHERE ended_at IS NULL AND {condition} ORDER BY id LIMIT {ROUND} {lock}"
     );
     let statement = client.prepare_cached(&sql).await?;
@@ -120,6 +134,7 @@ async fn live_workers(
                 state: worker_state(row.get(6)),
                 reason: row.get(7),
                 deadline: row.get(8),
+                api_key: row.get(9),
             })
         })
         .collect()
@@ -158,8 +173,8 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
     let begun = client
         .execute(
             "INSERT INTO faena.worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency,
-                                       pool, registered_at, connected_at, seen_at, deadline)
-             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13)
+                                       pool, registered_at, connected_at, seen_at, deadline, api_key)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14)
              ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
             &[
                 &entry.id.0,
@@ -175,6 +190,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
+                &entry.api_key.map(|key| key.0),
             ],
         )
         .await?;
@@ -193,6 +209,7 @@ async fn resume(
     entry: &WorkerEntry,
     now: Timestamp,
 ) -> Result<WorkerAdmitted> {
+    check_owner(live.api_key, live.kind, entry)?;
     let path = path_in(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
@@ -201,7 +218,7 @@ async fn resume(
         .execute(
             "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
                  reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
-                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13
+                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = coalesce(api_key, $14)
              WHERE id = $1",
             &[
                 &live.id.0,
@@ -217,11 +234,12 @@ async fn resume(
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
+                &entry.api_key.map(|key| key.0),
             ],
         )
         .await?;
     add_changes(client, &[(live.id, changes(path, None, now))]).await?;
-    let jobs = resumed_jobs(shared, client, live.id).await?;
+    let jobs = in_flight_jobs(shared, client, live.id).await?;
     Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
 }
 
@@ -393,7 +411,7 @@ async fn drain_in(
         )
         .await?;
     let Some(row) = row else { return Ok(None) };
-    if let Some(entry) = act(by, drain_action(drain), key, json!({})) {
+    if let Some(entry) = audit_entry(by, drain_action(drain), key, json!({})) {
         audit::add(client, &entry, now).await?;
     }
     Ok(Some(WorkerId(row.get(0))))
@@ -405,7 +423,7 @@ pub async fn end(
     session: i64,
     end: &WorkerEnd,
     now: Timestamp,
-) -> Result<Option<Recovered>> {
+) -> Result<Option<RecoveryCounts>> {
     let client = shared.begin().await?;
     let result = async {
         match live_workers(&client, "id = $1 AND session = $2", "FOR UPDATE", &[&id.0, &session]).await?.first() {
@@ -415,7 +433,7 @@ pub async fn end(
     }
     .await;
     match client.end(result).await? {
-        Some(freed) => Ok(Some(freed.after_commit(shared, now).await)),
+        Some(released) => Ok(Some(released.after_commit(shared, now).await)),
         None => Ok(None),
     }
 }
@@ -427,16 +445,23 @@ async fn end_registration(
     live: &LiveWorker,
     end: &WorkerEnd,
     now: Timestamp,
-) -> Result<Freed> {
-    close_registration(client, live, &end.reason(), now).await?;
+) -> Result<ReleaseEffects> {
+    close_registration(client, live, &end.reason(), end.actor(), now).await?;
     // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can follow.
     let rows = client.query("SELECT run FROM faena.claim WHERE owner = $1 ORDER BY run", &[&live.id.0]).await?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
     let text = end.text(&live.key);
-    release_in(client, shared.own_shard(), &runs, end.release_reason(live.id, &text), now).await
+    release_in(client, shared.own_shard(), &runs, end.release_reason(live.id, live.state, &text), now).await
 }
 
-async fn close_registration(client: &Object, live: &LiveWorker, reason: &str, now: Timestamp) -> Result<()> {
+async fn close_registration(
+    client: &Object,
+    live: &LiveWorker,
+    reason: &str,
+    actor: &str,
+    now: Timestamp,
+) -> Result<()> {
+    events::set_actor(client, actor).await?;
     client
         .execute(
             "UPDATE faena.worker SET state = $1, reason = $2, ended_at = $3, deadline = NULL WHERE id = $4",
@@ -451,7 +476,7 @@ async fn close_registration(client: &Object, live: &LiveWorker, reason: &str, no
 pub async fn detach(
     shared: &Shared,
     node: Option<NodeId>,
-    exit: ServerExit,
+    exit: NodeExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<usize> {
@@ -476,14 +501,14 @@ pub async fn detach(
 async fn detach_one(
     client: &Object,
     live: &LiveWorker,
-    exit: ServerExit,
+    exit: NodeExit,
     grace_periods: GracePeriods,
     now: Timestamp,
 ) -> Result<()> {
     if live.kind == WorkerKind::BuiltIn {
-        return close_registration(client, live, exit.reason(), now).await;
+        return close_registration(client, live, exit.reason(), exit.actor(), now).await;
     }
-    let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
+    let deadline = deadline_without_node(&live.transport, live.deadline, grace_periods, now);
     client
         .execute(
             "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",
@@ -524,7 +549,7 @@ async fn overdue(shared: &Shared, now: Timestamp) -> Result<Vec<WorkerId>> {
             &[&now.as_ms(), &ROUND],
         )
         .await?;
-    client.keep(Ok(rows.iter().map(|row| WorkerId(row.get(0))).collect()))
+    client.return_to_pool(Ok(rows.iter().map(|row| WorkerId(row.get(0))).collect()))
 }
 
 /// `None`: it has reported in the meantime, or another node was faster.
@@ -535,14 +560,14 @@ async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Tim
         let Some(live) = due.into_iter().next() else { return Ok(None) };
         let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
-        let freed = end_registration(shared, &client, &live, &end, now).await?;
-        Ok(Some((live.key, freed)))
+        let released = end_registration(shared, &client, &live, &end, now).await?;
+        Ok(Some((live.key, released)))
     }
     .await;
-    let Some((key, freed)) = client.end(result).await? else { return Ok(None) };
+    let Some((key, released)) = client.end(result).await? else { return Ok(None) };
     // The node it is connected to learns that it has ended.
     shared.signal([Signal::Worker(id)]);
-    Ok(Some(WorkerLost { id, key, freed: freed.after_commit(shared, now).await }))
+    Ok(Some(WorkerLost { id, key, released: released.after_commit(shared, now).await }))
 }
 
 /// Returns the next deadline.
@@ -558,7 +583,7 @@ async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<T
         .query(
             "DELETE FROM faena.worker WHERE id = ANY (ARRAY(
                  SELECT id FROM faena.worker w WHERE ended_at IS NOT NULL AND ended_at < $1
-                     AND NOT EXISTS (SELECT FROM faena.claim b WHERE b.owner = w.id)
+                     AND NOT EXISTS (SELECT FROM faena.claim c WHERE c.owner = w.id)
                  ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING id",
             &[&forget_before.as_ms(), &FORGET],
         )

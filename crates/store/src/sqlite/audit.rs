@@ -5,7 +5,7 @@ use faena_domain::{AuditRow, JobId, Timestamp};
 use rusqlite::Connection;
 
 use super::{Sqlite, events, writer::Tx};
-use crate::{AuditEntry, AuditFilter, AuditStore, Result};
+use crate::{AuditEntry, AuditFilter, AuditStore, COUNT_LIMIT, Result};
 
 #[async_trait]
 impl AuditStore for Sqlite {
@@ -15,6 +15,10 @@ impl AuditStore for Sqlite {
 
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
         self.read(move |connection, _| list(connection, &filter, limit)).await
+    }
+
+    async fn audit_total(&self, filter: AuditFilter) -> Result<u64> {
+        self.read(move |connection, _| total(connection, &filter)).await
     }
 }
 
@@ -35,11 +39,11 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
 /// Runs `work` and records its actor. A rejected action leaves no entry.
 pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
     let Some(entry) = &entry else { return work(tx) };
-    events::set_actor(tx, &entry.actor)?;
-    let done = work(tx)?;
-    add(tx, entry, now)?;
-    events::set_actor(tx, events::SYSTEM)?;
-    Ok(done)
+    events::with_actor(tx, &entry.actor, |tx| {
+        let done = work(tx)?;
+        add(tx, entry, now)?;
+        Ok(done)
+    })
 }
 
 /// Number of entries that one round checks, oldest first.
@@ -58,12 +62,19 @@ pub fn prune(tx: &Tx, cutoff: Timestamp) -> Result<()> {
     Ok(())
 }
 
+const MATCHES: &str = "(?1 IS NULL OR sequence < ?1) AND (?2 IS NULL OR actor = ?2) AND (?3 IS NULL OR action = ?3)
+    AND (?4 IS NULL OR target = ?4)";
+
+fn total(connection: &Connection, filter: &AuditFilter) -> Result<u64> {
+    let total: i64 = connection
+        .prepare_cached(&format!("SELECT count(*) FROM (SELECT 1 FROM audit WHERE {MATCHES} LIMIT {COUNT_LIMIT})"))?
+        .query_row((filter.before, &filter.actor, &filter.action, &filter.target), |row| row.get(0))?;
+    Ok(total.unsigned_abs())
+}
+
 pub fn list(connection: &Connection, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
     let mut statement = connection.prepare_cached(
-        "SELECT sequence, at, actor, action, target, details, count FROM audit
-         WHERE (?1 IS NULL OR sequence < ?1) AND (?2 IS NULL OR actor = ?2) AND (?3 IS NULL OR action = ?3)
-           AND (?4 IS NULL OR target = ?4)
-         ORDER BY sequence DESC LIMIT ?5",
+        &format!("SELECT sequence, at, actor, action, target, details, count FROM audit WHERE {MATCHES} ORDER BY sequence DESC LIMIT ?5"),
     )?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = statement.query_map((filter.before, &filter.actor, &filter.action, &filter.target, limit), |row| {

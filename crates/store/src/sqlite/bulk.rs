@@ -4,9 +4,9 @@ use async_trait::async_trait;
 use faena_domain::{BulkId, JobId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::{Sqlite, audit, change, read, writer::Tx};
+use super::{Sqlite, audit, change, events, read, writer::Tx};
 use crate::{
-    Bulk, BulkAction, BulkStep, BulkStore, NewBulk, Result, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, COUNT_LIMIT, NewBulk, Result, StoreError,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
@@ -37,11 +37,15 @@ impl BulkStore for Sqlite {
     async fn bulk_list(&self, limit: usize) -> Result<Vec<Bulk>> {
         self.read(move |connection, _| list(connection, limit)).await
     }
+
+    async fn bulk_total(&self) -> Result<u64> {
+        self.read(|connection, _| total(connection)).await
+    }
 }
 
 pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()> {
     tx.connection.execute(
-        "INSERT INTO bulk (id, action, filter, actor, per_second, created_at, upto, matched, due_at)
+        "INSERT INTO bulk (id, action, filter, actor, per_second, created_at, up_to, matched, due_at)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         (
             bulk.id.0,
@@ -50,7 +54,7 @@ pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Resu
             &bulk.actor,
             bulk.per_second.map_or(0, i64::from),
             now.as_ms(),
-            bulk.upto.0,
+            bulk.up_to.0,
             i64::try_from(bulk.matched).unwrap_or(i64::MAX),
             due_at.as_ms(),
         ),
@@ -92,7 +96,7 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     }
     let mut acted = Acted::default();
     for id in &step.ids {
-        acted.count(act(tx, &step.bulk, *id, now))?;
+        acted.count(events::with_actor(tx, &step.bulk.actor, |tx| act_on(tx, &step.bulk, *id, now)))?;
     }
     let (done, skipped): (i64, i64) = tx
         .connection
@@ -112,14 +116,14 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
 }
 
 /// Processes one job: rejects it before anything is written, or does everything.
-fn act(tx: &Tx, bulk: &Bulk, id: JobId, now: Timestamp) -> Result<()> {
+fn act_on(tx: &Tx, bulk: &Bulk, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if !bulk.filter.states.contains(&state) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be acted on" });
     }
     match bulk.action {
         BulkAction::Cancel => change::cancel(tx, id, CANCEL_REASON, now).map(|_| ()),
-        BulkAction::Retry => change::retry(tx, id, &retried_by(None), now),
+        BulkAction::Retry => change::retry(tx, id, &retried_by(None), now).map(|_| ()),
         BulkAction::Delete => change::delete(tx, id, now),
     }
 }
@@ -147,6 +151,11 @@ pub fn list(connection: &Connection, limit: usize) -> Result<Vec<Bulk>> {
     Ok(rows.into_iter().filter_map(|row| row.bulk().ok()).collect())
 }
 
+fn total(connection: &Connection) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM bulk LIMIT {COUNT_LIMIT})");
+    Ok(connection.prepare_cached(&sql)?.query_row([], |row| row.get::<_, i64>(0))?.unsigned_abs())
+}
+
 fn row(row: &Row) -> rusqlite::Result<BulkRow> {
     Ok(BulkRow {
         id: row.get(0)?,
@@ -155,7 +164,7 @@ fn row(row: &Row) -> rusqlite::Result<BulkRow> {
         actor: row.get(3)?,
         per_second: row.get(4)?,
         created_at: row.get(5)?,
-        upto: row.get(6)?,
+        up_to: row.get(6)?,
         last: row.get(7)?,
         matched: row.get(8)?,
         done: row.get(9)?,

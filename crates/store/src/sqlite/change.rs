@@ -6,16 +6,18 @@ use rusqlite::OptionalExtension;
 use super::{
     cleanup::clean_up,
     end::release_dependents,
-    note::add_note,
     read,
+    run_updates::add_log_entry,
     submit::{apply, lane_of, put_ended_without_run, put_key_queue, put_ready, put_waiting},
     webhooks,
     writer::Tx,
 };
 use crate::{
-    CancelOutcome, JobExit, JobPatch, LaneId, Result, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, Result, Retried, Signal, StoreError, Tally,
+    assemble::Location,
+    jobs::UNIQUE_KEY_TAKEN,
     lanes::LaneName,
-    plan::{Deltas, FIRST_LOOK_MS, KeyKind, LabelKind, Taken, key_number, next_look_at, stored_options},
+    plan::{Deltas, FIRST_RECHECK_MS, KeyKind, Label, Taken, key_number, labels_of, next_recheck_at, stored_options},
     sql::sql,
     sql::{CANCELLED, PENDING},
 };
@@ -29,7 +31,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
         tx.connection
             .prepare_cached("INSERT OR IGNORE INTO cancel_request (id, reason, at) VALUES (?, ?, ?)")?
             .execute((id.0, reason, now.as_ms()))?;
-        add_note(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
+        add_log_entry(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
         tx.signal(Signal::Cancel(id));
         return Ok(CancelOutcome::Asked { state });
     }
@@ -69,8 +71,11 @@ pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
     Ok(Taken { retry_count: retry_count.unwrap_or(0), ready_at: None })
 }
 
-pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
+pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
+    if state == JobState::Retrying {
+        return retry_now(tx, id, by, now);
+    }
     if !state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be retried" });
     }
@@ -81,18 +86,15 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
             .prepare_cached("INSERT OR IGNORE INTO job_key (kind, key, id) VALUES (?, ?, ?)")?
             .execute((KeyKind::Unique as i16, key, id.0))?;
         if taken == 0 {
-            let holder: JobId = tx
+            let existing_job: JobId = tx
                 .connection
                 .prepare_cached("SELECT id FROM job_key WHERE kind = ? AND key = ?")?
                 .query_row((KeyKind::Unique as i16, key), |row| Ok(JobId(row.get(0)?)))?;
-            return Err(StoreError::Conflict {
-                message: format!("job {holder} with this uniqueKey has not finished"),
-                holder: Some(holder),
-            });
+            return Err(StoreError::Conflict { message: UNIQUE_KEY_TAKEN.into(), existing_job: Some(existing_job) });
         }
     }
     let open = open_parents(tx, &options)?;
-    restore_expiry(tx, id, options, now)?;
+    restore_options(tx, lane, id, options, now)?;
     // A cancel request that came too late for the ended run does not apply to the next one.
     tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
     // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
@@ -113,18 +115,32 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
         sql!("DELETE FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ?"),
         (lane, id.0),
     )?;
-    add_note(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
+    add_log_entry(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
     for parent in &open {
         tx.connection
             .prepare_cached("INSERT OR IGNORE INTO dependency (parent, child) VALUES (?, ?)")?
             .execute((parent.0, id.0))?;
     }
-    let due_at = if open.is_empty() { now } else { now.plus_ms(FIRST_LOOK_MS) };
+    let due_at = if open.is_empty() { now } else { now.plus_ms(FIRST_RECHECK_MS) };
     put_waiting(tx, lane, PENDING, id, due_at, !open.is_empty(), 0)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Pending, 1);
     apply(tx, deltas);
-    Ok(())
+    Ok(Retried::FROM_START)
+}
+
+/// Lets a retrying job make its next attempt now.
+fn retry_now(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
+    let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
+    let retry_count = tx
+        .connection
+        .prepare_cached(sql!(
+            "UPDATE waiting SET due_at = min(due_at, ?) WHERE lane = ? AND state = {RETRYING} AND id = ? RETURNING retry_count"
+        ))?
+        .query_row((now.as_ms(), lane, id.0), |row| row.get(0))?;
+    add_log_entry(tx, id, None, LogLine::new(now, LogEvent::Retried, by))?;
+    tx.signal(Signal::Waiting);
+    Ok(Retried { state: JobState::Retrying, retry_count })
 }
 
 /// Returns the parents that a retried job waits for: those that have not finished. The caller of a retry knows how the others
@@ -139,21 +155,23 @@ fn open_parents(tx: &Tx, options: &JobOptions) -> Result<Vec<JobId>> {
     Ok(open)
 }
 
-/// Lets a retried job expire again, unless its expiry has passed: then the caller wants it to run anyway.
-fn restore_expiry(tx: &Tx, id: JobId, mut options: JobOptions, now: Timestamp) -> Result<()> {
-    match options.expires_at {
-        Some(at) if at > now => {
-            tx.connection
-                .prepare_cached("INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)")?
-                .execute((at.as_ms(), id.0))?;
-        }
-        Some(_) => {
-            options.expires_at = None;
-            tx.connection
-                .prepare_cached("UPDATE job SET options = ? WHERE id = ?")?
-                .execute((stored_options(&options), id.0))?;
-        }
-        None => {}
+/// Adds up the attempts of a job that is retried, and lets it expire again, unless its expiry has passed: then the caller
+/// wants it to run anyway.
+fn restore_options(tx: &Tx, lane: LaneId, id: JobId, before: JobOptions, now: Timestamp) -> Result<()> {
+    let mut options = before.clone();
+    if let Location::Finished(end) = read::location(tx.connection, lane, id)? {
+        options.earlier_attempts += end.attempts();
+    }
+    options.expires_at = before.expires_at.filter(|at| *at > now);
+    if let Some(at) = options.expires_at {
+        tx.connection
+            .prepare_cached("INSERT OR IGNORE INTO expiry (expires_at, id) VALUES (?, ?)")?
+            .execute((at.as_ms(), id.0))?;
+    }
+    if options != before {
+        tx.connection
+            .prepare_cached("UPDATE job SET options = ? WHERE id = ?")?
+            .execute((stored_options(&options), id.0))?;
     }
     Ok(())
 }
@@ -169,8 +187,10 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
         Some(priority) if priority != old.priority => lane_of(tx, LaneName { priority, ..old.name() })?,
         _ => lane,
     };
-    let expired_before = options.expires_at;
+    let (expired_before, labels_before) = (options.expires_at, labels_of(&options));
     patch.apply_to(&mut options);
+    options.name = options.name.filter(|name| *name != old.kind);
+    replace_labels(tx, id, &labels_before, &labels_of(&options))?;
     let text = stored_options(&options);
     tx.connection
         .prepare_cached("UPDATE job SET lane = ?, options = ?, payload = coalesce(?, payload) WHERE id = ?")?
@@ -185,14 +205,54 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
         }
     }
 
+    move_patched(tx, id, (lane, new_lane), state, &patch, &options, now)?;
+    add_log_entry(tx, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))?;
+    Ok(())
+}
+
+/// Replaces the labels of a job.
+fn replace_labels(tx: &Tx, id: JobId, before: &[Label], after: &[Label]) -> Result<()> {
+    for (kind, value) in before.iter().filter(|label| !after.contains(label)) {
+        tx.connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
+            *kind as i16,
+            value,
+            id.0,
+        ))?;
+    }
+    for (kind, value) in after.iter().filter(|label| !before.contains(label)) {
+        tx.connection.prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?.execute((
+            *kind as i16,
+            value,
+            id.0,
+        ))?;
+    }
+    Ok(())
+}
+
+/// Moves a patched job to its new lane and time.
+fn move_patched(
+    tx: &Tx,
+    id: JobId,
+    (lane, new_lane): (LaneId, LaneId),
+    state: JobState,
+    patch: &JobPatch,
+    options: &JobOptions,
+    now: Timestamp,
+) -> Result<()> {
     let blocked = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([id.0])?;
     let ready_at_before = read::ready_at_of(tx.connection, lane, id)?;
     let mut deltas = Deltas::default();
     let mut new_state = state;
     match (state, patch.scheduled_at) {
-        // It waits for its parents or its next attempt: only the lane can change.
-        _ if blocked || state == JobState::Retrying => {
-            tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
+        // It waits for its parents: only the lane can change.
+        _ if blocked => {
+            tx.connection.execute(SHIFT, (new_lane, None::<i64>, lane, id.0))?;
+        }
+        // The time of its next attempt.
+        (JobState::Retrying, when) => {
+            let due_at = when.map(|when| when.unwrap_or(now).as_ms());
+            tx.connection.execute(SHIFT, (new_lane, due_at, lane, id.0))?;
+            tx.signal(Signal::Waiting);
         }
         (_, Some(when)) => {
             let retry_count = dequeue(tx, lane, id)?.retry_count;
@@ -213,7 +273,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
                     "UPDATE ready SET lane = ? WHERE lane = ? AND ready_at = ? AND id = ?",
                     (new_lane, lane, ready_at, id.0),
                 )?;
-                if old.keyed
+                if tx.is_keyed(new_lane)
                     && let Some(key) = &options.concurrency_key
                 {
                     put_key_queue(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
@@ -222,17 +282,18 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
             }
         }
         (_, None) => {
-            tx.connection.execute(SHIFT, (new_lane, lane, id.0))?;
+            tx.connection.execute(SHIFT, (new_lane, None::<i64>, lane, id.0))?;
         }
     }
     deltas.add(lane, Tally::of(state), -1);
     deltas.add(new_lane, Tally::of(new_state), 1);
-    add_note(tx, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))?;
     apply(tx, deltas);
     Ok(())
 }
 
-const SHIFT: &str = sql!("UPDATE waiting SET lane = ? WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?");
+const SHIFT: &str = sql!(
+    "UPDATE waiting SET lane = ?, due_at = coalesce(?, due_at) WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?"
+);
 
 pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
@@ -245,9 +306,9 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
     }
     remove(tx, lane, id)?;
     // Late reports about it must be checked one by one.
-    tx.connection.prepare_cached("UPDATE claim SET strict = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
+    tx.connection.prepare_cached("UPDATE claim SET check_each = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
-    deltas.add(lane, Tally::of(state), -1);
+    deltas.removed(lane, Tally::of(state), 1);
     // Jobs that wait for it will never see it complete.
     release_dependents(tx, vec![id], &mut deltas, now)?;
     apply(tx, deltas);
@@ -260,20 +321,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     webhooks::remove(tx, id)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
-    for tag in &options.tags {
-        connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
-            LabelKind::Tag as i16,
-            tag,
-            id.0,
-        ))?;
-    }
-    if let Some(schedule) = &options.schedule_id {
-        connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
-            LabelKind::Schedule as i16,
-            schedule,
-            id.0,
-        ))?;
-    }
+    replace_labels(tx, id, &labels_of(&options), &[])?;
     if let Some(key) = &options.idempotency_key {
         connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
             KeyKind::Idempotency as i16,
@@ -288,16 +336,17 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     connection.prepare_cached("DELETE FROM attempt WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job_log WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM step WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM progress WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job WHERE id = ?")?.execute([id.0])?;
     Ok(())
 }
 
 /// Sets when a blocked job is checked next, if no parent releases it before.
-pub fn look_again(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
+pub fn schedule_recheck(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(sql!(
             "UPDATE waiting SET due_at = ? WHERE lane = ? AND state = {PENDING} AND id = ? AND blocked = 1"
         ))?
-        .execute((next_look_at(id, now).as_ms(), lane, id.0))?;
+        .execute((next_recheck_at(id, now).as_ms(), lane, id.0))?;
     Ok(())
 }

@@ -7,9 +7,9 @@ use faena_domain::{Fairness, JobId, Rules, Timestamp};
 use rusqlite::OptionalExtension;
 use uuid::Uuid;
 
-use super::{Sqlite, end, limited_claim, note, submit::apply, writer::Tx};
+use super::{Sqlite, end, limited_claim, run_updates, submit::apply, writer::Tx};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunNote, Tally,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunUpdate, Tally,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, share_out},
@@ -22,8 +22,8 @@ impl ClaimStore for Sqlite {
         self.writer.call(move |tx| claim(tx, requests, now)).await
     }
 
-    async fn job_note(&self, notes: Vec<RunNote>, _now: Timestamp) -> Result<Vec<bool>> {
-        self.writer.call(move |tx| note::note(tx, notes)).await
+    async fn run_update(&self, updates: Vec<RunUpdate>, _now: Timestamp) -> Result<Vec<bool>> {
+        self.writer.call(move |tx| run_updates::write_updates(tx, updates)).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
@@ -35,7 +35,7 @@ pub struct ReadyRow {
     pub lane: LaneId,
     pub key: Option<i64>,
     pub retry_count: u32,
-    pub start_first: bool,
+    pub must_record_start: bool,
 }
 
 /// Serves one request after the other. A thousand idle workers must not search a thousand times for one job.
@@ -50,9 +50,9 @@ pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec
                 return Ok(ClaimResult::default());
             }
             let (lanes, limit) = (request.lanes.clone(), request.limit);
-            let LimitedClaim { claim, for_others } = claim_by_rules(tx, request, &rules, now)?;
-            if claim.jobs.len() < limit && !claim.refused {
-                empty.extend(lanes.into_iter().filter(|lane| !for_others.contains(lane)));
+            let LimitedClaim { claim, prefetch_limited } = claim_by_rules(tx, request, &rules, now)?;
+            if claim.jobs.len() < limit && !claim.rejected {
+                empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
             }
             Ok(claim)
         })
@@ -65,8 +65,8 @@ fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timest
         return Ok(claim_one(tx, request, now)?.into());
     }
     let lanes = admit::distinct(request.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
-    let (lanes, mut limited) = admit::unpaused(rules, lanes);
-    let mut ruled: LimitedClaim = if admit::concerns(rules, &lanes) {
+    let (lanes, mut limited) = admit::split_paused(rules, lanes);
+    let mut ruled: LimitedClaim = if admit::has_limits_or_keys(rules, &lanes) {
         request.lanes = Vec::new();
         limited_claim::claim(tx, request, &lanes, rules, now)?
     } else {
@@ -79,7 +79,7 @@ fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timest
 
 fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResult> {
     if !may_claim(tx, request.owner)? {
-        return Ok(ClaimResult { refused: true, ..ClaimResult::default() });
+        return Ok(ClaimResult { rejected: true, ..ClaimResult::default() });
     }
     let mut candidates = Vec::new();
     let lanes: BTreeSet<LaneId> = request.lanes.iter().copied().collect();
@@ -91,10 +91,10 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     }
     let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
-    let turn = usize::try_from(run).unwrap_or(0);
-    let dealt = if one_lane { candidates } else { share_out(candidates, request.limit, turn) };
+    let first_queue = usize::try_from(run).unwrap_or(0);
+    let dealt = if one_lane { candidates } else { share_out(candidates, request.limit, first_queue) };
     let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
-    Ok(ClaimResult { jobs: hand_out(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
+    Ok(ClaimResult { jobs: write_claim(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
 }
 
 pub fn next_run(tx: &Tx) -> Result<i64> {
@@ -105,7 +105,7 @@ pub fn next_run(tx: &Tx) -> Result<i64> {
 }
 
 /// Writes the claim of these jobs.
-pub fn hand_out(
+pub fn write_claim(
     tx: &Tx,
     run: i64,
     owner: Owner,
@@ -143,7 +143,7 @@ pub fn hand_out(
                 lane: row.lane,
                 ready_at,
                 retry_count: row.retry_count,
-                start_first: row.start_first,
+                must_record_start: row.must_record_start,
                 limited: None,
                 correlation_id,
                 options: parse_options(options.as_deref())?,
@@ -175,30 +175,30 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
         Some(lane) => lane,
         None => return Ok(()),
     };
-    let ordering = tx.shared.rules.current().ordering(&known.queue);
+    let claim_order = tx.shared.rules.current().claim_order(&known.queue);
     let mut statement = tx.connection.prepare_cached(
-        "SELECT ready_at, id, retry_count, start_first FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
+        "SELECT ready_at, id, retry_count, must_record_start FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
     )?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = statement.query((lane, limit))?;
     while let Some(row) = rows.next()? {
         into.push(Candidate {
             queue: known.queue.clone(),
-            ordering,
+            claim_order,
             fairness: Fairness::None,
             key: None,
-            turn: 0,
+            last_served_at: 0,
             priority: known.priority,
             ready_at: Timestamp::from_ms(row.get(0)?),
             id: JobId(row.get::<_, Uuid>(1)?),
-            row: ReadyRow { lane, key: None, retry_count: row.get(2)?, start_first: row.get(3)? },
+            row: ReadyRow { lane, key: None, retry_count: row.get(2)?, must_record_start: row.get(3)? },
         });
     }
     Ok(())
 }
 
-/// Returns the ids of a claim with their retry counts.
-pub fn claim_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
+/// Decodes the columns `ids` and `retries` of a claim: its jobs with their retry counts.
+pub fn decode_claimed_jobs(ids: &[u8], retries: Option<&[u8]>) -> Vec<(JobId, u32)> {
     ids.chunks_exact(16)
         .enumerate()
         .filter_map(|(at, bytes)| {

@@ -5,13 +5,14 @@ use faena_domain::JobId;
 use super::{read, webhooks, writer::Tx};
 use crate::{
     JobExit, Lane, LaneId, Result, Signal,
-    admit::{counts, distinct},
+    admit::{distinct, has_concurrency_limit},
     plan::{KeyKind, key_number},
 };
 
-/// Deletes the rows that the fast path does not know, and writes the webhook of a finished job.
+/// Deletes the rows that only some jobs have (start, cancel request, keys, expiry), and writes the webhook of a finished job.
 ///
-/// Its row in `done` or `ended` must exist. A requeued job can expire again: its expiry may have passed while it ran.
+/// The row of a finished job in `done` or `ended` must exist, because the webhook reads it. A requeued job gets its expiry back:
+/// that row is deleted if its time passes during a run.
 pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     let terminal = exit != JobExit::Requeued;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;
@@ -22,7 +23,7 @@ pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     if exit == JobExit::Finished
         && let Some(url) = options.webhook_url.clone()
     {
-        webhooks::announce(tx, lane, id, url, &options)?;
+        webhooks::create(tx, lane, id, url, &options)?;
     }
     if terminal && let Some(key) = options.unique_key {
         tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((
@@ -66,12 +67,12 @@ fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
 }
 
 /// Signals that jobs of these lanes have ended, if that allows other jobs to start.
-pub fn signal_room(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
+pub fn signal_capacity(tx: &Tx, lanes: impl Iterator<Item = LaneId>) {
     let rules = tx.shared.rules.current();
     if !rules.limits.is_empty() {
         let lanes: Vec<Lane> = distinct(lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
-        if counts(&rules, &lanes) {
-            tx.signal(Signal::Room);
+        if has_concurrency_limit(&rules, &lanes) {
+            tx.signal(Signal::Capacity);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Dead letters: failed jobs, as people handle them.
+//! Dead letters: retries, deletes, searches and counts failed jobs.
 
 use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobState, Timestamp};
@@ -8,8 +8,8 @@ use super::{Sqlite, audit, change, read, writer::Tx};
 use crate::{
     DeadLetterStats, DeadLetterStore, LaneId, Result, StoreError,
     assemble::{self, FinishedRow},
-    audit::{act, retried_by},
-    lists::{self, DeadLetterMatches, ListQuery, Scan},
+    audit::{audit_entry, retried_by},
+    lists::{self, LaneSearch, ListQuery, Range, Window},
     sql::FAILED,
 };
 
@@ -32,14 +32,14 @@ impl DeadLetterStore for Sqlite {
 
 pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be retried as a dead letter")?;
-    audit::with(tx, act(Some(by), "dead_letter.retry", id, serde_json::json!({})), now, |tx| {
-        change::retry(tx, id, &retried_by(Some(by)), now)
+    audit::with(tx, audit_entry(Some(by), "dead_letter.retry", id, serde_json::json!({})), now, |tx| {
+        change::retry(tx, id, &retried_by(Some(by)), now).map(|_| ())
     })
 }
 
 pub fn delete(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be deleted as a dead letter")?;
-    audit::with(tx, act(Some(by), "dead_letter.delete", id, serde_json::json!({})), now, |tx| {
+    audit::with(tx, audit_entry(Some(by), "dead_letter.delete", id, serde_json::json!({})), now, |tx| {
         change::delete(tx, id, now)
     })
 }
@@ -52,27 +52,22 @@ fn require_failed(tx: &Tx, id: JobId, wanted: &'static str) -> Result<()> {
 }
 
 /// Returns the failed jobs of these lanes that match the search.
-pub fn search(
-    connection: &Connection,
-    query: &ListQuery,
-    lanes: &[LaneId],
-    before: JobId,
-) -> Result<DeadLetterMatches> {
+pub fn search(connection: &Connection, query: &ListQuery, lanes: &[LaneId], range: Range) -> Result<Window> {
     let per_lane = lists::per_lane(lanes.len());
     let mut statement = connection.prepare_cached(&format!(
         "SELECT id, substr(error, 1, {}), reason FROM ended
          WHERE lane = ?1 AND state = {FAILED} AND id < ?2 AND id >= ?3 ORDER BY id {} LIMIT ?4",
-        lists::SEARCHED,
+        lists::SEARCHED_ERROR_CHARS,
         query.order()
     ))?;
     let mut scans = Vec::with_capacity(lanes.len());
     for lane in lanes {
-        let mut scan = Scan::default();
-        let mut rows = statement.query((lane, before.0, query.from.0, per_lane as i64))?;
+        let mut scan = LaneSearch::default();
+        let mut rows = statement.query((lane, range.before.0, range.from.0, per_lane as i64))?;
         while let Some(row) = rows.next()? {
             let id = JobId(row.get(0)?);
             let (error, reason): (Option<String>, Option<String>) = (row.get(1)?, row.get(2)?);
-            scan.record(id, query.fits(error.as_deref(), reason.as_deref()));
+            scan.record(id, query.matches_error(error.as_deref(), reason.as_deref()));
         }
         scans.push(scan);
     }

@@ -21,7 +21,7 @@ use crate::{
 const CLAIMED: &str = "numbers (at) AS (
     SELECT 0 UNION ALL SELECT at + 16 FROM numbers WHERE at + 16 < (SELECT coalesce(max(length(ids)), 0) FROM claim)),
 claimed (run, owner, id) AS MATERIALIZED (
-    SELECT b.run, b.owner, substr(b.ids, n.at + 1, 16) FROM claim b JOIN numbers n ON n.at < length(b.ids))";
+    SELECT c.run, c.owner, substr(c.ids, n.at + 1, 16) FROM claim c JOIN numbers n ON n.at < length(c.ids))";
 
 /// A write-ahead log larger than this does not shrink by itself.
 const LARGE_WAL_BYTES: u64 = 256 << 20;
@@ -49,7 +49,7 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
     while let Some((name, at, of)) = steps.recv().await {
         progress(name, at, of);
     }
-    walk.await.map_err(|e| StoreError::Broken(Cause::of(e)))?
+    walk.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
 }
 
 fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
@@ -202,9 +202,9 @@ impl Sqlite {
             Fix::Recover => {
                 let mut count = 0;
                 loop {
-                    let freed = self.node_recover(grace_periods, now).await?;
-                    count += (freed.orphaned + freed.returned) as u64;
-                    if freed.nodes == 0 {
+                    let released = self.node_recover(grace_periods, now).await?;
+                    count += (released.orphaned + released.returned) as u64;
+                    if released.nodes == 0 {
                         break;
                     }
                 }
@@ -247,7 +247,7 @@ fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
             for statement in *statements {
                 match statement {
                     Statement::Counted(sql) => count += run(sql)?,
-                    Statement::Also(sql) => {
+                    Statement::Uncounted(sql) => {
                         run(sql)?;
                     }
                 }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{
     audit,
-    change::{dequeue, look_again, remove},
+    change::{dequeue, remove, schedule_recheck},
     cleanup::clean_up,
     end::release_dependents,
     read, schedules,
@@ -77,6 +77,7 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
         put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
         clean_up(tx, id, JobExit::Finished)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
+        deltas.timed_out(lane, ErrorReason::Expired);
         release_dependents(tx, vec![id], &mut deltas, now)?;
         expired += 1;
     }
@@ -121,7 +122,7 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
 
 /// Checks the parents of a job that was not released. Returns `true` if it no longer waits.
 fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mut Deltas) -> Result<bool> {
-    look_again(tx, lane, id, now)?;
+    schedule_recheck(tx, lane, id, now)?;
     let parents: Vec<Uuid> = tx
         .connection
         .prepare_cached("SELECT parent FROM dependency WHERE child = ?")?
@@ -172,7 +173,7 @@ pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Re
     let mut deltas = Deltas::default();
     for (lane, tally, id) in &old {
         remove(tx, *lane, JobId(*id))?;
-        deltas.add(*lane, *tally, -1);
+        deltas.removed(*lane, *tally, 1);
     }
     apply(tx, deltas);
     webhooks::prune(tx, retention, limit, now)?;

@@ -7,14 +7,15 @@ use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
-    cleanup::{clean_up, signal_room},
-    note::add_note,
-    read,
+    cleanup::{clean_up, signal_capacity},
+    events, read,
+    run_updates::add_log_entry,
     submit::{apply, put_ended_without_run, put_ready, put_waiting},
     writer::Tx,
 };
 use crate::{
     JobExit, LaneId, Result, RunEnd, RunOutcome, Tally,
+    events::{GUARDIAN, SYSTEM},
     jobs::state_code,
     plan::{Deltas, Taken, parent_cause},
     sql::sql,
@@ -27,7 +28,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let mut finished = Vec::new();
     let mut answers = Vec::with_capacity(ends.len());
     let parents_matter = has_rows(tx, "SELECT 1 FROM dependency LIMIT 1")?;
-    signal_room(tx, ends.iter().map(|end| end.lane));
+    signal_capacity(tx, ends.iter().map(|end| end.lane));
     for end in ends {
         let id = end.id;
         let claim = claim_status(tx, end.run, &mut claims)?;
@@ -40,7 +41,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
             close_claim(tx, &end, &mut claims)?;
             continue;
         }
-        let before = ended_as(tx.connection, end.lane, end.id, end.run)?;
+        let before = outcome_of_run(tx.connection, end.lane, end.id, end.run)?;
         if claim != ClaimStatus::Closed {
             close_claim(tx, &end, &mut claims)?;
         }
@@ -50,9 +51,13 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
             // A claim may still contain the id of a job that was deleted or pruned.
             None if claim != ClaimStatus::Closed && job_exists(tx, end.id)? => {
                 let run = end.run;
-                let state = end_one(tx, end, &mut deltas)?;
+                let state = if end.by_guardian {
+                    events::with_actor(tx, GUARDIAN, |tx| end_one(tx, end, &mut deltas))?
+                } else {
+                    end_one(tx, end, &mut deltas)?
+                };
                 if state != JobState::Completed && claim == ClaimStatus::Plain {
-                    tx.connection.prepare_cached("UPDATE claim SET strict = 1 WHERE run = ?")?.execute([run])?;
+                    tx.connection.prepare_cached("UPDATE claim SET check_each = 1 WHERE run = ?")?.execute([run])?;
                     claims.entry(run).and_modify(|known| {
                         if *known == ClaimStatus::Plain {
                             *known = ClaimStatus::Strict
@@ -74,7 +79,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
 
 /// Writes one end of a run, and returns the new state of the job.
 fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
-    let end = turn_cancelled(tx, end)?;
+    let end = apply_cancel_requests(tx, end)?;
     let state = end.outcome.state();
     match &end.outcome {
         RunOutcome::Completed { result } => {
@@ -86,22 +91,25 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
             put_attempt(tx, &end, RETRYING, Some(error), Some(reason.as_str()))?;
             put_waiting(tx, end.lane, RETRYING, end.id, *due_at, false, end.retry_count + 1)?;
         }
-        RunOutcome::HandedBack => {
+        RunOutcome::Released => {
             put_attempt(tx, &end, state_code(JobState::Queued), None, None)?;
             put_ready(tx, end.lane, end.ready_at, end.id, end.retry_count, false)?;
         }
     }
     deltas.moved(end.lane, Tally::InFlight, Tally::of(state), 1);
-    // Only the fast path trusts `on_record`: the reporter may not know about everything that is stored.
-    if end.on_record || state != JobState::Completed || tx.is_keyed(end.lane) {
+    if let Some(reason) = end.outcome.error_reason() {
+        deltas.timed_out(end.lane, reason);
+    }
+    // Only the fast path trusts `may_have_other_rows`: the reporter may not know about everything that is stored.
+    if end.may_have_other_rows || state != JobState::Completed || tx.is_keyed(end.lane) {
         clean_up(tx, end.id, JobExit::of(state))?;
     }
     Ok(state)
 }
 
 /// Turns an end that would requeue a job into a cancellation, if that was requested.
-fn turn_cancelled(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
-    if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::HandedBack) {
+fn apply_cancel_requests(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
+    if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released) {
         let asked: Option<String> = tx
             .connection
             .prepare_cached("SELECT reason FROM cancel_request WHERE id = ?")?
@@ -169,6 +177,8 @@ pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas
         if children.is_empty() {
             continue;
         }
+        // The server releases or cancels the dependents, whichever actor ended the parent.
+        events::set_actor(tx, SYSTEM)?;
         let state = read::state_of(tx.connection, parent)?;
         for child in children {
             if parent_ended(tx, JobId(child), parent, state, deltas, now)? {
@@ -210,7 +220,7 @@ fn parent_ended(
         .execute((parent.0, child.0))?;
     let open = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([child.0])?;
     if !open && take_blocked(tx, lane, child)? {
-        add_note(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
+        add_log_entry(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
         match options.scheduled_at {
             Some(due_at) if due_at > now => put_waiting(tx, lane, 0, child, due_at, false, 0)?,
             _ => {
@@ -245,12 +255,12 @@ pub fn claim_status(tx: &Tx, run: Run, claims: &mut HashMap<Run, ClaimStatus>) -
     if let Some(known) = claims.get(&run) {
         return Ok(*known);
     }
-    let strict: Option<bool> = tx
+    let check_each: Option<bool> = tx
         .connection
-        .prepare_cached("SELECT strict FROM claim WHERE run = ?")?
+        .prepare_cached("SELECT check_each FROM claim WHERE run = ?")?
         .query_row([run], |row| row.get(0))
         .optional()?;
-    let claim = match strict {
+    let claim = match check_each {
         None => ClaimStatus::Closed,
         Some(false) => ClaimStatus::Plain,
         Some(true) => ClaimStatus::Strict,
@@ -267,10 +277,10 @@ fn close_claim(tx: &Tx, end: &RunEnd, claims: &mut HashMap<Run, ClaimStatus>) ->
     Ok(())
 }
 
-/// The fast path: a completion without further rows. Returns `false` if it is none, or is stored already.
+/// Stores a completion that only needs a row in `done`. Returns `false` if it needs more, or is already stored.
 fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     match &end.outcome {
-        RunOutcome::Completed { result } if !end.on_record && !tx.is_keyed(end.lane) => {
+        RunOutcome::Completed { result } if !end.may_have_other_rows && !tx.is_keyed(end.lane) => {
             put_done(tx, end, result.as_deref())
         }
         _ => Ok(false),
@@ -299,8 +309,8 @@ fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
     Ok(written == 1)
 }
 
-/// Returns how and when this run ended, if it has ended.
-pub fn ended_as(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
+/// Returns the state and the time with which this run ended; `None` if it has not ended.
+pub fn outcome_of_run(connection: &Connection, lane: LaneId, id: JobId, run: Run) -> Result<Option<(i16, i64)>> {
     let ended = connection
         .prepare_cached(
             sql!("SELECT {COMPLETED}, finished_at FROM done WHERE lane = ?1 AND id = ?2 AND run = ?3

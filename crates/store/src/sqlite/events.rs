@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::{Shared, Sqlite, writer::Tx};
 use crate::{
     EventPosition, EventQuery, EventRange, EventStore, EventSubscription, PARTITIONS, Result, StoredEvent,
-    events::{COLUMNS, SubscriptionMode},
+    events::{COLUMNS, SYSTEM, SubscriptionMode},
     sql::sql,
 };
 
@@ -23,16 +23,16 @@ impl EventStore for Sqlite {
         self.shared.events_on.load(Ordering::Relaxed)
     }
 
-    async fn event_settle(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
-        self.writer.call(move |tx| settle(tx, before, limit, now)).await
+    async fn event_prune(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+        self.writer.call(move |tx| prune(tx, before, limit, now)).await
     }
 
     async fn event_list(&self, query: EventQuery, limit: usize) -> Result<Vec<StoredEvent>> {
         self.read(move |connection, _| list(connection, &query, limit)).await
     }
 
-    async fn event_end(&self) -> Result<EventPosition> {
-        self.read(|connection, _| end(connection)).await
+    async fn event_last_position(&self) -> Result<EventPosition> {
+        self.read(|connection, _| last_position(connection)).await
     }
 
     async fn event_range(&self, name: &str) -> Result<Option<EventRange>> {
@@ -77,13 +77,13 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
 
 /// Uses up a position, so that positions before and after this moment differ.
 fn skip_position(connection: &Connection) -> Result<EventPosition> {
-    let burnt = end(connection)? + 1;
+    let skipped = last_position(connection)? + 1;
     let known =
-        connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([burnt])?;
+        connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([skipped])?;
     if known == 0 {
-        connection.prepare_cached("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)")?.execute([burnt])?;
+        connection.prepare_cached("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)")?.execute([skipped])?;
     }
-    Ok(burnt)
+    Ok(skipped)
 }
 
 /// Returns the GLOB pattern of a type: `*` matches anything, other characters match themselves.
@@ -115,12 +115,16 @@ pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Resul
     Ok(())
 }
 
-/// The actor of what no person or worker does.
-pub const SYSTEM: &str = "system";
+/// Runs `work` with `actor` as the actor of its events.
+pub fn with_actor<T>(tx: &Tx, actor: &str, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
+    set_actor(tx, actor)?;
+    let done = work(tx);
+    // Also after an error: other calls share the transaction.
+    let reset = set_actor(tx, SYSTEM);
+    done.and_then(|done| reset.map(|()| done))
+}
 
-/// Sets the actor of the events of this call.
-///
-/// A call that succeeds must set it back to `SYSTEM`, because other calls share the transaction.
+/// Sets the actor of the following events of the transaction.
 pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
     if tx.shared.events_on.load(std::sync::atomic::Ordering::Relaxed) {
         tx.connection.prepare_cached("UPDATE event_actor SET actor = ?")?.execute([actor])?;
@@ -130,7 +134,7 @@ pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
 
 /// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
 /// subscription is left.
-pub fn settle(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
+pub fn prune(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let over: Vec<i64> = tx
         .connection
@@ -185,7 +189,7 @@ pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result
     Ok(rows?)
 }
 
-pub fn end(connection: &Connection) -> Result<EventPosition> {
+pub fn last_position(connection: &Connection) -> Result<EventPosition> {
     // The counter of positions also counts deleted events.
     let last: Option<i64> = connection
         .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'event'")?
@@ -204,7 +208,7 @@ pub fn range(connection: &Connection, name: &str) -> Result<Option<EventRange>> 
         )?
         .query_row([name], |row| row.get(0))
         .optional()?;
-    let last = end(connection)?;
+    let last = last_position(connection)?;
     Ok(after.map(|after| EventRange { after, last }))
 }
 

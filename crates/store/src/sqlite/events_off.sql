@@ -15,6 +15,7 @@ DROP TRIGGER event_tick;
 DROP VIEW put_state;
 DROP VIEW put_job_event;
 DROP VIEW put_event;
+DROP VIEW claim_job;
 DROP TABLE claim_index;
 DROP TABLE event_actor;
 DELETE FROM event_head;

@@ -10,6 +10,15 @@ CREATE TEMP TABLE claim_index (n INTEGER PRIMARY KEY);
 INSERT INTO claim_index
 WITH RECURSIVE number (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < 65535) SELECT n FROM number;
 
+-- The jobs of claims.
+CREATE TEMP VIEW claim_job AS
+SELECT claim.run, claim.owner, claim.claimed_at, substr(claim.ids, 16 * claim_index.n + 1, 16) AS id,
+       -- Two bytes each, little endian; absent if all are 0.
+       coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(claim.retries, 2 * claim_index.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
+           FROM (SELECT 1 AS at, 16 AS worth UNION ALL SELECT 2, 1 UNION ALL SELECT 3, 4096 UNION ALL SELECT 4, 256) digit
+           WHERE claim.retries IS NOT NULL), 0) AS retry_count
+FROM main.claim JOIN claim_index ON claim_index.n < length(claim.ids) / 16;
+
 -- Records one event if a subscription matches it.
 CREATE TEMP VIEW put_event AS
 SELECT NULL AS type, NULL AS subject, NULL AS at, NULL AS correlation, NULL AS actor, NULL AS traceparent, NULL AS data;
@@ -30,15 +39,17 @@ END;
 
 -- Records one event of a job. Everything but its type and state is looked up.
 CREATE TEMP VIEW put_job_event AS
-SELECT NULL AS type, NULL AS id, NULL AS state, NULL AS was, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS error,
-       NULL AS reason;
+SELECT NULL AS type, NULL AS id, NULL AS state, NULL AS was, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS attempt,
+       NULL AS error, NULL AS reason;
 CREATE TEMP TRIGGER put_job_event INSTEAD OF INSERT ON put_job_event
 BEGIN
     INSERT INTO put_event (type, subject, at, correlation, actor, traceparent, data)
     SELECT NEW.type, NEW.id, NEW.at,
            coalesce(j.correlation, lower(substr(hex(j.id), 1, 8) || '-' || substr(hex(j.id), 9, 4) || '-' || substr(hex(j.id), 13, 4) || '-'
                || substr(hex(j.id), 17, 4) || '-' || substr(hex(j.id), 21))),
-           CASE WHEN NEW.reason IN ('orphaned', 'timeout', 'expired', 'no_handler') THEN 'system:guardian'
+           -- The actor of a start is the worker, also if the guardian ends the run.
+           CASE WHEN NEW.state <> {PROCESSING} AND (NEW.reason IN ('orphaned', 'timeout', 'expired', 'no_handler')
+                         OR (SELECT actor FROM event_actor) = 'system:guardian') THEN 'system:guardian'
                 WHEN NEW.worker IS NULL THEN (SELECT actor FROM event_actor)
                 ELSE 'worker:' || coalesce((SELECT key FROM worker WHERE id = NEW.worker), 'unknown') END,
            j.options ->> 'traceparent',
@@ -54,6 +65,7 @@ BEGIN
                    json_extract('["PENDING","QUEUED","SCHEDULED","ASSIGNED","PROCESSING","RETRYING","COMPLETED","FAILED","CANCELLED"]',
                        '$[' || NEW.was || ']') END,
                'run', nullif(NEW.run, 0),
+               'attempt', NEW.attempt + coalesce(j.options ->> 'earlierAttempts', 0),
                'retryCount', NEW.retry_count,
                'error', substr(NEW.error, 1, 8192),
                'errorReason', NEW.reason,
@@ -63,34 +75,37 @@ BEGIN
 END;
 
 -- Records that a job has moved to another state. Events for what it passed through on the way come first.
+-- attempt: without the attempts before the last manual retry.
 CREATE TEMP VIEW put_state AS
-SELECT NULL AS id, NULL AS state, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS error, NULL AS reason,
-       NULL AS started_at;
+SELECT NULL AS id, NULL AS state, NULL AS at, NULL AS run, NULL AS worker, NULL AS retry_count, NULL AS attempt, NULL AS error,
+       NULL AS reason, NULL AS started_at;
 CREATE TEMP TRIGGER put_state INSTEAD OF INSERT ON put_state
 WHEN NEW.state IS NOT (SELECT state FROM event_head WHERE subject = NEW.id)
 BEGIN
     INSERT OR IGNORE INTO event_head (subject) VALUES (NEW.id);
-    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count)
-    SELECT 'job.status.changed', NEW.id, {PROCESSING}, h.state, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count FROM event_head h
+    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, attempt)
+    SELECT 'job.status.changed', NEW.id, {PROCESSING}, h.state, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count, NEW.attempt
+    FROM event_head h
     WHERE h.subject = NEW.id AND h.state IN ({QUEUED}, {SCHEDULED}, {ASSIGNED})
       AND NEW.state IN ({RETRYING}, {COMPLETED}, {FAILED}, {CANCELLED}) AND NEW.started_at IS NOT NULL;
     UPDATE event_head SET state = {PROCESSING}
     WHERE subject = NEW.id AND state IN ({QUEUED}, {SCHEDULED}, {ASSIGNED})
       AND NEW.state IN ({RETRYING}, {COMPLETED}, {FAILED}, {CANCELLED}) AND NEW.started_at IS NOT NULL;
-    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, error, reason)
+    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, attempt, error, reason)
     SELECT CASE NEW.state WHEN {COMPLETED} THEN 'job.completed' WHEN {FAILED} THEN 'job.failed' ELSE 'job.status.changed' END,
-           NEW.id, NEW.state, h.state, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason
+           NEW.id, NEW.state, h.state, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.attempt, NEW.error, NEW.reason
     FROM event_head h WHERE h.subject = NEW.id;
-    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, error, reason)
-    SELECT 'job.dead_lettered', NEW.id, {FAILED}, {FAILED}, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason WHERE NEW.state = {FAILED};
+    INSERT INTO put_job_event (type, id, state, was, at, run, worker, retry_count, attempt, error, reason)
+    SELECT 'job.dead_lettered', NEW.id, {FAILED}, {FAILED}, NEW.at, NEW.run, NEW.worker, NEW.retry_count, NEW.attempt, NEW.error, NEW.reason
+    WHERE NEW.state = {FAILED};
     UPDATE event_head SET state = NEW.state WHERE subject = NEW.id;
 END;
 
 CREATE TEMP TRIGGER event_job AFTER INSERT ON main.job
 BEGIN
     INSERT OR IGNORE INTO event_head (subject, state) VALUES (NEW.id, {PENDING});
-    INSERT INTO put_job_event (type, id, state, at, retry_count)
-    VALUES ('job.created', NEW.id, {PENDING}, CAST(unixepoch('subsec') * 1000 AS INTEGER), 0);
+    INSERT INTO put_job_event (type, id, state, at, retry_count, attempt)
+    VALUES ('job.created', NEW.id, {PENDING}, CAST(unixepoch('subsec') * 1000 AS INTEGER), 0, 0);
 END;
 
 CREATE TEMP TRIGGER event_job_deleted AFTER DELETE ON main.job
@@ -110,59 +125,56 @@ END;
 
 CREATE TEMP TRIGGER event_ready AFTER INSERT ON main.ready
 BEGIN
-    INSERT INTO put_state (id, state, at, retry_count)
-    VALUES (NEW.id, {QUEUED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count);
+    INSERT INTO put_state (id, state, at, retry_count, attempt)
+    VALUES (NEW.id, {QUEUED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count, NEW.retry_count);
 END;
 
 -- A job that waits for its next attempt: the event includes how the last run ended.
 CREATE TEMP TRIGGER event_waiting AFTER INSERT ON main.waiting
 BEGIN
-    INSERT INTO put_state (id, state, at, retry_count, run, worker, error, reason, started_at)
-    SELECT NEW.id, NEW.state, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count, a.run, a.worker, a.error, a.reason, a.started_at
+    INSERT INTO put_state (id, state, at, retry_count, attempt, run, worker, error, reason, started_at)
+    SELECT NEW.id, NEW.state, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count, NEW.retry_count, a.run, a.worker, a.error,
+           a.reason, a.started_at
     FROM (SELECT 1) LEFT JOIN (SELECT * FROM attempt WHERE id = NEW.id AND NEW.state = {RETRYING} ORDER BY run DESC LIMIT 1) a;
 END;
 
 -- A claim: SCHEDULED while the worker's process is being started, otherwise ASSIGNED.
 CREATE TEMP TRIGGER event_claim AFTER INSERT ON main.claim
 BEGIN
-    INSERT INTO put_state (id, state, at, run, retry_count)
-    SELECT substr(NEW.ids, 16 * claim_index.n + 1, 16),
+    INSERT INTO put_state (id, state, at, run, retry_count, attempt)
+    SELECT c.id,
            CASE WHEN EXISTS (SELECT 1 FROM worker w WHERE w.id = NEW.owner AND w.ended_at IS NULL AND w.state < {WORKER_READY})
                 THEN {SCHEDULED} ELSE {ASSIGNED} END,
-           NEW.claimed_at, NEW.run,
-           -- Two bytes each, little endian; absent if all are 0.
-           coalesce((SELECT sum((instr('0123456789ABCDEF', substr(hex(substr(NEW.retries, 2 * claim_index.n + 1, 2)), digit.at, 1)) - 1) * digit.worth)
-               FROM (SELECT 1 AS at, 16 AS worth UNION ALL SELECT 2, 1 UNION ALL SELECT 3, 4096 UNION ALL SELECT 4, 256) digit
-               WHERE NEW.retries IS NOT NULL), 0)
-    FROM claim_index WHERE claim_index.n < length(NEW.ids) / 16;
+           c.claimed_at, c.run, c.retry_count, c.retry_count
+    FROM claim_job c WHERE c.run = NEW.run;
 END;
 
 CREATE TEMP TRIGGER event_worker_connected AFTER UPDATE OF state ON main.worker 
 WHEN OLD.state < {WORKER_READY} AND NEW.state >= {WORKER_READY} AND NEW.ended_at IS NULL
 BEGIN
-    INSERT INTO put_state (id, state, at, run)
-    SELECT h.subject, {ASSIGNED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), b.run
-    FROM claim b JOIN claim_index ON claim_index.n < length(b.ids) / 16
-    JOIN event_head h ON h.subject = substr(b.ids, 16 * claim_index.n + 1, 16) AND h.state = {SCHEDULED}
-    WHERE b.owner = NEW.id;
+    INSERT INTO put_state (id, state, at, run, retry_count, attempt)
+    SELECT c.id, {ASSIGNED}, CAST(unixepoch('subsec') * 1000 AS INTEGER), c.run, c.retry_count, c.retry_count
+    FROM claim_job c JOIN event_head h ON h.subject = c.id AND h.state = {SCHEDULED}
+    WHERE c.owner = NEW.id;
 END;
 
 CREATE TEMP TRIGGER event_running AFTER INSERT ON main.running
 BEGIN
-    INSERT INTO put_state (id, state, at, run, worker, retry_count)
-    VALUES (NEW.id, {PROCESSING}, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count);
+    INSERT INTO put_state (id, state, at, run, worker, retry_count, attempt)
+    VALUES (NEW.id, {PROCESSING}, NEW.started_at, NEW.run, NEW.worker, NEW.retry_count, NEW.retry_count + 1);
 END;
 
 CREATE TEMP TRIGGER event_done AFTER INSERT ON main.done
 BEGIN
-    INSERT INTO put_state (id, state, at, run, worker, retry_count, started_at)
-    VALUES (NEW.id, {COMPLETED}, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count, NEW.started_at);
+    INSERT INTO put_state (id, state, at, run, worker, retry_count, attempt, started_at)
+    VALUES (NEW.id, {COMPLETED}, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count, NEW.retry_count + 1, NEW.started_at);
 END;
 
 CREATE TEMP TRIGGER event_ended AFTER INSERT ON main.ended
 BEGIN
-    INSERT INTO put_state (id, state, at, run, worker, retry_count, error, reason, started_at)
-    VALUES (NEW.id, NEW.state, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count, NEW.error, NEW.reason, NEW.started_at);
+    INSERT INTO put_state (id, state, at, run, worker, retry_count, attempt, error, reason, started_at)
+    VALUES (NEW.id, NEW.state, NEW.finished_at, NEW.run, NEW.worker, NEW.retry_count,
+            NEW.retry_count + (NEW.run > 0 AND (NEW.started_at IS NOT NULL OR NEW.state = {FAILED})), NEW.error, NEW.reason, NEW.started_at);
 END;
 
 CREATE TEMP TRIGGER event_worker AFTER INSERT ON main.worker_change

@@ -2,7 +2,7 @@
 
 use faena_domain::{NewJob, Timestamp};
 
-use super::{submit, writer::Tx};
+use super::{events, submit, writer::Tx};
 use crate::{Result, Submitted};
 
 pub fn submit(
@@ -19,5 +19,5 @@ pub fn submit(
     if new == 0 {
         return Ok(None);
     }
-    submit::submit(tx, jobs, now).map(Some)
+    events::with_actor(tx, consumer, |tx| submit::submit(tx, jobs, now)).map(Some)
 }

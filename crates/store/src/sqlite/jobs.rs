@@ -4,41 +4,42 @@ use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
 use serde_json::json;
 
-use super::{Sqlite, audit, change, dead_letters, due, list, position, read, submit};
+use super::{Sqlite, audit, change, dead_letters, due, events, list, position, read, submit, writer::Tx};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane, LaneId, Page,
-    Result, Retention, Submitted, audit::act, audit::retried_by, lanes::LaneName, plan,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane,
+    LaneId, Page, Result, Retention, Retried, Submitted, audit::audit_entry, audit::retried_by, events::SYSTEM,
+    lanes::LaneName, lists::Span, plan,
 };
 
 #[async_trait]
 impl JobStore for Sqlite {
-    async fn job_submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
+    async fn job_submit(&self, jobs: Vec<NewJob>, by: Option<&str>, now: Timestamp) -> Result<Vec<Submitted>> {
         // A new lane may exceed the limit, so its submit can fail.
         let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
-        if jobs.iter().all(|job| plan::is_plain(job) && known(job)) {
-            return self.writer.call_without_savepoint(move |tx| submit::submit(tx, jobs, now)).await;
-        }
-        self.writer.call(move |tx| submit::submit(tx, jobs, now)).await
+        let is_plain = jobs.iter().all(|job| plan::is_plain(job) && known(job));
+        let by = by.unwrap_or(SYSTEM).to_owned();
+        let work = move |tx: &Tx| events::with_actor(tx, &by, |tx| submit::submit(tx, jobs, now));
+        if is_plain { self.writer.call_without_savepoint(work).await } else { self.writer.call(work).await }
     }
 
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
         let reason = reason.to_owned();
-        let entry = act(by, "job.cancel", id, json!({ "reason": reason }));
+        let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
         self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
     }
 
-    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
-        let (entry, by) = (act(by, "job.retry", id, json!({})), retried_by(by));
+    async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
+        let (entry, by) = (audit_entry(by, "job.retry", id, json!({})), retried_by(by));
         self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
     }
 
     async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
-        let entry = act(by, "job.patch", id, json!({ "changed": patch.describe() }));
+        let entry = audit_entry(by, "job.patch", id, json!({ "changed": patch.describe() }));
         self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
     }
 
     async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
-        let entry = act(by, "job.delete", id, json!({}));
+        let entry = audit_entry(by, "job.delete", id, json!({}));
         self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
     }
 
@@ -74,8 +75,8 @@ impl JobStore for Sqlite {
         self.read(move |connection, shared| read::get(connection, shared, id)).await
     }
 
-    async fn job_position(&self, id: JobId) -> Result<Option<JobPosition>> {
-        self.read(move |connection, shared| position::position(connection, shared, id)).await
+    async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
+        self.read(move |connection, shared| position::position(connection, shared, id, &without)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {
@@ -83,10 +84,10 @@ impl JobStore for Sqlite {
         self.read(move |connection, shared| list::list(connection, shared, &filter, page)).await
     }
 
-    async fn job_find(&self, filter: &Filter, after: Option<JobId>, upto: JobId, limit: usize) -> Result<JobIdPage> {
+    async fn job_find(&self, filter: &Filter, after: Option<JobId>, up_to: JobId, limit: usize) -> Result<JobIdPage> {
         let filter = filter.clone();
-        let page = Page::Upward { after, upto, limit };
-        self.read(move |connection, shared| list::find(connection, shared, &filter, page)).await
+        let span = Span::upward(after, up_to, limit);
+        self.read(move |connection, shared| list::find(connection, shared, &filter, span)).await
     }
 
     async fn job_attempts(&self, id: JobId) -> Result<Vec<Attempt>> {
@@ -103,6 +104,10 @@ impl JobStore for Sqlite {
 
     async fn counts(&self) -> Result<Counts> {
         self.read(|connection, _| read::counts(connection)).await
+    }
+
+    async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>> {
+        self.read(|connection, _| read::in_flight_counts(connection)).await
     }
 
     async fn lanes(&self) -> Result<Vec<Lane>> {

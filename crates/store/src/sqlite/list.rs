@@ -1,114 +1,196 @@
 //! Lists of jobs: runs the queries that `lists.rs` decides on.
 
-use faena_domain::{JobId, JobOptions};
+use faena_domain::{JobId, JobOptions, JobView};
 use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
 
 use super::{
     Shared,
-    claim::claim_jobs,
+    claim::decode_claimed_jobs,
     dead_letters,
     read::{counts, job_row, job_workers, lane_and_options, lanes, location, state_of},
+    search::{last_details, last_run, sort_keys},
 };
 use crate::{
-    Filter, JobIdPage, JobPage, LaneId, Page, Result, StoreError,
-    assemble::{self, Details, parse_options},
-    lists::{self, Candidate, DeadLetterMatches, ListQuery, Source},
-    sql::sql,
+    Counts, Filter, JobIdPage, JobPage, LaneId, Page, Result, SortBy, StoreError,
+    assemble::{self, parse_options},
+    lists::{self, Candidate, LaneSearch, LastRun, ListQuery, Range, Selected, Source, Span, Window},
+    pages::{Listed, PriorityPage, page_by_key},
+    plan::LabelKind,
+    sql::{NAME_LABEL, sql},
 };
 
 pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobPage> {
     let counts = counts(connection)?;
+    let query = query(connection, shared, filter, Span::of(page)?)?;
+    let selected = select(connection, &query, &counts)?;
+    let listed = match page.sort.by {
+        SortBy::Created => query.listed(&selected),
+        SortBy::Priority => by_priority(connection, shared, filter, page)?,
+        SortBy::Updated | SortBy::Scheduled => by_time(connection, shared, filter, page, &selected)?,
+    };
+    Ok(JobPage {
+        jobs: views(connection, shared, &listed.ids)?,
+        total: selected.total,
+        total_is_exact: selected.total_is_exact,
+        next: listed.next,
+        is_partial: listed.is_partial,
+        sort_is_exact: listed.sort_is_exact,
+    })
+}
+
+fn query(connection: &Connection, shared: &Shared, filter: &Filter, span: Span) -> Result<ListQuery> {
     shared.lanes.insert(lanes(connection)?);
-    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
-    let (ids, total, end) = match &query.source {
+    let mut query = ListQuery::new(filter, span, &shared.lanes.all());
+    if let Some(key) = query.worker() {
+        query.workers = registrations(connection, key)?;
+    }
+    Ok(query)
+}
+
+/// Returns the registrations of a worker. One that was deleted is named by its id.
+fn registrations(connection: &Connection, key: &str) -> Result<Vec<Uuid>> {
+    let mut ids: Vec<Uuid> = connection
+        .prepare_cached("SELECT id FROM worker WHERE key = ?")?
+        .query_map([key], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    ids.extend(key.parse::<Uuid>());
+    Ok(ids)
+}
+
+/// Returns one page in the order of the creation, and the total.
+fn select(connection: &Connection, query: &ListQuery, counts: &Counts) -> Result<Selected> {
+    let is_first = query.page == query.allowed;
+    match &query.source {
         Source::Lanes(lanes) => {
-            let named = ids_by_name(connection, &query)?;
-            let more = named.len() as u64;
-            let ids = ids_by_lane(connection, &query, lanes, named)?;
-            let (total, exact) = match query.counted(&counts, lanes) {
+            let named = ids_by_name(connection, query, query.page)?;
+            let all_named = if is_first { named.clone() } else { ids_by_name(connection, query, query.allowed)? };
+            let end = named.end;
+            let ids = ids_by_lane(connection, query, lanes, query.page, query.wanted)?;
+            let ids = query.certain(ids.into_iter().chain(named.ids).collect(), end);
+            let (total, exact) = match query.counted(counts, lanes) {
                 Some(total) => (total, true),
-                None => (count_by_lane(connection, &query, lanes)?, false),
+                None => {
+                    let total = count_by_lane(connection, query, lanes)?;
+                    (total, total < lists::COUNT_LIMIT as u64)
+                }
             };
-            (ids, (total + more, exact || total < lists::COUNT_LIMIT as u64), None)
+            Ok(Selected {
+                ids: query.page_of(ids),
+                total: total + all_named.ids.len() as u64,
+                total_is_exact: exact && all_named.end.is_none(),
+                end,
+            })
         }
         Source::DeadLetterMatches(lanes) => {
-            let lanes = lists::failing_of(lanes, &counts);
-            let all = dead_letters_of(connection, &query, &lanes, query.upper)?;
-            let total = (all.ids.len() as u64, all.end.is_none());
-            let page = if query.before == query.upper {
-                all
-            } else {
-                dead_letters_of(connection, &query, &lanes, query.before)?
-            };
-            (query.cut(page.ids), total, page.end)
+            let lanes = lists::failing_of(lanes, counts);
+            let all = dead_letters_of(connection, query, &lanes, query.allowed)?;
+            let (total, total_is_exact) = (all.ids.len() as u64, all.end.is_none());
+            let page = if is_first { all } else { dead_letters_of(connection, query, &lanes, query.page)? };
+            Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
-        Source::Label { .. } | Source::Correlation(_) => {
-            let all = ids_by_label(connection, &query, query.upper)?;
-            let complete = all.len() < lists::COUNT_LIMIT;
-            let counted = matching(connection, &query, all)?;
-            let total = (counted.len() as u64, complete);
-            let (page, end) = if complete {
-                (counted.into_iter().filter(|id| query.is_on_page(*id)).collect(), None)
-            } else {
-                labelled(connection, &query)?
-            };
-            (query.cut(page), total, end)
+        Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
+            let all = compared(connection, query, query.allowed)?;
+            let (total, total_is_exact) = (all.ids.len() as u64, all.end.is_none());
+            let mut page = all;
+            if total_is_exact {
+                page.ids.retain(|id| query.page.contains(*id));
+            } else if !is_first {
+                page = compared(connection, query, query.page)?;
+            }
+            Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
-    };
-    let next = query.next(&ids, end);
+    }
+}
+
+fn by_priority(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<Listed> {
+    let mut sorted = PriorityPage::new(filter, page)?;
+    while let Some((filter, span)) = sorted.next_search() {
+        sorted.add(find(connection, shared, &filter, span)?);
+    }
+    Ok(sorted.listed())
+}
+
+fn by_time(
+    connection: &Connection,
+    shared: &Shared,
+    filter: &Filter,
+    page: Page,
+    selected: &Selected,
+) -> Result<Listed> {
+    let newest = find(connection, shared, filter, Span::newest(lists::COUNT_LIMIT))?;
+    let is_complete = newest.next.is_none() || selected.total_is_exact && selected.total == newest.ids.len() as u64;
+    page_by_key(sort_keys(connection, page.sort.by, &newest.ids)?, page, is_complete)
+}
+
+/// Returns the jobs as lists show them: with their last attempt and last message, without log and steps.
+fn views(connection: &Connection, shared: &Shared, ids: &[JobId]) -> Result<Vec<JobView>> {
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
-        if let Some(row) = job_row(connection, shared, id)? {
-            let location = location(connection, row.lane.id, id)?;
+        if let Some(row) = job_row(connection, shared, *id)? {
+            let location = location(connection, row.lane.id, *id)?;
             rows.push((row, location));
         }
     }
     let job_workers = job_workers(connection, rows.iter().filter_map(|(_, location)| location.worker_id()))?;
     let mut jobs = Vec::with_capacity(rows.len());
     for (row, location) in rows {
-        let mut view = assemble::view(row, location, Details::default(), &job_workers)?;
+        let details = last_details(connection, row.id)?;
+        let mut view = assemble::view(row, location, details, &job_workers)?;
         view.execution_log = Vec::new();
         jobs.push(view);
     }
-    Ok(JobPage { jobs, total: total.0, total_is_exact: total.1, next })
+    Ok(jobs)
 }
 
 /// Returns the ids of one page, without counting.
-pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, page: Page) -> Result<JobIdPage> {
-    shared.lanes.insert(lanes(connection)?);
-    let query = ListQuery::new(filter, page, &shared.lanes.all())?;
-    let (ids, end) = match &query.source {
-        Source::Lanes(lanes) => (ids_by_lane(connection, &query, lanes, ids_by_name(connection, &query)?)?, None),
+pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, span: Span) -> Result<JobIdPage> {
+    let query = query(connection, shared, filter, span)?;
+    let window = match &query.source {
+        Source::Lanes(lanes) => {
+            let named = ids_by_name(connection, &query, query.page)?;
+            let ids = ids_by_lane(connection, &query, lanes, query.page, query.wanted)?;
+            let ids = query.certain(ids.into_iter().chain(named.ids).collect(), named.end);
+            Window { ids, end: named.end }
+        }
         Source::DeadLetterMatches(lanes) => {
             let lanes = lists::failing_of(lanes, &counts(connection)?);
-            let found = dead_letters_of(connection, &query, &lanes, query.before)?;
-            (query.cut(found.ids), found.end)
+            dead_letters_of(connection, &query, &lanes, query.page)?
         }
-        Source::Label { .. } | Source::Correlation(_) => {
-            let (found, end) = labelled(connection, &query)?;
-            (query.cut(found), end)
+        Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
+            compared(connection, &query, query.page)?
         }
     };
-    let next = query.next(&ids, end);
+    let ids = query.page_of(window.ids);
+    let next = query.next(&ids, window.end);
     Ok(JobIdPage { ids, next })
 }
 
-/// Returns matching ids from the page on, and where the search ended, if not with the last job.
-pub fn labelled(connection: &Connection, query: &ListQuery) -> Result<(Vec<JobId>, Option<JobId>)> {
-    let all = ids_by_label(connection, query, query.before)?;
-    let end = all.last().copied().filter(|_| all.len() >= lists::COUNT_LIMIT);
-    Ok((matching(connection, query, all)?, end))
+/// Returns the first candidates that match the whole filter.
+fn compared(connection: &Connection, query: &ListQuery, range: Range) -> Result<Window> {
+    let Window { ids, end } = query.window(candidates(connection, query, range)?);
+    Ok(Window { ids: matching(connection, query, ids)?, end })
 }
 
-pub fn dead_letters_of(
-    connection: &Connection,
-    query: &ListQuery,
-    lanes: &[LaneId],
-    before: JobId,
-) -> Result<DeadLetterMatches> {
-    let mut found = dead_letters::search(connection, query, lanes, before)?;
-    if query.asks_for_more() {
+/// Returns the ids that the narrowest index gives, before the rest of the filter is compared.
+fn candidates(connection: &Connection, query: &ListQuery, range: Range) -> Result<Vec<JobId>> {
+    match &query.source {
+        Source::Label { kind, value } => ids_by_label(connection, query, *kind, value, range),
+        Source::Correlation(text) => ids_by_correlation(connection, query, text, range),
+        Source::Scan { lanes, name } => {
+            let mut ids = ids_by_lane(connection, query, lanes, range, lists::COUNT_LIMIT)?;
+            if let Some(name) = name {
+                ids.extend(ids_by_label(connection, query, LabelKind::Name, name, range)?);
+            }
+            Ok(ids)
+        }
+        Source::Lanes(_) | Source::DeadLetterMatches(_) => Ok(Vec::new()),
+    }
+}
+
+pub fn dead_letters_of(connection: &Connection, query: &ListQuery, lanes: &[LaneId], range: Range) -> Result<Window> {
+    let mut found = dead_letters::search(connection, query, lanes, range)?;
+    if query.compares_more_than_error() {
         found.ids = matching(connection, query, found.ids)?;
     }
     Ok(found)
@@ -119,9 +201,13 @@ pub fn matching(connection: &Connection, query: &ListQuery, ids: Vec<JobId>) -> 
     for id in ids {
         if let Some((lane, correlation, options)) = row_of(connection, id)?
             && let Some(state) = state_of(connection, id)?
-            && query.matches(&Candidate { id, state, lane, correlation: correlation.as_deref(), options: &options })
         {
-            found.push(id);
+            let correlation = correlation.as_deref();
+            let last_run =
+                if query.compares_last_run() { last_run(connection, lane, id, state)? } else { LastRun::default() };
+            if query.matches(&Candidate { id, state, lane, correlation, options: &options, last_run }) {
+                found.push(id);
+            }
         }
     }
     Ok(found)
@@ -135,32 +221,48 @@ pub fn row_of(connection: &Connection, id: JobId) -> Result<Option<(LaneId, Opti
     row.map(|(lane, correlation, options)| Ok((lane, correlation, parse_options(options.as_deref())?))).transpose()
 }
 
-/// Returns jobs of other lanes whose id, correlation id or key is exactly the search text.
-pub fn ids_by_name(connection: &Connection, query: &ListQuery) -> Result<Vec<JobId>> {
-    let Some(text) = query.search() else { return Ok(Vec::new()) };
-    let mut ids = key_holders(connection, text)?;
+/// Returns jobs of other lanes that the search text names: a part of their name, or exactly their id, correlation id or key.
+pub fn ids_by_name(connection: &Connection, query: &ListQuery, range: Range) -> Result<Window> {
+    let Some(text) = query.search() else { return Ok(Window::default()) };
+    let Window { mut ids, end } = ids_by_part_of_name(connection, query, range)?;
+    ids.extend(key_jobs(connection, text)?);
     ids.extend(text.parse::<JobId>().ok());
-    ids.extend(ids_by_correlation(connection, query, text, query.upper)?);
-    ids.sort_unstable_by(|a, b| b.cmp(a));
-    ids.dedup();
-    ids.retain(|id| *id < query.upper && *id >= query.from);
+    ids.extend(ids_by_correlation(connection, query, text, range)?);
+    query.sort(&mut ids);
+    ids.retain(|id| range.contains(*id));
     let mut named = Vec::new();
     for id in matching(connection, query, ids)? {
         if !lane_and_options(connection, id)?.is_some_and(|(lane, _)| query.is_in_lanes(lane)) {
             named.push(id);
         }
     }
-    Ok(named)
+    Ok(Window { ids: named, end })
 }
 
-/// Returns the newest matching ids: the newest of each lane and table, merged.
+/// Searches the newest (or oldest) names that differ from the type.
+fn ids_by_part_of_name(connection: &Connection, query: &ListQuery, range: Range) -> Result<Window> {
+    let mut scan = LaneSearch::default();
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT id, value FROM label INDEXED BY label_name WHERE kind = {NAME_LABEL} AND id < ? AND id >= ?
+         ORDER BY id {} LIMIT ?",
+        query.order()
+    ))?;
+    let mut rows = statement.query((range.before.0, range.from.0, lists::COUNT_LIMIT as i64))?;
+    while let Some(row) = rows.next()? {
+        scan.record(JobId(row.get(0)?), query.finds_name(&row.get::<_, String>(1)?));
+    }
+    Ok(scan.window(lists::COUNT_LIMIT))
+}
+
+/// Returns the newest ids of each lane and table.
 pub fn ids_by_lane(
     connection: &Connection,
     query: &ListQuery,
     lanes: &[LaneId],
-    named: Vec<JobId>,
+    range: Range,
+    wanted: usize,
 ) -> Result<Vec<JobId>> {
-    let mut ids: Vec<JobId> = named.into_iter().filter(|id| query.is_on_page(*id)).collect();
+    let mut ids = Vec::new();
     let first = |location: &str, state: &str| {
         let order = query.order();
         format!(
@@ -175,17 +277,17 @@ pub fn ids_by_lane(
             |state| first("ended", &format!("AND state = {state}")),
         ) {
             let mut statement = connection.prepare_cached(&sql)?;
-            let rows = statement
-                .query_map((lane, query.before.0, query.from.0, query.wanted as i64), |r| r.get::<_, Uuid>(0))?;
+            let rows =
+                statement.query_map((lane, range.before.0, range.from.0, wanted as i64), |r| r.get::<_, Uuid>(0))?;
             for id in rows {
                 ids.push(JobId(id?));
             }
         }
     }
     if query.includes_in_flight() {
-        ids.extend(in_flight_ids(connection, query, lanes, query.before, query.wanted)?);
+        ids.extend(in_flight_ids(connection, query, lanes, range, wanted)?);
     }
-    Ok(query.cut_sorted(ids))
+    Ok(ids)
 }
 
 /// Returns jobs in flight. There are few at any time.
@@ -193,7 +295,7 @@ pub fn in_flight_ids(
     connection: &Connection,
     query: &ListQuery,
     lanes: &[LaneId],
-    before: JobId,
+    range: Range,
     limit: usize,
 ) -> Result<Vec<JobId>> {
     let mut in_flight = Vec::new();
@@ -201,9 +303,9 @@ pub fn in_flight_ids(
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let ids: Vec<u8> = row.get(0)?;
-        in_flight.extend(claim_jobs(&ids, None).into_iter().map(|(id, _)| id));
+        in_flight.extend(decode_claimed_jobs(&ids, None).into_iter().map(|(id, _)| id));
     }
-    in_flight.retain(|id| *id < before && *id >= query.from);
+    in_flight.retain(|id| range.contains(*id));
     query.sort(&mut in_flight);
     let mut ids = Vec::new();
     for id in in_flight {
@@ -233,53 +335,52 @@ pub fn count_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId
             let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
             let count: i64 = connection
                 .prepare_cached(&sql)?
-                .query_row((lane, query.upper.0, query.from.0, left), |row| row.get(0))?;
+                .query_row((lane, query.allowed.before.0, query.allowed.from.0, left), |row| row.get(0))?;
             total += count.unsigned_abs();
         }
     }
     if query.includes_in_flight() {
-        total += in_flight_ids(connection, query, lanes, query.upper, lists::COUNT_LIMIT)?.len() as u64;
+        total += in_flight_ids(connection, query, lanes, query.allowed, lists::COUNT_LIMIT)?.len() as u64;
     }
     Ok(total)
 }
 
-pub fn ids_by_label(connection: &Connection, query: &ListQuery, before: JobId) -> Result<Vec<JobId>> {
-    match &query.source {
-        Source::Label { kind, value } => {
-            let mut statement = connection.prepare_cached(&format!(
-                "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
-                query.order()
-            ))?;
-            let limit = lists::COUNT_LIMIT as i64;
-            let ids = statement
-                .query_map((*kind as i16, value, before.0, query.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
-                .collect::<rusqlite::Result<_>>();
-            Ok(ids?)
-        }
-        Source::Correlation(text) => ids_by_correlation(connection, query, text, before),
-        Source::Lanes(_) | Source::DeadLetterMatches(_) => Ok(Vec::new()),
-    }
+pub fn ids_by_label(
+    connection: &Connection,
+    query: &ListQuery,
+    kind: LabelKind,
+    value: &str,
+    range: Range,
+) -> Result<Vec<JobId>> {
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT id FROM label WHERE kind = ? AND value = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
+        query.order()
+    ))?;
+    let limit = lists::COUNT_LIMIT as i64;
+    let ids = statement
+        .query_map((kind as i16, value, range.before.0, range.from.0, limit), |row| Ok(JobId(row.get(0)?)))?
+        .collect::<rusqlite::Result<_>>();
+    Ok(ids?)
 }
 
 /// A job without a correlation id of its own has its id as one.
-pub fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, before: JobId) -> Result<Vec<JobId>> {
+pub fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, range: Range) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = connection
         .prepare_cached(&format!(
             "SELECT id FROM job WHERE correlation = ? AND id < ? AND id >= ? ORDER BY id {} LIMIT ?",
             query.order()
         ))?
-        .query_map((text, before.0, query.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
+        .query_map((text, range.before.0, range.from.0, lists::COUNT_LIMIT as i64), |row| Ok(JobId(row.get(0)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    if let Some(own) = text.parse::<JobId>().ok().filter(|id| *id < before && *id >= query.from)
+    if let Some(own) = text.parse::<JobId>().ok().filter(|id| range.contains(*id))
         && connection.prepare_cached("SELECT 1 FROM job WHERE id = ? AND correlation IS NULL")?.exists([own.0])?
     {
         ids.push(own);
     }
-    query.sort(&mut ids);
     Ok(ids)
 }
 
-pub fn key_holders(connection: &Connection, key: &str) -> Result<Vec<JobId>> {
+pub fn key_jobs(connection: &Connection, key: &str) -> Result<Vec<JobId>> {
     let mut statement = connection
         .prepare_cached(sql!("SELECT id FROM job_key WHERE kind IN ({IDEMPOTENCY_KEY}, {UNIQUE_KEY}) AND key = ?"))?;
     let ids = statement.query_map([key], |row| Ok(JobId(row.get(0)?)))?.collect::<rusqlite::Result<_>>();

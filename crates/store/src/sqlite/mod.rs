@@ -1,11 +1,13 @@
 //! The embedded engine: one writer thread that commits in groups, and a few readers.
 
+mod api_keys;
 mod audit;
 mod bulk;
 mod change;
 mod claim;
 pub mod doctor;
 mod due;
+mod history;
 mod end;
 pub mod events;
 mod release;
@@ -15,21 +17,29 @@ mod dead_letters;
 pub mod limited_claim;
 mod jobs;
 mod list;
+mod machines;
 mod nodes;
 mod outbox_dlq;
 mod worker_reads;
-mod note;
+mod run_updates;
 mod outbox;
 mod read;
 mod rules;
 mod schedules;
+mod search;
 mod position;
 mod submit;
+mod tasks;
 mod webhooks;
 mod workers;
 mod writer;
 
-use std::{fs, path::Path, sync::Arc, sync::atomic::AtomicBool};
+use std::{
+    fs,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use async_trait::async_trait;
 use faena_domain::Timestamp;
@@ -38,8 +48,8 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
 use crate::{
-    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, lanes::LaneCache, migrate,
-    rules::RuleCache,
+    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
+    migrate, rules::RuleCache, tasks::MachineCache,
 };
 use writer::Writer;
 
@@ -48,7 +58,7 @@ pub struct Sqlite {
     writer: Writer,
     readers: Arc<Readers>,
     signals: broadcast::Sender<Signal>,
-    /// Locked while this process uses the file, so that a second server is refused. Unlocked when the store is closed.
+    /// Locked while this process uses the file, so that a second server does not start. Unlocked when the store is closed.
     lock: Mutex<Option<fs::File>>,
 }
 
@@ -56,6 +66,8 @@ pub struct Sqlite {
 pub struct Shared {
     pub lanes: LaneCache,
     pub rules: RuleCache,
+    pub api_keys: ApiKeyCache,
+    pub machines: MachineCache,
     pub round_robin: RoundRobin,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
@@ -73,20 +85,27 @@ impl Sqlite {
         let path = path.to_owned();
         tokio::task::spawn_blocking(move || Self::open_blocking(Path::new(&path), options))
             .await
-            .map_err(|e| StoreError::Broken(Cause::of(e)))?
+            .map_err(|e| StoreError::Internal(Cause::of(e)))?
     }
 
     fn open_blocking(path: &Path, options: StoreOptions) -> Result<Sqlite> {
         let setup = |what: String| StoreError::Setup(what);
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(|e| {
+            // Only the owner may read the payloads of jobs. A folder that exists keeps its permissions.
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| {
                 setup(format!("cannot create the folder {}: {e}; choose another with DATABASE_URL", folder.display()))
             })?;
         }
         let lock = lock_file(path)?;
+        create_private(path).map_err(|e| {
+            setup(format!(
+                "cannot write {}: {e}; check the folder's owner, or choose another with DATABASE_URL",
+                path.display()
+            ))
+        })?;
         let writer = connect(path, 16_384).map_err(|e| opening(path, e))?;
         prepare_schema(&writer, &options).map_err(|e| match e {
-            StoreError::Unavailable(cause) | StoreError::Broken(cause) => {
+            StoreError::Unavailable(cause) | StoreError::Internal(cause) => {
                 setup(format!("cannot use {}: {cause}", path.display()))
             }
             other => other,
@@ -104,11 +123,14 @@ impl Sqlite {
         let shared = Arc::new(Shared {
             lanes: LaneCache::default(),
             rules: RuleCache::default(),
+            api_keys: ApiKeyCache::default(),
+            machines: MachineCache::default(),
             round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
         });
         shared.lanes.insert(read::lanes(&writer)?);
         shared.rules.set(rules::load(&writer)?);
+        shared.api_keys.set(api_keys::list(&writer)?);
         events::switch(&writer, &shared, Timestamp::now())?;
         let (signals, _) = broadcast::channel(4_096);
         let writer = Writer::start(writer, shared.clone(), signals.clone());
@@ -130,7 +152,7 @@ impl Sqlite {
             work(&snapshot, &shared)
         })
         .await
-        .map_err(|e| StoreError::Broken(Cause::of(e)))?
+        .map_err(|e| StoreError::Internal(Cause::of(e)))?
     }
 }
 
@@ -146,13 +168,22 @@ impl Sqlite {
     }
 }
 
+/// Creates the database file for its owner alone, unless it exists. SQLite gives its other files the same permissions.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    match fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn lock_file(path: &Path) -> Result<fs::File> {
     let name = format!("{}.lock", path.display());
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&name).map_err(|e| {
-        StoreError::Setup(format!(
-            "cannot write {name}: {e}; check the folder's owner, or choose another with DATABASE_URL"
-        ))
-    })?;
+    let file =
+        fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&name).map_err(|e| {
+            StoreError::Setup(format!(
+                "cannot write {name}: {e}; check the folder's owner, or choose another with DATABASE_URL"
+            ))
+        })?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(StoreError::Setup(format!(
@@ -240,7 +271,7 @@ impl Store for Sqlite {
         self.signals.subscribe()
     }
 
-    fn engine(&self) -> &'static str {
+    fn database_kind(&self) -> &'static str {
         "sqlite"
     }
 

@@ -12,8 +12,11 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    GracePeriods, NodeInfo, NodeStore, Poll, Recovered, Result, disposition::ReleaseReason, sql::sql,
-    workers::ServerExit,
+    GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
+    disposition::ReleaseReason,
+    nodes::{inputs_text, read_inputs},
+    sql::sql,
+    workers::NodeExit,
 };
 
 #[async_trait]
@@ -33,22 +36,36 @@ impl NodeStore for Sqlite {
         self.writer.call(move |tx| leave(tx, node, grace_periods, now)).await
     }
 
-    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+    async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts> {
         self.writer.call(move |tx| recover(tx, grace_periods, now)).await
     }
 
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, before: Timestamp, now: Timestamp) -> Result<usize> {
-        // SQLite: a claim is lost only if its answer was lost, which is rare. So a read looks for lost claims first,
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize> {
+        // SQLite: a claim is lost only if the response with its jobs was lost, which is rare. So a read looks for lost claims first,
         // and the writer is usually not needed.
-        let lost = self.read(move |connection, _| unknown_claims(connection, node, &known, before)).await?;
+        let lost = self.read(move |connection, _| unknown_claims(connection, node, &known, cutoff)).await?;
         if lost.is_empty() {
             return Ok(0);
         }
-        self.writer.call(move |tx| return_claims(tx, &lost, UNDELIVERED, now)).await
+        self.writer.call(move |tx| requeue_claims(tx, &lost, UNDELIVERED, now)).await
+    }
+
+    async fn metrics_lease(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
+        // SQLite: there is one node, so it always has the lease.
+        let _ = (node, lease_ms, now);
+        Ok(true)
     }
 
     async fn poll(&self, node: NodeId, _now: Timestamp) -> Result<Poll> {
         self.read(move |connection, _| read::poll(connection, node)).await
+    }
+
+    async fn node_report(&self, node: NodeId, inputs: Vec<InputView>) -> Result<()> {
+        self.writer.call(move |tx| report(tx, node, &inputs)).await
+    }
+
+    async fn node_reports(&self, _now: Timestamp) -> Result<Vec<NodeReport>> {
+        self.read(|connection, _| reports(connection)).await
     }
 }
 
@@ -74,31 +91,32 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
         )?
         .query_map([node.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let returned = return_claims(tx, &runs, "its server stopped", now)?;
+    let returned = requeue_claims(tx, &runs, "its server stopped", now)?;
+    // `live_workers` returns a bounded number per call.
     loop {
         let live = live_workers(tx, "node = ?", &[&node.0])?;
         if live.is_empty() {
             break;
         }
         for worker in live {
-            detach(tx, &worker, ServerExit::Stopped, grace_periods, now)?;
+            detach(tx, &worker, NodeExit::Stopped, grace_periods, now)?;
         }
     }
     tx.connection.execute("DELETE FROM node WHERE id = ?", [node.0])?;
-    webhooks::free(tx, now)?;
+    webhooks::release_abandoned(tx, now)?;
     Ok(returned)
 }
 
-/// Returns the claims made before `before` that are not in `known`.
+/// Returns the claims made before `cutoff` that are not in `known`.
 ///
-/// Reads the claims of this node, and of workers that have been connected to it since before `before`.
-pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], before: Timestamp) -> Result<Vec<Run>> {
+/// Reads the claims of this node, and of workers connected to it since before `cutoff`.
+pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], cutoff: Timestamp) -> Result<Vec<Run>> {
     let runs: Vec<Run> = connection
         .prepare_cached(
             "SELECT run FROM claim WHERE claimed_at < ?2 AND (owner = ?1 OR owner IN (
                  SELECT id FROM worker WHERE node = ?1 AND ended_at IS NULL AND connected_at < ?2))",
         )?
-        .query_map((node.0, before.as_ms()), |row| row.get(0))?
+        .query_map((node.0, cutoff.as_ms()), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     Ok(runs.into_iter().filter(|run| !known.contains(run)).collect())
 }
@@ -106,25 +124,40 @@ pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], befo
 /// Log text of a job whose claim never reached its worker.
 pub const UNDELIVERED: &str = "the claim did not reach its worker";
 
-pub fn return_claims(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
-    let freed = release_claims(tx, runs, ReleaseReason::Left { text, worker: None }, now)?;
-    Ok(freed.returned + freed.orphaned)
+pub fn requeue_claims(tx: &Tx, runs: &[Run], text: &str, now: Timestamp) -> Result<usize> {
+    let released = release_claims(tx, runs, ReleaseReason::Left { text, worker: None, was_starting: false }, now)?;
+    Ok(released.returned + released.orphaned)
 }
 
-/// Releases claims without an owner, and detaches workers from dead servers; a bounded number of each.
-pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<Recovered> {
+/// Releases claims without an owner, and detaches workers from dead nodes; a bounded number of each.
+pub fn recover(tx: &Tx, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts> {
     // SQLite: the table `node` contains only the running process; opening the file removed all earlier rows.
     for worker in live_workers(tx, "node IS NOT NULL AND node NOT IN (SELECT id FROM node)", &[])? {
-        detach(tx, &worker, ServerExit::Died, grace_periods, now)?;
+        detach(tx, &worker, NodeExit::Died, grace_periods, now)?;
     }
-    webhooks::free(tx, now)?;
+    webhooks::release_abandoned(tx, now)?;
     let runs: Vec<Run> = tx
         .connection
         .prepare(&format!("SELECT run FROM claim WHERE {OWNERLESS} ORDER BY run LIMIT 20"))?
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let freed = release_claims(tx, &runs, ReleaseReason::Died { delay_ms: grace_periods.orphan_delay_ms }, now)?;
-    Ok(Recovered { nodes: usize::from(!runs.is_empty()), ..freed })
+    let released = release_claims(tx, &runs, ReleaseReason::Died { delay_ms: grace_periods.orphan_delay_ms }, now)?;
+    Ok(RecoveryCounts { nodes: usize::from(!runs.is_empty()), ..released })
+}
+
+pub fn report(tx: &Tx, node: NodeId, inputs: &[InputView]) -> Result<()> {
+    tx.connection.execute("UPDATE node SET inputs = ? WHERE id = ?", (inputs_text(inputs), node.0))?;
+    Ok(())
+}
+
+pub fn reports(connection: &Connection) -> Result<Vec<NodeReport>> {
+    // SQLite: the table contains only the running process, whose lease is the lock on the file.
+    let mut statement = connection.prepare_cached("SELECT id, name, inputs FROM node ORDER BY started_at, id")?;
+    let rows = statement.query_map([], |row| {
+        let inputs: String = row.get(2)?;
+        Ok(NodeReport { node: NodeId(row.get(0)?), name: row.get(1)?, inputs: read_inputs(&inputs) })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 /// SQL condition for claims whose owner no longer exists, no matter which node removed the owner, or when.

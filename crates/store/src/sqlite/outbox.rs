@@ -9,20 +9,20 @@ use super::{
     Sqlite,
     events::{self, from_glob},
     inbox,
-    outbox_dlq::{dead, replay, republish, resolve},
+    outbox_dlq::{dead, dead_total, replay, republish, resolve},
     writer::Tx,
 };
 use crate::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
-    Partition, Republish, Result, SinkView, Submitted,
-    outbox::{self, COUNTED, Lease, PartitionLeases, counted},
+    Partition, PublishingNode, Republish, Result, SinkView, Submitted,
+    outbox::{self, Lease, MAX_COUNTED, PartitionLeases, rejected_while_owned},
 };
 
 #[async_trait]
 impl OutboxStore for Sqlite {
     async fn outbox_take(&self, request: OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
-        let asked = request.clone();
-        if let Some(taken) = self.read(move |connection, _| peek(connection, &asked, now)).await? {
+        let peeked = request.clone();
+        if let Some(taken) = self.read(move |connection, _| peek(connection, &peeked, now)).await? {
             return Ok(taken);
         }
         self.writer.call(move |tx| take(tx, &request, now)).await
@@ -54,6 +54,10 @@ impl OutboxStore for Sqlite {
 
     async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>> {
         self.read(move |connection, _| dead(connection, &filter, after, limit)).await
+    }
+
+    async fn outbox_dead_total(&self, filter: DeadFilter) -> Result<u64> {
+        self.read(move |connection, _| dead_total(connection, &filter)).await
     }
 
     async fn outbox_replay(
@@ -98,11 +102,12 @@ impl OutboxStore for Sqlite {
 /// A sink with a live subscription.
 struct Sink {
     id: i64,
+    /// Events of a subject wait for an earlier event of that subject that became a dead letter.
     park: bool,
 }
 
-/// Reads due events if the leases are as they should be. SQLite: without the writer, so that a node that has nothing to write
-/// does not wait.
+/// Reads due events, unless the leases must be rebalanced first. SQLite: reads without the writer connection, so that a node
+/// with nothing to write does not wait for it.
 pub fn peek(connection: &Connection, request: &OutboxTakeRequest, now: Timestamp) -> Result<Option<OutboxTaken>> {
     let Some(sink) = live_sink(connection, &request.sink, now)? else { return Ok(Some(OutboxTaken::default())) };
     let partition_leases = partition_leases(connection, &sink)?;
@@ -115,7 +120,7 @@ pub fn peek(connection: &Connection, request: &OutboxTakeRequest, now: Timestamp
 pub fn take(tx: &Tx, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     let Some(sink) = live_sink(tx.connection, &request.sink, now)? else { return Ok(OutboxTaken::default()) };
     if let Some(leases) = partition_leases(tx.connection, &sink)?.rebalance(request, now) {
-        claim(tx, request, &sink, &leases, now)?;
+        store_leases(tx, request, &sink, &leases, now)?;
     }
     let owned = partition_leases(tx.connection, &sink)?.owned_by(request.node, now);
     read(tx.connection, request, &sink, owned, now)
@@ -147,7 +152,7 @@ fn partition_leases(connection: &Connection, sink: &Sink) -> Result<PartitionLea
     Ok(PartitionLeases { leases, nodes })
 }
 
-fn claim(tx: &Tx, request: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
+fn store_leases(tx: &Tx, request: &OutboxTakeRequest, sink: &Sink, leases: &[Lease], now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
             "INSERT INTO outbox_node (sink, node, until) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET until = excluded.until",
@@ -192,8 +197,8 @@ fn read(
 
 /// Reads up to `share` events of each partition.
 ///
-/// Skips subjects with an earlier event that is late, subjects parked behind a dead letter, and everything behind a rejected
-/// event.
+/// Skips an event if an earlier event of its subject is not yet due or was rejected, or is a dead letter for which the
+/// sink parks the subject.
 fn due(
     connection: &Connection,
     request: &OutboxTakeRequest,
@@ -235,7 +240,7 @@ pub fn settle(tx: &Tx, name: &str, owned: &[Partition], results: &[OutboxResult]
     let mut sent = 0;
     let mut remove =
         tx.connection.prepare_cached("DELETE FROM outbox WHERE sink = ? AND partition = ? AND position = ?")?;
-    for result in results.iter().filter(|result| result.refused.is_none()) {
+    for result in results.iter().filter(|result| result.rejected.is_none()) {
         sent += remove.execute((sink, result.partition, result.position))?;
     }
     if sent > 0 {
@@ -243,26 +248,26 @@ pub fn settle(tx: &Tx, name: &str, owned: &[Partition], results: &[OutboxResult]
             .prepare_cached("UPDATE subscription SET sent = sent + ? WHERE id = ?")?
             .execute((i64::try_from(sent).unwrap_or(0), sink))?;
     }
-    if results.iter().any(|result| result.refused.is_some()) {
-        refuse(tx, name, sink, owned, results, now)?;
+    if results.iter().any(|result| result.rejected.is_some()) {
+        reject(tx, name, sink, owned, results, now)?;
     }
     Ok(())
 }
 
-fn refuse(tx: &Tx, name: &str, sink: i64, owned: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
+fn reject(tx: &Tx, name: &str, sink: i64, owned: &[Partition], results: &[OutboxResult], now: Timestamp) -> Result<()> {
     let epochs: Vec<(i16, i64)> = tx
         .connection
         .prepare_cached("SELECT partition, epoch FROM outbox_lease WHERE sink = ?")?
         .query_map([sink], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    for result in counted(results, owned, &epochs) {
+    for result in rejected_while_owned(results, owned, &epochs) {
         let attempts: Option<u32> = tx
             .connection
             .prepare_cached(
                 "UPDATE outbox SET attempts = attempts + 1, due_at = max(?, 1), error = ?
                  WHERE sink = ? AND partition = ? AND position = ? RETURNING attempts",
             )?
-            .query_row((result.again_at.as_ms(), &result.refused, sink, result.partition, result.position), |row| {
+            .query_row((result.retry_at.as_ms(), &result.rejected, sink, result.partition, result.position), |row| {
                 row.get(0)
             })
             .optional()?;
@@ -327,7 +332,7 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
                 (SELECT count(*) FROM (SELECT 1 FROM outbox_dlq d WHERE d.sink = s.name AND d.resolved_at IS NULL LIMIT ?1))
          FROM subscription s WHERE s.queued ORDER BY s.name",
     )?;
-    let rows = statement.query_map([COUNTED], |row| {
+    let rows = statement.query_map([MAX_COUNTED], |row| {
         let view = SinkView {
             name: row.get(1)?,
             types: Vec::new(),
@@ -338,7 +343,7 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
             pending: u64::try_from(row.get::<_, i64>(6)?).unwrap_or(0),
             oldest_pending_at: row.get::<_, Option<i64>>(7)?.map(Timestamp::from_ms),
             dead: u64::try_from(row.get::<_, i64>(8)?).unwrap_or(0),
-            holders: Vec::new(),
+            nodes: Vec::new(),
         };
         Ok((row.get::<_, i64>(0)?, view))
     })?;
@@ -349,11 +354,11 @@ pub fn sinks(connection: &Connection, now: Timestamp) -> Result<Vec<SinkView>> {
             .prepare_cached("SELECT pattern FROM subscription_pattern WHERE subscription = ? ORDER BY pattern")?
             .query_map([id], |row| Ok(from_glob(&row.get::<_, String>(0)?)))?
             .collect::<rusqlite::Result<_>>()?;
-        view.holders = connection
+        view.nodes = connection
             .prepare_cached(
                 "SELECT node, count(*) FROM outbox_lease WHERE sink = ? AND node IS NOT NULL AND until > ? GROUP BY node ORDER BY node",
             )?
-            .query_map((id, now.as_ms()), |row| Ok((NodeId(row.get(0)?), row.get(1)?)))?
+            .query_map((id, now.as_ms()), |row| Ok(PublishingNode { node_id: NodeId(row.get(0)?), partitions: row.get(1)? }))?
             .collect::<rusqlite::Result<_>>()?;
         views.push(view);
     }

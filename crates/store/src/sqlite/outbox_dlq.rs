@@ -6,14 +6,18 @@ use uuid::Uuid;
 
 use super::{audit, events::glob, outbox::id_of, writer::Tx};
 use crate::{
-    DeadEvent, DeadFilter, Republish, Result,
-    outbox::{self, DEAD_COLUMNS, REPLAYED, REPLAYED_AT_ONCE, REPUBLISHED_AT_ONCE, due_at, partition_of},
+    COUNT_LIMIT, DeadEvent, DeadFilter, Republish, Result,
+    outbox::{self, MAX_REPLAY_BATCH, MAX_REPUBLISHED, REPLAYED, due_at, partition_of},
 };
 
 /// Selects matching dead letters. SQLite: ids are passed as a JSON list of hex numbers.
 pub const MATCHES: &str = "(?1 IS NULL OR d.sink = ?1) AND (?2 IS NULL OR d.event_type GLOB ?2) AND (?3 IS NULL OR d.aggregate_id = ?3)
     AND (?4 IS NULL OR d.moved_at >= ?4) AND (?5 IS NULL OR d.moved_at < ?5) AND (?6 IS NULL OR (d.resolved_at IS NOT NULL) = ?6)
     AND (?7 IS NULL OR d.id IN (SELECT unhex(value) FROM json_each(?7)))";
+
+/// The columns that `dead_row` reads.
+const COLUMNS: &str = "id, sink, original_event_id, aggregate_id, aggregate_type, event_type, payload, metadata, error_message, \
+     retry_count, original_created_at, moved_at, resolved_at, resolved_by, resolution_notes";
 
 pub type DeadFilterArgs<'a> =
     (&'a Option<String>, Option<String>, Option<Uuid>, Option<i64>, Option<i64>, Option<bool>, Option<String>);
@@ -36,11 +40,17 @@ pub fn dead(connection: &Connection, filter: &DeadFilter, after: Option<Uuid>, l
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = connection
         .prepare_cached(&format!(
-            "SELECT {DEAD_COLUMNS} FROM outbox_dlq d WHERE {MATCHES} AND (?8 IS NULL OR d.id < ?8) ORDER BY d.id DESC LIMIT ?9"
+            "SELECT {COLUMNS} FROM outbox_dlq d WHERE {MATCHES} AND (?8 IS NULL OR d.id < ?8) ORDER BY d.id DESC LIMIT ?9"
         ))?
         .query_map((sink, kind, aggregate, from, to, resolved, ids, after, limit), dead_row)?
         .collect::<rusqlite::Result<_>>()?;
     Ok(rows)
+}
+
+pub fn dead_total(connection: &Connection, filter: &DeadFilter) -> Result<u64> {
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM outbox_dlq d WHERE {MATCHES} LIMIT {COUNT_LIMIT})");
+    let total: i64 = connection.prepare_cached(&sql)?.query_row(dead_filter_args(filter), |row| row.get(0))?;
+    Ok(total.unsigned_abs())
 }
 
 pub fn dead_row(row: &Row) -> rusqlite::Result<DeadEvent> {
@@ -73,7 +83,7 @@ pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, n
              WHERE d.resolved_at IS NULL AND {MATCHES} AND EXISTS (SELECT 1 FROM event e WHERE e.position = d.position)
              ORDER BY d.position, d.id LIMIT ?8"
         ))?
-        .query_map((sink, kind, aggregate, from, to, resolved, ids, REPLAYED_AT_ONCE), |row| {
+        .query_map((sink, kind, aggregate, from, to, resolved, ids, MAX_REPLAY_BATCH), |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
@@ -141,12 +151,12 @@ pub fn republish(
                 what.event_type.as_deref().map(glob),
                 sink,
                 &what.sink,
-                REPUBLISHED_AT_ONCE + 1,
+                MAX_REPUBLISHED + 1,
             ),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?
         .collect::<rusqlite::Result<_>>()?;
-    if i64::try_from(events.len()).is_ok_and(|count| count > REPUBLISHED_AT_ONCE) {
+    if i64::try_from(events.len()).is_ok_and(|count| count > MAX_REPUBLISHED) {
         return Err(outbox::too_many_republished());
     }
     for (n, (position, subject)) in events.iter().enumerate() {

@@ -7,7 +7,12 @@ use uuid::Uuid;
 use super::{Shared, read};
 use crate::{ClaimOwner, JobPosition, Lane, LaneId, Result};
 
-pub fn position(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobPosition>> {
+pub fn position(
+    connection: &Connection,
+    shared: &Shared,
+    id: JobId,
+    without: &[LaneId],
+) -> Result<Option<JobPosition>> {
     let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
     let mut position = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
@@ -15,9 +20,9 @@ pub fn position(connection: &Connection, shared: &Shared, id: JobId) -> Result<O
             shared.lanes.insert(read::lanes(connection)?);
         }
         let lane = shared.lanes.require(lane)?;
-        position.ahead = ahead(connection, shared, &lane, ready_at, id)?;
+        position.ahead = ahead(connection, shared, &lane, ready_at, id, without)?;
         if let Some(key) = key {
-            (position.key_held, position.key_holders) = holders(connection, key)?;
+            (position.key_in_flight, position.key_jobs) = in_flight_of_key(connection, key)?;
             position.key_bucket = connection
                 .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?
                 .query_row([key], |row| Ok(Bucket { tokens: row.get(0)?, at: Timestamp::from_ms(row.get(1)?) }))
@@ -49,15 +54,22 @@ fn parents(connection: &Connection, id: JobId) -> Result<Vec<(JobId, Option<JobS
 }
 
 /// Counts lane by lane: jobs with a smaller score became ready before a certain time.
-fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id: JobId) -> Result<u64> {
-    let ordering = shared.rules.current().ordering(&own.queue);
-    let score = ordering.score(own.priority, Timestamp::from_ms(ready_at));
+fn ahead(
+    connection: &Connection,
+    shared: &Shared,
+    own: &Lane,
+    ready_at: i64,
+    id: JobId,
+    without: &[LaneId],
+) -> Result<u64> {
+    let claim_order = shared.rules.current().claim_order(&own.queue);
+    let score = claim_order.score(own.priority, Timestamp::from_ms(ready_at));
     let mut count = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ?1 AND (ready_at, id) < (?2, ?3) LIMIT ?4)",
     )?;
     let mut ahead = 0;
-    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue) {
-        let before = score - ordering.score(lane.priority, Timestamp::from_ms(0));
+    for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue && !without.contains(&lane.id)) {
+        let before = score - claim_order.score(lane.priority, Timestamp::from_ms(0));
         let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
         let found: i64 = count.query_row((lane.id, before, id.0, left), |row| row.get(0))?;
         ahead += u64::try_from(found).unwrap_or(0);
@@ -68,7 +80,7 @@ fn ahead(connection: &Connection, shared: &Shared, own: &Lane, ready_at: i64, id
     Ok(ahead)
 }
 
-fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
+fn in_flight_of_key(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
     let count: i64 = connection
         .prepare_cached("SELECT count(*) FROM key_in_flight WHERE key = ?")?
         .query_row([key], |row| row.get(0))?;
@@ -83,10 +95,10 @@ fn holders(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId>)> {
 fn owner(connection: &Connection, id: JobId) -> Result<Option<ClaimOwner>> {
     Ok(connection
         .prepare_cached(
-            "SELECT b.claimed_at, n.name, w.deadline FROM claim b
-             LEFT JOIN worker w ON w.id = b.owner AND w.ended_at IS NULL
-             LEFT JOIN node n ON n.id = coalesce(w.node, b.owner)
-             WHERE instr(b.ids, ?1) > 0 ORDER BY b.run DESC LIMIT 1",
+            "SELECT c.claimed_at, n.name, w.deadline FROM claim c
+             LEFT JOIN worker w ON w.id = c.owner AND w.ended_at IS NULL
+             LEFT JOIN node n ON n.id = coalesce(w.node, c.owner)
+             WHERE instr(c.ids, ?1) > 0 ORDER BY c.run DESC LIMIT 1",
         )?
         .query_row([id.0], |row| {
             let server: Option<String> = row.get(1)?;

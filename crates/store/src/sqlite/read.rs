@@ -6,11 +6,11 @@ use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::claim_jobs, nodes::OWNERLESS, rules};
+use super::{Shared, claim::decode_claimed_jobs, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, Lane, LaneId, Poll, Result, Tally,
+    Counts, InFlightCount, Lane, LaneId, Poll, Result, Tally,
     assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
-    claim_limits::waits_for,
+    claim_limits::stored_wait_cause,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
@@ -117,15 +117,9 @@ pub fn steps(connection: &Connection, ids: &[JobId]) -> Result<Vec<(JobId, Step)
 
 fn step_rows(connection: &Connection, id: JobId) -> Result<Vec<StepRow>> {
     let mut statement =
-        connection.prepare_cached("SELECT name, run, at, result, total FROM step WHERE id = ? ORDER BY at, name")?;
+        connection.prepare_cached("SELECT name, run, at, result FROM step WHERE id = ? ORDER BY at, name")?;
     let rows = statement.query_map([id.0], |r| {
-        Ok(StepRow {
-            name: r.get(0)?,
-            run: r.get(1)?,
-            at: Timestamp::from_ms(r.get(2)?),
-            result: r.get(3)?,
-            total: r.get(4)?,
-        })
+        Ok(StepRow { name: r.get(0)?, run: r.get(1)?, at: Timestamp::from_ms(r.get(2)?), result: r.get(3)? })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
@@ -162,6 +156,25 @@ pub fn counts(connection: &Connection) -> Result<Counts> {
     Ok(Counts { by_lane })
 }
 
+/// Counts the jobs in flight that have started, and those whose worker is being started.
+pub fn in_flight_counts(connection: &Connection) -> Result<Vec<InFlightCount>> {
+    let mut running = connection.prepare_cached("SELECT lane, count(*) FROM running GROUP BY lane")?;
+    let running = running.query_map([], |row| Ok((row.get(0)?, JobState::Processing, row.get(1)?)))?;
+    let mut counts = running.collect::<rusqlite::Result<Vec<(LaneId, JobState, i64)>>>()?;
+    // SQLite: a claim has the ids of its jobs in one column.
+    let mut starting = connection.prepare_cached(sql!(
+        "SELECT claim.ids FROM worker JOIN claim ON claim.owner = worker.id
+         WHERE worker.ended_at IS NULL AND worker.state < {WORKER_READY}"
+    ))?;
+    let claims = starting.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<Vec<u8>>>>()?;
+    let mut lane_of = connection.prepare_cached("SELECT lane FROM job WHERE id = ?")?;
+    for (id, _) in claims.iter().flat_map(|ids| decode_claimed_jobs(ids, None)) {
+        let lane: Option<LaneId> = lane_of.query_row([id.0], |row| row.get(0)).optional()?;
+        counts.extend(lane.map(|lane| (lane, JobState::Scheduled, 1)));
+    }
+    Ok(counts.into_iter().map(|(lane, state, count)| InFlightCount { lane, state, count }).collect())
+}
+
 pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
     // Skips from lane to lane in the index: the cost grows with the number of lanes that have jobs, not with the jobs.
     let ready_lanes = connection
@@ -176,11 +189,11 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
         .collect::<rusqlite::Result<_>>()?;
     // SQLite: there is one node, so every cancel request is for it.
     let _ = node;
-    let cancels = connection
+    let cancel_requests = connection
         .prepare_cached("SELECT id, reason FROM cancel_request LIMIT 1000")?
         .query_map([], |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    let orphans = connection
+    let needs_recovery = connection
         .prepare_cached(&format!(
             "SELECT 1 FROM claim WHERE {OWNERLESS}
              UNION ALL
@@ -190,10 +203,10 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
         .exists([])?;
     Ok(Poll {
         ready_lanes,
-        cancels,
+        cancel_requests,
         next_due_at: next_due_at(connection)?.into_iter().chain(next_expiry_at(connection)?).min(),
         nodes: 1,
-        orphans,
+        needs_recovery,
     })
 }
 
@@ -201,7 +214,7 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
     let Some(row) = job_row(connection, shared, id)? else { return Ok(None) };
     let details = Details {
         attempts: attempt_rows(connection, id)?,
-        notes: connection
+        messages: connection
             .prepare_cached("SELECT run, log FROM job_log WHERE id = ? ORDER BY sequence")?
             .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
             .collect::<rusqlite::Result<_>>()?,
@@ -250,16 +263,19 @@ fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Res
             return Ok(closed);
         }
     }
-    Ok(waits_for(&rules::limits(connection)?, &row.lane, ready_at))
+    Ok(stored_wait_cause(&rules::limits(connection)?, &row.lane, ready_at))
 }
 
 pub fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobRow>> {
-    type Columns = (LaneId, Option<String>, Option<String>, String);
+    type Columns = (LaneId, Option<String>, Option<String>, String, Option<String>);
     let columns: Option<Columns> = connection
-        .prepare_cached("SELECT lane, correlation, options, payload FROM job WHERE id = ?")?
-        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
+        .prepare_cached(
+            "SELECT lane, correlation, options, payload, progress
+             FROM job LEFT JOIN progress ON progress.id = job.id WHERE job.id = ?",
+        )?
+        .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?)))
         .optional()?;
-    let Some((lane, correlation, options, payload)) = columns else { return Ok(None) };
+    let Some((lane, correlation, options, payload, progress)) = columns else { return Ok(None) };
     if !shared.lanes.contains(lane) {
         shared.lanes.insert(lanes(connection)?);
     }
@@ -269,6 +285,7 @@ pub fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Op
         correlation,
         options: parse_options(options.as_deref())?,
         payload,
+        progress,
     }))
 }
 
@@ -314,7 +331,7 @@ pub fn location(connection: &Connection, lane: LaneId, id: JobId) -> Result<Loca
     if let Some(running) = connection
         .prepare_cached(
             "SELECT running.run, worker, retry_count, ready_at, coalesce(claim.claimed_at, started_at), started_at,
-                    updated_at, progress
+                    updated_at
              FROM running LEFT JOIN claim ON claim.run = running.run WHERE running.id = ?",
         )?
         .query_row([id.0], |r| {
@@ -326,7 +343,6 @@ pub fn location(connection: &Connection, lane: LaneId, id: JobId) -> Result<Loca
                 claimed_at: Timestamp::from_ms(r.get(4)?),
                 started_at: Timestamp::from_ms(r.get(5)?),
                 updated_at: Timestamp::from_ms(r.get(6)?),
-                progress: r.get(7)?,
             })
         })
         .optional()?
@@ -340,7 +356,7 @@ pub fn location(connection: &Connection, lane: LaneId, id: JobId) -> Result<Loca
         let ids: Vec<u8> = row.get(3)?;
         let retries: Option<Vec<u8>> = row.get(4)?;
         if let Some((_, retry_count)) =
-            claim_jobs(&ids, retries.as_deref()).into_iter().find(|(claimed, _)| *claimed == id)
+            decode_claimed_jobs(&ids, retries.as_deref()).into_iter().find(|(claimed, _)| *claimed == id)
         {
             return Ok(Location::Assigned {
                 run: row.get(0)?,
@@ -354,7 +370,7 @@ pub fn location(connection: &Connection, lane: LaneId, id: JobId) -> Result<Loca
     Ok(Location::Between)
 }
 
-fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
+pub fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
     Ok(FinishedRow {
         state: state_of_code(row.get(0)?),
         run: row.get(1)?,

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::{Sqlite, audit, writer::Tx};
 use crate::{
-    Configured, QueuePatch, Result, RuleStore, Signal, StoredLimit,
+    ConfiguredRules, QueuePatch, Result, RuleStore, Signal, StoredLimit,
     rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
 };
 
@@ -23,7 +23,7 @@ impl RuleStore for Sqlite {
         Ok(self.shared.rules.current())
     }
 
-    async fn rules_configure(&self, configured: Configured, now: Timestamp) -> Result<()> {
+    async fn rules_configure(&self, configured: ConfiguredRules, now: Timestamp) -> Result<()> {
         self.change_rules(move |tx| configure(tx, &configured, now)).await
     }
 
@@ -90,7 +90,7 @@ fn queues(connection: &Connection) -> Result<Vec<QueueRow>> {
 }
 
 /// Applies the configured settings wherever nothing was set through the API.
-pub fn configure(tx: &Tx, configured: &Configured, now: Timestamp) -> Result<()> {
+pub fn configure(tx: &Tx, configured: &ConfiguredRules, now: Timestamp) -> Result<()> {
     for stored in limits(tx.connection)?.into_iter().filter(|stored| stored.origin == CONFIG) {
         if !configured.limits.iter().any(|(scope, _)| *scope == stored.scope) {
             tx.connection.execute("DELETE FROM limit_rule WHERE scope = ? AND name = ?", stored.scope.parts())?;

@@ -8,14 +8,16 @@ use faena_domain::{
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{
-    Sqlite, audit, change, read,
+    Sqlite, audit, change, events, read,
     submit::{lane_of, submit},
     writer::Tx,
 };
 use crate::{
-    Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore, Signal, StoreError,
+    COUNT_LIMIT, Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore, Signal,
+    StoreError,
+    events::SCHEDULER,
     lanes::LaneName,
-    schedules::{self, CANCEL_REASON, COLUMNS, Refused, ScheduleRow},
+    schedules::{self, CANCEL_REASON, COLUMNS, RejectedSchedules, ScheduleRow, UnreadableSchedules},
 };
 
 #[async_trait]
@@ -62,6 +64,10 @@ impl ScheduleStore for Sqlite {
         self.read(move |connection, _| ticks(connection, id, before, limit)).await
     }
 
+    async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64> {
+        self.read(move |connection, _| tick_total(connection, id, before)).await
+    }
+
     async fn schedule_counts(&self) -> Result<ScheduleCounts> {
         self.read(|connection, _| counts(connection)).await
     }
@@ -83,7 +89,7 @@ pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<
             schedule.next_at.map(Timestamp::as_ms),
             schedule.created_at.as_ms(),
         ))?;
-    audit::add(tx, &schedules::act(by, "schedule.create", schedule), now)?;
+    audit::add(tx, &schedules::audit_entry(by, "schedule.create", schedule), now)?;
     tx.signal(Signal::Schedule);
     Ok(())
 }
@@ -91,11 +97,11 @@ pub fn create(tx: &Tx, schedule: &Schedule, by: &str, now: Timestamp) -> Result<
 pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Timestamp) -> Result<Option<Schedule>> {
     let Some(mut schedule) = get(tx.connection, id)? else { return Ok(None) };
     if schedule.is_active {
-        // Everything due until now is due by the old definition.
-        let (mut settled, _) = process(tx, vec![schedule], now)?;
-        schedule = settled.swap_remove(0);
+        // Due times up to now follow the old definition.
+        let (mut processed, _) = fire_due(tx, vec![schedule], now)?;
+        schedule = processed.swap_remove(0);
     }
-    let schedule = schedules::changed(schedule, change, now)?;
+    let schedule = schedules::apply_change(schedule, change, now)?;
     tx.connection
         .prepare_cached("UPDATE schedule SET name = ?2, spec = ?3, anchor_at = ?4, updated_at = ?5 WHERE id = ?1")?
         .execute((
@@ -105,14 +111,14 @@ pub fn patch(tx: &Tx, id: ScheduleId, change: &ScheduleChange, by: &str, now: Ti
             schedule.anchor_at.as_ms(),
             schedule.updated_at.as_ms(),
         ))?;
-    put_moved(tx, &schedule)?;
-    audit::add(tx, &schedules::act(by, change.action, &schedule), now)?;
+    update_progress(tx, &schedule)?;
+    audit::add(tx, &schedules::audit_entry(by, change.action, &schedule), now)?;
     tx.signal(Signal::Schedule);
     Ok(Some(schedule))
 }
 
-/// Writes the progress of a schedule; its definition stays.
-fn put_moved(tx: &Tx, schedule: &Schedule) -> Result<()> {
+/// Updates the progress columns of a schedule (cursor, next due time, run count, recent jobs) but not its definition.
+fn update_progress(tx: &Tx, schedule: &Schedule) -> Result<()> {
     tx.connection
         .prepare_cached(
             "UPDATE schedule SET active = ?2, cursor_at = ?3, next_at = ?4, runs = ?5, last_due_at = ?6, last_run_at = ?7,
@@ -139,7 +145,7 @@ pub fn delete(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool>
     let Some(name) = name_of(tx.connection, id)? else { return Ok(false) };
     tx.connection.prepare_cached("DELETE FROM tick WHERE schedule = ?")?.execute([id.0])?;
     tx.connection.prepare_cached("DELETE FROM schedule WHERE id = ?")?.execute([id.0])?;
-    audit::add(tx, &schedules::removed(by, id, &name), now)?;
+    audit::add(tx, &schedules::delete_audit_entry(by, id, &name), now)?;
     Ok(true)
 }
 
@@ -153,17 +159,19 @@ fn name_of(connection: &Connection, id: ScheduleId) -> Result<Option<String>> {
 pub fn trigger(tx: &Tx, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let Some(schedule) = get(tx.connection, id)? else { return Ok(None) };
     let at = next_free_time(tx.connection, id, now)?;
-    let mut timed = schedule.compile().map_err(StoreError::Invalid)?;
-    let (job, tick) = timed.trigger(at);
+    let mut compiled = schedule.compile().map_err(StoreError::Invalid)?;
+    let (job, tick) = compiled.trigger(at);
     let job_id = job.id;
-    submit(tx, vec![job], now)?;
-    put_moved(tx, &timed.schedule)?;
-    put_tick(tx, &tick)?;
-    audit::add(tx, &schedules::triggered(by, job_id, &timed.schedule), now)?;
+    update_progress(tx, &compiled.schedule)?;
+    events::with_actor(tx, by, |tx| {
+        submit(tx, vec![job], now)?;
+        put_tick(tx, &tick)
+    })?;
+    audit::add(tx, &schedules::trigger_audit_entry(by, job_id, &compiled.schedule), now)?;
     Ok(Some(job_id))
 }
 
-/// Returns a time without a tick: two manual runs in the same millisecond have a tick each.
+/// Returns the first time from `now` on without a manual tick, so that two manual runs in one millisecond get separate ticks.
 fn next_free_time(connection: &Connection, id: ScheduleId, now: Timestamp) -> Result<Timestamp> {
     let taken: Option<i64> = connection
         .prepare_cached("SELECT max(due_at) FROM tick WHERE schedule = ? AND due_at >= ? AND manual")?
@@ -171,9 +179,9 @@ fn next_free_time(connection: &Connection, id: ScheduleId, now: Timestamp) -> Re
     Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
 }
 
-fn states(connection: &Connection, schedules: &[Schedule]) -> Result<JobStates> {
+fn job_states(connection: &Connection, schedules: &[Schedule]) -> Result<JobStates> {
     let mut states = JobStates::new();
-    for id in schedules::looked_at(schedules) {
+    for id in schedules::jobs_to_check(schedules) {
         if let Some(state) = read::state_of(connection, id)? {
             states.insert(id, state);
         }
@@ -182,10 +190,10 @@ fn states(connection: &Connection, schedules: &[Schedule]) -> Result<JobStates> 
 }
 
 pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
-    let (due, broken) = due(tx.connection, limit, now)?;
-    let (moved, ticks) = process(tx, due, now)?;
-    let count = moved.len() + broken.len();
-    for (id, reason) in broken {
+    let (due, unreadable) = due(tx.connection, limit, now)?;
+    let (processed, ticks) = fire_due(tx, due, now)?;
+    let count = processed.len() + unreadable.len();
+    for (id, reason) in unreadable {
         tx.connection
             .prepare_cached("UPDATE schedule SET active = 0, next_at = NULL, finished = ? WHERE id = ?")?
             .execute((reason, id.0))?;
@@ -197,38 +205,37 @@ pub fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<Fired> {
     Ok(Fired { schedules: count, ticks, next_at: next_at.map(Timestamp::from_ms) })
 }
 
-/// Writes jobs, ticks and schedules, for as many schedules as one round takes.
-fn process(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
-    let mut refused = Refused::new();
+/// Fires due schedules: writes their jobs, ticks and progress. Stops early when the round is full, and returns the schedules
+/// it processed.
+fn fire_due(tx: &Tx, due: Vec<Schedule>, now: Timestamp) -> Result<(Vec<Schedule>, Vec<TickRow>)> {
+    let mut rejected = RejectedSchedules::new();
     for schedule in &due {
         if let Err(error) = lane_of(tx, LaneName::of_template(&schedule.spec.job)) {
-            refused.insert(schedule.id, schedules::refusal(error)?);
+            rejected.insert(schedule.id, schedules::rejection(error)?);
         }
     }
-    let states = states(tx.connection, &due)?;
-    let round = schedules::round(due, &states, &refused, now);
+    let states = job_states(tx.connection, &due)?;
+    let round = schedules::plan_round(due, &states, &rejected, now);
     for id in round.cancels {
-        change::cancel(tx, id, CANCEL_REASON, now)?;
+        events::with_actor(tx, SCHEDULER, |tx| change::cancel(tx, id, CANCEL_REASON, now))?;
     }
-    submit(tx, round.jobs, now)?;
     for schedule in &round.schedules {
-        put_moved(tx, schedule)?;
+        update_progress(tx, schedule)?;
     }
-    for tick in &round.ticks {
-        put_tick(tx, tick)?;
-    }
+    events::with_actor(tx, SCHEDULER, |tx| {
+        submit(tx, round.jobs, now)?;
+        round.ticks.iter().try_for_each(|tick| put_tick(tx, tick))
+    })?;
     Ok((round.schedules, round.ticks))
 }
 
-type Broken = Vec<(ScheduleId, String)>;
-
-fn due(connection: &Connection, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, Broken)> {
+fn due(connection: &Connection, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, UnreadableSchedules)> {
     let mut statement = connection
         .prepare_cached(&format!("SELECT {COLUMNS} FROM schedule WHERE next_at <= ? ORDER BY next_at LIMIT ?"))?;
     let rows = statement
         .query_map((now.as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)), row)?
         .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
-    Ok(schedules::sorted_out(rows))
+    Ok(schedules::parse_rows(rows))
 }
 
 fn put_tick(tx: &Tx, tick: &TickRow) -> Result<()> {
@@ -261,19 +268,19 @@ pub fn get(connection: &Connection, id: ScheduleId) -> Result<Option<Schedule>> 
 }
 
 pub fn list(connection: &Connection, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
-    let wanted = (filter.is_active, filter.q.as_deref().map(schedules::like), filter.name.clone());
-    let which =
+    let (is_active, pattern, name) = (filter.is_active, filter.q.as_deref().map(schedules::like), &filter.name);
+    let condition =
         "(?1 IS NULL OR active = ?1) AND (?2 IS NULL OR name LIKE ?2 ESCAPE '\\') AND (?3 IS NULL OR name = ?3)";
     let total: i64 = connection
-        .prepare_cached(&format!("SELECT count(*) FROM schedule WHERE {which}"))?
-        .query_row((wanted.0, &wanted.1, &wanted.2), |row| row.get(0))?;
+        .prepare_cached(&format!("SELECT count(*) FROM schedule WHERE {condition}"))?
+        .query_row((is_active, &pattern, name), |row| row.get(0))?;
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM schedule WHERE {which} ORDER BY name, id LIMIT ?4 OFFSET ?5"
+        "SELECT {COLUMNS} FROM schedule WHERE {condition} ORDER BY name, id LIMIT ?4 OFFSET ?5"
     ))?;
     let (limit, offset) =
         (i64::try_from(page.limit).unwrap_or(i64::MAX), i64::try_from(page.offset).unwrap_or(i64::MAX));
     let rows = statement
-        .query_map((wanted.0, &wanted.1, &wanted.2, limit, offset), row)?
+        .query_map((is_active, &pattern, name, limit, offset), row)?
         .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
     Ok((schedules::readable(rows), u64::try_from(total).unwrap_or(0)))
 }
@@ -299,16 +306,29 @@ pub fn ticks(connection: &Connection, id: ScheduleId, before: Option<Timestamp>,
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-pub fn counts(connection: &Connection) -> Result<ScheduleCounts> {
-    let row: (i64, i64, i64) = connection
-        .prepare_cached(
-            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), total(runs) FROM schedule",
-        )?
-        .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, f64>(2)? as i64)))?;
-    Ok(ScheduleCounts { active: row.0.unsigned_abs(), inactive: row.1.unsigned_abs(), runs: row.2.unsigned_abs() })
+fn tick_total(connection: &Connection, id: ScheduleId, before: Option<Timestamp>) -> Result<u64> {
+    let sql =
+        format!("SELECT count(*) FROM (SELECT 1 FROM tick WHERE schedule = ? AND due_at < ? LIMIT {COUNT_LIMIT})");
+    let before = before.map_or(i64::MAX, Timestamp::as_ms);
+    Ok(connection.prepare_cached(&sql)?.query_row((id.0, before), |row| row.get::<_, i64>(0))?.unsigned_abs())
 }
 
-/// Deletes ticks that are older than any finished job that is kept.
+pub fn counts(connection: &Connection) -> Result<ScheduleCounts> {
+    let row: (i64, i64, i64, Option<i64>) = connection
+        .prepare_cached(
+            "SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active), total(runs),
+                    min(next_at) FILTER (WHERE active) FROM schedule",
+        )?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, f64>(2)? as i64, row.get(3)?)))?;
+    Ok(ScheduleCounts {
+        active: row.0.unsigned_abs(),
+        inactive: row.1.unsigned_abs(),
+        runs: row.2.unsigned_abs(),
+        next_at: row.3.map(Timestamp::from_ms),
+    })
+}
+
+/// Deletes up to `limit` ticks recorded before `before`, the end of the longest retention of finished jobs.
 pub fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<()> {
     tx.connection
         .prepare_cached(

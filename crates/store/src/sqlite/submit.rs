@@ -8,6 +8,7 @@ use rusqlite::OptionalExtension;
 use super::{cleanup::clean_up, read, writer::Tx};
 use crate::{
     JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    jobs::UNIQUE_KEY_TAKEN,
     lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     sql::{CANCELLED, PENDING},
@@ -15,7 +16,7 @@ use crate::{
 
 pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>> {
     let mut known = Parents::new();
-    for parent in plan::outside_parents(&jobs) {
+    for parent in plan::parent_ids(&jobs) {
         if let Some(state) = read::state_of(tx.connection, parent)? {
             known.insert(parent, state.is_terminal().then_some(state));
         }
@@ -51,7 +52,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
         let lane = lane_of(tx, LaneName::of(&job))?;
         let planned = plan::plan(&job, lane, &known, now);
         insert(tx, &planned, now)?;
-        deltas.add(lane, Tally::of(planned.placement.state()), 1);
+        deltas.created(lane, Tally::of(planned.placement.state()));
         let status = planned.placement.state();
         if status == JobState::Cancelled {
             known.insert(planned.id, Some(status));
@@ -69,17 +70,17 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
 /// Takes the keys of a job, or returns the job that has its idempotency key.
 fn take_keys(tx: &Tx, job: &NewJob) -> Result<Option<Submitted>> {
     let mut find = tx.connection.prepare_cached("SELECT id, fingerprint FROM job_key WHERE kind = ? AND key = ?")?;
-    let mut holder = |kind: KeyKind, key: &str| {
+    let mut find_existing = |kind: KeyKind, key: &str| {
         find.query_row((kind as i16, key), |row| Ok((JobId(row.get(0)?), row.get::<_, Option<Vec<u8>>>(1)?))).optional()
     };
     let mut insert =
         tx.connection.prepare_cached("INSERT INTO job_key (kind, key, id, fingerprint) VALUES (?, ?, ?, ?)")?;
     if let Some(key) = &job.options.idempotency_key {
-        if let Some((id, fingerprint)) = holder(KeyKind::Idempotency, key)? {
+        if let Some((id, fingerprint)) = find_existing(KeyKind::Idempotency, key)? {
             if fingerprint.as_deref() != job.fingerprint.as_ref().map(|f| f.as_slice()) {
                 return Err(StoreError::Conflict {
                     message: "this idempotency key was used for another request".into(),
-                    holder: Some(id),
+                    existing_job: Some(id),
                 });
             }
             let status = read::state_of(tx.connection, id)?.unwrap_or(JobState::Completed);
@@ -88,11 +89,8 @@ fn take_keys(tx: &Tx, job: &NewJob) -> Result<Option<Submitted>> {
         insert.execute((KeyKind::Idempotency as i16, key, job.id.0, job.fingerprint.as_ref().map(|f| f.as_slice())))?;
     }
     if let Some(key) = &job.options.unique_key {
-        if let Some((id, _)) = holder(KeyKind::Unique, key)? {
-            return Err(StoreError::Conflict {
-                message: format!("job {id} with this uniqueKey has not finished"),
-                holder: Some(id),
-            });
+        if let Some((id, _)) = find_existing(KeyKind::Unique, key)? {
+            return Err(StoreError::Conflict { message: UNIQUE_KEY_TAKEN.into(), existing_job: Some(id) });
         }
         insert.execute((KeyKind::Unique as i16, key, job.id.0, None::<&[u8]>))?;
     }
@@ -107,7 +105,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
     match &job.placement {
         Placement::Ready => put_ready(tx, job.lane, job.id.created_at(), job.id, 0, false)?,
         Placement::Delayed { due_at } => put_waiting(tx, job.lane, PENDING, job.id, *due_at, false, 0)?,
-        Placement::Blocked { look_again_at } => put_waiting(tx, job.lane, PENDING, job.id, *look_again_at, true, 0)?,
+        Placement::Blocked { recheck_at } => put_waiting(tx, job.lane, PENDING, job.id, *recheck_at, true, 0)?,
         Placement::Cancelled { cause } => {
             let log = Taken::default().log(now, LogEvent::Cancelled, cause);
             put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", log, now)?;
@@ -143,14 +141,14 @@ pub fn put_ready(
     ready_at: Timestamp,
     id: JobId,
     retry_count: u32,
-    start_first: bool,
+    must_record_start: bool,
 ) -> Result<()> {
     let key = if tx.is_keyed(lane) { key_of(tx, id)? } else { None };
     tx.connection
         .prepare_cached(
-            "INSERT INTO ready (lane, ready_at, id, retry_count, start_first, key) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO ready (lane, ready_at, id, retry_count, must_record_start, key) VALUES (?, ?, ?, ?, ?, ?)",
         )?
-        .execute((lane, ready_at.as_ms(), id.0, retry_count, start_first, key))?;
+        .execute((lane, ready_at.as_ms(), id.0, retry_count, must_record_start, key))?;
     if let Some(key) = key {
         put_key_queue(tx, lane, key, ready_at)?;
     }
@@ -168,8 +166,8 @@ fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
 pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "INSERT INTO key_queue (lane, key, turn) VALUES (?, ?, ?)
-             ON CONFLICT DO UPDATE SET turn = excluded.turn WHERE excluded.turn < turn",
+            "INSERT INTO key_queue (lane, key, rank) VALUES (?, ?, ?)
+             ON CONFLICT DO UPDATE SET rank = excluded.rank WHERE excluded.rank < rank",
         )?
         .execute((lane, key, ready_at.as_ms()))?;
     Ok(())

@@ -5,9 +5,9 @@ use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, Webhook
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Sqlite, audit, note::add_note, writer::Tx};
+use super::{Sqlite, audit, run_updates::add_log_entry, writer::Tx};
 use crate::{
-    Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
+    COUNT_LIMIT, Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
     WebhookTakeRequest, WebhookTaken,
     jobs::state_of_code,
     sql::sql,
@@ -44,13 +44,17 @@ impl WebhookStore for Sqlite {
         self.read(move |connection, _| list(connection, &filter, after, limit)).await
     }
 
+    async fn webhook_total(&self, filter: WebhookFilter) -> Result<u64> {
+        self.read(move |connection, _| total(connection, &filter)).await
+    }
+
     async fn webhook_counts(&self) -> Result<Vec<(WebhookState, u64)>> {
         self.read(|connection, _| counts(connection)).await
     }
 }
 
 /// Writes the webhook of a finished job. Its row in `done` or `ended` must exist.
-pub fn announce(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOptions) -> Result<()> {
+pub fn create(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOptions) -> Result<()> {
     let ended = tx
         .connection
         .prepare_cached(
@@ -105,14 +109,17 @@ pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<Web
     let hosts = hosts(tx.connection)?;
     let mut webhooks_due = Vec::new();
     for host in &hosts {
-        let room = request.rooms.iter().find(|(known, _)| known == host).map_or(request.per_host, |(_, room)| *room);
+        let room =
+            request.host_capacities.iter().find(|(known, _)| known == host).map_or(request.per_host, |(_, room)| *room);
         webhooks_due.extend(due(tx.connection, host, room, now)?);
     }
     webhooks_due.sort_by_key(|due_webhook| (due_webhook.due_at, due_webhook.delivery.id));
     webhooks_due.truncate(request.limit);
     let mut taken = WebhookTaken::default();
     for mut due_webhook in webhooks_due {
-        if due_webhook.state == WebhookState::Sending && !begin_again(tx, &mut due_webhook, request.allowed, now)? {
+        if due_webhook.state == WebhookState::Sending
+            && !record_lost_attempt(tx, &mut due_webhook, request.allowed, now)?
+        {
             continue;
         }
         due_webhook.delivery.number += 1;
@@ -124,7 +131,7 @@ pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<Web
     Ok(taken)
 }
 
-/// Returns the hosts with waiting webhooks. Skips from host to host in the index, whatever waits for each.
+/// Returns the hosts with waiting webhooks. Reads one index entry per host, however many webhooks wait for it.
 fn hosts(connection: &Connection) -> Result<Vec<String>> {
     let mut statement = connection
         .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
@@ -167,7 +174,7 @@ fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Resu
 }
 
 /// Records that the previous attempt had no outcome. Returns `false` if that was the last allowed one.
-fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
+fn record_lost_attempt(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timestamp) -> Result<bool> {
     let delivery = &due_webhook.delivery;
     due_webhook.lost += 1;
     tx.connection
@@ -184,7 +191,7 @@ fn begin_again(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now: Timesta
         )?
         .execute((now.as_ms(), due_webhook.lost, delivery.id.0))?;
     if has_job(tx, delivery.job)? {
-        add_note(tx, delivery.job, None, lost_line(&delivery.url, now))?;
+        add_log_entry(tx, delivery.job, None, lost_line(&delivery.url, now))?;
     }
     Ok(false)
 }
@@ -241,7 +248,7 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
         ))?;
     // The job may be deleted before its webhook is delivered.
     if has_job(tx, JobId(job))? {
-        add_note(tx, JobId(job), None, result.log_line(&url))?;
+        add_log_entry(tx, JobId(job), None, result.log_line(&url))?;
     }
     if let WebhookNext::Again { .. } = result.next {
         tx.signal(Signal::Webhook);
@@ -253,15 +260,15 @@ fn has_job(tx: &Tx, job: JobId) -> Result<bool> {
     Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([job.0])?)
 }
 
-/// Webhooks that a dead server was sending are due now: no outcome will be reported.
-pub fn free(tx: &Tx, now: Timestamp) -> Result<()> {
-    let freed = tx
+/// Makes webhooks due that a dead node was sending: that node will report no outcome.
+pub fn release_abandoned(tx: &Tx, now: Timestamp) -> Result<()> {
+    let released = tx
         .connection
         .prepare_cached(
             sql!("UPDATE webhook SET due_at = ?1 WHERE state = {WEBHOOK_SENDING} AND due_at > ?1 AND node NOT IN (SELECT id FROM node)"),
         )?
         .execute([now.as_ms()])?;
-    if freed > 0 {
+    if released > 0 {
         tx.signal(Signal::Webhook);
     }
     Ok(())
@@ -306,7 +313,7 @@ fn remove_all(tx: &Tx, ids: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes webhooks that outlived their job once no job of their age is kept.
+/// Deletes webhooks of deleted jobs that are older than the retention of every job.
 pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     let old: Vec<Uuid> = tx
@@ -349,7 +356,24 @@ pub fn list(
     after: Option<WebhookId>,
     limit: usize,
 ) -> Result<Vec<WebhookView>> {
-    let mut sql = format!("SELECT {COLUMNS} FROM webhook WHERE id < ?1");
+    let (matches, parameters) = matches(filter, after);
+    let sql = format!("SELECT {COLUMNS} FROM webhook WHERE {matches} ORDER BY id DESC LIMIT {limit}");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(parameters), view)?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+fn total(connection: &Connection, filter: &WebhookFilter) -> Result<u64> {
+    let (matches, parameters) = matches(filter, None);
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM webhook WHERE {matches} LIMIT {COUNT_LIMIT})");
+    let total: i64 =
+        connection.prepare_cached(&sql)?.query_row(rusqlite::params_from_iter(parameters), |row| row.get(0))?;
+    Ok(total.unsigned_abs())
+}
+
+/// Returns the condition for matching webhooks below `after`, and its parameters.
+fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box<dyn rusqlite::ToSql>>) {
+    let mut sql = "id < ?1".to_owned();
     let mut parameters: Vec<Box<dyn rusqlite::ToSql>> = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];
     let mut add = |column: &str, value: Box<dyn rusqlite::ToSql>| {
         parameters.push(value);
@@ -364,10 +388,7 @@ pub fn list(
     if let Some(host) = &filter.host {
         add("host", Box::new(host.clone()));
     }
-    sql.push_str(&format!(" ORDER BY id DESC LIMIT {limit}"));
-    let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map(rusqlite::params_from_iter(parameters), view)?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
+    (sql, parameters)
 }
 
 fn view(row: &Row) -> rusqlite::Result<WebhookView> {
@@ -381,7 +402,7 @@ fn view(row: &Row) -> rusqlite::Result<WebhookView> {
         created_at: Timestamp::from_ms(row.get(5)?),
         due_at: at(6)?,
         settled_at: at(7)?,
-        held_back: None,
+        delay_reason: None,
         attempts: row.get(8)?,
         body: None,
         history: Vec::new(),

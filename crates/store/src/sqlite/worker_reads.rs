@@ -1,22 +1,24 @@
 //! Reads of workers: views, capabilities, jobs in flight.
 
+use std::collections::BTreeMap;
+
 use faena_domain::{JobId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerState, WorkerView};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{claim::claim_jobs, end::ended_as, read, writer::Tx};
+use super::{Shared, claim::decode_claimed_jobs, end::outcome_of_run, read};
 use crate::{
-    ClaimedJob, LaneId, Result, ResumedJob,
+    COUNT_LIMIT, ClaimedJob, LaneId, Result, ResumedJob, UnattendedJob,
     assemble::parse_options,
-    workers::{COLUMNS, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
+    workers::{COLUMNS, UNATTENDED, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
 };
 
 /// Returns the jobs in flight of a worker.
-pub fn resumed_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
+pub fn in_flight_jobs(connection: &Connection, shared: &Shared, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let mut jobs = Vec::new();
-    for claim in claims_of(tx.connection, id)? {
+    for claim in claims_of(connection, id)? {
         for (job, retry_count) in &claim.jobs {
-            if let Some(job) = resumed_job(tx, &claim, *job, *retry_count)? {
+            if let Some(job) = in_flight_job(connection, shared, &claim, *job, *retry_count)? {
                 jobs.push(job);
             }
         }
@@ -24,20 +26,24 @@ pub fn resumed_jobs(tx: &Tx, id: WorkerId) -> Result<Vec<ResumedJob>> {
     Ok(jobs)
 }
 
-/// `None`: it has ended under this run.
-pub fn resumed_job(tx: &Tx, claim: &Claim, id: JobId, retry_count: u32) -> Result<Option<ResumedJob>> {
+/// Returns a job of a claim; `None` if its run has ended or the job was deleted.
+pub fn in_flight_job(
+    connection: &Connection,
+    shared: &Shared,
+    claim: &Claim,
+    id: JobId,
+    retry_count: u32,
+) -> Result<Option<ResumedJob>> {
     type Columns = (LaneId, Option<String>, Option<String>, String);
-    let columns: Option<Columns> = tx
-        .connection
+    let columns: Option<Columns> = connection
         .prepare_cached("SELECT lane, correlation, options, payload FROM job WHERE id = ?")?
         .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))
         .optional()?;
     let Some((lane, correlation_id, options, payload)) = columns else { return Ok(None) };
-    if ended_as(tx.connection, lane, id, claim.run)?.is_some() {
+    if outcome_of_run(connection, lane, id, claim.run)?.is_some() {
         return Ok(None);
     }
-    let running: Option<(i64, i64)> = tx
-        .connection
+    let running: Option<(i64, i64)> = connection
         .prepare_cached("SELECT started_at, ready_at FROM running WHERE id = ? AND run = ?")?
         .query_row((id.0, claim.run), |r| Ok((r.get(0)?, r.get(1)?)))
         .optional()?;
@@ -49,16 +55,31 @@ pub fn resumed_job(tx: &Tx, claim: &Claim, id: JobId, retry_count: u32) -> Resul
             lane,
             ready_at: Timestamp::from_ms(ready_at).max(id.created_at()),
             retry_count,
-            start_first: false,
+            must_record_start: false,
             limited: None,
             correlation_id,
             options: parse_options(options.as_deref())?,
             payload,
         },
-        kind: tx.shared.lanes.require(lane)?.kind,
+        kind: shared.lanes.require(lane)?.kind,
         claimed_at: Timestamp::from_ms(claim.claimed_at),
         started_at: running.map(|(at, _)| Timestamp::from_ms(at)),
     }))
+}
+
+pub fn unattended_jobs(connection: &Connection, shared: &Shared) -> Result<Vec<UnattendedJob>> {
+    let workers: Vec<(Uuid, String, i16)> = connection
+        .prepare_cached(
+            "SELECT id, key, state FROM worker WHERE ended_at IS NULL AND node IS NULL ORDER BY id LIMIT ?",
+        )?
+        .query_map([UNATTENDED], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut jobs = Vec::new();
+    for (id, key, state) in workers {
+        let in_flight = in_flight_jobs(connection, shared, WorkerId(id))?;
+        jobs.extend(in_flight.into_iter().map(|job| job.unattended(WorkerId(id), &key, state)));
+    }
+    Ok(jobs)
 }
 
 pub struct Claim {
@@ -79,7 +100,7 @@ pub fn claims_of(connection: &Connection, id: WorkerId) -> Result<Vec<Claim>> {
             run: row.get(0)?,
             claimed_at: row.get(1)?,
             first_ready_at: row.get(2)?,
-            jobs: claim_jobs(&ids, retries.as_deref()),
+            jobs: decode_claimed_jobs(&ids, retries.as_deref()),
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
@@ -109,12 +130,13 @@ pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
     Ok(Some(view))
 }
 
+/// Returns the ids of the jobs in flight of a worker, as a view shows them.
 pub fn in_flight_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
     let mut jobs = Vec::new();
     for claim in claims_of(connection, id)? {
         for (job, _) in claim.jobs {
             let Some((lane, _)) = read::lane_and_options(connection, job)? else { continue };
-            if ended_as(connection, lane, job, claim.run)?.is_none() {
+            if outcome_of_run(connection, lane, job, claim.run)?.is_none() {
                 jobs.push(job);
             }
         }
@@ -135,16 +157,33 @@ pub fn history(connection: &Connection, id: WorkerId) -> Result<Vec<WorkerChange
 }
 
 pub fn list(connection: &Connection, states: &[WorkerState], limit: usize) -> Result<Vec<WorkerView>> {
-    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
-    let codes: Vec<String> = wanted.iter().map(|state| worker_code(*state).to_string()).collect();
     let sql = format!(
         "SELECT {COLUMNS} FROM worker WHERE state IN ({})
          ORDER BY ended_at IS NULL DESC, registered_at DESC, id DESC LIMIT ?",
-        codes.join(", ")
+        codes(states)
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map([limit as i64], worker_row)?.collect::<rusqlite::Result<Vec<_>>>()?;
     rows.into_iter().map(WorkerRow::view).collect()
+}
+
+pub fn total(connection: &Connection, states: &[WorkerState]) -> Result<u64> {
+    let sql =
+        format!("SELECT count(*) FROM (SELECT 1 FROM worker WHERE state IN ({}) LIMIT {COUNT_LIMIT})", codes(states));
+    Ok(connection.prepare_cached(&sql)?.query_row([], |row| row.get::<_, i64>(0))?.unsigned_abs())
+}
+
+pub fn counts_by_state(connection: &Connection) -> Result<BTreeMap<WorkerState, u64>> {
+    let mut statement = connection.prepare_cached("SELECT state, count(*) FROM worker GROUP BY state")?;
+    let rows = statement.query_map([], |row| Ok((worker_state(row.get(0)?), row.get::<_, i64>(1)?.unsigned_abs())))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Returns the numbers of these states, or of all.
+fn codes(states: &[WorkerState]) -> String {
+    let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
+    let codes: Vec<String> = wanted.iter().map(|state| worker_code(*state).to_string()).collect();
+    codes.join(", ")
 }
 
 pub fn worker_capabilities(connection: &Connection) -> Result<Vec<WorkerCapabilities>> {

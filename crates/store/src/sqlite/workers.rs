@@ -3,6 +3,8 @@
 //! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
 //! Ending a registration releases its claims in the same transaction.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use faena_domain::{Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
 use rusqlite::{Connection, OptionalExtension, ToSql};
@@ -10,18 +12,20 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{
-    Sqlite, audit,
+    Sqlite, audit, events,
     release::release_claims,
-    worker_reads::{claims_of, get, list, resumed_jobs, session, worker_capabilities},
+    worker_reads::{
+        claims_of, counts_by_state, get, in_flight_jobs, list, session, total, unattended_jobs, worker_capabilities,
+    },
     writer::Tx,
 };
 use crate::{
-    AuditEntry, GracePeriods, Recovered, Result, Signal, SweepResult, WorkerAdmitted, WorkerEnd, WorkerEntry,
-    WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
-    audit::{act, drain_action},
+    AuditEntry, GracePeriods, RecoveryCounts, Result, Signal, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
+    audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, ROUND, ServerExit, allowed, changes, deadline_without_server, kind_code, names,
-        path_in, worker_code, worker_kind, worker_state,
+        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, allowed, changes, check_owner, deadline_without_node,
+        kind_code, names, path_in, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -37,7 +41,7 @@ impl WorkerStore for Sqlite {
 
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>> {
         let key = key.to_owned();
-        let entry = act(by, drain_action(drain), &key, json!({}));
+        let entry = audit_entry(by, drain_action(drain), &key, json!({}));
         self.writer.call(move |tx| self::drain(tx, &key, drain, entry, now)).await
     }
 
@@ -47,7 +51,7 @@ impl WorkerStore for Sqlite {
         session: i64,
         end: WorkerEnd,
         now: Timestamp,
-    ) -> Result<Option<Recovered>> {
+    ) -> Result<Option<RecoveryCounts>> {
         self.writer.call(move |tx| self::end(tx, id, session, &end, now)).await
     }
 
@@ -65,6 +69,10 @@ impl WorkerStore for Sqlite {
         self.writer.call(move |tx| sweep(tx, orphan_delay_ms, forget_before, now)).await
     }
 
+    async fn worker_unattended_jobs(&self) -> Result<Vec<UnattendedJob>> {
+        self.read(unattended_jobs).await
+    }
+
     async fn worker_get(&self, key: &str) -> Result<Option<WorkerView>> {
         let key = key.to_owned();
         self.read(move |connection, _| get(connection, &key)).await
@@ -78,12 +86,20 @@ impl WorkerStore for Sqlite {
         self.read(move |connection, _| list(connection, &states, limit)).await
     }
 
+    async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64> {
+        self.read(move |connection, _| total(connection, &states)).await
+    }
+
+    async fn worker_counts(&self) -> Result<BTreeMap<WorkerState, u64>> {
+        self.read(|connection, _| counts_by_state(connection)).await
+    }
+
     async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
         self.read(|connection, _| worker_capabilities(connection)).await
     }
 }
 
-/// A live registration, as far as the verbs need it.
+/// A live registration, as far as the store methods need it.
 pub struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -94,12 +110,13 @@ pub struct LiveWorker {
     state: WorkerState,
     reason: Option<String>,
     deadline: Option<i64>,
+    api_key: Option<Uuid>,
 }
 
 /// Returns the live workers that match, up to as many as one round takes.
 pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<LiveWorker>> {
     let sql = format!(
-        "SELECT id, key, kind, transport, node, session, state, reason, deadline FROM worker
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key FROM worker
          WHERE ended_at IS NULL AND {condition} ORDER BY deadline, id LIMIT {ROUND}"
     );
     let mut statement = tx.connection.prepare_cached(&sql)?;
@@ -116,6 +133,7 @@ pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Resu
             state: worker_state(row.get(6)?),
             reason: row.get(7)?,
             deadline: row.get(8)?,
+            api_key: row.get(9)?,
         });
     }
     Ok(live)
@@ -134,8 +152,8 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
     tx.connection
         .prepare_cached(
             "INSERT INTO worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency, pool,
-                                 registered_at, connected_at, seen_at, deadline)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13)",
+                                 registered_at, connected_at, seen_at, deadline, api_key)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14)",
         )?
         .execute((
             entry.id.0,
@@ -151,6 +169,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
             &entry.pool,
             now.as_ms(),
             entry.deadline.map(Timestamp::as_ms),
+            entry.api_key.map(|key| key.0),
         ))?;
     add_changes(tx, entry.id, &changes(path, None, now))?;
     Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
@@ -158,6 +177,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
 
 /// Continues a live registration on a new connection, here or on another node, with its jobs.
 fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
+    check_owner(live.api_key, live.kind, entry)?;
     let path = path_in(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
@@ -166,7 +186,7 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
         .prepare_cached(
             "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
                  reason = NULL, capabilities = ?8, queues = ?9, concurrency = ?10, pool = coalesce(?11, pool),
-                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13
+                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = coalesce(api_key, ?14)
              WHERE id = ?1",
         )?
         .execute((
@@ -183,12 +203,13 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
             &entry.pool,
             now.as_ms(),
             entry.deadline.map(Timestamp::as_ms),
+            entry.api_key.map(|key| key.0),
         ))?;
     add_changes(tx, live.id, &changes(path, None, now))?;
     if live.node.is_some_and(|node| node != entry.node.0) {
         tx.signal(Signal::Worker(live.id));
     }
-    let jobs = resumed_jobs(tx, live.id)?;
+    let jobs = in_flight_jobs(tx.connection, tx.shared, live.id)?;
     Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
 }
 
@@ -264,7 +285,7 @@ pub fn drain(tx: &Tx, key: &str, drain: bool, entry: Option<AuditEntry>, now: Ti
     Ok(id)
 }
 
-pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp) -> Result<Option<Recovered>> {
+pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp) -> Result<Option<RecoveryCounts>> {
     match live_workers(tx, "id = ? AND session = ?", &[&id.0, &session])?.first() {
         Some(live) => end_registration(tx, live, end, now).map(Some),
         None => Ok(None),
@@ -272,27 +293,28 @@ pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp)
 }
 
 /// Ends a registration and releases its claims.
-fn end_registration(tx: &Tx, live: &LiveWorker, end: &WorkerEnd, now: Timestamp) -> Result<Recovered> {
-    close_registration(tx, live, &end.reason(), now)?;
+fn end_registration(tx: &Tx, live: &LiveWorker, end: &WorkerEnd, now: Timestamp) -> Result<RecoveryCounts> {
+    close_registration(tx, live, &end.reason(), end.actor(), now)?;
     let runs: Vec<Run> = claims_of(tx.connection, live.id)?.iter().map(|claim| claim.run).collect();
     let text = end.text(&live.key);
-    release_claims(tx, &runs, end.release_reason(live.id, &text), now)
+    release_claims(tx, &runs, end.release_reason(live.id, live.state, &text), now)
 }
 
-fn close_registration(tx: &Tx, live: &LiveWorker, reason: &str, now: Timestamp) -> Result<()> {
+fn close_registration(tx: &Tx, live: &LiveWorker, reason: &str, actor: &str, now: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached("UPDATE worker SET state = ?, reason = ?, ended_at = ?, deadline = NULL WHERE id = ?")?
         .execute((worker_code(WorkerState::Terminated), reason, now.as_ms(), live.id.0))?;
-    add_changes(tx, live.id, &changes(live.state.path_when_lost(), Some(reason), now))
+    let changes = changes(live.state.path_when_lost(), Some(reason), now);
+    events::with_actor(tx, actor, |tx| add_changes(tx, live.id, &changes))
 }
 
 /// Detaches a worker from a server that has ended: a built-in worker ends with it, any other keeps its jobs and may
 /// reconnect.
-pub fn detach(tx: &Tx, live: &LiveWorker, exit: ServerExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
+pub fn detach(tx: &Tx, live: &LiveWorker, exit: NodeExit, grace_periods: GracePeriods, now: Timestamp) -> Result<()> {
     if live.kind == WorkerKind::BuiltIn {
-        return close_registration(tx, live, exit.reason(), now);
+        return close_registration(tx, live, exit.reason(), exit.actor(), now);
     }
-    let deadline = deadline_without_server(&live.transport, live.deadline, grace_periods, now);
+    let deadline = deadline_without_node(&live.transport, live.deadline, grace_periods, now);
     tx.connection.prepare_cached("UPDATE worker SET node = NULL, reason = ?, deadline = ? WHERE id = ?")?.execute((
         exit.waiting_reason(),
         deadline,
@@ -320,10 +342,10 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
     for live in live_workers(tx, "deadline <= ?", &[&now.as_ms()])? {
         let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
-        let freed = end_registration(tx, &live, &end, now)?;
+        let released = end_registration(tx, &live, &end, now)?;
         // The node it is connected to learns that it has ended.
         tx.signal(Signal::Worker(live.id));
-        swept.lost.push(WorkerLost { id: live.id, key: live.key, freed });
+        swept.lost.push(WorkerLost { id: live.id, key: live.key, released });
     }
     forget_ended(tx, forget_before)?;
     swept.next_at = next_deadline(tx.connection)?;

@@ -239,7 +239,7 @@ fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
     let (kept, answer) = (call.run)(Some(tx));
     let lost = !kept || tx.connection.is_autocommit();
     tx.all_deltas.borrow_mut().merge(tx.deltas.take());
-    (answer, if lost { Err("the write was refused (is the disk full?)".into()) } else { Ok(()) })
+    (answer, if lost { Err("the write failed (is the disk full?)".into()) } else { Ok(()) })
 }
 
 /// Runs one call so that its failure undoes only its own writes.
@@ -252,7 +252,7 @@ fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
     let (kept, answer) = (call.run)(Some(tx));
     let deltas = tx.deltas.take();
     if tx.connection.is_autocommit() {
-        return (answer, Err("the write was refused (is the disk full?)".into()));
+        return (answer, Err("the write failed (is the disk full?)".into()));
     }
     let end = if kept {
         tx.all_deltas.borrow_mut().merge(deltas);
@@ -271,7 +271,7 @@ fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), String
 
 fn text(error: rusqlite::Error) -> String {
     match StoreError::from(error) {
-        StoreError::Unavailable(cause) | StoreError::Broken(cause) => cause.to_string(),
+        StoreError::Unavailable(cause) | StoreError::Internal(cause) => cause.to_string(),
         other => other.to_string(),
     }
 }

@@ -1,10 +1,14 @@
-//! The promises of the store, as sentences. Each is tested on SQLite and on PostgreSQL, each time on its own database; after
-//! each test the tables are checked as a whole (`Ledger::prove`).
+//! Guarantees of the store, one test each.
+//!
+//! Every test runs on SQLite and on PostgreSQL, with its own database; afterwards `RawDatabase::assert_consistent` checks all tables.
 //!
 //! PostgreSQL is the server in FAENA_TEST_POSTGRES; without it `postgres::…` fails. `--skip postgres::` leaves it out.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error it does not expect should stop there")]
 
+mod actors;
+mod api_keys;
+mod attempts;
 mod audit;
 mod bulk;
 mod changes;
@@ -15,7 +19,8 @@ mod ends;
 mod events;
 mod dependents;
 mod following;
-mod foreign;
+mod history;
+mod external;
 mod keys;
 mod dead_letters;
 mod limits;
@@ -23,17 +28,18 @@ mod rates;
 mod lists;
 mod model;
 mod nodes;
-mod only;
+mod one_database;
 mod schedules;
 mod outbox;
 mod submits;
 mod support;
+mod tasks;
 mod times;
 mod webhooks;
 mod workers;
 mod lost_workers;
 
-/// One list, two engines: `module: sentence, sentence; …` becomes `sqlite::sentence` and `postgres::sentence`.
+/// Expands `module: test, test; …` to `sqlite::test` and `postgres::test`.
 macro_rules! behaviours {
     ($($module:ident: $($test:ident),+ $(,)?;)+) => {
         mod sqlite {
@@ -53,11 +59,46 @@ macro_rules! behaviours {
 }
 
 behaviours! {
+    tasks:
+        a_version_of_a_machine_never_changes,
+        an_event_is_applied_once_and_answered_alike,
+        a_refused_event_changes_nothing_and_may_be_sent_again,
+        the_end_of_a_job_continues_its_task,
+        a_failed_or_deleted_job_continues_its_task_too,
+        timers_fire_when_they_are_due_and_not_before,
+        a_task_and_its_timers_survive_a_restart,
+        what_a_task_publishes_is_kept_without_a_subscription,
+        tasks_are_listed_by_machine_state_and_approval,
+        old_tasks_are_deleted_with_everything_they_wrote,
+        random_inputs_give_the_same_history_as_the_pure_step;
+    history:
+        totals_count_every_event_once_and_outlive_the_jobs,
+        a_retried_job_fails_twice_and_is_created_once,
+        the_history_counts_by_hour_and_by_day,
+        completed_jobs_are_recorded_by_priority,
+        an_idle_recording_writes_nothing,
+        measured_times_are_added_up,
+        a_restart_neither_loses_nor_repeats_history,
+        nodes_that_record_at_the_same_time_count_once,
+        the_history_outlives_the_jobs_until_its_own_retention,
+        the_history_of_some_queues_contains_no_others,
+        jobs_in_flight_are_counted_by_state,
+        one_node_has_the_lease_of_the_metrics;
+    api_keys:
+        a_created_key_is_found_by_its_lookup_part,
+        a_rotated_key_keeps_its_id_and_accepts_both_secrets_until_the_overlap_ends,
+        a_second_rotation_ends_the_overlap_of_the_first,
+        a_revoked_key_stays_revoked_and_cannot_be_rotated,
+        an_expired_key_cannot_be_rotated,
+        every_change_of_a_key_has_an_audit_entry_without_secrets,
+        the_last_use_of_a_key_never_moves_back,
+        an_unknown_key_is_reported_as_such,
+        keys_survive_a_restart;
     submits:
         a_submitted_job_can_be_read_back,
-        a_batch_is_answered_in_its_order,
+        a_batch_returns_its_ids_in_order,
         a_payload_is_kept_byte_for_byte,
-        every_option_survives_alone_and_in_a_batch,
+        every_option_is_stored_for_a_single_job_and_in_a_batch,
         a_job_with_a_future_time_waits,
         a_job_whose_time_has_passed_is_ready,
         an_unknown_job_is_not_found,
@@ -67,10 +108,10 @@ behaviours! {
         a_job_has_an_event_for_each_failed_attempt,
         events_name_their_actor,
         only_events_with_a_subscription_are_recorded,
-        an_expired_subscription_is_deleted_and_events_cost_nothing_again,
+        an_expired_subscription_is_deleted_and_events_are_no_longer_recorded,
         subscriptions_outlive_the_server_that_made_them,
         a_rejected_action_records_no_event,
-        a_queued_event_waits_once_for_every_sink_that_wants_it,
+        a_queued_event_waits_once_for_every_subscribed_sink,
         the_last_event_of_a_job_always_has_its_state,
         a_changed_job_from_before_the_subscription_has_no_created_event,
         a_delivery_has_the_number_of_its_attempt,
@@ -78,7 +119,7 @@ behaviours! {
         events_without_a_subscription_are_still_pruned;
     outbox:
         events_wait_for_their_sink_in_order_until_they_are_confirmed,
-        up_to_the_limit_is_taken,
+        a_sink_takes_events_up_to_the_limit,
         two_nodes_share_the_partitions_and_never_both_own_one,
         concurrent_nodes_never_both_lease_a_partition,
         a_dead_node_is_replaced_after_its_lease_and_a_stopped_one_immediately,
@@ -107,29 +148,29 @@ behaviours! {
         a_renewed_subscription_keeps_its_range;
     keys:
         a_repeated_idempotency_key_returns_the_first_job,
-        an_idempotency_key_with_another_body_is_refused,
+        an_idempotency_key_with_another_body_is_rejected,
         twenty_concurrent_submits_with_one_idempotency_key_create_one_job,
-        a_batch_repeated_under_its_idempotency_keys_makes_nothing_new,
-        one_idempotency_key_twice_in_a_batch_makes_one_job,
-        one_idempotency_key_for_two_bodies_in_a_batch_is_refused,
+        a_batch_repeated_under_its_idempotency_keys_creates_no_jobs,
+        one_idempotency_key_twice_in_a_batch_creates_one_job,
+        one_idempotency_key_for_two_bodies_in_a_batch_is_rejected,
         a_child_of_a_repeated_job_depends_on_the_first_one,
-        a_unique_key_is_held_until_its_job_has_finished,
-        a_unique_key_twice_in_a_batch_is_refused,
+        a_unique_key_is_taken_until_its_job_has_finished,
+        a_unique_key_twice_in_a_batch_is_rejected,
         twenty_concurrent_submits_with_one_unique_key_leave_one_job,
         a_repeated_request_with_both_keys_returns_the_first_job,
         a_unique_key_is_free_however_its_job_finishes,
         a_manual_retry_takes_the_unique_key_again,
-        a_manual_retry_is_refused_while_another_job_has_the_unique_key,
+        a_manual_retry_is_rejected_while_another_job_has_the_unique_key,
         a_rejected_batch_leaves_no_key,
-        a_job_that_is_cancelled_at_submit_holds_no_unique_key;
+        a_job_that_is_cancelled_at_submit_does_not_take_its_unique_key;
     dependents:
-        an_unknown_parent_is_refused_and_nothing_is_stored,
+        an_unknown_parent_is_rejected_and_nothing_is_stored,
         a_child_waits_for_all_its_parents,
         a_child_of_a_finished_and_an_open_parent_waits_for_the_open_one_only,
         a_child_of_finished_parents_is_ready_immediately,
         a_child_of_a_failed_or_cancelled_parent_is_cancelled_immediately,
         a_failed_parent_cancels_its_children_down_the_chain,
-        a_child_that_runs_anyway_runs_after_a_failed_parent,
+        a_child_set_to_run_anyway_runs_although_a_parent_failed,
         a_retried_child_waits_for_a_parent_that_was_retried_before_it,
         a_child_with_a_scheduled_time_waits_for_it_after_its_parents,
         two_parents_that_end_concurrently_release_their_child_once,
@@ -140,7 +181,7 @@ behaviours! {
         a_child_whose_release_was_missed_is_released_by_the_next_check,
         checking_parents_again_does_not_release_a_delayed_sibling,
         a_graph_in_one_batch_runs_in_order,
-        a_child_cancelled_by_a_person_leaves_its_parents_alone;
+        cancelling_a_child_does_not_change_its_parents;
     times:
         delayed_jobs_become_ready_in_the_order_of_their_times,
         a_promotion_is_bounded_and_reports_that_more_is_due,
@@ -154,14 +195,14 @@ behaviours! {
         jobs_that_no_worker_can_run_fail,
         old_finished_jobs_are_pruned_by_state_and_leave_nothing,
         pruning_is_bounded,
-        pruning_deletes_old_cancel_requests_but_not_of_running_jobs,
+        pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs,
         a_poll_returns_pending_work,
-        signals_follow_ready_waiting_and_cancelled_jobs;
+        ready_waiting_and_cancelled_jobs_emit_signals;
     claims:
         a_claim_orders_by_score_so_waiting_outweighs_priority,
         a_strict_queue_never_prefers_a_lower_priority,
         equal_scores_are_ordered_by_id,
-        queues_take_turns,
+        queues_are_served_round_robin,
         a_claim_returns_only_jobs_of_the_requested_lanes,
         a_lane_requested_twice_gives_its_jobs_once,
         a_claimed_job_has_everything_a_worker_needs,
@@ -170,15 +211,17 @@ behaviours! {
         run_numbers_only_grow;
     ends:
         a_completed_job_shows_its_result,
-        many_ends_in_one_call_are_answered_in_order,
+        the_results_of_many_ends_in_one_call_are_in_order,
         a_started_job_is_processing,
         progress_messages_and_steps_are_kept_and_shown,
         a_step_is_kept_once_and_survives_the_run,
         steps_move_the_progress,
+        the_last_progress_stays_in_every_later_state,
+        an_event_that_a_worker_names_is_an_entry_of_the_log,
         reported_progress_wins_over_counted_steps,
         the_steps_of_several_jobs_are_read_together,
         a_late_report_is_recorded_in_the_log,
-        notes_of_a_stale_run_change_nothing,
+        updates_of_a_stale_run_change_nothing,
         the_same_end_reported_again_counts_once,
         the_same_end_twice_in_one_call_counts_once,
         another_end_of_an_ended_run_changes_nothing,
@@ -187,7 +230,7 @@ behaviours! {
         a_failed_attempt_waits_and_keeps_its_retry_count,
         a_job_without_attempts_left_is_dead_lettered,
         a_returned_job_keeps_its_retry_count_and_ready_time,
-        a_plain_job_leaves_no_side_rows,
+        a_job_without_updates_leaves_only_its_job_and_done_rows,
         text_that_the_database_cannot_store_does_not_stop_other_jobs,
         the_log_of_a_plain_job_is_complete,
         the_log_of_a_retried_job_is_complete,
@@ -208,10 +251,22 @@ behaviours! {
         a_patch_changes_the_expiry,
         a_patch_of_a_blocked_job_keeps_it_blocked,
         a_patch_of_a_retrying_job_keeps_it_retrying,
+        the_next_attempt_of_a_retrying_job_can_be_moved,
+        a_patch_of_name_and_tags_changes_how_the_job_is_found,
+        a_retry_of_a_retrying_job_starts_its_next_attempt_now,
         running_and_finished_jobs_cannot_be_patched,
         a_deleted_job_leaves_nothing,
         a_running_job_cannot_be_deleted,
-        changes_of_unknown_jobs_are_refused;
+        changes_of_unknown_jobs_are_rejected;
+    attempts:
+        the_attempt_counts_runs_that_started_and_goes_on_after_a_manual_retry,
+        a_run_that_did_not_start_is_an_attempt_only_if_it_failed;
+    actors:
+        a_created_job_names_its_caller_also_in_shared_transactions,
+        jobs_of_schedules_and_brokers_name_what_created_them,
+        a_bulk_action_names_who_began_it,
+        everything_that_the_guardian_does_names_the_guardian,
+        a_run_that_the_guardian_ends_names_the_guardian_and_others_do_not;
     audit:
         every_action_has_an_audit_entry_with_its_actor,
         a_rejected_action_leaves_no_audit_entry,
@@ -220,12 +275,12 @@ behaviours! {
     dead_letters:
         dead_letters_are_found_by_error_and_reason,
         pages_of_a_search_show_every_dead_letter_once,
-        only_failed_jobs_are_searched_by_error,
-        jobs_are_listed_upwards_from_the_oldest,
+        jobs_of_every_state_are_found_by_their_error,
+        jobs_are_found_oldest_first,
         the_attempts_of_all_runs_are_listed,
         a_dead_letter_is_retried_and_its_log_names_the_actor,
         only_dead_letters_are_retried_and_deleted_as_such,
-        dead_letters_are_counted_by_reason_and_age,
+        dead_letter_stats_have_reasons_and_the_oldest_and_newest,
         the_first_ready_time_of_each_lane_is_returned;
     bulk:
         an_action_proceeds_step_by_step_to_its_end,
@@ -234,7 +289,7 @@ behaviours! {
         two_concurrent_steps_count_once,
         jobs_that_changed_their_state_are_skipped,
         a_retry_that_a_unique_key_forbids_is_skipped,
-        cancelling_running_jobs_requests_it_and_cancels_their_children,
+        a_bulk_cancel_requests_cancellation_of_running_jobs_and_cancels_children_of_queued_ones,
         a_stopped_action_processes_nothing_more,
         old_finished_actions_are_deleted,
         an_unreadable_action_does_not_delay_others;
@@ -242,6 +297,7 @@ behaviours! {
         started_jobs_of_a_dead_node_use_an_attempt,
         a_started_job_without_attempts_left_fails_when_its_node_dies,
         jobs_that_had_not_started_are_ready_again,
+        a_live_node_shows_the_state_of_its_sources_and_inboxes,
         ended_jobs_of_a_dead_node_stay_ended,
         a_job_with_a_cancel_request_is_cancelled_when_its_node_dies,
         a_completion_after_recovery_is_stale,
@@ -250,11 +306,12 @@ behaviours! {
         concurrent_recovery_and_completion_never_both_count,
         a_node_that_leaves_returns_its_jobs_without_using_an_attempt,
         recovery_happens_once,
-        more_claims_than_one_round_takes_are_all_released,
-        a_claim_whose_answer_was_lost_is_released,
+        claims_beyond_one_recovery_round_are_released_in_later_rounds,
+        a_claim_whose_response_was_lost_is_released,
         the_log_of_a_lost_run_is_complete;
     workers:
-        a_registration_begins_through_allowed_states,
+        a_registration_belongs_to_its_api_key,
+        a_new_worker_passes_through_creating_and_connecting_to_ready,
         a_worker_whose_process_starts_becomes_ready_when_it_connects,
         a_worker_that_reconnects_keeps_its_jobs,
         a_worker_that_moves_signals_its_old_node,
@@ -270,6 +327,7 @@ behaviours! {
         a_worker_is_drained_by_its_key,
         live_workers_are_listed_first,
         capabilities_are_those_of_workers_that_accept_jobs,
+        workers_of_all_nodes_that_are_ready_or_busy_are_counted,
         counters_follow_the_jobs_of_workers;
     lost_workers:
         the_jobs_of_a_lost_worker_use_an_attempt_started_or_not,
@@ -285,19 +343,26 @@ behaviours! {
         a_worker_that_does_not_reconnect_is_declared_lost,
         the_workers_inside_a_dead_server_end_with_it,
         the_deadline_of_a_worker_depends_on_its_transport,
+        the_jobs_of_workers_without_a_server_are_listed_with_their_times,
+        a_worker_lost_before_it_connected_was_never_assigned_its_job,
         a_server_that_leaves_detaches_its_workers,
         a_sweep_is_bounded_and_reports_that_more_is_due,
         a_claim_without_an_owner_is_found_however_its_owner_ended,
-        a_claim_of_a_worker_whose_answer_was_lost_is_released;
+        a_workers_claim_whose_response_was_lost_is_released;
     lists:
         every_filter_finds_its_jobs,
         filters_work_together,
         a_search_finds_names_ids_and_keys,
         the_default_correlation_id_is_the_job_id,
-        time_bounds_are_by_creation,
+        time_filters_apply_to_the_creation_time,
         pages_and_cursors_show_every_job_once,
         totals_do_not_depend_on_the_page,
-        pages_beyond_the_bound_are_refused,
+        a_list_shows_the_same_as_a_single_job,
+        jobs_are_found_by_name_worker_and_several_priorities,
+        lists_are_sorted_by_every_key_in_both_orders,
+        a_cursor_of_another_sort_is_rejected,
+        searches_and_sorts_stop_at_their_bound_and_say_so,
+        pages_beyond_the_limit_are_rejected,
         counters_follow_the_jobs;
     webhooks:
         the_webhook_of_a_completed_job_contains_its_result,
@@ -324,12 +389,12 @@ behaviours! {
         the_longest_due_webhook_is_sent_first,
         a_webhook_whose_sender_died_is_sent_by_another,
         webhooks_of_a_dead_sender_are_due_immediately,
-        dying_senders_do_not_use_up_the_last_attempt_up_to_a_limit,
+        a_webhook_whose_senders_keep_dying_fails_after_a_few_extra_attempts,
         a_settled_webhook_can_be_redelivered,
         webhooks_are_found_by_state_job_and_host,
-        a_deleted_job_takes_its_settled_webhooks_along,
+        deleting_a_job_deletes_its_settled_webhooks,
         a_webhook_still_to_be_delivered_survives_its_job,
-        a_pruned_job_takes_its_settled_webhooks_along;
+        pruning_a_job_deletes_its_settled_webhooks;
     schedules:
         a_schedule_is_stored_as_it_was_written,
         a_due_time_becomes_a_job_once,
@@ -339,7 +404,7 @@ behaviours! {
         one_round_bounds_the_jobs_of_long_backlogs,
         an_unreadable_schedule_is_stopped_with_the_reason,
         a_job_that_cannot_be_stored_is_missed_and_others_fire,
-        skip_waits_for_the_running_job,
+        overlap_skip_skips_due_times_while_a_job_runs,
         queue_one_lets_one_job_wait_for_the_running_one,
         cancel_previous_starts_when_the_previous_job_has_stopped,
         a_manual_run_does_not_change_due_times,
@@ -349,7 +414,7 @@ behaviours! {
         old_ticks_are_deleted,
         ticks_are_listed_in_pages,
         schedules_are_found_by_name_and_state_whatever_the_name_contains,
-        after_two_weeks_each_policy_does_what_it_says_and_there_is_no_flood,
+        after_two_weeks_of_downtime_each_misfire_policy_applies_and_jobs_stay_bounded,
         ten_thousand_schedules_fire_in_ten_rounds;
     doctor:
         a_healthy_database_with_rows_in_every_table_has_no_finding,
@@ -371,7 +436,7 @@ behaviours! {
         a_blocked_job_with_a_distant_check_is_checked_now,
         run_numbers_in_use_are_skipped,
         a_missing_run_sequence_is_recreated,
-        an_illegal_setting_is_reported,
+        an_invalid_setting_is_reported,
         a_unique_key_of_a_finished_job_is_freed,
         a_ready_job_without_its_key_gets_it,
         a_key_with_ready_jobs_gets_its_key_queue,
@@ -385,36 +450,36 @@ behaviours! {
         a_missing_lane_is_reported,
         an_unreadable_job_is_reported,
         a_log_that_is_damaged_or_has_gaps_is_reported,
-        a_finding_names_twenty_and_counts_the_rest,
+        a_finding_lists_twenty_jobs_and_counts_the_rest,
         a_repair_has_an_audit_entry,
         a_claim_of_an_unknown_node_is_found,
         an_active_schedule_without_a_due_time_gets_one,
         overdue_and_unreadable_schedules_are_reported,
         due_times_with_no_job_or_two_jobs_are_reported;
     limits:
-        limits_are_never_exceeded_whoever_claims_and_however_jobs_end,
-        a_key_has_room_again_however_its_job_ends,
+        no_claim_and_no_outcome_exceeds_a_limit,
+        a_limit_allows_another_job_however_the_first_ends,
         a_limit_allows_exactly_its_number_in_order,
         a_shared_limit_orders_by_score_and_not_by_lane,
-        claiming_ahead_leaves_room_for_other_workers,
+        prefetching_leaves_jobs_for_other_workers,
         a_blocked_key_does_not_delay_others,
-        many_limited_keys_in_front_hide_no_other,
+        a_key_below_its_limit_is_found_behind_many_keys_at_their_limit,
         one_key_in_two_lanes_shares_its_limit,
         the_end_of_a_job_under_a_limit_is_signalled,
-        api_settings_outlive_the_configuration_until_they_are_reset,
+        settings_made_through_the_api_override_the_configuration_until_they_are_reset,
         a_limit_can_be_raised_lowered_and_removed_while_jobs_run,
-        a_job_that_waited_for_a_limit_has_it_in_its_log,
+        the_log_of_a_job_names_the_limit_it_waited_for,
         keyed_jobs_have_a_key_queue_however_they_became_ready,
         keyed_jobs_in_lanes_without_keys_still_run,
         many_workers_in_one_call_share_what_a_limit_allows,
-        claiming_ahead_does_not_delay_other_requests_of_the_same_call;
+        prefetching_does_not_delay_other_requests_of_the_same_call;
     rates:
-        a_rate_allows_its_count_and_then_one_by_one,
-        a_rate_takes_no_more_than_was_started,
-        a_paused_queue_gives_nothing_until_it_is_resumed,
-        keys_take_turns_in_a_fair_queue,
+        a_rate_allows_a_burst_of_its_count_and_then_one_start_at_a_time,
+        a_rate_is_charged_only_for_claimed_jobs,
+        no_job_of_a_paused_queue_is_claimed_until_it_is_resumed,
+        a_fair_queue_serves_its_keys_round_robin,
         without_fairness_the_longest_waiting_job_goes_first,
         the_tokens_of_a_rate_survive_a_restart;
     model:
-        any_sequence_of_verbs_agrees_with_the_model;
+        any_sequence_of_operations_agrees_with_the_model;
 }

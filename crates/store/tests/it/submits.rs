@@ -4,29 +4,29 @@ use faena_domain::{JobId, JobState, NewJob, Priority, RetryOn};
 
 use crate::support::*;
 
-pub async fn a_submitted_job_can_be_read_back(world: &World) {
-    let job = world.job("email.send", 0);
-    let answer = world.try_submit(vec![job.clone()], 0).await.unwrap().remove(0);
+pub async fn a_submitted_job_can_be_read_back(fixture: &Fixture) {
+    let job = fixture.job("email.send", 0);
+    let answer = fixture.try_submit(vec![job.clone()], 0).await.unwrap().remove(0);
 
     assert_eq!((answer.id, answer.status, answer.existed), (job.id, JobState::Queued, false));
-    assert_eq!(answer.created_at, world.at(0));
-    let view = world.get(job.id).await;
+    assert_eq!(answer.created_at, fixture.at(0));
+    let view = fixture.get(job.id).await;
     assert_eq!((view.kind.as_str(), view.name.as_str(), view.queue.as_str()), ("email.send", "email.send", "default"));
     assert_eq!((view.status, view.retry_count, view.run), (JobState::Queued, 0, None));
-    assert_eq!((view.created_at, view.queued_at), (world.at(0), Some(world.at(0))));
-    assert_eq!(world.events(job.id).await, ["created", "queued"]);
+    assert_eq!((view.created_at, view.queued_at), (fixture.at(0), Some(fixture.at(0))));
+    assert_eq!(fixture.events(job.id).await, ["created", "queued"]);
 }
 
-pub async fn a_batch_is_answered_in_its_order(world: &World) {
-    let jobs: Vec<NewJob> = (0..500).map(|n| world.job(["a", "b", "c"][n % 3], 0)).collect();
+pub async fn a_batch_returns_its_ids_in_order(fixture: &Fixture) {
+    let jobs: Vec<NewJob> = (0..500).map(|n| fixture.job(["a", "b", "c"][n % 3], 0)).collect();
     let wanted: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
 
-    assert_eq!(world.submit_all(jobs).await, wanted);
-    assert_eq!(world.total(faena_store::Tally::Queued).await, 500);
-    assert!(world.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "nothing is as good as anything");
+    assert_eq!(fixture.submit_all(jobs).await, wanted);
+    assert_eq!(fixture.total(faena_store::Tally::Queued).await, 500);
+    assert!(fixture.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "nothing is as good as anything");
 }
 
-pub async fn a_payload_is_kept_byte_for_byte(world: &World) {
+pub async fn a_payload_is_kept_byte_for_byte(fixture: &Fixture) {
     let payloads = [
         r#"{"n":18446744073709551615,"m":-9223372036854775808}"#,
         r#"{"big":123456789012345678901234567890,"small":1e-400,"f":1.10}"#,
@@ -36,26 +36,26 @@ pub async fn a_payload_is_kept_byte_for_byte(world: &World) {
         "{}",
     ];
     for payload in payloads {
-        let id = world.submit(NewJob { payload: payload.into(), ..world.job("p", 0) }).await;
-        assert_eq!(world.get(id).await.payload.get(), payload);
-        let claimed = world.claim_one(1).await;
+        let id = fixture.submit(NewJob { payload: payload.into(), ..fixture.job("p", 0) }).await;
+        assert_eq!(fixture.get(id).await.payload.get(), payload);
+        let claimed = fixture.claim_one(1).await;
         assert_eq!(claimed.payload, payload);
-        world.complete(&claimed, 2).await;
-        assert_eq!(world.get(id).await.payload.get(), payload, "when it is done, too");
+        fixture.complete(&claimed, 2).await;
+        assert_eq!(fixture.get(id).await.payload.get(), payload, "when it is done, too");
     }
 }
 
-fn full(world: &World, parent: JobId, mark: &str) -> NewJob {
-    let mut job = world
+fn full(fixture: &Fixture, parent: JobId, mark: &str) -> NewJob {
+    let mut job = fixture
         .job("report.make", 5)
         .queue("reports")
         .priority(Priority::High)
         .unique(&format!("u-{mark}"))
         .idempotent(&format!("i-{mark}"), 9)
         .after(&[parent])
-        .runs_anyway()
-        .scheduled(world.at(60_000))
-        .expires(world.at(90_000))
+        .run_on_parent_failure()
+        .scheduled(fixture.at(60_000))
+        .expires(fixture.at(90_000))
         .tag("red")
         .tag("blue")
         .schedule("nightly")
@@ -77,19 +77,19 @@ fn full(world: &World, parent: JobId, mark: &str) -> NewJob {
     job
 }
 
-pub async fn every_option_survives_alone_and_in_a_batch(world: &World) {
-    let parent = world.submit(world.job("parent", 0)).await;
-    let alone = full(world, parent, "alone");
-    let in_batch = full(world, parent, "batch");
-    world.submit(alone.clone()).await;
-    world.submit_all(vec![world.job("other", 5), in_batch.clone(), world.job("other", 5)]).await;
+pub async fn every_option_is_stored_for_a_single_job_and_in_a_batch(fixture: &Fixture) {
+    let parent = fixture.submit(fixture.job("parent", 0)).await;
+    let alone = full(fixture, parent, "alone");
+    let in_batch = full(fixture, parent, "batch");
+    fixture.submit(alone.clone()).await;
+    fixture.submit_all(vec![fixture.job("other", 5), in_batch.clone(), fixture.job("other", 5)]).await;
     for (job, mark) in [(&alone, "alone"), (&in_batch, "batch")] {
-        let view = serde_json::to_value(world.get(job.id).await).unwrap();
+        let view = serde_json::to_value(fixture.get(job.id).await).unwrap();
         let wanted = serde_json::json!({
             "id": job.id, "name": "The report", "type": "report.make", "queue": "reports", "status": "PENDING",
             "priority": "HIGH", "payload": {"a": 1}, "maxRetries": 7, "retryCount": 0, "retryDelay": 2500,
             "backoffMultiplier": 1.5, "maxDelay": 9000, "retryDelays": [10, 20], "jitter": 0.25, "retryOn": ["time*out"],
-            "timeoutMs": 1234, "createdAt": world.at(5), "scheduledAt": world.at(60_000), "expiresAt": world.at(90_000),
+            "timeoutMs": 1234, "createdAt": fixture.at(5), "scheduledAt": fixture.at(60_000), "expiresAt": fixture.at(90_000),
             "scheduleId": "nightly", "webhookUrl": "https://example.org/hook", "correlationId": "c-1",
             "idempotencyKey": format!("i-{mark}"), "uniqueKey": format!("u-{mark}"), "concurrencyKey": "customer-7",
             "dependsOn": [parent], "tags": ["red", "blue"],
@@ -99,55 +99,61 @@ pub async fn every_option_survives_alone_and_in_a_batch(world: &World) {
         }
     }
 
-    let claimed = world.claim(10, 6).await;
+    let claimed = fixture.claim(10, 6).await;
     let claimed = claimed.iter().find(|job| job.id == parent).unwrap();
-    world.fail(claimed, 6).await;
-    world.promote(60_000).await;
-    for job in world.claim(10, 60_001).await {
+    fixture.fail(claimed, 6).await;
+    fixture.promote(60_000).await;
+    for job in fixture.claim(10, 60_001).await {
         let submitted = if job.id == alone.id { &alone } else { &in_batch };
         assert_eq!(job.options, submitted.options, "a worker gets every option");
         assert_eq!((job.payload.as_str(), job.correlation_id.as_deref()), (r#"{"a":1}"#, Some("c-1")));
     }
 }
 
-pub async fn a_job_with_a_future_time_waits(world: &World) {
-    let job = world.job("later", 0).scheduled(world.at(5_000));
-    let answer = world.try_submit(vec![job.clone()], 0).await.unwrap().remove(0);
+pub async fn a_job_with_a_future_time_waits(fixture: &Fixture) {
+    let job = fixture.job("later", 0).scheduled(fixture.at(5_000));
+    let answer = fixture.try_submit(vec![job.clone()], 0).await.unwrap().remove(0);
 
     assert_eq!(answer.status, JobState::Pending);
-    assert_eq!(world.state(job.id).await, JobState::Pending);
-    assert!(world.claim(10, 4_999).await.is_empty());
-    assert_eq!(world.promote(4_999).await.promoted, 0);
-    assert_eq!(world.promote(5_000).await.promoted, 1);
-    assert_eq!(world.claim_one(5_000).await.id, job.id);
+    assert_eq!(fixture.state(job.id).await, JobState::Pending);
+    assert!(fixture.claim(10, 4_999).await.is_empty());
+    assert_eq!(fixture.promote(4_999).await.promoted, 0);
+    assert_eq!(fixture.promote(5_000).await.promoted, 1);
+    assert_eq!(fixture.claim_one(5_000).await.id, job.id);
 }
 
-pub async fn a_job_whose_time_has_passed_is_ready(world: &World) {
-    let id = world.submit(world.job("now", 1_000).scheduled(world.at(1_000))).await;
-    assert_eq!(world.state(id).await, JobState::Queued);
+pub async fn a_job_whose_time_has_passed_is_ready(fixture: &Fixture) {
+    let id = fixture.submit(fixture.job("now", 1_000).scheduled(fixture.at(1_000))).await;
+    assert_eq!(fixture.state(id).await, JobState::Queued);
 }
 
-pub async fn an_unknown_job_is_not_found(world: &World) {
-    assert!(world.store.job_get(JobId::new()).await.unwrap().is_none());
+pub async fn an_unknown_job_is_not_found(fixture: &Fixture) {
+    assert!(fixture.store.job_get(JobId::new()).await.unwrap().is_none());
 }
 
-pub async fn strings_that_look_like_sql_or_keys_are_just_strings(world: &World) {
+pub async fn strings_that_look_like_sql_or_keys_are_just_strings(fixture: &Fixture) {
     let nasty = ["'; DROP TABLE job; --", "{a,b}", "null", "\\", "\"", "%_", "0", "ñ\u{202e}x", "a\\u0000b"];
     for text in nasty {
-        let mut job =
-            world.job(text, 0).queue(text).tag(text).schedule(text).correlation(text).unique(text).idempotent(text, 1);
+        let mut job = fixture
+            .job(text, 0)
+            .queue(text)
+            .tag(text)
+            .schedule(text)
+            .correlation(text)
+            .unique(text)
+            .idempotent(text, 1);
         job.options.name = Some(text.into());
         job.options.retry.retry_on = RetryOn::Patterns(vec!["\0".into()]);
-        let id = world.submit(job).await;
-        let view = world.get(id).await;
+        let id = fixture.submit(job).await;
+        let view = fixture.get(id).await;
         assert_eq!(
             [&view.kind, &view.queue, &view.name, &view.correlation_id, &view.tags[0]],
             [text; 5].map(|t| t).each_ref()
         );
-        assert_eq!(world.list(faena_store::Filter { tag: Some(text.into()), ..Default::default() }).await, [id]);
-        let claimed = world.claim_one(1).await;
-        world.complete(&claimed, 2).await;
-        world.store.job_delete(id, None, world.at(1_000)).await.unwrap();
-        assert!(world.ledger.tables_with(id).await.is_empty(), "{text} leaves nothing");
+        assert_eq!(fixture.list(faena_store::Filter { tag: Some(text.into()), ..Default::default() }).await, [id]);
+        let claimed = fixture.claim_one(1).await;
+        fixture.complete(&claimed, 2).await;
+        fixture.store.job_delete(id, None, fixture.at(1_000)).await.unwrap();
+        assert!(fixture.database.tables_with(id).await.is_empty(), "{text} leaves nothing");
     }
 }

@@ -1,6 +1,6 @@
-//! What every test needs: a fresh database, builders, short forms of the verbs, and access to the tables.
+//! What every test needs: a fresh database, builders of jobs, short forms of the store methods, and SQL access to the tables.
 
-mod ledger;
+mod raw_database;
 
 use std::{
     any::Any,
@@ -17,20 +17,21 @@ use faena_domain::{
 };
 use faena_store::{
     CancelOutcome, ClaimRequest, ClaimResult, ClaimedJob, DueResult, Filter, GracePeriods, JobPatch, Lane, LaneId,
-    NodeInfo, NoteKind, Owner, Page, QueuePatch, Recovered, RunEnd, RunNote, RunOutcome, Store, StoreError,
-    StoreOptions, Submitted, SweepResult, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate,
+    NodeInfo, Owner, Page, QueuePatch, RecoveryCounts, RunEnd, RunOutcome, RunTiming, RunUpdate, RunUpdateKind, Store,
+    StoreError, StoreOptions, Submitted, SweepResult, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate,
     WorkerUpdateResult,
 };
 use futures_util::FutureExt;
 
-pub use ledger::{Ledger, run_on};
+pub use raw_database::{RawDatabase, run_on};
 
 /// One store on its own database, with a node that has joined and a worker.
-pub struct World {
+pub struct Fixture {
     pub store: Arc<dyn Store>,
     pub node: NodeId,
     pub worker: WorkerId,
-    pub ledger: Ledger,
+    /// SQL access to the tables, beside the store.
+    pub database: RawDatabase,
     pub url: String,
     /// The time at which a test begins; its times are milliseconds from here.
     pub start: Timestamp,
@@ -39,31 +40,33 @@ pub struct World {
 pub const LEASE_MS: i64 = 30_000;
 pub const GRACE_PERIODS: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
-pub async fn on_sqlite(test: impl AsyncFnOnce(&World)) {
+pub async fn on_sqlite(test: impl AsyncFnOnce(&Fixture)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("faena.db");
-    let world = World::open(format!("sqlite:{}", path.display()), Ledger::Sqlite(path), StoreOptions::default()).await;
-    let outcome = world.play(test).await;
-    world.store.close().await;
+    let fixture =
+        Fixture::open(format!("sqlite:{}", path.display()), RawDatabase::Sqlite(path), StoreOptions::default()).await;
+    let outcome = fixture.run(test).await;
+    fixture.store.close().await;
     drop(folder);
     finish(outcome);
 }
 
-pub async fn on_postgres(test: impl AsyncFnOnce(&World)) {
-    let database = ledger::Database::create().await;
-    let world = World::open(database.url.clone(), Ledger::postgres(&database.url), StoreOptions::default()).await;
-    let outcome = world.play(test).await;
-    world.store.close().await;
-    database.drop().await;
+pub async fn on_postgres(test: impl AsyncFnOnce(&Fixture)) {
+    let scratch = raw_database::ScratchDatabase::create().await;
+    let database = RawDatabase::postgres(&scratch.url);
+    let fixture = Fixture::open(scratch.url.clone(), database, StoreOptions::default()).await;
+    let outcome = fixture.run(test).await;
+    fixture.store.close().await;
+    scratch.drop().await;
     finish(outcome);
 }
 
-/// A fresh PostgreSQL database without a store on it yet.
-pub async fn on_empty_postgres(test: impl AsyncFnOnce(&str, &Ledger)) {
-    let database = ledger::Database::create().await;
-    let ledger = Ledger::postgres(&database.url);
-    let outcome = AssertUnwindSafe(test(&database.url, &ledger)).catch_unwind().await;
-    database.drop().await;
+/// Runs a test on a new PostgreSQL database that no store has opened yet.
+pub async fn on_empty_postgres(test: impl AsyncFnOnce(&str, &RawDatabase)) {
+    let scratch = raw_database::ScratchDatabase::create().await;
+    let database = RawDatabase::postgres(&scratch.url);
+    let outcome = AssertUnwindSafe(test(&scratch.url, &database)).catch_unwind().await;
+    scratch.drop().await;
     finish(outcome);
 }
 
@@ -73,35 +76,35 @@ fn finish(outcome: Result<(), Box<dyn Any + Send>>) {
     }
 }
 
-/// Gives higher priorities of a queue precedence.
-pub async fn make_strict(world: &World, queue: &str) {
+/// Makes a queue always prefer the higher priority.
+pub async fn make_strict(fixture: &Fixture, queue: &str) {
     let patch = QueuePatch { strict: Some(true), ..QueuePatch::default() };
-    world.store.queue_set(queue, patch, "test", world.start).await.unwrap();
+    fixture.store.queue_set(queue, patch, "test", fixture.start).await.unwrap();
 }
 
-impl World {
-    pub async fn open(url: String, ledger: Ledger, options: StoreOptions) -> World {
+impl Fixture {
+    pub async fn open(url: String, database: RawDatabase, options: StoreOptions) -> Fixture {
         let store = faena_store::open(&url, options).await.unwrap();
         let start = Timestamp::now();
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: "test".into() };
         store.node_join(info, LEASE_MS, start).await.unwrap();
-        World { store, node, worker: WorkerId::new(), ledger, url, start }
+        Fixture { store, node, worker: WorkerId::new(), database, url, start }
     }
 
-    /// Another store on the same database: another node on PostgreSQL, the next process on SQLite.
-    pub async fn reopen(&self, options: StoreOptions) -> World {
-        if self.store.engine() == "sqlite" {
+    /// Opens another store on the same database: another node on PostgreSQL, the next process on SQLite.
+    pub async fn reopen(&self, options: StoreOptions) -> Fixture {
+        if self.store.database_kind() == "sqlite" {
             self.store.close().await;
         }
-        World { start: self.start, ..World::open(self.url.clone(), self.ledger.clone(), options).await }
+        Fixture { start: self.start, ..Fixture::open(self.url.clone(), self.database.clone(), options).await }
     }
 
     /// Runs a test, and then checks that every job is in one table and is counted there, whatever the test did.
-    async fn play(&self, test: impl AsyncFnOnce(&World)) -> Result<(), Box<dyn Any + Send>> {
+    async fn run(&self, test: impl AsyncFnOnce(&Fixture)) -> Result<(), Box<dyn Any + Send>> {
         AssertUnwindSafe(async {
             test(self).await;
-            self.ledger.prove().await;
+            self.database.assert_consistent().await;
         })
         .catch_unwind()
         .await
@@ -113,13 +116,14 @@ impl World {
 
     // ---- submitting
 
-    /// A job of this type, created at `ms`.
+    /// Returns a job of this type, created at `ms`.
     pub fn job(&self, kind: &str, ms: i64) -> NewJob {
         NewJob { id: self.id_at(ms), ..NewJob::new(kind) }
     }
 
-    /// An id of exactly this time, larger than those before. `JobId::at` never goes back in time in one process, and
-    /// tests of one process use different times.
+    /// Returns an id with exactly this time that is larger than earlier ids of the same time.
+    ///
+    /// `JobId::at` never goes back in time within a process, but the tests of a process use different times.
     fn id_at(&self, ms: i64) -> JobId {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = u128::from(COUNT.fetch_add(1, Ordering::Relaxed));
@@ -127,17 +131,17 @@ impl World {
     }
 
     pub async fn try_submit(&self, jobs: Vec<NewJob>, ms: i64) -> Result<Vec<Submitted>, StoreError> {
-        self.store.job_submit(jobs, self.at(ms)).await
+        self.store.job_submit(jobs, None, self.at(ms)).await
     }
 
     pub async fn submit(&self, job: NewJob) -> JobId {
         let now = job.id.created_at();
-        self.store.job_submit(vec![job], now).await.unwrap().remove(0).id
+        self.store.job_submit(vec![job], None, now).await.unwrap().remove(0).id
     }
 
     pub async fn submit_all(&self, jobs: Vec<NewJob>) -> Vec<JobId> {
         let now = jobs[0].id.created_at();
-        self.store.job_submit(jobs, now).await.unwrap().into_iter().map(|job| job.id).collect()
+        self.store.job_submit(jobs, None, now).await.unwrap().into_iter().map(|job| job.id).collect()
     }
 
     // ---- running
@@ -169,15 +173,16 @@ impl World {
     }
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let ask = ClaimRequest { owner, lanes, limit, at_once: limit };
-        let ClaimResult { jobs, .. } = self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0);
+        let request = ClaimRequest { owner, lanes, limit, idle_slots: limit };
+        let ClaimResult { jobs, .. } = self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0);
         jobs
     }
 
-    /// Claims from all lanes, and returns the limits too.
-    pub async fn claim_whole(&self, limit: usize, ms: i64) -> ClaimResult {
-        let ask = ClaimRequest { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, at_once: limit };
-        self.store.job_claim(vec![ask], self.at(ms)).await.unwrap().remove(0)
+    /// Claims from all lanes, and also returns which lanes are limited.
+    pub async fn claim_with_limits(&self, limit: usize, ms: i64) -> ClaimResult {
+        let request =
+            ClaimRequest { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, idle_slots: limit };
+        self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0)
     }
 
     /// Sets a concurrency limit, or removes it.
@@ -197,7 +202,7 @@ impl World {
     }
 
     /// Submits and claims one job.
-    pub async fn running(&self, job: NewJob) -> ClaimedJob {
+    pub async fn submit_and_claim(&self, job: NewJob) -> ClaimedJob {
         let now = job.id.created_at();
         let id = self.submit(job).await;
         let claimed = self.claim_one(now.ms_since(self.start)).await;
@@ -205,8 +210,8 @@ impl World {
         claimed
     }
 
-    pub fn a_note(&self, job: &ClaimedJob, kind: NoteKind, ms: i64) -> RunNote {
-        RunNote {
+    pub fn run_update(&self, job: &ClaimedJob, kind: RunUpdateKind, ms: i64) -> RunUpdate {
+        RunUpdate {
             id: job.id,
             run: job.run,
             lane: job.lane,
@@ -220,16 +225,16 @@ impl World {
         }
     }
 
-    pub async fn note(&self, job: &ClaimedJob, kind: NoteKind, ms: i64) -> bool {
-        self.store.job_note(vec![self.a_note(job, kind, ms)], self.at(ms)).await.unwrap()[0]
+    pub async fn report_update(&self, job: &ClaimedJob, kind: RunUpdateKind, ms: i64) -> bool {
+        self.store.run_update(vec![self.run_update(job, kind, ms)], self.at(ms)).await.unwrap()[0]
     }
 
-    pub async fn begin(&self, job: &ClaimedJob, ms: i64) {
-        assert!(self.note(job, NoteKind::Started, ms).await, "its run holds the job");
+    pub async fn report_start(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.report_update(job, RunUpdateKind::Started, ms).await, "the run owns the job");
     }
 
-    /// An end as the engine reports it: the log from `queued` on, `on_record`, and the claim left open.
-    pub fn an_end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> RunEnd {
+    /// Returns an end as the engine reports it: with the log from `queued` on, `may_have_other_rows`, and the claim left open.
+    pub fn run_end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> RunEnd {
         let at = self.at(ms);
         let mut lines = vec![
             LogLine::new(job.ready_at, LogEvent::Queued, ""),
@@ -241,7 +246,7 @@ impl World {
             RunOutcome::Retry { error, .. } => LogLine::new(at, LogEvent::RetryScheduled, error.clone()),
             RunOutcome::Failed { error, .. } => LogLine::new(at, LogEvent::Failed, error.clone()),
             RunOutcome::Cancelled { cause } => LogLine::new(at, LogEvent::Cancelled, cause.clone()),
-            RunOutcome::HandedBack => LogLine::new(at, LogEvent::HandedBack, ""),
+            RunOutcome::Released => LogLine::new(at, LogEvent::Released, ""),
         });
         RunEnd {
             id: job.id,
@@ -254,13 +259,15 @@ impl World {
             at,
             log: LogLine::chunk(&lines),
             outcome,
-            on_record: true,
+            may_have_other_rows: true,
             closes_claim: false,
+            by_guardian: false,
+            timing: RunTiming::default(),
         }
     }
 
     pub async fn end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> bool {
-        self.report_end(self.an_end(job, outcome, ms)).await
+        self.report_end(self.run_end(job, outcome, ms)).await
     }
 
     pub async fn report_end(&self, end: RunEnd) -> bool {
@@ -269,19 +276,19 @@ impl World {
     }
 
     pub async fn complete(&self, job: &ClaimedJob, ms: i64) {
-        assert!(self.end(job, completed(), ms).await, "its run holds the job");
+        assert!(self.end(job, completed(), ms).await, "the run owns the job");
     }
 
     pub async fn fail(&self, job: &ClaimedJob, ms: i64) {
-        assert!(self.end(job, failed("no"), ms).await, "its run holds the job");
+        assert!(self.end(job, failed("no"), ms).await, "the run owns the job");
     }
 
     pub async fn retry_at(&self, job: &ClaimedJob, due_ms: i64, ms: i64) {
-        assert!(self.end(job, self.retry(due_ms), ms).await, "its run holds the job");
+        assert!(self.end(job, self.retry(due_ms), ms).await, "the run owns the job");
     }
 
-    pub async fn hand_back(&self, job: &ClaimedJob, ms: i64) {
-        assert!(self.end(job, RunOutcome::HandedBack, ms).await, "its run holds the job");
+    pub async fn release(&self, job: &ClaimedJob, ms: i64) {
+        assert!(self.end(job, RunOutcome::Released, ms).await, "the run owns the job");
     }
 
     pub fn retry(&self, due_ms: i64) -> RunOutcome {
@@ -290,7 +297,7 @@ impl World {
 
     // ---- workers
 
-    /// A worker with this key, connected to this node by a WebSocket.
+    /// Returns the entry of a worker with this key, connected to this node over a WebSocket.
     pub fn worker(&self, key: &str) -> WorkerEntry {
         WorkerEntry {
             id: WorkerId::new(),
@@ -303,6 +310,8 @@ impl World {
             capabilities: WorkerCapabilities { types: vec!["*".into()], queues: Vec::new() },
             concurrency: 10,
             pool: None,
+            api_key: None,
+            may_adopt: true,
             deadline: None,
         }
     }
@@ -316,8 +325,8 @@ impl World {
         self.claim_for(owner, self.lanes().await, limit, ms).await
     }
 
-    /// A worker with this many new jobs in flight.
-    pub async fn holding(&self, key: &str, count: usize, ms: i64) -> (WorkerAdmitted, Vec<ClaimedJob>) {
+    /// Registers a worker and claims `count` new jobs for it.
+    pub async fn worker_with_jobs(&self, key: &str, count: usize, ms: i64) -> (WorkerAdmitted, Vec<ClaimedJob>) {
         let worker = self.admit(self.worker(key), ms).await;
         self.submit_all((0..count).map(|_| self.job("a", ms)).collect()).await;
         let jobs = self.claim_by(&worker, count, ms).await;
@@ -344,7 +353,8 @@ impl World {
         self.store.worker_update(vec![update], now).await.unwrap()[0]
     }
 
-    pub async fn lose(&self, worker: &WorkerAdmitted, delay_ms: i64, ms: i64) -> Option<Recovered> {
+    /// Ends a worker as lost.
+    pub async fn end_as_lost(&self, worker: &WorkerAdmitted, delay_ms: i64, ms: i64) -> Option<RecoveryCounts> {
         let end = WorkerEnd::Lost { reason: "its connection closed".into(), delay_ms };
         self.store.worker_end(worker.id, worker.session, end, self.at(ms)).await.unwrap()
     }
@@ -354,12 +364,12 @@ impl World {
         self.store.worker_sweep(500, self.at(forget_ms), self.at(ms)).await.unwrap()
     }
 
-    pub async fn shown(&self, key: &str) -> WorkerView {
-        self.store.worker_get(key).await.unwrap().expect("the worker is there")
+    pub async fn worker_view(&self, key: &str) -> WorkerView {
+        self.store.worker_get(key).await.unwrap().expect("the worker exists")
     }
 
-    pub async fn orphans(&self, ms: i64) -> bool {
-        self.store.poll(self.node, self.at(ms)).await.unwrap().orphans
+    pub async fn needs_recovery(&self, ms: i64) -> bool {
+        self.store.poll(self.node, self.at(ms)).await.unwrap().needs_recovery
     }
 
     // ---- time and actions
@@ -372,7 +382,7 @@ impl World {
         DueResult { expired: expired.expired, more: due.more || expired.more, next_at, ..due }
     }
 
-    pub async fn recover(&self, delay_ms: i64, ms: i64) -> Recovered {
+    pub async fn recover(&self, delay_ms: i64, ms: i64) -> RecoveryCounts {
         let grace_periods = GracePeriods { orphan_delay_ms: delay_ms, ..GRACE_PERIODS };
         self.store.node_recover(grace_periods, self.at(ms)).await.unwrap()
     }
@@ -381,7 +391,7 @@ impl World {
         self.store.job_cancel(id, "not wanted", None, self.at(ms)).await.unwrap()
     }
 
-    pub async fn retry_by_person(&self, id: JobId, ms: i64) {
+    pub async fn retry_manually(&self, id: JobId, ms: i64) {
         self.store.job_retry(id, None, self.at(ms)).await.unwrap();
     }
 
@@ -392,7 +402,7 @@ impl World {
     // ---- reading
 
     pub async fn get(&self, id: JobId) -> JobView {
-        self.store.job_get(id).await.unwrap().expect("the job is there")
+        self.store.job_get(id).await.unwrap().expect("the job exists")
     }
 
     pub async fn state(&self, id: JobId) -> JobState {
@@ -408,8 +418,8 @@ impl World {
     }
 
     /// The event names of the execution log, in order.
-    pub async fn events(&self, id: JobId) -> Vec<&'static str> {
-        self.get(id).await.execution_log.iter().map(|entry| entry.event.as_str()).collect()
+    pub async fn events(&self, id: JobId) -> Vec<String> {
+        self.get(id).await.execution_log.iter().map(|entry| entry.event.as_str().to_owned()).collect()
     }
 
     pub async fn total(&self, tally: Tally) -> i64 {
@@ -417,7 +427,7 @@ impl World {
     }
 
     pub async fn list(&self, filter: Filter) -> Vec<JobId> {
-        let page = self.store.job_list(&filter, Page::Offset { offset: 0, limit: 1_000 }).await.unwrap();
+        let page = self.store.job_list(&filter, Page::offset(0, 1_000)).await.unwrap();
         assert_eq!(page.total, page.jobs.len() as u64, "the total of {filter:?}");
         page.jobs.into_iter().map(|job| job.id).collect()
     }
@@ -432,36 +442,46 @@ pub fn failed(error: &str) -> RunOutcome {
 }
 
 pub fn cancelled() -> RunOutcome {
-    RunOutcome::Cancelled { cause: "as asked".into() }
+    RunOutcome::Cancelled { cause: "as requested".into() }
 }
 
-pub fn step(name: &str, result: &str) -> NoteKind {
-    NoteKind::Step { name: name.into(), result: result.into(), total: None }
+pub fn message(text: &str) -> RunUpdateKind {
+    RunUpdateKind::Message { event: LogEvent::Message, text: text.into() }
 }
 
-pub fn percent(percentage: f64, message: &str) -> NoteKind {
-    NoteKind::Progress(Progress { percentage: Some(percentage), message: Some(message.into()), ..Progress::default() })
+pub fn step(name: &str, result: &str) -> RunUpdateKind {
+    RunUpdateKind::Step { name: name.into(), result: result.into(), total: None }
 }
 
-/// Options in short form, so that a test only says what it is about.
-pub trait Build: Sized {
+pub fn percent(percentage: f64, message: &str) -> RunUpdateKind {
+    RunUpdateKind::Progress(Progress {
+        percentage: Some(percentage),
+        message: Some(message.into()),
+        ..Progress::default()
+    })
+}
+
+/// Sets options of a job in short form.
+pub trait JobBuilder: Sized {
     fn queue(self, queue: &str) -> Self;
     fn priority(self, priority: Priority) -> Self;
     fn retries(self, max_retries: u32) -> Self;
     fn unique(self, key: &str) -> Self;
     /// With this concurrencyKey.
-    fn of(self, key: &str) -> Self;
+    fn concurrency_key(self, key: &str) -> Self;
     fn idempotent(self, key: &str, fingerprint: u8) -> Self;
     fn after(self, parents: &[JobId]) -> Self;
-    fn runs_anyway(self) -> Self;
+    fn run_on_parent_failure(self) -> Self;
     fn scheduled(self, at: Timestamp) -> Self;
     fn expires(self, at: Timestamp) -> Self;
+    fn timeout(self, timeout_ms: u64) -> Self;
     fn tag(self, tag: &str) -> Self;
     fn schedule(self, schedule: &str) -> Self;
+    fn named(self, name: &str) -> Self;
     fn correlation(self, correlation: &str) -> Self;
 }
 
-impl Build for NewJob {
+impl JobBuilder for NewJob {
     fn queue(self, queue: &str) -> Self {
         NewJob { queue: queue.into(), ..self }
     }
@@ -475,12 +495,17 @@ impl Build for NewJob {
         self
     }
 
+    fn timeout(mut self, timeout_ms: u64) -> Self {
+        self.options.timeout_ms = Some(timeout_ms);
+        self
+    }
+
     fn unique(mut self, key: &str) -> Self {
         self.options.unique_key = Some(key.into());
         self
     }
 
-    fn of(mut self, key: &str) -> Self {
+    fn concurrency_key(mut self, key: &str) -> Self {
         self.options.concurrency_key = Some(key.into());
         self
     }
@@ -496,7 +521,7 @@ impl Build for NewJob {
         self
     }
 
-    fn runs_anyway(mut self) -> Self {
+    fn run_on_parent_failure(mut self) -> Self {
         self.options.on_parent_failure = faena_domain::OnParentFailure::Run;
         self
     }
@@ -508,6 +533,11 @@ impl Build for NewJob {
 
     fn expires(mut self, at: Timestamp) -> Self {
         self.options.expires_at = Some(at);
+        self
+    }
+
+    fn named(mut self, name: &str) -> Self {
+        self.options.name = Some(name.into());
         self
     }
 
@@ -527,10 +557,10 @@ impl Build for NewJob {
 }
 
 /// Random numbers that are the same for the same seed (SplitMix64).
-pub struct Dice(pub u64);
+pub struct SeededRandom(pub u64);
 
-impl Dice {
-    pub fn roll(&mut self) -> u64 {
+impl SeededRandom {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -539,7 +569,7 @@ impl Dice {
     }
 
     pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.roll() % n as u64).unwrap()
+        usize::try_from(self.next() % n as u64).unwrap()
     }
 
     pub fn chance(&mut self, percent: usize) -> bool {

@@ -1,111 +1,108 @@
-//! Workers register, move, reconnect and report. A node that never joined counts as dead on both engines.
+//! Workers register, move, reconnect and send updates. A node that never joined counts as dead on both databases.
 
 use std::time::Duration;
 
-use faena_domain::{JobState, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{ApiKeyId, JobState, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
 use faena_store::{
     CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, Tally, WorkerAdmitted, WorkerEntry, WorkerUpdate,
 };
 
 use crate::support::*;
 
-/// No registration ended so long ago, so none is deleted.
-pub const NEVER: i64 = -1_000_000;
+/// A time before every registration: a sweep deletes only registrations that ended before its time, so none.
+pub const LONG_AGO: i64 = -1_000_000;
 
-pub async fn states(world: &World, key: &str) -> Vec<WorkerState> {
-    world.shown(key).await.history.iter().map(|change| change.state).collect()
+pub async fn states(fixture: &Fixture, key: &str) -> Vec<WorkerState> {
+    fixture.worker_view(key).await.history.iter().map(|change| change.state).collect()
 }
 
-pub fn named(key: &str, world: &World, kind: WorkerKind, node: NodeId) -> WorkerEntry {
-    WorkerEntry { kind, node, ..world.worker(key) }
+pub fn named(key: &str, fixture: &Fixture, kind: WorkerKind, node: NodeId) -> WorkerEntry {
+    WorkerEntry { kind, node, ..fixture.worker(key) }
 }
 
-pub async fn a_registration_begins_through_allowed_states(world: &World) {
+pub async fn a_new_worker_passes_through_creating_and_connecting_to_ready(fixture: &Fixture) {
     use WorkerState::*;
     let capabilities = WorkerCapabilities { types: vec!["a".into(), "b.*".into()], queues: vec!["q".into()] };
     let entry = WorkerEntry {
         name: Some("Billing \"1\"".into()),
         capabilities: capabilities.clone(),
-        ..world.worker("billing-1")
+        ..fixture.worker("billing-1")
     };
-    let admitted = world.admit(entry.clone(), 5).await;
+    let admitted = fixture.admit(entry.clone(), 5).await;
     assert_eq!((admitted.id, admitted.session, admitted.was), (entry.id, 1, None));
-    assert_eq!(world.store.worker_session(admitted.id).await.unwrap(), Some(1));
-    assert_eq!(world.store.worker_session(WorkerId::new()).await.unwrap(), None);
+    assert_eq!(fixture.store.worker_session(admitted.id).await.unwrap(), Some(1));
+    assert_eq!(fixture.store.worker_session(WorkerId::new()).await.unwrap(), None);
     assert!(admitted.jobs.is_empty());
-    let view = world.shown("billing-1").await;
+    let view = fixture.worker_view("billing-1").await;
     assert_eq!((view.id.as_str(), view.registration_id, view.name), ("billing-1", entry.id.to_string(), entry.name));
     assert_eq!((view.kind, view.transport.as_str(), view.state), (WorkerKind::Remote, "websocket", Ready));
     assert_eq!((view.category.as_str(), view.breaker.as_str()), ("available", "closed"));
     assert_eq!((view.capabilities, view.queues, view.concurrency), (capabilities.types, capabilities.queues, 10));
-    assert_eq!((view.node, view.registered_at), (Some(world.node.to_string()), world.at(5)));
-    assert_eq!((view.last_seen_at, view.ended_at, view.deadline), (world.at(5), None, None));
-    assert_eq!(states(world, "billing-1").await, [Creating, Connecting, Ready]);
-    assert!(world.store.worker_get("nobody").await.unwrap().is_none());
+    assert_eq!((view.node, view.registered_at), (Some(fixture.node.to_string()), fixture.at(5)));
+    assert_eq!((view.last_seen_at, view.ended_at, view.deadline), (fixture.at(5), None, None));
+    assert_eq!(states(fixture, "billing-1").await, [Creating, Connecting, Ready]);
+    assert!(fixture.store.worker_get("unknown").await.unwrap().is_none());
 }
 
-pub async fn a_worker_whose_process_starts_becomes_ready_when_it_connects(world: &World) {
+pub async fn a_worker_whose_process_starts_becomes_ready_when_it_connects(fixture: &Fixture) {
     use WorkerState::*;
     let entry = WorkerEntry {
         kind: WorkerKind::Pool,
         state: Creating,
         pool: Some("small".into()),
-        deadline: Some(world.at(100)),
-        ..world.worker("small-1")
+        deadline: Some(fixture.at(100)),
+        ..fixture.worker("small-1")
     };
-    let made = world.admit(entry.clone(), 0).await;
-    assert_eq!(states(world, "small-1").await, [Creating]);
-    let connected = world.admit(world.worker("small-1"), 10).await;
+    let made = fixture.admit(entry.clone(), 0).await;
+    assert_eq!(states(fixture, "small-1").await, [Creating]);
+    let connected = fixture.admit(fixture.worker("small-1"), 10).await;
     assert_eq!((connected.id, connected.session, connected.was), (made.id, 2, Some(Creating)));
-    let view = world.shown("small-1").await;
+    let view = fixture.worker_view("small-1").await;
     assert_eq!((view.kind, view.pool.as_deref()), (WorkerKind::Pool, Some("small")), "a worker of a pool stays one");
     assert_eq!((view.state, view.deadline), (Ready, None));
-    assert_eq!(states(world, "small-1").await, [Creating, Connecting, Ready]);
+    assert_eq!(states(fixture, "small-1").await, [Creating, Connecting, Ready]);
 }
 
-pub async fn a_worker_that_reconnects_keeps_its_jobs(world: &World) {
-    let (worker, jobs) = world.holding("w", 5, 0).await;
-    world.begin(&jobs[1], 3).await;
-    world.complete(&jobs[2], 4).await;
-    world.retry_at(&jobs[3], 1_000, 4).await;
-    let later = world.submit(world.job("b", 5).retries(7)).await;
-    world.claim_by(&worker, 1, 6).await;
-    assert!(world.send_update(world.worker_update(&worker, &[WorkerState::Busy], 7)).await.connected);
-    world.store.worker_drain("w", true, None, world.at(7)).await.unwrap();
-    assert_eq!(world.shown("w").await.jobs.len(), 4);
+pub async fn a_worker_that_reconnects_keeps_its_jobs(fixture: &Fixture) {
+    let (worker, jobs) = fixture.worker_with_jobs("w", 5, 0).await;
+    fixture.report_start(&jobs[1], 3).await;
+    fixture.complete(&jobs[2], 4).await;
+    fixture.retry_at(&jobs[3], 1_000, 4).await;
+    let later = fixture.submit(fixture.job("b", 5).retries(7)).await;
+    fixture.claim_by(&worker, 1, 6).await;
+    assert!(fixture.send_update(fixture.worker_update(&worker, &[WorkerState::Busy], 7)).await.connected);
+    fixture.store.worker_drain("w", true, None, fixture.at(7)).await.unwrap();
+    assert_eq!(fixture.worker_view("w").await.jobs.len(), 4);
 
-    let entry = WorkerEntry { transport: "grpc".into(), concurrency: 3, ..world.worker("w") };
-    let again = world.admit(entry, 8).await;
+    let entry = WorkerEntry { transport: "grpc".into(), concurrency: 3, ..fixture.worker("w") };
+    let reconnected = fixture.admit(entry, 8).await;
 
-    assert_eq!((again.id, again.session, again.was), (worker.id, 2, Some(WorkerState::Busy)));
-    let held: Vec<_> = again.jobs.iter().map(|held| (held.job.id, held.job.run)).collect();
+    assert_eq!((reconnected.id, reconnected.session, reconnected.was), (worker.id, 2, Some(WorkerState::Busy)));
+    let resumed: Vec<_> = reconnected.jobs.iter().map(|resumed| (resumed.job.id, resumed.job.run)).collect();
     let own = |n: usize| (jobs[n].id, jobs[n].run);
-    assert_eq!(held[..3], [own(0), own(1), own(4)]);
-    let last = &again.jobs[3];
+    assert_eq!(resumed[..3], [own(0), own(1), own(4)]);
+    let last = &reconnected.jobs[3];
     assert_eq!((last.job.id, last.kind.as_str(), last.job.options.retry.max_retries), (later, "b", 7));
     assert!(last.job.run > jobs[0].run, "oldest run first");
-    assert_eq!((last.job.ready_at, last.claimed_at, last.started_at), (world.at(5), world.at(6), None));
-    assert_eq!((again.jobs[1].started_at, again.jobs[1].job.payload.as_str()), (Some(world.at(3)), "{}"));
-    let view = world.shown("w").await;
+    assert_eq!((last.job.ready_at, last.claimed_at, last.started_at), (fixture.at(5), fixture.at(6), None));
+    assert_eq!((reconnected.jobs[1].started_at, reconnected.jobs[1].job.payload.as_str()), (Some(fixture.at(3)), "{}"));
+    let view = fixture.worker_view("w").await;
     assert_eq!((view.state, view.transport.as_str(), view.concurrency), (WorkerState::Busy, "grpc", 3));
-    assert!(
-        world.send_update(world.worker_update(&again, &[], 9)).await.drain,
-        "what was asked of it before still holds"
-    );
-    world.complete(&jobs[0], 10).await;
+    assert!(fixture.send_update(fixture.worker_update(&reconnected, &[], 9)).await.drain, "it is still asked to drain");
+    fixture.complete(&jobs[0], 10).await;
 }
 
-pub async fn a_worker_that_moves_signals_its_old_node(world: &World) {
-    let mut signals = world.store.signals();
-    let worker = world.admit(named("w", world, WorkerKind::Remote, NodeId::new()), 0).await;
-    world.admit(world.worker("w"), 1).await;
-    let heard = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
-    assert_eq!(heard, Signal::Worker(worker.id));
+pub async fn a_worker_that_moves_signals_its_old_node(fixture: &Fixture) {
+    let mut signals = fixture.store.signals();
+    let worker = fixture.admit(named("w", fixture, WorkerKind::Remote, NodeId::new()), 0).await;
+    fixture.admit(fixture.worker("w"), 1).await;
+    let signal = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
+    assert_eq!(signal, Signal::Worker(worker.id));
 }
 
-pub async fn twenty_concurrent_connections_under_one_key_are_one_worker(world: &World) {
+pub async fn twenty_concurrent_connections_under_one_key_are_one_worker(fixture: &Fixture) {
     let tasks = (0..20).map(|_| {
-        let (store, entry, now) = (world.store.clone(), world.worker("w"), world.at(0));
+        let (store, entry, now) = (fixture.store.clone(), fixture.worker("w"), fixture.at(0));
         tokio::spawn(async move { store.worker_admit(entry, now).await.unwrap() })
     });
     let all: Vec<WorkerAdmitted> =
@@ -116,175 +113,179 @@ pub async fn twenty_concurrent_connections_under_one_key_are_one_worker(world: &
     assert_eq!(sessions, (1..=20).collect::<Vec<i64>>());
 }
 
-pub async fn nothing_is_claimed_through_an_old_session(world: &World) {
-    let old = world.admit(world.worker("w"), 0).await;
-    let new = world.admit(world.worker("w"), 1).await;
-    let ids = world.submit_all((0..2).map(|_| world.job("a", 2)).collect()).await;
-    assert!(world.claim_by(&old, 5, 3).await.is_empty());
-    let strange = WorkerAdmitted { id: WorkerId::new(), ..new.clone() };
-    assert!(world.claim_by(&strange, 5, 3).await.is_empty(), "an unknown worker");
-    assert_eq!(world.claim_by(&new, 1, 4).await[0].id, ids[0]);
-    world.lose(&new, 0, 5).await.unwrap();
-    assert!(world.claim_by(&new, 5, 6).await.is_empty(), "its life is over");
-    assert_eq!(world.claim_one(7).await.id, ids[1]);
+pub async fn nothing_is_claimed_through_an_old_session(fixture: &Fixture) {
+    let old = fixture.admit(fixture.worker("w"), 0).await;
+    let new = fixture.admit(fixture.worker("w"), 1).await;
+    let ids = fixture.submit_all((0..2).map(|_| fixture.job("a", 2)).collect()).await;
+    assert!(fixture.claim_by(&old, 5, 3).await.is_empty());
+    let unknown = WorkerAdmitted { id: WorkerId::new(), ..new.clone() };
+    assert!(fixture.claim_by(&unknown, 5, 3).await.is_empty(), "an unknown worker");
+    assert_eq!(fixture.claim_by(&new, 1, 4).await[0].id, ids[0]);
+    fixture.end_as_lost(&new, 0, 5).await.unwrap();
+    assert!(fixture.claim_by(&new, 5, 6).await.is_empty(), "the worker has ended");
+    assert_eq!(fixture.claim_one(7).await.id, ids[1]);
 }
 
-pub async fn several_requests_are_answered_in_their_order(world: &World) {
-    let worker = world.admit(world.worker("w"), 0).await;
-    let a = world.submit_all((0..4).map(|_| world.job("a", 0)).collect()).await;
-    let b = world.submit_all((0..2).map(|_| world.job("b", 0)).collect()).await;
-    let (lane_a, lane_b) = (world.lane_of(a[0]).await.id, world.lane_of(b[0]).await.id);
+pub async fn several_requests_are_answered_in_their_order(fixture: &Fixture) {
+    let worker = fixture.admit(fixture.worker("w"), 0).await;
+    let a = fixture.submit_all((0..4).map(|_| fixture.job("a", 0)).collect()).await;
+    let b = fixture.submit_all((0..2).map(|_| fixture.job("b", 0)).collect()).await;
+    let (lane_a, lane_b) = (fixture.lane_of(a[0]).await.id, fixture.lane_of(b[0]).await.id);
     let mine = Owner::Worker { id: worker.id, session: worker.session };
     let stale = Owner::Worker { id: worker.id, session: 99 };
-    let ask = |owner, lane, limit| ClaimRequest { owner, lanes: vec![lane], limit, at_once: limit };
-    let asks = vec![
-        ask(mine, lane_a, 1),
-        ask(stale, lane_a, 1),
-        ask(Owner::Node(world.node), lane_a, 2),
-        ask(mine, lane_b, 5),
-        ask(mine, lane_b, 5),
+    let request = |owner, lane, limit| ClaimRequest { owner, lanes: vec![lane], limit, idle_slots: limit };
+    let requests = vec![
+        request(mine, lane_a, 1),
+        request(stale, lane_a, 1),
+        request(Owner::Node(fixture.node), lane_a, 2),
+        request(mine, lane_b, 5),
+        request(mine, lane_b, 5),
     ];
-    let claims = world.store.job_claim(asks, world.at(1)).await.unwrap();
+    let claims = fixture.store.job_claim(requests, fixture.at(1)).await.unwrap();
     let ids: Vec<Vec<_>> = claims.iter().map(|claim| claim.jobs.iter().map(|job| job.id).collect()).collect();
     assert_eq!(ids, [vec![a[0]], vec![], vec![a[1], a[2]], b.clone(), vec![]]);
-    assert_eq!(world.shown("w").await.jobs, [a[0], b[0], b[1]].map(|id| id.to_string()));
-    assert!(world.store.job_claim(Vec::new(), world.at(2)).await.unwrap().is_empty());
+    assert_eq!(fixture.worker_view("w").await.jobs, [a[0], b[0], b[1]].map(|id| id.to_string()));
+    assert!(fixture.store.job_claim(Vec::new(), fixture.at(2)).await.unwrap().is_empty());
 }
 
-pub async fn a_job_is_scheduled_while_its_worker_starts(world: &World) {
+pub async fn a_job_is_scheduled_while_its_worker_starts(fixture: &Fixture) {
     let creating =
-        WorkerEntry { state: WorkerState::Creating, deadline: Some(world.at(1_000)), ..world.worker("coming") };
-    let coming = world.admit(creating, 0).await;
-    let id = world.submit(world.job("a", 1).tag("t")).await;
-    world.claim_by(&coming, 1, 2).await;
-    let other = world.running(world.job("a", 3).tag("t")).await;
+        WorkerEntry { state: WorkerState::Creating, deadline: Some(fixture.at(1_000)), ..fixture.worker("starting") };
+    let starting = fixture.admit(creating, 0).await;
+    let id = fixture.submit(fixture.job("a", 1).tag("t")).await;
+    fixture.claim_by(&starting, 1, 2).await;
+    let other = fixture.submit_and_claim(fixture.job("a", 3).tag("t")).await;
 
-    let view = world.get(id).await;
-    assert_eq!((view.status, view.worker_id.as_deref()), (JobState::Scheduled, Some("coming")));
-    assert_eq!(world.events(id).await, ["created", "queued", "scheduled"]);
+    let view = fixture.get(id).await;
+    assert_eq!((view.status, view.worker_id.as_deref()), (JobState::Scheduled, Some("starting")));
+    assert_eq!(fixture.events(id).await, ["created", "queued", "scheduled"]);
     let with = |state| Filter { states: vec![state], ..Filter::default() };
     let tagged = |state| Filter { tag: Some("t".into()), ..with(state) };
     for filter in [with(JobState::Scheduled), tagged(JobState::Scheduled)] {
-        assert_eq!(world.list(filter).await, [id]);
+        assert_eq!(fixture.list(filter).await, [id]);
     }
     for filter in [with(JobState::Assigned), tagged(JobState::Assigned)] {
-        assert_eq!(world.list(filter).await, [other.id]);
+        assert_eq!(fixture.list(filter).await, [other.id]);
     }
-    let held =
+    let in_flight =
         Filter { states: vec![JobState::Scheduled, JobState::Assigned, JobState::Processing], ..Filter::default() };
-    assert_eq!(world.list(held).await.len(), 2);
-    assert_eq!(world.list(Filter::default()).await.len(), 2);
-    assert_eq!(world.cancel(id, 4).await, CancelOutcome::Asked { state: JobState::Scheduled });
+    assert_eq!(fixture.list(in_flight).await.len(), 2);
+    assert_eq!(fixture.list(Filter::default()).await.len(), 2);
+    assert_eq!(fixture.cancel(id, 4).await, CancelOutcome::Asked { state: JobState::Scheduled });
 
-    world.admit(world.worker("coming"), 5).await;
-    assert_eq!(world.state(id).await, JobState::Assigned);
-    assert!(world.list(with(JobState::Scheduled)).await.is_empty());
-    assert!(world.events(id).await.contains(&"assigned"));
-    assert_eq!(world.list(with(JobState::Assigned)).await.len(), 2);
+    fixture.admit(fixture.worker("starting"), 5).await;
+    assert_eq!(fixture.state(id).await, JobState::Assigned);
+    assert!(fixture.list(with(JobState::Scheduled)).await.is_empty());
+    assert!(fixture.events(id).await.contains(&"assigned".into()));
+    assert_eq!(fixture.list(with(JobState::Assigned)).await.len(), 2);
 }
 
-pub async fn jobs_name_their_worker(world: &World) {
-    let (worker, jobs) = world.holding("billing-1", 3, 0).await;
+pub async fn jobs_name_their_worker(fixture: &Fixture) {
+    let (worker, jobs) = fixture.worker_with_jobs("billing-1", 3, 0).await;
     let reported = |end: RunEnd| RunEnd { worker: worker.id, ..end };
-    world
+    fixture
         .store
-        .job_note(
-            vec![faena_store::RunNote {
+        .run_update(
+            vec![faena_store::RunUpdate {
                 worker: worker.id,
-                ..world.a_note(&jobs[1], faena_store::NoteKind::Started, 1)
+                ..fixture.run_update(&jobs[1], faena_store::RunUpdateKind::Started, 1)
             }],
-            world.at(1),
+            fixture.at(1),
         )
         .await
         .unwrap();
-    assert!(world.report_end(reported(world.an_end(&jobs[2], completed(), 2))).await);
+    assert!(fixture.report_end(reported(fixture.run_end(&jobs[2], completed(), 2))).await);
     for job in &jobs {
-        assert_eq!(world.get(job.id).await.worker_id.as_deref(), Some("billing-1"));
+        assert_eq!(fixture.get(job.id).await.worker_id.as_deref(), Some("billing-1"));
     }
-    let page =
-        world.store.job_list(&Filter::default(), faena_store::Page::Offset { offset: 0, limit: 9 }).await.unwrap();
+    let page = fixture.store.job_list(&Filter::default(), faena_store::Page::offset(0, 9)).await.unwrap();
     assert!(page.jobs.iter().all(|job| job.worker_id.as_deref() == Some("billing-1")));
-    world.lose(&worker, 0, 3).await.unwrap();
-    world.sweep(1_000, 1_000).await;
-    assert_eq!(world.get(jobs[2].id).await.worker_id, Some(worker.id.to_string()), "forgotten, but not its life's id");
-    let mine = world.running(world.job("b", 2_000)).await;
-    assert_eq!(world.get(mine.id).await.worker_id, None, "what a node has is not in a worker's hands yet");
+    fixture.end_as_lost(&worker, 0, 3).await.unwrap();
+    fixture.sweep(1_000, 1_000).await;
+    assert_eq!(
+        fixture.get(jobs[2].id).await.worker_id,
+        Some(worker.id.to_string()),
+        "the registration is deleted, but its id is kept"
+    );
+    let mine = fixture.submit_and_claim(fixture.job("b", 2_000)).await;
+    assert_eq!(fixture.get(mine.id).await.worker_id, None, "a job that a node has claimed has no worker yet");
 }
 
-pub async fn a_poll_returns_cancel_requests_for_the_nodes_workers(world: &World) {
-    let (_, jobs) = world.holding("w", 1, 0).await;
-    world.cancel(jobs[0].id, 1).await;
-    let cancels = world.store.poll(world.node, world.at(2)).await.unwrap().cancels;
+pub async fn a_poll_returns_cancel_requests_for_the_nodes_workers(fixture: &Fixture) {
+    let (_, jobs) = fixture.worker_with_jobs("w", 1, 0).await;
+    fixture.cancel(jobs[0].id, 1).await;
+    let cancels = fixture.store.poll(fixture.node, fixture.at(2)).await.unwrap().cancel_requests;
     assert_eq!(cancels, [(jobs[0].id, "not wanted".to_owned())]);
-    assert!(world.end(&jobs[0], cancelled(), 3).await);
-    assert!(world.store.poll(world.node, world.at(4)).await.unwrap().cancels.is_empty());
+    assert!(fixture.end(&jobs[0], cancelled(), 3).await);
+    assert!(fixture.store.poll(fixture.node, fixture.at(4)).await.unwrap().cancel_requests.is_empty());
 }
 
-pub async fn status_updates_of_workers_are_recorded(world: &World) {
+pub async fn status_updates_of_workers_are_recorded(fixture: &Fixture) {
     use WorkerState::*;
-    let worker = world.admit(world.worker("w"), 0).await;
-    let other = world.admit(world.worker("other"), 0).await;
+    let worker = fixture.admit(fixture.worker("w"), 0).await;
+    let other = fixture.admit(fixture.worker("other"), 0).await;
     let first = WorkerUpdate {
         completed: 3,
         failed: 1,
         breaker: "open",
-        deadline: Some(world.at(90)),
-        ..world.worker_update(&worker, &[Busy, Creating, Busy, Ready, Busy], 5)
+        deadline: Some(fixture.at(90)),
+        ..fixture.worker_update(&worker, &[Busy, Creating, Busy, Ready, Busy], 5)
     };
-    let second = WorkerUpdate { completed: 2, ..world.worker_update(&worker, &[Draining], 6) };
-    let stale = WorkerUpdate { session: 7, completed: 100, ..world.worker_update(&other, &[Busy], 6) };
-    let unknown = WorkerUpdate { id: WorkerId::new(), ..world.worker_update(&other, &[], 6) };
-    let answers = world.store.worker_update(vec![first, stale, second, unknown], world.at(6)).await.unwrap();
-    assert_eq!(answers.iter().map(|answer| answer.connected).collect::<Vec<_>>(), [true, false, true, false]);
-    let view = world.shown("w").await;
+    let second = WorkerUpdate { completed: 2, ..fixture.worker_update(&worker, &[Draining], 6) };
+    let stale = WorkerUpdate { session: 7, completed: 100, ..fixture.worker_update(&other, &[Busy], 6) };
+    let unknown = WorkerUpdate { id: WorkerId::new(), ..fixture.worker_update(&other, &[], 6) };
+    let results = fixture.store.worker_update(vec![first, stale, second, unknown], fixture.at(6)).await.unwrap();
+    assert_eq!(results.iter().map(|answer| answer.connected).collect::<Vec<_>>(), [true, false, true, false]);
+    let view = fixture.worker_view("w").await;
     assert_eq!((view.state, view.completed, view.failed), (Draining, 5, 1));
-    assert_eq!((view.breaker.as_str(), view.deadline, view.last_seen_at), ("closed", None, world.at(6)));
-    assert_eq!(states(world, "w").await, [Creating, Connecting, Ready, Busy, Ready, Busy, Draining]);
-    let view = world.shown("other").await;
+    assert_eq!((view.breaker.as_str(), view.deadline, view.last_seen_at), ("closed", None, fixture.at(6)));
+    assert_eq!(states(fixture, "w").await, [Creating, Connecting, Ready, Busy, Ready, Busy, Draining]);
+    let view = fixture.worker_view("other").await;
     assert_eq!((view.state, view.completed), (Ready, 0));
-    let reason = Some("called off".to_owned());
-    let change = WorkerChange { at: world.at(8), state: Ready, reason: reason.clone() };
-    world.send_update(WorkerUpdate { changes: vec![change.clone()], ..world.worker_update(&worker, &[], 8) }).await;
-    let view = world.shown("w").await;
+    let reason = Some("drain cancelled".to_owned());
+    let change = WorkerChange { at: fixture.at(8), state: Ready, reason: reason.clone() };
+    fixture.send_update(WorkerUpdate { changes: vec![change.clone()], ..fixture.worker_update(&worker, &[], 8) }).await;
+    let view = fixture.worker_view("w").await;
     assert_eq!((view.reason, view.history.last()), (reason, Some(&change)));
-    world.lose(&worker, 0, 9).await.unwrap();
-    assert!(!world.send_update(world.worker_update(&worker, &[Busy], 10)).await.connected);
-    assert!(world.store.worker_update(Vec::new(), world.at(10)).await.unwrap().is_empty());
+    fixture.end_as_lost(&worker, 0, 9).await.unwrap();
+    assert!(!fixture.send_update(fixture.worker_update(&worker, &[Busy], 10)).await.connected);
+    assert!(fixture.store.worker_update(Vec::new(), fixture.at(10)).await.unwrap().is_empty());
 }
 
-pub async fn only_the_newest_changes_are_kept(world: &World) {
-    let worker = world.admit(world.worker("w"), 0).await;
+pub async fn only_the_newest_changes_are_kept(fixture: &Fixture) {
+    let worker = fixture.admit(fixture.worker("w"), 0).await;
     for round in 0..3 {
-        let turns = [WorkerState::Busy, WorkerState::Ready].repeat(50);
-        world.send_update(world.worker_update(&worker, &turns, round + 1)).await;
+        let changes = [WorkerState::Busy, WorkerState::Ready].repeat(50);
+        fixture.send_update(fixture.worker_update(&worker, &changes, round + 1)).await;
     }
-    let history = world.shown("w").await.history;
-    assert_eq!((history.len(), history[0].at), (200, world.at(2)));
+    let history = fixture.worker_view("w").await.history;
+    assert_eq!((history.len(), history[0].at), (200, fixture.at(2)));
 }
 
-pub async fn a_worker_is_drained_by_its_key(world: &World) {
-    let worker = world.admit(world.worker("w"), 0).await;
-    let mut signals = world.store.signals();
-    let ask = async |key: &str, drain| world.store.worker_drain(key, drain, None, world.at(1)).await.unwrap();
-    assert_eq!(ask("nobody", true).await, None);
-    assert_eq!(ask("w", true).await, Some(worker.id));
-    let heard = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
-    assert_eq!(heard, Signal::Worker(worker.id));
-    assert!(world.send_update(world.worker_update(&worker, &[], 2)).await.drain);
-    ask("w", false).await;
-    assert!(!world.send_update(world.worker_update(&worker, &[], 3)).await.drain);
-    world.lose(&worker, 0, 4).await.unwrap();
-    assert_eq!(ask("w", true).await, None, "no such worker lives");
+pub async fn a_worker_is_drained_by_its_key(fixture: &Fixture) {
+    let worker = fixture.admit(fixture.worker("w"), 0).await;
+    let mut signals = fixture.store.signals();
+    let drain_worker =
+        async |key: &str, drain| fixture.store.worker_drain(key, drain, None, fixture.at(1)).await.unwrap();
+    assert_eq!(drain_worker("unknown", true).await, None);
+    assert_eq!(drain_worker("w", true).await, Some(worker.id));
+    let signal = tokio::time::timeout(Duration::from_secs(10), signals.recv()).await.unwrap().unwrap();
+    assert_eq!(signal, Signal::Worker(worker.id));
+    assert!(fixture.send_update(fixture.worker_update(&worker, &[], 2)).await.drain);
+    drain_worker("w", false).await;
+    assert!(!fixture.send_update(fixture.worker_update(&worker, &[], 3)).await.drain);
+    fixture.end_as_lost(&worker, 0, 4).await.unwrap();
+    assert_eq!(drain_worker("w", true).await, None, "no such worker lives");
 }
 
-pub async fn live_workers_are_listed_first(world: &World) {
-    let gone = world.admit(world.worker("gone"), 3).await;
-    world.admit(world.worker("old"), 1).await;
-    let new = world.admit(world.worker("new"), 2).await;
-    world.lose(&gone, 0, 4).await.unwrap();
-    world.send_update(world.worker_update(&new, &[WorkerState::Busy], 4)).await;
+pub async fn live_workers_are_listed_first(fixture: &Fixture) {
+    let gone = fixture.admit(fixture.worker("gone"), 3).await;
+    fixture.admit(fixture.worker("old"), 1).await;
+    let new = fixture.admit(fixture.worker("new"), 2).await;
+    fixture.end_as_lost(&gone, 0, 4).await.unwrap();
+    fixture.send_update(fixture.worker_update(&new, &[WorkerState::Busy], 4)).await;
     let list = async |states: &[WorkerState], limit| -> Vec<String> {
-        let workers = world.store.worker_list(states.to_vec(), limit).await.unwrap();
+        let workers = fixture.store.worker_list(states.to_vec(), limit).await.unwrap();
         workers.into_iter().map(|worker| worker.id).collect()
     };
     assert_eq!(list(&[], 9).await, ["new", "old", "gone"]);
@@ -292,61 +293,97 @@ pub async fn live_workers_are_listed_first(world: &World) {
     assert_eq!(list(&[WorkerState::Busy, WorkerState::Terminated], 9).await, ["new", "gone"]);
 }
 
-pub async fn capabilities_are_those_of_workers_that_accept_jobs(world: &World) {
+pub async fn capabilities_are_those_of_workers_that_accept_jobs(fixture: &Fixture) {
     use WorkerState::*;
     let able = |name: &str| WorkerCapabilities { types: vec![name.into()], queues: vec![format!("q-{name}")] };
-    let with = |name: &str, state| WorkerEntry { capabilities: able(name), state, ..world.worker(name) };
-    world.admit(WorkerEntry { deadline: Some(world.at(99)), ..with("coming", Creating) }, 0).await;
-    world.admit(with("ready", Ready), 0).await;
-    let draining = world.admit(with("draining", Ready), 0).await;
-    world.send_update(world.worker_update(&draining, &[Draining], 1)).await;
-    let leaving = world.admit(with("leaving", Ready), 0).await;
-    world.send_update(world.worker_update(&leaving, &[Terminating], 1)).await;
-    let lost = world.admit(with("lost", Ready), 0).await;
-    world.lose(&lost, 0, 1).await.unwrap();
-    let mut known = world.store.worker_capabilities().await.unwrap();
+    let with = |name: &str, state| WorkerEntry { capabilities: able(name), state, ..fixture.worker(name) };
+    fixture.admit(WorkerEntry { deadline: Some(fixture.at(99)), ..with("starting", Creating) }, 0).await;
+    fixture.admit(with("ready", Ready), 0).await;
+    let draining = fixture.admit(with("draining", Ready), 0).await;
+    fixture.send_update(fixture.worker_update(&draining, &[Draining], 1)).await;
+    let leaving = fixture.admit(with("leaving", Ready), 0).await;
+    fixture.send_update(fixture.worker_update(&leaving, &[Terminating], 1)).await;
+    let lost = fixture.admit(with("lost", Ready), 0).await;
+    fixture.end_as_lost(&lost, 0, 1).await.unwrap();
+    let mut known = fixture.store.worker_capabilities().await.unwrap();
     known.sort_by(|a, b| a.types.cmp(&b.types));
-    assert_eq!(known, [able("coming"), able("ready")]);
+    assert_eq!(known, [able("ready"), able("starting")]);
 }
 
-pub async fn counters_follow_the_jobs_of_workers(world: &World) {
-    let (worker, jobs) = world.holding("w", 3, 0).await;
-    assert_eq!([world.total(Tally::InFlight).await, world.total(Tally::Queued).await], [3, 0]);
-    world.complete(&jobs[0], 1).await;
-    world.lose(&worker, 10, 2).await.unwrap();
+pub async fn workers_of_all_nodes_that_are_ready_or_busy_are_counted(fixture: &Fixture) {
+    use WorkerState::*;
+    assert_eq!(fixture.store.worker_total(vec![Ready, Busy]).await.unwrap(), 0);
+    let starting = WorkerEntry { state: Creating, deadline: Some(fixture.at(99)), ..fixture.worker("starting") };
+    fixture.admit(starting, 0).await;
+    fixture.admit(fixture.worker("ready"), 0).await;
+    fixture.admit(WorkerEntry { node: NodeId::new(), ..fixture.worker("elsewhere") }, 0).await;
+    let busy = fixture.admit(fixture.worker("busy"), 0).await;
+    fixture.send_update(fixture.worker_update(&busy, &[Busy], 1)).await;
+    let draining = fixture.admit(fixture.worker("draining"), 0).await;
+    fixture.send_update(fixture.worker_update(&draining, &[Draining], 1)).await;
+    let lost = fixture.admit(fixture.worker("lost"), 0).await;
+    fixture.end_as_lost(&lost, 0, 1).await.unwrap();
+    let working = fixture.store.worker_total(vec![Ready, Busy]).await.unwrap();
+    assert_eq!(working, 3, "ready, elsewhere and busy");
+}
+
+pub async fn counters_follow_the_jobs_of_workers(fixture: &Fixture) {
+    let (worker, jobs) = fixture.worker_with_jobs("w", 3, 0).await;
+    assert_eq!([fixture.total(Tally::InFlight).await, fixture.total(Tally::Queued).await], [3, 0]);
+    fixture.complete(&jobs[0], 1).await;
+    fixture.end_as_lost(&worker, 10, 2).await.unwrap();
     let tallies = [Tally::InFlight, Tally::Retrying, Tally::Completed];
     let mut counted = Vec::new();
     for tally in tallies {
-        counted.push(world.total(tally).await);
+        counted.push(fixture.total(tally).await);
     }
     assert_eq!(counted, [0, 2, 1]);
 }
 
-pub async fn many_requests_in_one_call_share_the_ready_jobs(world: &World) {
+pub async fn many_requests_in_one_call_share_the_ready_jobs(fixture: &Fixture) {
     // Two lanes, so that some requests have one and some have two; one worker has connected to another node.
     let kinds = |n: usize| if n.is_multiple_of(3) { "b" } else { "a" };
-    world.submit_all((0..150).map(|n| world.job(kinds(n), 0)).collect()).await;
-    let lanes = world.lanes().await;
+    fixture.submit_all((0..150).map(|n| fixture.job(kinds(n), 0)).collect()).await;
+    let lanes = fixture.lanes().await;
     assert_eq!(lanes.len(), 2);
-    let mut asks = Vec::new();
+    let mut requests = Vec::new();
     for n in 0..200usize {
-        let worker = world.admit(world.worker(&format!("w{n}")), 1).await;
+        let worker = fixture.admit(fixture.worker(&format!("w{n}")), 1).await;
         let session = if n == 7 { worker.session + 1 } else { worker.session };
         let lanes = if n.is_multiple_of(5) { lanes.clone() } else { vec![lanes[n % 2]] };
-        asks.push(ClaimRequest { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, at_once: 1 });
+        requests.push(ClaimRequest { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, idle_slots: 1 });
     }
-    let claims = world.store.job_claim(asks.clone(), world.at(2)).await.unwrap();
+    let claims = fixture.store.job_claim(requests.clone(), fixture.at(2)).await.unwrap();
     assert_eq!(claims.len(), 200);
-    assert!(claims[7].refused && claims[7].jobs.is_empty());
-    assert!(claims.iter().enumerate().all(|(n, claim)| claim.refused == (n == 7) && claim.jobs.len() <= 1));
+    assert!(claims[7].rejected && claims[7].jobs.is_empty());
+    assert!(claims.iter().enumerate().all(|(n, claim)| claim.rejected == (n == 7) && claim.jobs.len() <= 1));
     let mut ids: Vec<_> = claims.iter().flat_map(|claim| claim.jobs.iter().map(|job| job.id)).collect();
     ids.sort_unstable();
     ids.dedup();
-    assert_eq!(ids.len(), 150, "everything was handed out, each job once");
-    assert_eq!((world.total(Tally::Queued).await, world.total(Tally::InFlight).await), (0, 150));
-    let again = world.store.job_claim(asks, world.at(3)).await.unwrap();
-    assert!(again.iter().all(|claim| claim.jobs.is_empty()));
+    assert_eq!(ids.len(), 150, "every job was claimed once");
+    assert_eq!((fixture.total(Tally::Queued).await, fixture.total(Tally::InFlight).await), (0, 150));
+    let second = fixture.store.job_claim(requests, fixture.at(3)).await.unwrap();
+    assert!(second.iter().all(|claim| claim.jobs.is_empty()));
     for job in claims.iter().flat_map(|claim| &claim.jobs) {
-        world.complete(job, 5).await;
+        fixture.complete(job, 5).await;
     }
+}
+
+pub async fn a_registration_belongs_to_its_api_key(fixture: &Fixture) {
+    let (mine, other) = (Some(ApiKeyId::new()), Some(ApiKeyId::new()));
+    let with = |key: &str, api_key, may_adopt| WorkerEntry { api_key, may_adopt, ..fixture.worker(key) };
+    let admit = async |entry, ms| fixture.store.worker_admit(entry, fixture.at(ms)).await;
+    fixture.admit(with("w", mine, true), 0).await;
+    for caller in [other, None] {
+        let error = admit(with("w", caller, true), 1).await.unwrap_err();
+        assert!(error.to_string().contains("belongs to another API key"), "{error}");
+    }
+    assert_eq!(admit(with("w", mine, false), 2).await.unwrap().session, 2);
+    fixture.admit(with("old", None, true), 0).await;
+    assert!(admit(with("old", other, false), 1).await.is_err(), "a restricted key adopts nothing");
+    assert_eq!(admit(with("old", other, true), 2).await.unwrap().session, 2);
+    assert!(admit(with("old", mine, true), 3).await.is_err(), "it has an owner now");
+    let process = WorkerEntry { kind: WorkerKind::Pool, ..with("process", None, true) };
+    fixture.admit(process, 0).await;
+    assert!(admit(with("process", mine, true), 1).await.is_err(), "only its server may use it");
 }

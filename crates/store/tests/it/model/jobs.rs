@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use faena_domain::{JobId, JobState, Ordering, Priority};
+use faena_domain::{ClaimOrder, JobId, JobState, Priority};
 use faena_store::{ClaimedJob, RunOutcome};
 
 #[derive(Debug)]
@@ -19,22 +19,22 @@ pub struct Job {
     /// The parents it still waits for.
     pub parents: Vec<JobId>,
     pub depends_on: Vec<JobId>,
-    pub runs_anyway: bool,
+    pub run_on_parent_failure: bool,
     pub unique: Option<String>,
     pub kind: &'static str,
     pub key: Option<String>,
-    pub held: Option<ModelClaim>,
+    pub claim: Option<ModelClaim>,
 }
 
 #[derive(Debug)]
 pub struct ModelClaim {
     pub claimed: ClaimedJob,
-    pub holder: Holder,
-    pub asked_to_stop: bool,
+    pub owner: ClaimOwner,
+    pub cancel_requested: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Holder {
+pub enum ClaimOwner {
     Node,
     DeadNode,
     Worker,
@@ -43,8 +43,8 @@ pub enum Holder {
 #[derive(Default)]
 pub struct Model {
     pub jobs: BTreeMap<JobId, Job>,
-    /// Claims that have ended, one way or another.
-    pub past: Vec<ClaimedJob>,
+    /// Claimed jobs whose run has ended.
+    pub ended_claims: Vec<ClaimedJob>,
     /// Limits on jobs in flight: of the system, of type `b`, of each key.
     pub limits: [Option<usize>; 3],
 }
@@ -66,7 +66,7 @@ impl Model {
             .filter(|(_, job)| job.state == JobState::Queued)
             .map(|(id, job)| {
                 let at = faena_domain::Timestamp::from_ms(start + job.ready_at);
-                (Ordering::Aging.score(job.priority, at), *id)
+                (ClaimOrder::Aging.score(job.priority, at), *id)
             })
             .collect();
         ready.sort_unstable();
@@ -83,7 +83,7 @@ impl Model {
     pub fn has_room(&self, id: JobId, before: &[JobId]) -> bool {
         let job = &self.jobs[&id];
         let running = |counts: &dyn Fn(&Job) -> bool| {
-            self.with(|job| job.held.is_some() && counts(job)).len()
+            self.with(|job| job.claim.is_some() && counts(job)).len()
                 + before.iter().filter(|id| counts(&self.jobs[id])).count()
         };
         let [system, kind, key] = self.limits.map(|limit| limit.unwrap_or(usize::MAX));
@@ -98,22 +98,22 @@ impl Model {
         job.finished_at = now;
         job.parents.clear();
         self.release(id);
-        self.tell_children(id, Some(state), now);
+        self.release_dependents(id, Some(state), now);
     }
 
     pub fn release(&mut self, id: JobId) {
-        if let Some(held) = self.job(id).held.take() {
-            self.past.push(held.claimed);
+        if let Some(claim) = self.job(id).claim.take() {
+            self.ended_claims.push(claim.claimed);
         }
     }
 
-    pub fn tell_children(&mut self, parent: JobId, state: Option<JobState>, now: i64) {
+    pub fn release_dependents(&mut self, parent: JobId, state: Option<JobState>, now: i64) {
         for child in self.with(|job| job.parents.contains(&parent)) {
             let job = self.job(child);
-            if state == Some(JobState::Completed) || job.runs_anyway {
+            if state == Some(JobState::Completed) || job.run_on_parent_failure {
                 job.parents.retain(|id| *id != parent);
                 if job.parents.is_empty() {
-                    self.wait_or_go(child, now);
+                    self.delay_or_make_ready(child, now);
                 }
             } else {
                 self.finish(child, JobState::Cancelled, now);
@@ -121,7 +121,7 @@ impl Model {
         }
     }
 
-    pub fn wait_or_go(&mut self, id: JobId, now: i64) {
+    pub fn delay_or_make_ready(&mut self, id: JobId, now: i64) {
         let job = self.job(id);
         match job.scheduled_at.filter(|at| *at > now) {
             Some(at) => (job.state, job.due_at) = (JobState::Pending, at),
@@ -129,17 +129,17 @@ impl Model {
         }
     }
 
-    pub fn in_flight(&self, holder: Holder) -> Vec<JobId> {
-        self.with(|job| job.held.as_ref().is_some_and(|held| held.holder == holder))
+    pub fn in_flight(&self, owner: ClaimOwner) -> Vec<JobId> {
+        self.with(|job| job.claim.as_ref().is_some_and(|claim| claim.owner == owner))
     }
 
     pub fn requeue(&mut self, id: JobId, outcome: &RunOutcome, now: i64, due_ms: i64) {
-        if self.job(id).held.as_ref().is_some_and(|held| held.asked_to_stop) {
+        if self.job(id).claim.as_ref().is_some_and(|claim| claim.cancel_requested) {
             return self.finish(id, JobState::Cancelled, now);
         }
         self.release(id);
         let job = self.job(id);
-        if matches!(outcome, RunOutcome::HandedBack) {
+        if matches!(outcome, RunOutcome::Released) {
             job.state = JobState::Queued;
         } else {
             (job.state, job.due_at) = (JobState::Retrying, due_ms);

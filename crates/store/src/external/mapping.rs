@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 /// The names of an application's outbox. Absent ones are as in `faena outbox init-sql`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ForeignMapping {
+pub struct ExternalMapping {
     /// `None`: where the search path of the connection finds the tables.
     pub schema: Option<String>,
     pub table: String,
-    pub columns: ForeignColumns,
+    pub columns: ExternalColumns,
     /// Which events were processed, and when. `None`: not recorded.
     pub processed_table: Option<String>,
     pub processed_id: String,
@@ -26,7 +26,7 @@ pub struct ForeignMapping {
 
 /// Names of the columns of an application's outbox.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ForeignColumns {
+pub struct ExternalColumns {
     pub id: String,
     pub kind: String,
     pub payload: String,
@@ -37,12 +37,12 @@ pub struct ForeignColumns {
     pub correlation_id: Option<String>,
 }
 
-impl Default for ForeignMapping {
+impl Default for ExternalMapping {
     fn default() -> Self {
-        ForeignMapping {
+        ExternalMapping {
             schema: None,
             table: "OutboxMessages".into(),
-            columns: ForeignColumns::default(),
+            columns: ExternalColumns::default(),
             processed_table: Some("ProcessedEvents".into()),
             processed_id: "EventId".into(),
             processed_at: "ProcessedAt".into(),
@@ -55,9 +55,9 @@ impl Default for ForeignMapping {
     }
 }
 
-impl Default for ForeignColumns {
+impl Default for ExternalColumns {
     fn default() -> Self {
-        ForeignColumns {
+        ExternalColumns {
             id: "Id".into(),
             kind: "Type".into(),
             payload: "PayloadJson".into(),
@@ -70,12 +70,12 @@ impl Default for ForeignColumns {
     }
 }
 
-impl ForeignMapping {
+impl ExternalMapping {
     /// The same names `written_like_this`.
-    pub fn in_snake_case() -> ForeignMapping {
-        ForeignMapping {
+    pub fn in_snake_case() -> ExternalMapping {
+        ExternalMapping {
             table: "outbox_messages".into(),
-            columns: ForeignColumns {
+            columns: ExternalColumns {
                 id: "id".into(),
                 kind: "type".into(),
                 payload: "payload".into(),
@@ -89,7 +89,7 @@ impl ForeignMapping {
             processed_id: "event_id".into(),
             processed_at: "processed_at".into(),
             dead_table: None,
-            ..ForeignMapping::default()
+            ..ExternalMapping::default()
         }
     }
 
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_tables_are_created_with_their_default_names() {
-        let sql = ForeignMapping { dead_table: Some("DeadMessages".into()), ..ForeignMapping::default() }.init_sql();
+        let sql = ExternalMapping { dead_table: Some("DeadMessages".into()), ..ExternalMapping::default() }.init_sql();
         let expected = r#"-- Messages to publish after commit: insert a row in the transaction that causes it.
 CREATE TABLE IF NOT EXISTS "OutboxMessages" (
     "Id" uuid PRIMARY KEY DEFAULT gen_random_uuid(),

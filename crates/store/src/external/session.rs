@@ -1,7 +1,7 @@
-//! One connection to an application's database, which has the lock and does the work.
+//! A connection to an application's database. It holds the advisory lock of the source and relays its outbox.
 //!
-//! A session that ends takes the lock, the row locks and the open transaction with it, and work under it is cancelled
-//! immediately. The server gives up on a vanished client within half a minute, so the lock of a dead node is soon free.
+//! When a session ends, PostgreSQL releases its locks and rolls its transaction back, and Faena cancels the work that uses
+//! it. PostgreSQL drops a client that stops responding within 30 seconds, so the lock of a dead node is soon free.
 
 use faena_domain::error_chain;
 use std::{sync::Arc, time::Duration};
@@ -12,7 +12,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket, co
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    mapping::{ForeignMapping, quoted},
+    mapping::{ExternalMapping, quoted},
     shape::Statements,
 };
 use crate::{Result, StoreError, postgres::connect};
@@ -20,7 +20,7 @@ use crate::{Result, StoreError, postgres::connect};
 /// Limit for one call to the application's database.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The timeouts of the server: for a statement, for a lock, for an idle transaction, for a vanished client.
+/// Timeouts of PostgreSQL: for a statement, a lock, an idle transaction and a client that stops responding.
 const SETTINGS: &str = "SET statement_timeout = '10s'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '60s';
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = '25s'";
 
@@ -30,20 +30,20 @@ pub struct Session {
     pub holds_lock: bool,
     pub in_transaction: bool,
     closed: CancellationToken,
-    _reader: Abort,
+    _reader: AbortOnDrop,
 }
 
 impl Session {
-    pub async fn open(config: &Config, mapping: &ForeignMapping, nudge: Arc<Notify>) -> Result<Session> {
+    pub async fn open(config: &Config, mapping: &ExternalMapping, wakeup: Arc<Notify>) -> Result<Session> {
         let (client, closed, reader) = if config.get_ssl_mode() == SslMode::Require {
-            let (client, connection) = config.connect(connect::tls()?).await.map_err(|error| unreachable(&error))?;
-            read_messages(client, connection, nudge)
+            let (client, connection) = config.connect(connect::tls()?).await.map_err(|error| connect_error(&error))?;
+            spawn_reader(client, connection, wakeup)
         } else {
-            let (client, connection) = config.connect(NoTls).await.map_err(|error| unreachable(&error))?;
-            read_messages(client, connection, nudge)
+            let (client, connection) = config.connect(NoTls).await.map_err(|error| connect_error(&error))?;
+            spawn_reader(client, connection, wakeup)
         };
         // From here on a failure closes the connection.
-        let reader = Abort(reader);
+        let reader = AbortOnDrop(reader);
         client.batch_execute(SETTINGS).await?;
         let statements = Statements::prepare(&client, mapping).await?;
         if let Some(channel) = &mapping.channel {
@@ -57,8 +57,8 @@ impl Session {
         self.closed.clone()
     }
 
-    /// Takes the lock unless another session has it.
-    pub async fn lock(&mut self, lock: i64) -> Result<bool> {
+    /// Takes the lock unless another session holds it. Returns whether this session holds it.
+    pub async fn try_lock(&mut self, lock: i64) -> Result<bool> {
         if !self.holds_lock {
             self.holds_lock = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&lock]).await?.get(0);
         }
@@ -72,8 +72,7 @@ impl Session {
         Ok(())
     }
 
-    /// Begins a transaction, and checks that this session has the lock. It has not if a pooler in between switches
-    /// sessions.
+    /// Begins a transaction, and checks that this session holds the lock. It does not if a pooler switched the session.
     pub async fn begin(&mut self, lock: i64) -> Result<()> {
         self.client.batch_execute("BEGIN").await?;
         self.in_transaction = true;
@@ -92,7 +91,7 @@ impl Session {
             return Ok(());
         }
         Err(StoreError::Setup(format!(
-            "the session that took the advisory lock {lock} does not have it; connect to PostgreSQL directly, not through a transaction-mode pooler"
+            "this session does not hold the advisory lock {lock} that it took; connect to PostgreSQL directly, not through a transaction-mode pooler"
         )))
     }
 
@@ -108,19 +107,19 @@ impl Session {
 }
 
 /// Ends the connection when dropped.
-struct Abort(AbortHandle);
+struct AbortOnDrop(AbortHandle);
 
-impl Drop for Abort {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Reads messages of the server until the connection ends.
-fn read_messages<T>(
+/// Spawns a task that reads the server's messages until the connection ends.
+fn spawn_reader<T>(
     client: Client,
     mut connection: Connection<Socket, T>,
-    nudge: Arc<Notify>,
+    wakeup: Arc<Notify>,
 ) -> (Client, CancellationToken, AbortHandle)
 where
     T: TlsStream + Unpin + Send + 'static,
@@ -132,13 +131,13 @@ where
         let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
         while let Some(Ok(message)) = messages.next().await {
             if let AsyncMessage::Notification(_) = message {
-                nudge.notify_one();
+                wakeup.notify_one();
             }
         }
     });
     (client, closed, reader.abort_handle())
 }
 
-fn unreachable(error: &tokio_postgres::Error) -> StoreError {
+fn connect_error(error: &tokio_postgres::Error) -> StoreError {
     StoreError::Unavailable(format!("cannot connect to the source's database: {}", error_chain(error)).into())
 }

@@ -1,4 +1,4 @@
-//! Behaviour of one engine only.
+//! Behaviour of one database only: SQLite or PostgreSQL.
 
 mod events;
 mod listening;

@@ -15,7 +15,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    following::{Follower, mode, told_by, write},
+    following::{Follower, event_count, subscription, write},
     support::*,
 };
 
@@ -31,17 +31,17 @@ const PUT: &str =
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_waits_for_assigned_positions_that_are_not_committed() {
-    on_postgres(async |world: &World| {
-        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
-        let mut follower = Follower::at_the_end(&*world.store).await;
-        let late = session(&world.url).await;
+    on_postgres(async |fixture: &Fixture| {
+        fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
+        let mut follower = Follower::at_last_position(&*fixture.store).await;
+        let late = session(&fixture.url).await;
         late.batch_execute("BEGIN").await.unwrap();
         late.execute(PUT, &[&Uuid::new_v4()]).await.unwrap();
-        world.submit(world.job("mail", 0)).await;
-        follower.read(&*world.store).await;
+        fixture.submit(fixture.job("mail", 0)).await;
+        follower.read(&*fixture.store).await;
         assert_eq!(follower.seen.len(), 0, "the later ones are committed, an earlier one is not");
         late.batch_execute("COMMIT").await.unwrap();
-        follower.read(&*world.store).await;
+        follower.read(&*fixture.store).await;
         let kinds: Vec<&str> = follower.seen.iter().map(|event| event.kind.as_str()).collect();
         assert_eq!(kinds, ["late.event", "job.created", "job.status.changed"]);
     })
@@ -50,28 +50,28 @@ async fn a_reader_waits_for_assigned_positions_that_are_not_committed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
-    on_postgres(async |world: &World| {
-        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
-        let other = world.reopen(StoreOptions::default()).await;
-        let mut follower = Follower::at_the_end(&*other.store).await;
+    on_postgres(async |fixture: &Fixture| {
+        fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
+        let other = fixture.reopen(StoreOptions::default()).await;
+        let mut follower = Follower::at_last_position(&*other.store).await;
         let mut late = Vec::new();
         for seed in 1..=4 {
-            let client = session(&world.url).await;
+            let client = session(&fixture.url).await;
             late.push(tokio::spawn(async move {
-                let mut dice = Dice(seed);
+                let mut random = SeededRandom(seed);
                 let mut committed = 0;
                 for _ in 0..40 {
                     client.batch_execute("BEGIN").await.unwrap();
-                    for _ in 0..1 + dice.below(3) {
+                    for _ in 0..1 + random.below(3) {
                         client.execute(PUT, &[&Uuid::new_v4()]).await.unwrap();
                         committed += 1;
                     }
-                    // It has positions, and other transactions commit behind it.
+                    // The transaction has its positions now, and transactions with later positions commit before it.
                     client
-                        .execute(&format!("SELECT pg_sleep({})", dice.below(30) as f64 / 1_000.0), &[])
+                        .execute(&format!("SELECT pg_sleep({})", random.below(30) as f64 / 1_000.0), &[])
                         .await
                         .unwrap();
-                    if dice.chance(30) {
+                    if random.chance(30) {
                         client.batch_execute("ROLLBACK").await.unwrap();
                     } else {
                         client.batch_execute("COMMIT").await.unwrap();
@@ -80,7 +80,7 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
                 committed
             }));
         }
-        let writers = [(&world.store, 1), (&other.store, 2), (&world.store, 3)]
+        let writers = [(&fixture.store, 1), (&other.store, 2), (&fixture.store, 3)]
             .map(|(store, writer)| tokio::spawn(write(store.clone(), writer, 40)));
         while !(late.iter().all(|task| task.is_finished()) && writers.iter().all(|task| task.is_finished())) {
             follower.read(&*other.store).await;
@@ -91,96 +91,96 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
         for task in writers {
             task.await.unwrap();
         }
-        let stored = world.ledger.number("SELECT count(*) FROM event").await as usize;
+        let stored = fixture.database.number("SELECT count(*) FROM event").await as usize;
         follower.read_until(&*other.store, stored).await;
-        assert!(stored > 3 * told_by(40));
-        let positions = world.ledger.rows("SELECT position FROM event ORDER BY position").await;
+        assert!(stored > 3 * event_count(40));
+        let positions = fixture.database.rows("SELECT position FROM event ORDER BY position").await;
         let seen: Vec<Vec<String>> = follower.seen.iter().map(|event| vec![event.position.to_string()]).collect();
-        assert_eq!(seen, positions, "each once, in the order of their places");
-        follower.prove();
+        assert_eq!(seen, positions, "each once, in the order of their positions");
+        follower.assert_consistent();
         other.store.close().await;
     })
     .await;
 }
 
-async fn missed(signals: &mut broadcast::Receiver<Signal>, within: Duration) {
-    let heard = async { while !matches!(signals.recv().await.unwrap(), Signal::Missed) {} };
-    tokio::time::timeout(within, heard).await.expect("every listener is notified");
+async fn until_missed_signal(signals: &mut broadcast::Receiver<Signal>, within: Duration) {
+    let received = async { while !matches!(signals.recv().await.unwrap(), Signal::Missed) {} };
+    tokio::time::timeout(within, received).await.expect("every listener is notified");
 }
 
-async fn until_both_listen(world: &World) {
+async fn until_both_listen(fixture: &Fixture) {
     let listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                      AND application_name = 'faena listener' AND query = 'LISTEN faena' AND state = 'idle'";
-    while world.ledger.number(listening).await < 2 {
+    while fixture.database.number(listening).await < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Nodes receive signals by NOTIFY, and not by polling.
-async fn hears(world: &World, signals: &mut broadcast::Receiver<Signal>) {
-    let heard = async { while !matches!(signals.recv().await.unwrap(), Signal::Event) {} };
-    world.submit(world.job("mail", 0)).await;
-    tokio::time::timeout(Duration::from_secs(20), heard).await.expect("word of the other node");
+/// Checks that a node receives a signal by NOTIFY, not by polling.
+async fn assert_receives_signal(fixture: &Fixture, signals: &mut broadcast::Receiver<Signal>) {
+    let received = async { while !matches!(signals.recv().await.unwrap(), Signal::Event) {} };
+    fixture.submit(fixture.job("mail", 0)).await;
+    tokio::time::timeout(Duration::from_secs(20), received).await.expect("a signal of the other node");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_every_loop() {
-    on_postgres(async |world: &World| {
-        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
-        let other = world.reopen(StoreOptions::default()).await;
+    on_postgres(async |fixture: &Fixture| {
+        fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
+        let other = fixture.reopen(StoreOptions::default()).await;
         let mut signals = other.store.signals();
-        until_both_listen(world).await;
-        world.store.poll(world.node, world.at(0)).await.unwrap();
-        hears(world, &mut signals).await;
-        let mut follower = Follower::at_the_end(&*other.store).await;
+        until_both_listen(fixture).await;
+        fixture.store.poll(fixture.node, fixture.at(0)).await.unwrap();
+        assert_receives_signal(fixture, &mut signals).await;
+        let mut follower = Follower::at_last_position(&*other.store).await;
         signals = signals.resubscribe();
-        let load = tokio::spawn(write(world.store.clone(), 1, 60));
+        let load = tokio::spawn(write(fixture.store.clone(), 1, 60));
         let began = Instant::now();
         for _ in 0..3 {
             let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                          WHERE datname = current_database() AND application_name = 'faena listener'";
-            assert!(world.ledger.number(ended).await > 0);
-            missed(&mut signals, Duration::from_secs(30)).await;
+            assert!(fixture.database.number(ended).await > 0);
+            until_missed_signal(&mut signals, Duration::from_secs(30)).await;
         }
         assert!(began.elapsed() < Duration::from_secs(30), "1 s, 2 s, 4 s: {:?}", began.elapsed());
         load.await.unwrap();
-        hears(world, &mut signals).await;
-        follower.read_until(&*other.store, told_by(60) + 2).await;
-        follower.prove();
+        assert_receives_signal(fixture, &mut signals).await;
+        follower.read_until(&*other.store, event_count(60) + 2).await;
+        follower.assert_consistent();
         other.store.close().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silently_broken_connection_is_noticed() {
-    on_postgres(async |world: &World| {
-        world.store.event_subscribe(vec![mode(Timestamp::MAX)], world.at(0)).await.unwrap();
-        let (port, cut) = proxy(&world.url).await;
-        let far = through(&world.url, port);
-        let other = World::open(far, world.ledger.clone(), StoreOptions::default()).await;
+async fn a_silent_listener_connection_is_detected() {
+    on_postgres(async |fixture: &Fixture| {
+        fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
+        let (port, cut) = proxy(&fixture.url).await;
+        let proxy_url = via_port(&fixture.url, port);
+        let other = Fixture::open(proxy_url, fixture.database.clone(), StoreOptions::default()).await;
         let mut signals = other.store.signals();
-        until_both_listen(world).await;
+        until_both_listen(fixture).await;
         signals = signals.resubscribe();
         let began = Instant::now();
         cut.send_modify(|cuts| *cuts += 1);
-        missed(&mut signals, Duration::from_secs(40)).await;
+        until_missed_signal(&mut signals, Duration::from_secs(40)).await;
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
-        world.store.poll(world.node, world.at(0)).await.unwrap();
-        hears(world, &mut signals).await;
+        fixture.store.poll(fixture.node, fixture.at(0)).await.unwrap();
+        assert_receives_signal(fixture, &mut signals).await;
         other.store.close().await;
     })
     .await;
 }
 
-fn through(url: &str, port: u16) -> String {
+fn via_port(url: &str, port: u16) -> String {
     let mut far = url::Url::parse(url).unwrap();
     far.set_host(Some("127.0.0.1")).unwrap();
     far.set_port(Some(port)).unwrap();
     far.to_string()
 }
 
-/// A proxy to the database. With each cut the existing connections fall silent for ever; new ones work.
+/// Starts a proxy to the database. Each cut silences the existing connections for ever; new ones work.
 async fn proxy(url: &str) -> (u16, watch::Sender<u32>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -191,17 +191,17 @@ async fn proxy(url: &str) -> (u16, watch::Sender<u32>) {
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
             let far = TcpStream::connect((address.0.as_str(), address.1)).await.unwrap();
-            tokio::spawn(carry(near, far, cuts.subscribe()));
+            tokio::spawn(forward(near, far, cuts.subscribe()));
         }
     });
     (port, cut)
 }
 
-async fn carry(mut near: TcpStream, mut far: TcpStream, mut cut: watch::Receiver<u32>) {
+async fn forward(mut near: TcpStream, mut far: TcpStream, mut cut: watch::Receiver<u32>) {
     let (mut up, mut down) = (vec![0; 16 << 10], vec![0; 16 << 10]);
     loop {
         tokio::select! {
-            // Both ends stay open, and nothing gets through any more.
+            // Both sockets stay open, but no data is forwarded any more.
             _ = cut.changed() => std::future::pending().await,
             read = near.read(&mut up) => match read {
                 Ok(count @ 1..) => far.write_all(&up[..count]).await.unwrap(),

@@ -20,35 +20,38 @@ fn url(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_file_in_use_is_refused() {
-    on_sqlite(async |world: &World| {
-        let text = setup_error(&world.url, StoreOptions::default()).await;
+async fn a_file_in_use_is_rejected() {
+    on_sqlite(async |fixture: &Fixture| {
+        let text = setup_error(&fixture.url, StoreOptions::default()).await;
         assert!(text.contains("in use by another faena"), "{text}");
-        world.submit(world.job("a", 0)).await;
+        fixture.submit(fixture.job("a", 0)).await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_closed_file_can_be_opened_again_and_is_complete() {
-    on_sqlite(async |world: &World| {
-        let done = world.running(world.job("a", 0)).await;
-        world.complete(&done, 1).await;
-        let lost = world.running(world.job("b", 2)).await;
-        let started = world.running(world.job("c", 3)).await;
-        world.begin(&started, 4).await;
+    on_sqlite(async |fixture: &Fixture| {
+        let done = fixture.submit_and_claim(fixture.job("a", 0)).await;
+        fixture.complete(&done, 1).await;
+        let lost = fixture.submit_and_claim(fixture.job("b", 2)).await;
+        let started = fixture.submit_and_claim(fixture.job("c", 3)).await;
+        fixture.report_start(&started, 4).await;
 
-        let next = world.reopen(StoreOptions::default()).await;
+        let next = fixture.reopen(StoreOptions::default()).await;
 
-        assert!(!next.store.node_renew(world.node, LEASE_MS, next.at(5)).await.unwrap(), "the old node is gone");
+        assert!(
+            !next.store.node_renew(fixture.node, LEASE_MS, next.at(5)).await.unwrap(),
+            "the old node no longer exists"
+        );
         assert!(next.store.node_renew(next.node, LEASE_MS, next.at(5)).await.unwrap());
-        let freed = next.recover(100, 5).await;
-        assert_eq!((freed.orphaned, freed.returned), (1, 1));
+        let released = next.recover(100, 5).await;
+        assert_eq!((released.orphaned, released.returned), (1, 1));
         assert_eq!(
             next.states([done.id, lost.id, started.id]).await,
             [JobState::Completed, JobState::Queued, JobState::Retrying]
         );
-        assert!(next.claim_one(6).await.start_first);
+        assert!(next.claim_one(6).await.must_record_start);
         assert!(!next.end(&started, completed(), 7).await);
         next.store.close().await;
         assert!(matches!(next.try_submit(vec![next.job("a", 8)], 8).await, Err(StoreError::Unavailable(_))));
@@ -57,10 +60,10 @@ async fn a_closed_file_can_be_opened_again_and_is_complete() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_a_database_is_refused_and_left_unchanged() {
+async fn a_file_that_is_not_a_database_is_rejected_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notes.txt");
-    let content = "not a database, but long enough to be looked at as one ".repeat(40);
+    let content = "not a database, but long enough to be read as one ".repeat(40);
     std::fs::write(&path, &content).unwrap();
     let text = setup_error(&url(&path), StoreOptions::default()).await;
     assert!(text.contains("not a SQLite database"), "{text}");
@@ -68,7 +71,7 @@ async fn a_file_that_is_not_a_database_is_refused_and_left_unchanged() {
 }
 
 #[tokio::test]
-async fn a_database_of_another_application_is_refused_and_left_unchanged() {
+async fn a_database_of_another_application_is_rejected_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
@@ -89,25 +92,25 @@ async fn a_folder_that_cannot_be_created_is_named() {
     let text = setup_error(&url(&file.join("below").join("faena.db")), StoreOptions::default()).await;
     assert!(text.contains("cannot create the folder") && text.contains("DATABASE_URL"), "{text}");
     let text = setup_error(&url(folder.path()), StoreOptions::default()).await;
-    assert!(text.contains("cannot open"), "a folder is no file: {text}");
+    assert!(text.contains("cannot open"), "a folder is not a file: {text}");
     for bad in ["sqlite:", "mysql://x", ""] {
         assert!(setup_error(bad, StoreOptions::default()).await.contains("DATABASE_URL"), "{bad}");
     }
 }
 
 #[tokio::test]
-async fn a_newer_or_older_schema_is_refused_and_left_unchanged() {
+async fn a_newer_or_older_schema_is_rejected_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("faena.db");
     let no_migrate = || StoreOptions { migrate: false, ..StoreOptions::default() };
     assert!(setup_error(&url(&path), no_migrate()).await.contains("faena migrate"));
     faena_store::open(&url(&path), StoreOptions::default()).await.unwrap().close().await;
     faena_store::open(&url(&path), no_migrate()).await.unwrap().close().await;
-    let ledger = Ledger::Sqlite(path.clone());
-    ledger.run("INSERT INTO faena_schema VALUES (999, 'future', 0)").await;
+    let database = RawDatabase::Sqlite(path.clone());
+    database.run("INSERT INTO faena_schema VALUES (999, 'future', 0)").await;
     let text = setup_error(&url(&path), StoreOptions::default()).await;
     assert!(text.contains("999") && text.contains("newer faena"), "{text}");
-    assert_eq!(ledger.number("SELECT max(version) FROM faena_schema").await, 999);
+    assert_eq!(database.number("SELECT max(version) FROM faena_schema").await, 999);
 }
 
 /// Every commit appends a frame to the log that ends a transaction.
@@ -119,10 +122,10 @@ fn commits(path: &Path) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_submits_share_commits() {
-    on_sqlite(async |world: &World| {
-        let Ledger::Sqlite(path) = &world.ledger else { unreachable!() };
+    on_sqlite(async |fixture: &Fixture| {
+        let RawDatabase::Sqlite(path) = &fixture.database else { unreachable!() };
         let before = commits(path);
-        let calls = (0..200).map(|_| world.try_submit(vec![world.job("a", 0)], 0));
+        let calls = (0..200).map(|_| fixture.try_submit(vec![fixture.job("a", 0)], 0));
         assert!(join_all(calls).await.into_iter().all(|answer| answer.is_ok()));
         let took = commits(path) - before;
         assert!(took < 100, "200 calls took {took} commits");
@@ -132,16 +135,16 @@ async fn concurrent_submits_share_commits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
-    on_sqlite(async |world: &World| {
-        world.submit(world.job("a", 0).unique("k")).await;
+    on_sqlite(async |fixture: &Fixture| {
+        fixture.submit(fixture.job("a", 0).unique("k")).await;
         let calls = (0..100).map(|n| {
-            let job = if n % 3 == 0 { world.job("a", 1).unique("k") } else { world.job(&format!("kind-{n}"), 1) };
-            world.try_submit(vec![world.job("b", 1), job], 1)
+            let job = if n % 3 == 0 { fixture.job("a", 1).unique("k") } else { fixture.job(&format!("kind-{n}"), 1) };
+            fixture.try_submit(vec![fixture.job("b", 1), job], 1)
         });
-        let answers = join_all(calls).await;
-        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 66);
-        assert_eq!(world.total(Tally::Queued).await, 1 + 2 * 66);
-        assert_eq!(world.claim(1_000, 2).await.len(), 133, "the lanes of all that were stored are known");
+        let results = join_all(calls).await;
+        assert_eq!(results.iter().filter(|answer| answer.is_ok()).count(), 66);
+        assert_eq!(fixture.total(Tally::Queued).await, 1 + 2 * 66);
+        assert_eq!(fixture.claim(1_000, 2).await.len(), 133, "the lanes of all stored jobs are known");
     })
     .await;
 }
@@ -179,30 +182,30 @@ impl Drop for SmallDisk {
 async fn a_full_disk_loses_nothing_that_was_acknowledged() {
     let disk = SmallDisk::new("3m");
     let path = disk.0.path().join("faena.db");
-    let world = World::open(url(&path), Ledger::Sqlite(path.clone()), StoreOptions::default()).await;
-    let large = |n: i64| NewJob { payload: format!("{{\"x\":\"{}\"}}", "y".repeat(20_000)), ..world.job("a", n) };
+    let fixture = Fixture::open(url(&path), RawDatabase::Sqlite(path.clone()), StoreOptions::default()).await;
+    let large = |n: i64| NewJob { payload: format!("{{\"x\":\"{}\"}}", "y".repeat(20_000)), ..fixture.job("a", n) };
     let mut stored = Vec::new();
-    let mut refused = 0;
+    let mut rejected = 0;
     for round in 0..40 {
-        let calls = (0..8).map(|_| world.try_submit(vec![large(round)], round));
+        let calls = (0..8).map(|_| fixture.try_submit(vec![large(round)], round));
         for answer in join_all(calls).await {
             match answer {
                 Ok(answer) => stored.push(answer[0].id),
-                Err(StoreError::Unavailable(_)) => refused += 1,
+                Err(StoreError::Unavailable(_)) => rejected += 1,
                 Err(other) => panic!("{other:?}"),
             }
         }
     }
-    assert!(!stored.is_empty() && refused > 0, "{} stored, {refused} refused", stored.len());
+    assert!(!stored.is_empty() && rejected > 0, "{} stored, {rejected} rejected", stored.len());
 
     disk.grow("64m");
-    stored.push(world.submit(large(50)).await);
-    let mut claimed: Vec<_> = world.claim(1_000, 51).await.into_iter().map(|job| job.id).collect();
+    stored.push(fixture.submit(large(50)).await);
+    let mut claimed: Vec<_> = fixture.claim(1_000, 51).await.into_iter().map(|job| job.id).collect();
     claimed.sort_unstable();
     stored.sort_unstable();
-    assert_eq!(claimed, stored, "what was acknowledged, and nothing else");
-    world.ledger.prove().await;
-    let next = world.reopen(StoreOptions::default()).await;
+    assert_eq!(claimed, stored, "all acknowledged jobs, and no others");
+    fixture.database.assert_consistent().await;
+    let next = fixture.reopen(StoreOptions::default()).await;
     assert_eq!(next.recover(0, 60).await.returned, stored.len());
     assert!(next.start <= Timestamp::now());
     next.store.close().await;
@@ -210,28 +213,46 @@ async fn a_full_disk_loses_nothing_that_was_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_thousand_limited_jobs_in_front_are_not_read() {
-    on_sqlite(async |world: &World| {
-        world.limit(Scope::Key("*".into()), Some(1), 0).await;
+    on_sqlite(async |fixture: &Fixture| {
+        fixture.limit(Scope::Key("*".into()), Some(1), 0).await;
         for part in 0..10_i64 {
-            let one = (0..1_000).map(|_| world.job("a", part).of("busy"));
-            let many = (0..1_000).map(|n| world.job("a", part).of(&format!("k{}", (part * 1_000 + n) / 2)));
-            world.submit_all(one.chain(many).collect()).await;
+            let one = (0..1_000).map(|_| fixture.job("a", part).concurrency_key("busy"));
+            let many =
+                (0..1_000).map(|n| fixture.job("a", part).concurrency_key(&format!("k{}", (part * 1_000 + n) / 2)));
+            fixture.submit_all(one.chain(many).collect()).await;
         }
-        let first = world.claim(10_000, 20).await.len();
-        assert_eq!(first + world.claim(10_000, 20).await.len(), 5_001, "one of each, in bounded claims");
-        assert!(world.claim(10, 30).await.is_empty());
+        let first = fixture.claim(10_000, 20).await.len();
+        assert_eq!(first + fixture.claim(10_000, 20).await.len(), 5_001, "one of each, in bounded claims");
+        assert!(fixture.claim(10, 30).await.is_empty());
         assert_eq!(
-            world.ledger.number("SELECT count(*) FROM key_queue WHERE open = 1").await,
+            fixture.database.number("SELECT count(*) FROM key_queue WHERE open = 1").await,
             0,
-            "the next claim sees no line"
+            "the next claim reads no key queue"
         );
-        let last = world.submit(world.job("a", 40).of("last")).await;
-        assert_eq!(world.ledger.number("SELECT count(*) FROM key_queue WHERE open = 1").await, 1, "and then one");
-        let lines = plan_probe::OPEN_KEY_QUEUES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
-        let plan = world.ledger.rows(&format!("EXPLAIN QUERY PLAN {lines}")).await;
+        let last = fixture.submit(fixture.job("a", 40).concurrency_key("last")).await;
+        assert_eq!(fixture.database.number("SELECT count(*) FROM key_queue WHERE open = 1").await, 1, "and then one");
+        let statement = plan_probe::OPEN_KEY_QUEUES.replace("lane = ?", "lane = 1").replace("LIMIT ?", "LIMIT 16");
+        let plan = fixture.database.rows(&format!("EXPLAIN QUERY PLAN {statement}")).await;
         assert_eq!(plan.len(), 1, "no sort: {plan:?}");
         assert!(plan[0][3].contains("USING INDEX key_queue_open (lane=?)"), "{plan:?}");
-        assert_eq!(world.claim_one(50).await.id, last);
+        assert_eq!(fixture.claim_one(50).await.id, last);
     })
     .await;
+}
+
+#[tokio::test]
+async fn only_the_owner_can_read_the_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let store = faena_store::open(&url(&data.join("faena.db")), StoreOptions::default()).await.unwrap();
+    store.job_submit(vec![NewJob::new("a")], None, Timestamp::now()).await.unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&data), 0o700);
+    let files: Vec<_> = std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 3, "the database, its log and its lock: {files:?}");
+    for file in files {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+    store.close().await;
 }

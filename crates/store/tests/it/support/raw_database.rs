@@ -1,4 +1,4 @@
-//! Reads the tables beside the store, to check what its answers cannot show.
+//! Reads and changes the tables without the store, to check what its methods do not return and to damage data.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -11,14 +11,14 @@ use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 /// A PostgreSQL database of one test.
-pub struct Database {
+pub struct ScratchDatabase {
     pub url: String,
     name: String,
     server: String,
 }
 
-impl Database {
-    pub async fn create() -> Database {
+impl ScratchDatabase {
+    pub async fn create() -> ScratchDatabase {
         let server = std::env::var("FAENA_TEST_POSTGRES").expect("run ./test, or set FAENA_TEST_POSTGRES");
         let name = format!("faena_store_{}", uuid::Uuid::new_v4().simple());
         // These tests do not depend on the disk, and waiting for it would take most of the time.
@@ -26,7 +26,7 @@ impl Database {
         run_on(&server, &format!("ALTER DATABASE {name} SET synchronous_commit = off")).await;
         let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is an address");
         url.set_path(&name);
-        Database { url: url.into(), name, server }
+        ScratchDatabase { url: url.into(), name, server }
     }
 
     pub async fn drop(self) {
@@ -34,7 +34,7 @@ impl Database {
     }
 }
 
-/// Runs SQL on any database of the test server, beside all stores.
+/// Runs SQL on any database of the test server.
 pub async fn run_on(url: &str, sql: &str) {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL of FAENA_TEST_POSTGRES");
     let connection = tokio::spawn(connection);
@@ -43,14 +43,15 @@ pub async fn run_on(url: &str, sql: &str) {
     let _ = connection.await;
 }
 
+/// SQL access to the tables of a store, without the store.
 #[derive(Clone)]
-pub enum Ledger {
+pub enum RawDatabase {
     Sqlite(PathBuf),
     Postgres { url: String, client: Arc<OnceCell<Client>> },
 }
 
 /// Every table with rows that belong to one job, and the columns with its id.
-const TABLES: [(&str, &str); 16] = [
+const TABLES: [(&str, &str); 17] = [
     ("job", "id"),
     ("ready", "id"),
     ("waiting", "id"),
@@ -60,6 +61,7 @@ const TABLES: [(&str, &str); 16] = [
     ("attempt", "id"),
     ("job_log", "id"),
     ("step", "id"),
+    ("progress", "id"),
     ("label", "id"),
     ("job_key", "id"),
     ("dependency", "parent"),
@@ -69,14 +71,14 @@ const TABLES: [(&str, &str); 16] = [
     ("key_in_flight", "id"),
 ];
 
-impl Ledger {
-    pub fn postgres(url: &str) -> Ledger {
-        Ledger::Postgres { url: url.into(), client: Arc::default() }
+impl RawDatabase {
+    pub fn postgres(url: &str) -> RawDatabase {
+        RawDatabase::Postgres { url: url.into(), client: Arc::default() }
     }
 
     /// One connection beside those of the store.
     pub async fn client(&self) -> &Client {
-        let Ledger::Postgres { url, client } = self else { panic!("only PostgreSQL has connections") };
+        let RawDatabase::Postgres { url, client } = self else { panic!("only PostgreSQL has connections") };
         client
             .get_or_init(|| async {
                 let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
@@ -90,7 +92,7 @@ impl Ledger {
     /// All rows as text.
     pub async fn rows(&self, sql: &str) -> Vec<Vec<String>> {
         match self {
-            Ledger::Sqlite(path) => {
+            RawDatabase::Sqlite(path) => {
                 let connection = rusqlite::Connection::open(path).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
                 let mut statement = connection.prepare(sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
@@ -102,7 +104,7 @@ impl Ledger {
                 }
                 all
             }
-            Ledger::Postgres { .. } => {
+            RawDatabase::Postgres { .. } => {
                 let messages = self.client().await.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
                 let row = |message: SimpleQueryMessage| match message {
                     SimpleQueryMessage::Row(row) => {
@@ -117,12 +119,12 @@ impl Ledger {
 
     pub async fn run(&self, sql: &str) {
         match self {
-            Ledger::Sqlite(path) => {
+            RawDatabase::Sqlite(path) => {
                 let connection = rusqlite::Connection::open(path).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
                 connection.execute_batch(sql).unwrap_or_else(|e| panic!("{sql}: {e}"));
             }
-            Ledger::Postgres { .. } => {
+            RawDatabase::Postgres { .. } => {
                 self.client().await.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
             }
         }
@@ -135,16 +137,16 @@ impl Ledger {
     /// Returns an id as an SQL literal.
     pub fn literal(&self, id: JobId) -> String {
         match self {
-            Ledger::Sqlite(_) => format!("x'{}'", id.0.simple()),
-            Ledger::Postgres { .. } => format!("'{id}'::uuid"),
+            RawDatabase::Sqlite(_) => format!("x'{}'", id.0.simple()),
+            RawDatabase::Postgres { .. } => format!("'{id}'::uuid"),
         }
     }
 
     fn hex(&self, column: &str) -> String {
         match self {
-            Ledger::Sqlite(_) => format!("lower(hex({column}))"),
-            Ledger::Postgres { .. } if column == "ids" => "replace(array_to_string(ids, ''), '-', '')".into(),
-            Ledger::Postgres { .. } => format!("replace({column}::text, '-', '')"),
+            RawDatabase::Sqlite(_) => format!("lower(hex({column}))"),
+            RawDatabase::Postgres { .. } if column == "ids" => "replace(array_to_string(ids, ''), '-', '')".into(),
+            RawDatabase::Postgres { .. } => format!("replace({column}::text, '-', '')"),
         }
     }
 
@@ -161,7 +163,7 @@ impl Ledger {
     }
 
     /// Checks that every job is in exactly one table, every row belongs to an existing job, and the counters are right.
-    pub async fn prove(&self) {
+    pub async fn assert_consistent(&self) {
         let faults = self.faults().await;
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
@@ -171,8 +173,8 @@ impl Ledger {
         let id = self.hex("id");
         let jobs: HashMap<String, String> =
             self.pairs(&format!("SELECT {id}, lane FROM job")).await.into_iter().collect();
-        let mut places: HashMap<String, Vec<(&str, String, i64)>> = HashMap::new();
-        for (place, sql, tally) in [
+        let mut locations: HashMap<String, Vec<(&str, String, i64)>> = HashMap::new();
+        for (table, sql, tally) in [
             ("ready", format!("SELECT {id}, lane FROM ready"), 1),
             ("pending", format!("SELECT {id}, lane FROM waiting WHERE state = 0"), 0),
             ("retrying", format!("SELECT {id}, lane FROM waiting WHERE state = 5"), 3),
@@ -181,33 +183,33 @@ impl Ledger {
             ("cancelled", format!("SELECT {id}, lane FROM ended WHERE state = 8"), 6),
         ] {
             for (id, lane) in self.pairs(&sql).await {
-                places.entry(id).or_default().push((place, lane, tally));
+                locations.entry(id).or_default().push((table, lane, tally));
             }
         }
-        let mut over: HashSet<(String, String)> = HashSet::new();
+        let mut ended: HashSet<(String, String)> = HashSet::new();
         for table in ["done", "ended", "attempt"] {
-            over.extend(self.pairs(&format!("SELECT {id}, run FROM {table}")).await);
+            ended.extend(self.pairs(&format!("SELECT {id}, run FROM {table}")).await);
         }
         for (run, ids) in self.pairs(&format!("SELECT run, {} FROM claim", self.hex("ids"))).await {
             for at in (0..ids.len()).step_by(32) {
                 let id = ids[at..at + 32].to_owned();
-                if jobs.contains_key(&id) && !over.contains(&(id.clone(), run.clone())) {
+                if jobs.contains_key(&id) && !ended.contains(&(id.clone(), run.clone())) {
                     let lane = jobs[&id].clone();
-                    places.entry(id).or_default().push(("held", lane, 2));
+                    locations.entry(id).or_default().push(("in flight", lane, 2));
                 }
             }
         }
         let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
         for (id, lane) in &jobs {
-            match places.get(id).map(Vec::as_slice) {
-                Some([(place, standing, tally)]) => {
-                    if standing != lane {
-                        faults.push(format!("job {id} of lane {lane} stands in {place} of lane {standing}"));
+            match locations.get(id).map(Vec::as_slice) {
+                Some([(table, found_lane, tally)]) => {
+                    if found_lane != lane {
+                        faults.push(format!("job {id} of lane {lane} is in {table} of lane {found_lane}"));
                     }
                     *counted.entry((lane.clone(), *tally)).or_default() += 1;
                 }
-                Some(several) => faults.push(format!("job {id} stands in {several:?}")),
-                None => faults.push(format!("job {id} stands nowhere")),
+                Some(several) => faults.push(format!("job {id} is in several tables: {several:?}")),
+                None => faults.push(format!("job {id} is in no table")),
             }
         }
         let mut counters: BTreeMap<(String, i64), i64> = BTreeMap::new();
@@ -225,11 +227,11 @@ impl Ledger {
             for row in self.rows(&sql).await {
                 // A deleted parent may still be named by its child until the next check.
                 if !jobs.contains_key(&row[0]) && (table, column) != ("dependency", "parent") {
-                    faults.push(format!("{table} knows job {} that is not there", row[0]));
+                    faults.push(format!("{table} has rows of job {}, which does not exist", row[0]));
                 }
             }
         }
-        self.faults_of_lines(&mut faults, &places).await;
+        self.faults_of_key_queues(&mut faults, &locations).await;
         self.faults_of_workers(&mut faults).await;
         self.faults_of_webhooks(&mut faults).await;
         faults
@@ -237,39 +239,44 @@ impl Ledger {
 
     /// Checks that every ready job with a key has its key queue, that the keys in flight are right, and that no key queue
     /// is closed without a reason.
-    async fn faults_of_lines(&self, faults: &mut Vec<String>, places: &HashMap<String, Vec<(&str, String, i64)>>) {
-        let (id, keyed) = (self.hex("id"), if matches!(self, Ledger::Sqlite(_)) { "keyed = 1" } else { "keyed" });
+    async fn faults_of_key_queues(
+        &self,
+        faults: &mut Vec<String>,
+        locations: &HashMap<String, Vec<(&str, String, i64)>>,
+    ) {
+        let (id, keyed) = (self.hex("id"), if matches!(self, RawDatabase::Sqlite(_)) { "keyed = 1" } else { "keyed" });
         let lanes: HashSet<String> = self
             .rows(&format!("SELECT id FROM lane WHERE {keyed}"))
             .await
             .into_iter()
             .map(|row| row[0].clone())
             .collect();
-        let lines: HashSet<(String, String)> =
+        let key_queues: HashSet<(String, String)> =
             self.pairs("SELECT lane, key FROM key_queue").await.into_iter().collect();
         let sql = format!("SELECT {id}, lane, key FROM ready");
         for row in self.rows(&sql).await {
             let [id, lane, key] = [&row[0], &row[1], &row[2]];
-            let stands = lines.contains(&(lane.clone(), key.clone()));
-            if lanes.contains(lane) == key.is_empty() || lanes.contains(lane) != stands {
-                faults.push(format!("ready job {id} of lane {lane} has key {key:?}, its line is there: {stands}"));
+            let has_key_queue = key_queues.contains(&(lane.clone(), key.clone()));
+            if lanes.contains(lane) == key.is_empty() || lanes.contains(lane) != has_key_queue {
+                faults
+                    .push(format!("ready job {id} of lane {lane} has key {key:?}, key queue exists: {has_key_queue}"));
             }
         }
-        let mut held: HashSet<&String> = HashSet::new();
-        for (id, places) in places {
-            if places.iter().any(|(place, lane, _)| *place == "held" && lanes.contains(lane)) {
-                held.insert(id);
+        let mut in_flight: HashSet<&String> = HashSet::new();
+        for (id, locations) in locations {
+            if locations.iter().any(|(table, lane, _)| *table == "in flight" && lanes.contains(lane)) {
+                in_flight.insert(id);
             }
         }
-        let holds = self.pairs(&format!("SELECT {id}, key FROM key_in_flight")).await;
-        if holds.iter().map(|(id, _)| id).collect::<HashSet<_>>() != held || holds.len() != held.len() {
-            faults.push(format!("keys hold {holds:?}, in hands are {held:?}"));
+        let key_rows = self.pairs(&format!("SELECT {id}, key FROM key_in_flight")).await;
+        if key_rows.iter().map(|(id, _)| id).collect::<HashSet<_>>() != in_flight || key_rows.len() != in_flight.len() {
+            faults.push(format!("key_in_flight has {key_rows:?}, jobs in flight are {in_flight:?}"));
         }
-        let running: HashSet<&String> = holds.iter().map(|(_, key)| key).collect();
-        let closed = if matches!(self, Ledger::Sqlite(_)) { "open = 0" } else { "NOT open" };
+        let running: HashSet<&String> = key_rows.iter().map(|(_, key)| key).collect();
+        let closed = if matches!(self, RawDatabase::Sqlite(_)) { "open = 0" } else { "NOT open" };
         for row in self.rows(&format!("SELECT lane, key, opens_at, limited_by FROM key_queue WHERE {closed}")).await {
             if row[3].is_empty() || (row[2].is_empty() && !running.contains(&row[1])) {
-                faults.push(format!("line {row:?} is closed and nothing would open it"));
+                faults.push(format!("key queue {row:?} is closed and nothing would open it"));
             }
         }
     }
@@ -277,10 +284,10 @@ impl Ledger {
     /// Checks that every live worker is watched, none has claims after its end, and each had only allowed states.
     async fn faults_of_workers(&self, faults: &mut Vec<String>) {
         for (fault, sql) in [
-            ("lives without server and deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),
-            ("has ended and not", "(ended_at IS NULL) = (state = 6)"),
-            ("has ended and a deadline", "ended_at IS NOT NULL AND deadline IS NOT NULL"),
-            ("has ended and holds jobs", "ended_at IS NOT NULL AND id IN (SELECT owner FROM claim)"),
+            ("is live but has no node and no deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),
+            ("has a state that contradicts its end", "(ended_at IS NULL) = (state = 6)"),
+            ("has ended but has a deadline", "ended_at IS NOT NULL AND deadline IS NOT NULL"),
+            ("has ended but owns claims", "ended_at IS NOT NULL AND id IN (SELECT owner FROM claim)"),
         ] {
             for row in self.rows(&format!("SELECT key FROM worker WHERE {sql}")).await {
                 faults.push(format!("worker {} {fault}", row[0]));
@@ -306,7 +313,7 @@ impl Ledger {
             .map(|(id, state)| (id, WorkerState::ALL[state.parse::<usize>().unwrap()]))
             .collect();
         if now != last {
-            faults.push(format!("workers are {now:?}, their histories say {last:?}"));
+            faults.push(format!("workers are {now:?}, their last recorded states are {last:?}"));
         }
     }
 
@@ -318,12 +325,15 @@ impl Ledger {
                 "webhook WHERE state IN (0, 1) AND (due_at IS NULL OR settled_at IS NOT NULL)",
             ),
             (
-                "webhook is over and has a due time",
+                "webhook is settled but has a due time",
                 "webhook WHERE state IN (2, 3) AND (due_at IS NOT NULL OR settled_at IS NULL)",
             ),
-            ("webhook is in no sender's hands and is sent", "webhook WHERE (state = 1) <> (node IS NOT NULL)"),
             (
-                "webhook has other attempts than it counts",
+                "webhook is being sent without a node, or has a node without being sent",
+                "webhook WHERE (state = 1) <> (node IS NOT NULL)",
+            ),
+            (
+                "webhook counts other attempts than are stored",
                 "webhook w WHERE attempts - (CASE WHEN state = 1 THEN 1 ELSE 0 END)
                      <> (SELECT count(*) FROM webhook_attempt a WHERE a.webhook = w.id)",
             ),

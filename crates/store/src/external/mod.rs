@@ -19,30 +19,30 @@ use tokio::sync::Notify;
 use tokio_postgres::Config;
 use tokio_util::sync::CancellationToken;
 
-pub use mapping::{ForeignColumns, ForeignMapping};
+pub use mapping::{ExternalColumns, ExternalMapping};
 
 use self::session::{CALL_TIMEOUT, Session};
 use crate::{MAX_ATTEMPTS, Result, StoreError, postgres::connect};
 
-pub struct ForeignOutbox {
+pub struct ExternalOutbox {
     config: Config,
-    mapping: ForeignMapping,
+    mapping: ExternalMapping,
     session: Option<Session>,
     /// Notified when the application notifies.
-    pub nudge: Arc<Notify>,
+    pub wakeup: Arc<Notify>,
 }
 
 /// Result of a take.
 #[derive(Debug)]
-pub enum ForeignTake {
+pub enum ExternalTake {
     /// Another node has the lock.
     Elsewhere,
     /// The lock is ours, and so are these rows, in order, until they are settled or released.
-    Rows(Vec<ForeignRow>),
+    Rows(Vec<ExternalRow>),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ForeignRow {
+pub struct ExternalRow {
     pub id: String,
     pub kind: String,
     /// The payload, or why it cannot be read.
@@ -55,21 +55,21 @@ pub struct ForeignRow {
 
 /// Outcome of a row. Rows without an outcome stay as they are.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ForeignEnd {
+pub enum ExternalEnd {
     Dispatched,
-    Refused(String),
+    Rejected(String),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ForeignSettled {
+pub struct ExternalSettled {
     pub dispatched: usize,
     /// How often each was rejected so far. After `MAX_ATTEMPTS` it is not taken again.
-    pub refused: Vec<(String, u32)>,
+    pub rejected: Vec<(String, u32)>,
 }
 
-impl ForeignOutbox {
+impl ExternalOutbox {
     /// Returns the outbox; the first call connects.
-    pub fn open(url: &str, mapping: ForeignMapping) -> Result<ForeignOutbox> {
+    pub fn open(url: &str, mapping: ExternalMapping) -> Result<ExternalOutbox> {
         let mut config = connect::config(url).map_err(|_| {
             // Without the text, which may contain a password.
             StoreError::Setup(
@@ -77,7 +77,7 @@ impl ForeignOutbox {
             )
         })?;
         config.application_name("faena outbox");
-        Ok(ForeignOutbox { config, mapping, session: None, nudge: Arc::new(Notify::new()) })
+        Ok(ExternalOutbox { config, mapping, session: None, wakeup: Arc::new(Notify::new()) })
     }
 
     pub fn batch(&self) -> usize {
@@ -85,20 +85,33 @@ impl ForeignOutbox {
     }
 
     /// Takes the lock and the next rows except those in `except`, and keeps a transaction open over them.
-    pub async fn take(&mut self, except: &[String]) -> Result<ForeignTake> {
+    pub async fn take(&mut self, except: &[String]) -> Result<ExternalTake> {
         self.take_of(None, except).await
     }
 
     /// Takes rows of one type; others are not touched.
-    pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ForeignTake> {
+    pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ExternalTake> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let mut session = match slot.take() {
                 Some(session) => session,
-                None => Session::open(&self.config, &self.mapping, self.nudge.clone()).await?,
+                None => Session::open(&self.config, &self.mapping, self.wakeup.clone()).await?,
             };
             let found = take(&mut session, &self.mapping, kind, except).await?;
             *slot = Some(session);
             Ok(found)
+        })
+        .await
+    }
+
+    /// Returns how many rows of a type wait, counted up to 100 000, and since when the first of them waits. Returns `None`
+    /// if this session does not hold the lock.
+    pub async fn count_pending(&mut self, kind: Option<&str>) -> Result<Option<(u64, Option<Timestamp>)>> {
+        bounded(&mut self.session, async |slot: &mut Option<Session>| {
+            let Some(session) = slot.take_if(|session| session.holds_lock) else { return Ok(None) };
+            let row = session.client.query_one(&session.statements.count_pending, &[&kind]).await?;
+            let (count, oldest): (i64, Option<i64>) = (row.get(0), row.get(1));
+            *slot = Some(session);
+            Ok(Some((count.unsigned_abs(), oldest.map(Timestamp::from_ms))))
         })
         .await
     }
@@ -116,7 +129,7 @@ impl ForeignOutbox {
     }
 
     /// Writes the outcome of rows that were taken, and releases the others. All or nothing.
-    pub async fn settle(&mut self, ends: &[(String, ForeignEnd)], now: Timestamp) -> Result<ForeignSettled> {
+    pub async fn settle(&mut self, ends: &[(String, ExternalEnd)], now: Timestamp) -> Result<ExternalSettled> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let Some(mut session) = slot.take().filter(|session| session.in_transaction) else {
                 return Err(StoreError::Unavailable("the session is over; its rows come again".into()));
@@ -165,30 +178,31 @@ async fn bounded<T>(
 
 async fn take(
     session: &mut Session,
-    mapping: &ForeignMapping,
+    mapping: &ExternalMapping,
     kind: Option<&str>,
     except: &[String],
-) -> Result<ForeignTake> {
+) -> Result<ExternalTake> {
     if session.in_transaction {
         session.rollback().await?;
     }
-    if !session.lock(mapping.lock).await? {
-        return Ok(ForeignTake::Elsewhere);
+    if !session.try_lock(mapping.lock).await? {
+        return Ok(ExternalTake::Elsewhere);
     }
     session.begin(mapping.lock).await?;
-    let rows = session.client.query(&session.statements.take, &[&except, &i64::from(mapping.batch), &kind]).await?;
+    let rows =
+        session.client.query(&session.statements.select_pending, &[&except, &i64::from(mapping.batch), &kind]).await?;
     let ids: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
-    let processed: HashSet<String> = match &session.statements.processed {
+    let processed: HashSet<String> = match &session.statements.select_processed {
         Some(statement) if !ids.is_empty() => {
             let known = session.client.query(statement, &[&ids]).await?;
             known.iter().map(|row| row.get(0)).collect()
         }
         _ => HashSet::new(),
     };
-    Ok(ForeignTake::Rows(rows.iter().map(|row| read(row, &processed)).collect()))
+    Ok(ExternalTake::Rows(rows.iter().map(|row| read(row, &processed)).collect()))
 }
 
-fn read(row: &tokio_postgres::Row, processed: &HashSet<String>) -> ForeignRow {
+fn read(row: &tokio_postgres::Row, processed: &HashSet<String>) -> ExternalRow {
     let (id, is_null): (String, bool) = (row.get(0), row.get(3));
     let payload = row.get::<_, Option<String>>(2).ok_or_else(|| {
         if is_null {
@@ -197,7 +211,7 @@ fn read(row: &tokio_postgres::Row, processed: &HashSet<String>) -> ForeignRow {
             format!("the payload is larger than {} bytes", shape::MAX_PAYLOAD_BYTES)
         }
     });
-    ForeignRow {
+    ExternalRow {
         is_processed: processed.contains(&id),
         id,
         kind: row.get::<_, Option<String>>(1).unwrap_or_default(),
@@ -207,33 +221,33 @@ fn read(row: &tokio_postgres::Row, processed: &HashSet<String>) -> ForeignRow {
     }
 }
 
-async fn settle(session: &mut Session, ends: &[(String, ForeignEnd)], now: Timestamp) -> Result<ForeignSettled> {
+async fn settle(session: &mut Session, ends: &[(String, ExternalEnd)], now: Timestamp) -> Result<ExternalSettled> {
     let (client, statements) = (&session.client, &session.statements);
-    let mut settled = ForeignSettled::default();
+    let mut settled = ExternalSettled::default();
     let dispatched: Vec<&str> =
-        ends.iter().filter(|(_, end)| *end == ForeignEnd::Dispatched).map(|(id, _)| id.as_str()).collect();
+        ends.iter().filter(|(_, end)| *end == ExternalEnd::Dispatched).map(|(id, _)| id.as_str()).collect();
     if !dispatched.is_empty() {
-        client.execute(&statements.mark, &[&dispatched, &now.as_ms()]).await?;
-        if let Some(record) = &statements.record {
+        client.execute(&statements.mark_dispatched, &[&dispatched, &now.as_ms()]).await?;
+        if let Some(record) = &statements.record_processed {
             client.execute(record, &[&dispatched, &now.as_ms()]).await?;
         }
         settled.dispatched = dispatched.len();
     }
-    let mut given_up = Vec::new();
+    let mut abandoned = Vec::new();
     for (id, end) in ends {
-        let ForeignEnd::Refused(reason) = end else { continue };
+        let ExternalEnd::Rejected(reason) = end else { continue };
         // PostgreSQL cannot store zero bytes.
         let reason = reason.replace('\0', " ");
-        let attempts: i64 = client.query_one(&statements.refuse, &[id, &reason]).await?.get(0);
+        let attempts: i64 = client.query_one(&statements.record_rejection, &[id, &reason]).await?.get(0);
         if attempts >= i64::from(MAX_ATTEMPTS) {
-            given_up.push(id.as_str());
+            abandoned.push(id.as_str());
         }
-        settled.refused.push((id.clone(), u32::try_from(attempts).unwrap_or(MAX_ATTEMPTS)));
+        settled.rejected.push((id.clone(), u32::try_from(attempts).unwrap_or(MAX_ATTEMPTS)));
     }
     if let Some(move_to_dlq) = &statements.move_to_dlq
-        && !given_up.is_empty()
+        && !abandoned.is_empty()
     {
-        client.execute(move_to_dlq, &[&given_up]).await?;
+        client.execute(move_to_dlq, &[&abandoned]).await?;
     }
     Ok(settled)
 }

@@ -1,31 +1,36 @@
 //! The columns of an application's tables, and the statements that fit them.
 //!
-//! Names come from the configuration and are always quoted; types come from the catalogue, so that ids of any usual type,
-//! times with and without a zone, and payloads as text or JSON all work. What does not fit is reported immediately, with the
-//! missing names.
+//! Names come from the configuration and are always quoted; types come from the PostgreSQL catalog, so that ids of any common
+//! type, times with and without a zone, and payloads as text or JSON all work. A missing column or a wrong type is an error
+//! that names the column.
 
 use std::collections::BTreeMap;
 
 use tokio_postgres::{Client, Statement};
 
-use super::mapping::{ForeignMapping, quoted};
+use super::mapping::{ExternalMapping, quoted};
 use crate::{MAX_ATTEMPTS, Result, StoreError};
 
 /// A larger payload is rejected without being read.
 pub const MAX_PAYLOAD_BYTES: i32 = 4 * 1024 * 1024;
 
+/// Counting of pending rows stops here.
+const COUNTED: u32 = 100_000;
+
 /// The statements, prepared on one session.
 pub struct Statements {
-    /// `$1`: ids to leave out, `$2`: limit, `$3`: only this type, if one is given.
-    pub take: Statement,
-    /// Of the ids `$1` those that were processed.
-    pub processed: Option<Statement>,
+    /// Locks and returns rows that are not dispatched. `$1`: ids to exclude, `$2`: limit, `$3`: message type, or NULL for all types.
+    pub select_pending: Statement,
+    /// Counts the rows that wait, up to a limit, and returns the time of the oldest of them. `$1`: message type, or NULL for all types.
+    pub count_pending: Statement,
+    /// Returns those of the ids `$1` that are already processed.
+    pub select_processed: Option<Statement>,
     /// Marks the ids `$1` as dispatched at `$2` (ms).
-    pub mark: Statement,
+    pub mark_dispatched: Statement,
     /// Records the ids `$1` as processed at `$2` (ms).
-    pub record: Option<Statement>,
-    /// Records that the id `$1` was rejected because of `$2`. Returns its attempts.
-    pub refuse: Statement,
+    pub record_processed: Option<Statement>,
+    /// Records that the row with id `$1` was rejected, with the reason `$2`. Returns its attempts.
+    pub record_rejection: Statement,
     /// Moves the ids `$1` to the dead letters.
     pub move_to_dlq: Option<Statement>,
 }
@@ -44,15 +49,15 @@ struct Table {
 }
 
 impl Statements {
-    pub async fn prepare(client: &Client, mapping: &ForeignMapping) -> Result<Statements> {
+    pub async fn prepare(client: &Client, mapping: &ExternalMapping) -> Result<Statements> {
         let table = Table::read(client, mapping, &mapping.table).await?;
         table.check(mapping)?;
         let names = &mapping.columns;
         let id_type = table.columns[&names.id].kind.clone();
-        let (processed, record) = match &mapping.processed_table {
+        let (select_processed, record_processed) = match &mapping.processed_table {
             Some(name) => {
-                let known = Table::read(client, mapping, name).await?;
-                let (read, write) = processed_sql(mapping, &known, &id_type)?;
+                let processed_table = Table::read(client, mapping, name).await?;
+                let (read, write) = processed_sql(mapping, &processed_table, &id_type)?;
                 (Some(client.prepare(&read).await?), Some(client.prepare(&write).await?))
             }
             None => (None, None),
@@ -65,50 +70,54 @@ impl Statements {
             None => None,
         };
         Ok(Statements {
-            take: client.prepare(&take_sql(mapping, &table)).await?,
-            processed,
-            mark: client.prepare(&mark_sql(mapping, &table)).await?,
-            record,
-            refuse: client.prepare(&refuse_sql(mapping, &table)).await?,
+            select_pending: client.prepare(&select_pending_sql(mapping, &table)).await?,
+            count_pending: client.prepare(&count_pending_sql(mapping, &table)).await?,
+            select_processed,
+            mark_dispatched: client.prepare(&mark_dispatched_sql(mapping, &table)).await?,
+            record_processed,
+            record_rejection: client.prepare(&record_rejection_sql(mapping, &table)).await?,
             move_to_dlq,
         })
     }
 }
 
 impl Table {
-    async fn read(client: &Client, mapping: &ForeignMapping, name: &str) -> Result<Table> {
-        let shown = mapping.qualified(name);
+    async fn read(client: &Client, mapping: &ExternalMapping, name: &str) -> Result<Table> {
+        let qualified_name = mapping.qualified(name);
         let rows = client
             .query(
                 "SELECT a.attname, t.typname, a.atttypmod, a.attgenerated <> '',
                         has_column_privilege(a.attrelid, a.attnum, 'UPDATE')
                  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                  WHERE a.attrelid = to_regclass($1)::oid AND a.attnum > 0 AND NOT a.attisdropped",
-                &[&shown],
+                &[&qualified_name],
             )
             .await?;
         if rows.is_empty() {
             let row = client.query_one("SELECT current_database()::text, current_user::text", &[]).await?;
             let (database, user): (String, String) = (row.get(0), row.get(1));
             return Err(StoreError::Setup(format!(
-                "the table {shown} does not exist in the database {database:?}, or the user {user:?} cannot see it; create it with the output of \"faena outbox init-sql\""
+                "the table {qualified_name} does not exist in the database {database:?}, or the user {user:?} cannot see it; create it with the output of \"faena outbox init-sql\""
             )));
         }
         let column = |row: &tokio_postgres::Row| {
             let (kind, modifier): (String, i32) = (row.get(1), row.get(2));
-            let length = matches!(kind.as_str(), "varchar" | "bpchar").then_some(modifier - 4).filter(|most| *most > 0);
+            // The modifier of varchar(n) is n + 4.
+            let length =
+                matches!(kind.as_str(), "varchar" | "bpchar").then_some(modifier - 4).filter(|length| *length > 0);
             Column { kind, length, is_generated: row.get(3), can_update: row.get(4) }
         };
         let columns = rows.iter().map(|row| (row.get(0), column(row))).collect();
-        Ok(Table { name: shown, columns })
+        Ok(Table { name: qualified_name, columns })
     }
 
-    /// Checks that every column exists that is read and written.
-    fn check(&self, mapping: &ForeignMapping) -> Result<()> {
+    /// Checks that every column that is read or written exists and has a supported type, and that the written columns can
+    /// be updated.
+    fn check(&self, mapping: &ExternalMapping) -> Result<()> {
         let names = &mapping.columns;
         let order = mapping.order_by.iter().map(|name| ("order_by", name, ANY));
         let correlation = names.correlation_id.iter().map(|name| ("columns.correlation_id", name, ANY));
-        let wanted = [
+        let required = [
             ("columns.id", &names.id, IDS),
             ("columns.type", &names.kind, TEXTS),
             ("columns.payload", &names.payload, PAYLOADS),
@@ -117,11 +126,11 @@ impl Table {
             ("columns.attempts", &names.attempts, NUMBERS),
             ("columns.error", &names.error, TEXTS),
         ];
-        self.need(wanted.into_iter().chain(correlation).chain(order))?;
+        self.require_columns(required.into_iter().chain(correlation).chain(order))?;
         for name in [&names.dispatched_at, &names.attempts, &names.error] {
             if !self.columns[name].can_update {
                 return Err(StoreError::Setup(format!(
-                    "cannot write the column {} of the table {}; run GRANT UPDATE ({}) ON {} TO the user of the source",
+                    "the user of the source cannot update the column {} of the table {}; run \"GRANT UPDATE ({}) ON {} TO <user>\"",
                     quoted(name),
                     self.name,
                     quoted(name),
@@ -132,16 +141,16 @@ impl Table {
         Ok(())
     }
 
-    fn need<'a>(
+    fn require_columns<'a>(
         &self,
-        wanted: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>,
+        required: impl Iterator<Item = (&'static str, &'a String, &'static [&'static str])>,
     ) -> Result<()> {
         let mut errors = Vec::new();
-        for (key, name, kinds) in wanted {
+        for (key, name, kinds) in required {
             match self.columns.get(name) {
                 None => errors.push(format!("no column {} (configure its name with {key})", quoted(name))),
                 Some(column) if !kinds.is_empty() && !kinds.contains(&column.kind.as_str()) => errors.push(format!(
-                    "a column {} of type {}, which must be one of {}",
+                    "a column {} of type {} (supported types: {})",
                     quoted(name),
                     column.kind,
                     kinds.join(", ")
@@ -155,7 +164,7 @@ impl Table {
         Err(StoreError::Setup(format!("the table {} has {}", self.name, errors.join("; "))))
     }
 
-    /// Returns a time in milliseconds as a value of this column; a time without a zone means UTC.
+    /// Returns SQL that converts milliseconds to the type of this column. A column without a time zone stores UTC.
     fn time_value(&self, column: &str, argument: &str) -> String {
         let time_value = format!("to_timestamp({argument}::double precision / 1000)");
         if self.columns[column].kind == "timestamp" { format!("{time_value} AT TIME ZONE 'UTC'") } else { time_value }
@@ -169,7 +178,7 @@ const PAYLOADS: &[&str] = &["text", "varchar", "json", "jsonb"];
 const TIMES: &[&str] = &["timestamptz", "timestamp"];
 const NUMBERS: &[&str] = &["int2", "int4", "int8"];
 
-fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
+fn select_pending_sql(mapping: &ExternalMapping, table: &Table) -> String {
     let names = &mapping.columns;
     let [id, payload, occurred, attempts] =
         [&names.id, &names.payload, &names.occurred_at, &names.attempts].map(|name| quoted(name));
@@ -178,10 +187,10 @@ fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
     let mut order: Vec<String> = mapping.order_by.iter().map(|name| quoted(name)).collect();
     if order.is_empty() {
         order.push(occurred.clone());
-        // Numeric ids order the rows of one moment.
+        // Rows with equal times are ordered by id if ids are numeric.
         order.extend(id_type.starts_with("int").then(|| id.clone()));
     }
-    // An infinite time has no number. A payload that is too large is not fetched.
+    // An infinite time cannot be converted to a number. A payload that is too large is not fetched.
     format!(
         "SELECT {id}::text, {kind}::text,
                 CASE WHEN octet_length({payload}::text) <= {MAX_PAYLOAD_BYTES} THEN {payload}::text END,
@@ -199,7 +208,23 @@ fn take_sql(mapping: &ForeignMapping, table: &Table) -> String {
     )
 }
 
-fn mark_sql(mapping: &ForeignMapping, table: &Table) -> String {
+/// Rows are counted in the order of their time, so that the index of pending rows ends the work at the limit.
+fn count_pending_sql(mapping: &ExternalMapping, table: &Table) -> String {
+    let names = &mapping.columns;
+    let occurred = quoted(&names.occurred_at);
+    format!(
+        "SELECT count(*), (extract(epoch FROM min(at) FILTER (WHERE isfinite(at))) * 1000)::int8
+         FROM (SELECT {occurred} AS at FROM {table}
+               WHERE {dispatched} IS NULL AND coalesce({attempts}, 0) < {MAX_ATTEMPTS} AND ($1::text IS NULL OR {kind} = $1)
+               ORDER BY {occurred} LIMIT {COUNTED}) pending",
+        table = table.name,
+        dispatched = quoted(&names.dispatched_at),
+        attempts = quoted(&names.attempts),
+        kind = quoted(&names.kind),
+    )
+}
+
+fn mark_dispatched_sql(mapping: &ExternalMapping, table: &Table) -> String {
     let names = &mapping.columns;
     format!(
         "UPDATE {} SET {} = {} WHERE {} = ANY ($1::text[]::{}[])",
@@ -211,11 +236,11 @@ fn mark_sql(mapping: &ForeignMapping, table: &Table) -> String {
     )
 }
 
-fn refuse_sql(mapping: &ForeignMapping, table: &Table) -> String {
+fn record_rejection_sql(mapping: &ExternalMapping, table: &Table) -> String {
     let names = &mapping.columns;
     let [attempts, error, id] = [&names.attempts, &names.error, &names.id].map(|name| quoted(name));
     let reason = match table.columns[&names.error].length {
-        Some(most) => format!("left($2::text, {most})"),
+        Some(length) => format!("left($2::text, {length})"),
         None => "$2::text".to_owned(),
     };
     format!(
@@ -224,34 +249,37 @@ fn refuse_sql(mapping: &ForeignMapping, table: &Table) -> String {
     )
 }
 
-fn processed_sql(mapping: &ForeignMapping, known: &Table, id_type: &str) -> Result<(String, String)> {
+fn processed_sql(mapping: &ExternalMapping, processed_table: &Table, id_type: &str) -> Result<(String, String)> {
     let (id, at) = (&mapping.processed_id, &mapping.processed_at);
-    known.need([("processed_id", id, IDS), ("processed_at", at, TIMES)].into_iter())?;
-    let own_type = &known.columns[id].kind;
-    let both_text = TEXTS.contains(&own_type.as_str()) && TEXTS.contains(&id_type);
-    let both_numbers = own_type.starts_with("int") && id_type.starts_with("int");
-    if own_type != id_type && !both_text && !both_numbers {
+    processed_table.require_columns([("processed_id", id, IDS), ("processed_at", at, TIMES)].into_iter())?;
+    let processed_id_type = &processed_table.columns[id].kind;
+    let both_text = TEXTS.contains(&processed_id_type.as_str()) && TEXTS.contains(&id_type);
+    let both_numbers = processed_id_type.starts_with("int") && id_type.starts_with("int");
+    if processed_id_type != id_type && !both_text && !both_numbers {
         return Err(StoreError::Setup(format!(
-            "the column {} of the table {} has type {own_type}, but the ids of {} have type {id_type}; use the same type for both",
+            "the column {} of the table {} has type {processed_id_type}, but the ids of {} have type {id_type}; use the same type for both",
             quoted(id),
-            known.name,
+            processed_table.name,
             mapping.qualified(&mapping.table)
         )));
     }
     let name = quoted(id);
-    let read = format!("SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{own_type}[])", known.name);
+    let read = format!(
+        "SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{processed_id_type}[])",
+        processed_table.name
+    );
     // Another transaction may have recorded it meanwhile.
     let write = format!(
-        "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{own_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
-        known.name,
+        "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{processed_id_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
+        processed_table.name,
         quoted(at),
-        known.time_value(at, "$2::int8")
+        processed_table.time_value(at, "$2::int8")
     );
     Ok((read, write))
 }
 
 /// Moves whole rows, including columns only the application knows.
-fn move_to_dlq_sql(mapping: &ForeignMapping, table: &Table, dead: &Table) -> Result<String> {
+fn move_to_dlq_sql(mapping: &ExternalMapping, table: &Table, dead: &Table) -> Result<String> {
     let own = table.columns.iter().filter(|(_, column)| !column.is_generated);
     let missing: Vec<String> =
         own.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();

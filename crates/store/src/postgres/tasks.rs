@@ -1,0 +1,549 @@
+//! Machines and tasks.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use deadpool_postgres::Object;
+use faena_domain::{JobId, TaskId, Timestamp};
+use faena_machine::{Input, Record};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use super::{
+    Postgres, Shared,
+    batch::{Answer, Weight},
+    end::storable,
+    events,
+    machines::{definition, from_version_number, machine, machines, register, version_number},
+    submit::{self, lane_of},
+};
+use crate::{
+    COUNT_LIMIT, LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StoreError, StoredMachine,
+    TaskAnswer, TaskFilter, TaskInput, TaskStore, TaskView, TasksFired,
+    lanes::LaneName,
+    schedules::rejection,
+    sql::sql,
+    tasks::{
+        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, event_ids, job_end, status_text, task_ids,
+        to_text,
+    },
+};
+
+#[async_trait]
+impl TaskStore for Postgres {
+    async fn machine_register(&self, machine: NewMachine, by: &str, now: Timestamp) -> Result<Registered> {
+        self.shared.retrying(|| register(&self.shared, &machine.definition, by, now)).await
+    }
+
+    async fn machine_list(&self) -> Result<Vec<MachineStatus>> {
+        self.shared.retrying(|| machines(&self.shared)).await
+    }
+
+    async fn machine_get(&self, name: &str, version: Option<u32>) -> Result<Option<StoredMachine>> {
+        self.shared
+            .retrying(|| async {
+                let client = self.shared.client().await?;
+                let found = machine(&client, &self.shared, name, version).await;
+                client.return_to_pool(found)
+            })
+            .await
+    }
+
+    async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| create(&self.shared, &task, now)).await
+    }
+
+    async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
+        self.tasks.call(|answer| Call { inputs, now, answer }).await
+    }
+
+    async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired> {
+        self.shared.retrying(|| fire(&self.shared, limit, now)).await
+    }
+
+    async fn task_get(&self, id: TaskId) -> Result<Option<TaskView>> {
+        self.shared.retrying(|| get(&self.shared, id)).await
+    }
+
+    async fn task_list(
+        &self,
+        filter: TaskFilter,
+        before: Option<TaskId>,
+        limit: usize,
+    ) -> Result<(Vec<TaskView>, u64)> {
+        self.shared.retrying(|| list(&self.shared, &filter, before, limit)).await
+    }
+
+    async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
+        self.shared.retrying(|| history(&self.shared, id, after, limit)).await
+    }
+
+    async fn task_prune(&self, before: Timestamp, limit: usize) -> Result<usize> {
+        self.shared.retrying(|| prune(&self.shared, before, limit)).await
+    }
+}
+
+/// What follows a commit.
+#[derive(Default)]
+struct AfterCommit {
+    put: submit::NestedSubmission,
+    has_tasks: bool,
+    has_events: bool,
+}
+
+impl AfterCommit {
+    fn send(self, shared: &Shared) {
+        self.put.signal(shared);
+        if self.has_tasks {
+            shared.signal([Signal::Task]);
+        }
+        if self.has_events {
+            shared.signal([Signal::Event]);
+        }
+    }
+}
+
+async fn create(shared: &Shared, new: &NewTask, now: Timestamp) -> Result<()> {
+    let client = shared.begin().await?;
+    let mut after_commit = AfterCommit::default();
+    let result = create_in(shared, &client, new, &mut after_commit, now).await;
+    client.end(result).await?;
+    after_commit.send(shared);
+    Ok(())
+}
+
+async fn create_in(
+    shared: &Shared,
+    client: &Object,
+    new: &NewTask,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<()> {
+    let mut batch = Batch::default();
+    let mut plan = batch.plan_new(new, now);
+    let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
+    let columns = TaskColumns::of(&batch)?;
+    let changed: Vec<&TaskView> = batch.changed().map(|(_, view)| view).collect();
+    let machines: Vec<&str> = changed.iter().map(|view| view.machine.as_str()).collect();
+    let versions: Vec<i32> = changed.iter().map(|view| version_number(view.version)).collect();
+    let titles: Vec<Option<String>> =
+        changed.iter().map(|view| view.title.as_deref().map(|title| storable(title).into_owned())).collect();
+    let correlations: Vec<String> = changed.iter().map(|view| storable(&view.correlation).into_owned()).collect();
+    let mut parameters = columns.parameters().to_vec();
+    parameters.extend([&machines as &(dyn ToSql + Sync), &versions, &titles, &correlations]);
+    client
+        .execute(
+            "INSERT INTO faena.task (id, status, state, updated_at, ended_at, due_at, approval, body, machine, version, title, correlation)
+             SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
+                 $9::text[], $10::int4[], $11::text[], $12::text[])",
+            &parameters,
+        )
+        .await?;
+    after_commit.has_tasks = true;
+    write(shared, client, plan, lanes, after_commit, now).await.map(|_| ())
+}
+
+/// The changing columns of the tasks of a batch.
+#[derive(Default)]
+struct TaskColumns {
+    ids: Vec<Uuid>,
+    statuses: Vec<&'static str>,
+    states: Vec<String>,
+    updated_at: Vec<i64>,
+    ended_at: Vec<Option<i64>>,
+    due_at: Vec<Option<i64>>,
+    approvals: Vec<bool>,
+    bodies: Vec<String>,
+}
+
+impl TaskColumns {
+    fn of(batch: &Batch) -> Result<TaskColumns> {
+        let mut columns = TaskColumns::default();
+        for (id, view) in batch.changed() {
+            columns.ids.push(id.0);
+            columns.statuses.push(status_text(view.task.status));
+            columns.states.push(view.task.state());
+            columns.updated_at.push(view.updated_at.as_ms());
+            columns.ended_at.push(view.task.ended_at.map(Timestamp::as_ms));
+            columns.due_at.push(view.task.due().map(Timestamp::as_ms));
+            columns.approvals.push(view.task.approval.is_some());
+            columns.bodies.push(to_text(&view.task)?);
+        }
+        Ok(columns)
+    }
+
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 8] {
+        [
+            &self.ids,
+            &self.statuses,
+            &self.states,
+            &self.updated_at,
+            &self.ended_at,
+            &self.due_at,
+            &self.approvals,
+            &self.bodies,
+        ]
+    }
+}
+
+/// Inputs of one caller.
+pub struct Call {
+    inputs: Vec<TaskInput>,
+    now: Timestamp,
+    answer: Answer<Vec<Option<TaskAnswer>>>,
+}
+
+impl Weight for Call {
+    fn weight(&self) -> usize {
+        self.inputs.len()
+    }
+}
+
+/// Applies the inputs of all `calls` in one transaction.
+pub async fn run(shared: &Shared, calls: Vec<Call>) {
+    let (inputs, answers): (Vec<TimedInputs>, Vec<_>) =
+        calls.into_iter().map(|call| ((call.inputs, call.now), call.answer)).unzip();
+    let mut results = match shared.retrying(|| apply(shared, &inputs)).await {
+        Ok(results) => results.into_iter(),
+        Err(error) => {
+            for answer in answers {
+                let _ = answer.send(Err(error.clone_for_caller()));
+            }
+            return;
+        }
+    };
+    for ((inputs, _), answer) in inputs.iter().zip(answers) {
+        let _ = answer.send(Ok(results.by_ref().take(inputs.len()).collect()));
+    }
+}
+
+/// Inputs of one caller, with its time.
+type TimedInputs = (Vec<TaskInput>, Timestamp);
+
+async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<TaskAnswer>>> {
+    let client = shared.begin().await?;
+    let mut after_commit = AfterCommit::default();
+    let result = apply_in(shared, &client, calls, &mut after_commit).await;
+    let answers = client.end(result).await?;
+    after_commit.send(shared);
+    Ok(answers)
+}
+
+async fn apply_in(
+    shared: &Shared,
+    client: &Object,
+    calls: &[TimedInputs],
+    after_commit: &mut AfterCommit,
+) -> Result<Vec<Option<TaskAnswer>>> {
+    let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
+    let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
+    let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE");
+    let statement = client.prepare_cached(&sql).await?;
+    let mut batch = Batch::default();
+    for row in client.query(&statement, &[&ids]).await? {
+        let row = task_row(&row);
+        let id = TaskId(row.id);
+        let view = row.view()?;
+        let definition = definition(client, shared, &view.machine, view.version).await?;
+        batch.add(id, view, definition);
+    }
+    batch.known = known_answers(client, &all).await?;
+    let mut plan = Plan::default();
+    for (inputs, now) in calls {
+        batch.plan(&mut plan, inputs.clone(), *now);
+    }
+    let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
+    let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
+    let columns = TaskColumns::of(&batch)?;
+    if !columns.ids.is_empty() {
+        let statement = client
+            .prepare_cached(
+                "UPDATE faena.task t SET status = c.status, state = c.state, updated_at = c.updated_at, ended_at = c.ended_at,
+                     due_at = c.due_at, approval = c.approval, body = c.body
+                 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[])
+                     AS c(id, status, state, updated_at, ended_at, due_at, approval, body)
+                 WHERE t.id = c.id",
+            )
+            .await?;
+        client.execute(&statement, &columns.parameters()).await?;
+        after_commit.has_tasks = columns.due_at.iter().any(Option::is_some);
+    }
+    write(shared, client, plan, lanes, after_commit, now).await
+}
+
+async fn known_answers(client: &Object, inputs: &[&TaskInput]) -> Result<HashMap<(TaskId, String), TaskAnswer>> {
+    let (tasks, events): (Vec<Uuid>, Vec<String>) =
+        event_ids(inputs).into_iter().map(|(id, event)| (id.0, event)).unzip();
+    if tasks.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let statement = client
+        .prepare_cached(
+            "SELECT i.task, i.event_id, i.answer FROM unnest($1::uuid[], $2::text[]) AS g(task, event_id)
+             JOIN faena.task_inbox i ON i.task = g.task AND i.event_id = g.event_id",
+        )
+        .await?;
+    let rows = client.query(&statement, &[&tasks, &events]).await?;
+    let answers = rows.iter().filter_map(|row| {
+        let answer = serde_json::from_str(row.get(2)).ok()?;
+        Some(((TaskId(row.get(0)), row.get(1)), answer))
+    });
+    Ok(answers.collect())
+}
+
+/// Refuses the jobs that cannot be submitted, and returns the lanes of the others.
+async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<Vec<LaneId>> {
+    let mut lanes = Vec::new();
+    while let Some(job) = plan.jobs.get(lanes.len()) {
+        match lane_of(shared, LaneName::of(job)).await {
+            Ok(lane) => lanes.push(lane),
+            Err(error) => batch.refuse(plan, lanes.len(), rejection(error)?, now),
+        }
+    }
+    Ok(lanes)
+}
+
+/// Writes everything but the tasks themselves.
+async fn write(
+    shared: &Shared,
+    client: &Object,
+    plan: Plan,
+    lanes: Vec<LaneId>,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<Vec<Option<TaskAnswer>>> {
+    write_records(client, &plan).await?;
+    if !plan.jobs.is_empty() {
+        events::set_actor(client, TASKS).await?;
+        after_commit.put.jobs(client, shared.own_shard(), plan.jobs, lanes, now).await?;
+        after_commit.has_tasks = true;
+    }
+    write_links(client, &plan.links).await?;
+    if !plan.events.is_empty() {
+        put_events(client, &plan.events, now).await?;
+        after_commit.has_events = true;
+    }
+    Ok(plan.answers)
+}
+
+async fn write_records(client: &Object, plan: &Plan) -> Result<()> {
+    if !plan.records.is_empty() {
+        let tasks: Vec<Uuid> = plan.records.iter().map(|(task, _)| task.0).collect();
+        let sequences: Vec<i64> =
+            plan.records.iter().map(|(_, record)| i64::try_from(record.sequence).unwrap_or(i64::MAX)).collect();
+        let records = plan.records.iter().map(|(_, record)| to_text(record)).collect::<Result<Vec<String>>>()?;
+        let statement = client
+            .prepare_cached(
+                "INSERT INTO faena.task_record (task, sequence, record) SELECT * FROM unnest($1::uuid[], $2::int8[], $3::text[])",
+            )
+            .await?;
+        client.execute(&statement, &[&tasks, &sequences, &records]).await?;
+    }
+    if !plan.inbox.is_empty() {
+        let tasks: Vec<Uuid> = plan.inbox.iter().map(|(task, _, _)| task.0).collect();
+        let events: Vec<&str> = plan.inbox.iter().map(|(_, event, _)| event.as_str()).collect();
+        let answers = plan.inbox.iter().map(|(_, _, answer)| to_text(answer)).collect::<Result<Vec<String>>>()?;
+        let statement = client
+            .prepare_cached(
+                "INSERT INTO faena.task_inbox (task, event_id, answer) SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[])",
+            )
+            .await?;
+        client.execute(&statement, &[&tasks, &events, &answers]).await?;
+    }
+    Ok(())
+}
+
+async fn write_links(client: &Object, links: &[TaskJob]) -> Result<()> {
+    if links.is_empty() {
+        return Ok(());
+    }
+    let jobs: Vec<Uuid> = links.iter().map(|link| link.job.0).collect();
+    let tasks: Vec<Uuid> = links.iter().map(|link| link.task.0).collect();
+    let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
+    let states: Vec<&str> = links.iter().map(|link| link.state.as_str()).collect();
+    let epochs: Vec<i64> = links.iter().map(|link| i64::try_from(link.epoch).unwrap_or(i64::MAX)).collect();
+    let statement = client
+        .prepare_cached(
+            "INSERT INTO faena.task_job (job, task, name, state, epoch)
+             SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int8[])",
+        )
+        .await?;
+    client.execute(&statement, &[&jobs, &tasks, &names, &states, &epochs]).await?;
+    Ok(())
+}
+
+async fn put_events(client: &Object, given: &[TaskEvent], now: Timestamp) -> Result<()> {
+    let ids: Vec<Uuid> = given.iter().map(|event| event.id).collect();
+    let kinds: Vec<&str> = given.iter().map(|event| event.kind.as_str()).collect();
+    let subjects: Vec<Uuid> = given.iter().map(|event| event.task.0).collect();
+    let times: Vec<i64> = given.iter().map(|_| now.as_ms()).collect();
+    let correlations: Vec<String> = given.iter().map(|event| storable(&event.correlation).into_owned()).collect();
+    let actors: Vec<String> = given.iter().map(|event| storable(&event.actor).into_owned()).collect();
+    let data: Vec<&str> = given.iter().map(|event| event.data.as_str()).collect();
+    let statement = client.prepare_cached("SELECT faena.put_events($2, $3, $4, $5, $6, NULL, $7, $1, true)").await?;
+    client.query(&statement, &[&ids, &kinds, &subjects, &times, &correlations, &actors, &data]).await?;
+    Ok(())
+}
+
+async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFired> {
+    let client = shared.begin().await?;
+    let mut after_commit = AfterCommit::default();
+    let result = fire_in(shared, &client, limit, &mut after_commit, now).await;
+    let fired = client.end(result).await?;
+    after_commit.send(shared);
+    Ok(fired)
+}
+
+async fn fire_in(
+    shared: &Shared,
+    client: &Object,
+    limit: usize,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<TasksFired> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    // Another node that fires at the same time takes other tasks.
+    let statement = client
+        .prepare_cached("SELECT id FROM faena.task WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED")
+        .await?;
+    let due: Vec<Uuid> =
+        client.query(&statement, &[&now.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
+    let jobs = ended_jobs(client, limit, now).await?;
+    let (tasks, ended) = (due.len(), jobs.len());
+    let timers = due.into_iter().map(|id| TaskInput { task: TaskId(id), input: Input::Timers });
+    let inputs: Vec<TaskInput> = jobs.into_iter().chain(timers).collect();
+    if !inputs.is_empty() {
+        apply_in(shared, client, &[(inputs, now)], after_commit).await?;
+    }
+    let statement = client
+        .prepare_cached(
+            "SELECT (SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL), EXISTS (SELECT FROM faena.task_job)",
+        )
+        .await?;
+    let row = client.query_one(&statement, &[]).await?;
+    let next_at: Option<i64> = row.get(0);
+    Ok(TasksFired { tasks, jobs: ended, next_at: next_at.map(Timestamp::from_ms), has_jobs: row.get(1) })
+}
+
+const ENDED_JOBS: &str = sql!(
+    "DELETE FROM faena.task_job t USING (
+         SELECT t.job, d.id IS NOT NULL AS completed, d.result, e.error, coalesce(e.reason, 'deleted') AS reason
+         FROM faena.task_job t
+         LEFT JOIN faena.job j ON j.id = t.job
+         LEFT JOIN faena.done d ON d.lane = j.lane AND d.id = j.id
+         LEFT JOIN faena.ended e ON e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id
+         WHERE j.id IS NULL OR d.id IS NOT NULL OR e.id IS NOT NULL
+         ORDER BY t.task LIMIT $1 FOR UPDATE OF t SKIP LOCKED) AS f
+     WHERE t.job = f.job
+     RETURNING t.job, t.task, t.name, t.state, t.epoch, f.completed, f.result, f.error, f.reason"
+);
+
+/// Takes the links of ended jobs, and returns what to tell their tasks.
+async fn ended_jobs(client: &Object, limit: i64, now: Timestamp) -> Result<Vec<TaskInput>> {
+    let statement = client.prepare_cached(ENDED_JOBS).await?;
+    let rows = client.query(&statement, &[&limit]).await?;
+    Ok(rows.iter().map(|row| job_end(&link(row), row_end(row), now)).collect())
+}
+
+fn link(row: &Row) -> TaskJob {
+    TaskJob {
+        job: JobId(row.get(0)),
+        task: TaskId(row.get(1)),
+        name: row.get(2),
+        state: row.get(3),
+        epoch: u64::try_from(row.get::<_, i64>(4)).unwrap_or_default(),
+    }
+}
+
+fn row_end(row: &Row) -> JobEnd {
+    match row.get(5) {
+        true => JobEnd::Completed { result: row.get(6) },
+        false => JobEnd::Failed { error: row.get(7), reason: row.get(8) },
+    }
+}
+
+fn task_row(row: &Row) -> TaskRow {
+    TaskRow {
+        id: row.get(0),
+        machine: row.get(1),
+        version: from_version_number(row.get(2)),
+        title: row.get(3),
+        correlation: row.get(4),
+        updated_at: row.get(5),
+        body: row.get(6),
+    }
+}
+
+async fn get(shared: &Shared, id: TaskId) -> Result<Option<TaskView>> {
+    let client = shared.client().await?;
+    let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = $1");
+    let row = client.query_opt(&sql, &[&id.0]).await.map_err(Into::into);
+    client.return_to_pool(row)?.map(|row| task_row(&row).view()).transpose()
+}
+
+async fn list(
+    shared: &Shared,
+    filter: &TaskFilter,
+    before: Option<TaskId>,
+    limit: usize,
+) -> Result<(Vec<TaskView>, u64)> {
+    let client = shared.client().await?;
+    let result = list_in(&client, filter, before, limit).await;
+    client.return_to_pool(result)
+}
+
+async fn list_in(
+    client: &Object,
+    filter: &TaskFilter,
+    before: Option<TaskId>,
+    limit: usize,
+) -> Result<(Vec<TaskView>, u64)> {
+    let condition = "($1::text IS NULL OR machine = $1) AND ($2::int4 IS NULL OR version = $2) AND ($3::text IS NULL OR status = $3)
+         AND ($4::text IS NULL OR $4 = ANY(string_to_array(state, '.')) OR state = $4 OR state LIKE $4 || '.%')
+         AND ($5::text IS NULL OR correlation = $5) AND (NOT $6::bool OR approval)";
+    let (version, status) = (filter.version.map(version_number), filter.status.map(status_text));
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&filter.machine, &version, &status, &filter.state, &filter.correlation, &filter.approval];
+    let sql =
+        format!("SELECT count(*) FROM (SELECT FROM faena.task WHERE {condition} LIMIT {COUNT_LIMIT}) AS matching");
+    let total: i64 = client.query_one(&sql, &parameters).await?.get(0);
+    let sql = format!(
+        "SELECT {COLUMNS} FROM faena.task WHERE {condition} AND ($7::uuid IS NULL OR id < $7) ORDER BY id DESC LIMIT $8"
+    );
+    let (before, limit) = (before.map(|id| id.0), i64::try_from(limit).unwrap_or(i64::MAX));
+    let mut parameters = parameters.to_vec();
+    parameters.extend([&before as &(dyn ToSql + Sync), &limit]);
+    let rows = client.query(&sql, &parameters).await?;
+    let tasks: Result<Vec<TaskView>> = rows.iter().map(|row| task_row(row).view()).collect();
+    Ok((tasks?, u64::try_from(total).unwrap_or_default()))
+}
+
+async fn history(shared: &Shared, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
+    let client = shared.client().await?;
+    let (after, limit) = (i64::try_from(after).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
+    let sql = "SELECT record FROM faena.task_record WHERE task = $1 AND sequence > $2 ORDER BY sequence LIMIT $3";
+    let rows = client.query(sql, &[&id.0, &after, &limit]).await.map_err(Into::into);
+    let rows = client.return_to_pool(rows)?;
+    let parse = |text: &str| serde_json::from_str(text).map_err(|error| StoreError::Internal(error.to_string().into()));
+    rows.iter().map(|row| parse(row.get(0))).collect()
+}
+
+async fn prune(shared: &Shared, before: Timestamp, limit: usize) -> Result<usize> {
+    let client = shared.begin().await?;
+    let result = prune_in(&client, before, limit).await;
+    client.end(result).await
+}
+
+async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<usize> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let sql = "DELETE FROM faena.task WHERE id IN (
+                   SELECT id FROM faena.task WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+               RETURNING id";
+    let ids: Vec<Uuid> = client.query(sql, &[&before.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
+    for (table, column) in
+        [("task_record", "task"), ("task_inbox", "task"), ("task_job", "task"), ("event_head", "subject")]
+    {
+        client.execute(&format!("DELETE FROM faena.{table} WHERE {column} = ANY($1)"), &[&ids]).await?;
+    }
+    Ok(ids.len())
+}

@@ -1,0 +1,340 @@
+//! Machines and tasks.
+
+use async_trait::async_trait;
+use faena_domain::{JobId, TaskId, Timestamp};
+use faena_machine::{Input, Record};
+use rusqlite::{Connection, OptionalExtension, Row, params_from_iter, types::Value};
+
+use super::{
+    Sqlite, events,
+    machines::{definition, machine, machines, register},
+    submit::{lane_of, submit},
+    writer::Tx,
+};
+use crate::{
+    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StoreError, StoredMachine, TaskAnswer,
+    TaskFilter, TaskInput, TaskStore, TaskView, TasksFired,
+    lanes::LaneName,
+    schedules::rejection,
+    sql::sql,
+    tasks::{
+        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, event_ids, job_end, status_text, task_ids,
+        to_text,
+    },
+};
+
+#[async_trait]
+impl TaskStore for Sqlite {
+    async fn machine_register(&self, machine: NewMachine, by: &str, now: Timestamp) -> Result<Registered> {
+        let by = by.to_owned();
+        self.writer.call(move |tx| register(tx, &machine.definition, &by, now)).await
+    }
+
+    async fn machine_list(&self) -> Result<Vec<MachineStatus>> {
+        self.read(|connection, _| machines(connection)).await
+    }
+
+    async fn machine_get(&self, name: &str, version: Option<u32>) -> Result<Option<StoredMachine>> {
+        let name = name.to_owned();
+        self.read(move |connection, shared| machine(connection, shared, &name, version)).await
+    }
+
+    async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| create(tx, &task, now)).await
+    }
+
+    async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
+        self.writer.call(move |tx| apply(tx, inputs, now)).await
+    }
+
+    async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired> {
+        self.writer.call(move |tx| fire(tx, limit, now)).await
+    }
+
+    async fn task_get(&self, id: TaskId) -> Result<Option<TaskView>> {
+        self.read(move |connection, _| get(connection, id)).await
+    }
+
+    async fn task_list(
+        &self,
+        filter: TaskFilter,
+        before: Option<TaskId>,
+        limit: usize,
+    ) -> Result<(Vec<TaskView>, u64)> {
+        self.read(move |connection, _| list(connection, &filter, before, limit)).await
+    }
+
+    async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
+        self.read(move |connection, _| history(connection, id, after, limit)).await
+    }
+
+    async fn task_prune(&self, before: Timestamp, limit: usize) -> Result<usize> {
+        self.writer.call(move |tx| prune(tx, before, limit)).await
+    }
+}
+
+fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
+    let mut batch = Batch::default();
+    let mut plan = batch.plan_new(new, now);
+    check_jobs(tx, &mut batch, &mut plan, now)?;
+    for (id, view) in batch.changed() {
+        let sql = "INSERT INTO task (id, machine, version, title, correlation, status, state, updated_at, ended_at, due_at, approval, body)
+             VALUES (?12, ?9, ?10, ?11, ?8, ?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let extra: [Value; 4] = [
+            view.correlation.clone().into(),
+            view.machine.clone().into(),
+            view.version.into(),
+            view.title.clone().map_or(Value::Null, Value::from),
+        ];
+        write_task(tx, sql, id, view, extra)?;
+    }
+    write(tx, plan, now).map(|_| ())
+}
+
+/// Runs a statement whose parameters are the changing columns of a task, `extra`, and the id last.
+fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, extra: [Value; N]) -> Result<()> {
+    let task = &view.task;
+    let time = |at: Option<Timestamp>| at.map_or(Value::Null, |at| at.as_ms().into());
+    let body = to_text(task)?;
+    let columns: [Value; 7] = [
+        status_text(task.status).to_owned().into(),
+        task.state().into(),
+        view.updated_at.as_ms().into(),
+        time(task.ended_at),
+        time(task.due()),
+        i64::from(task.approval.is_some()).into(),
+        body.into(),
+    ];
+    let all = columns.into_iter().chain(extra).chain([Value::Blob(id.0.as_bytes().to_vec())]);
+    tx.connection.prepare_cached(sql)?.execute(params_from_iter(all))?;
+    if task.due().is_some() {
+        tx.signal(Signal::Task);
+    }
+    Ok(())
+}
+
+fn apply(tx: &Tx, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
+    let mut batch = Batch::default();
+    let all: Vec<&TaskInput> = inputs.iter().collect();
+    for id in task_ids(&all) {
+        if let Some(view) = get(tx.connection, id)? {
+            let definition = definition(tx, &view.machine, view.version)?;
+            batch.add(id, view, definition);
+        }
+    }
+    let mut find = tx.connection.prepare_cached("SELECT answer FROM task_inbox WHERE task = ? AND event_id = ?")?;
+    for (id, event) in event_ids(&all) {
+        let answer: Option<String> = find.query_row((id.0, &event), |row| row.get(0)).optional()?;
+        if let Some(answer) = answer.and_then(|text| serde_json::from_str(&text).ok()) {
+            batch.known.insert((id, event), answer);
+        }
+    }
+    let mut plan = Plan::default();
+    batch.plan(&mut plan, inputs, now);
+    check_jobs(tx, &mut batch, &mut plan, now)?;
+    for (id, view) in batch.changed() {
+        let sql = "UPDATE task SET status = ?1, state = ?2, updated_at = ?3, ended_at = ?4, due_at = ?5, approval = ?6, body = ?7
+             WHERE id = ?8";
+        write_task(tx, sql, id, view, [])?;
+    }
+    write(tx, plan, now)
+}
+
+/// Refuses the jobs that cannot be submitted.
+fn check_jobs(tx: &Tx, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<()> {
+    let mut checked = 0;
+    while let Some(job) = plan.jobs.get(checked) {
+        match lane_of(tx, LaneName::of(job)) {
+            Ok(_) => checked += 1,
+            Err(error) => batch.refuse(plan, checked, rejection(error)?, now),
+        }
+    }
+    Ok(())
+}
+
+/// Writes everything but the tasks themselves.
+fn write(tx: &Tx, plan: Plan, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
+    let mut insert =
+        tx.connection.prepare_cached("INSERT INTO task_record (task, sequence, record) VALUES (?, ?, ?)")?;
+    for (task, record) in &plan.records {
+        insert.execute((task.0, record.sequence as i64, to_text(record)?))?;
+    }
+    let mut insert =
+        tx.connection.prepare_cached("INSERT INTO task_inbox (task, event_id, answer) VALUES (?, ?, ?)")?;
+    for (task, event, answer) in &plan.inbox {
+        insert.execute((task.0, event, to_text(answer)?))?;
+    }
+    if !plan.jobs.is_empty() {
+        events::with_actor(tx, TASKS, |tx| submit(tx, plan.jobs, now).map(|_| ()))?;
+        tx.signal(Signal::Task);
+    }
+    let mut insert =
+        tx.connection.prepare_cached("INSERT INTO task_job (job, task, name, state, epoch) VALUES (?, ?, ?, ?, ?)")?;
+    for link in &plan.links {
+        insert.execute((link.job.0, link.task.0, &link.name, &link.state, link.epoch as i64))?;
+    }
+    for event in &plan.events {
+        put_event(tx, event, now)?;
+    }
+    if !plan.events.is_empty() {
+        tx.signal(Signal::Event);
+    }
+    Ok(plan.answers)
+}
+
+/// Records an event of a task, whether or not a subscription matches it: a service that connects later must still find it.
+fn put_event(tx: &Tx, event: &TaskEvent, now: Timestamp) -> Result<()> {
+    let connection = tx.connection;
+    let sequence: i64 = connection
+        .prepare_cached(
+            "INSERT INTO event_head (subject, sequence) VALUES (?, 1)
+             ON CONFLICT (subject) DO UPDATE SET sequence = sequence + 1 RETURNING sequence",
+        )?
+        .query_row([event.task.0], |row| row.get(0))?;
+    let position: i64 = connection
+        .prepare_cached(
+            "INSERT INTO event (id, type, subject, sequence, at, correlation, actor, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+             RETURNING position",
+        )?
+        .query_row(
+            (event.id, &event.kind, event.task.0, sequence, now.as_ms(), &event.correlation, &event.actor, &event.data),
+            |row| row.get(0),
+        )?;
+    let partition = i64::from(event.task.0.as_bytes()[15] & 15);
+    connection
+        .prepare_cached(
+            "INSERT INTO outbox (sink, partition, position, subject)
+             SELECT s.id, ?1, ?2, ?3 FROM subscription s
+             WHERE s.queued AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = s.id AND ?4 GLOB p.pattern)",
+        )?
+        .execute((partition, position, event.task.0, &event.kind))?;
+    Ok(())
+}
+
+fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<TasksFired> {
+    let jobs = ended_jobs(tx, limit, now)?;
+    let mut statement =
+        tx.connection.prepare_cached("SELECT id FROM task WHERE due_at <= ? ORDER BY due_at LIMIT ?")?;
+    let due: Vec<TaskId> = statement
+        .query_map((now.as_ms(), limit as i64), |row| Ok(TaskId(row.get(0)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let (tasks, ended) = (due.len(), jobs.len());
+    let timers = due.into_iter().map(|task| TaskInput { task, input: Input::Timers });
+    apply(tx, jobs.into_iter().chain(timers).collect(), now)?;
+    let next_at: Option<i64> = tx
+        .connection
+        .prepare_cached("SELECT min(due_at) FROM task WHERE due_at IS NOT NULL")?
+        .query_row([], |row| row.get(0))?;
+    let has_jobs = tx.connection.prepare_cached("SELECT 1 FROM task_job LIMIT 1")?.exists([])?;
+    Ok(TasksFired { tasks, jobs: ended, next_at: next_at.map(Timestamp::from_ms), has_jobs })
+}
+
+const ENDED_JOBS: &str = sql!(
+    "SELECT t.job, t.task, t.name, t.state, t.epoch, d.id IS NOT NULL, d.result, e.error, coalesce(e.reason, 'deleted')
+         FROM task_job t
+         LEFT JOIN job j ON j.id = t.job
+         LEFT JOIN done d ON d.lane = j.lane AND d.id = j.id
+         LEFT JOIN ended e ON e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id
+         WHERE j.id IS NULL OR d.id IS NOT NULL OR e.id IS NOT NULL
+         LIMIT ?"
+);
+
+/// Takes the links of ended jobs, and returns what to tell their tasks.
+fn ended_jobs(tx: &Tx, limit: usize, now: Timestamp) -> Result<Vec<TaskInput>> {
+    let mut statement = tx.connection.prepare_cached(ENDED_JOBS)?;
+    let rows = statement.query_map([limit as i64], |row| Ok((link(row)?, row_end(row)?)))?;
+    let ended = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    let mut delete = tx.connection.prepare_cached("DELETE FROM task_job WHERE job = ?")?;
+    let mut inputs = Vec::new();
+    for (link, end) in ended {
+        delete.execute([link.job.0])?;
+        inputs.push(job_end(&link, end, now));
+    }
+    Ok(inputs)
+}
+
+fn link(row: &Row<'_>) -> rusqlite::Result<TaskJob> {
+    Ok(TaskJob {
+        job: JobId(row.get(0)?),
+        task: TaskId(row.get(1)?),
+        name: row.get(2)?,
+        state: row.get(3)?,
+        epoch: row.get::<_, i64>(4)? as u64,
+    })
+}
+
+fn row_end(row: &Row<'_>) -> rusqlite::Result<JobEnd> {
+    match row.get(5)? {
+        true => Ok(JobEnd::Completed { result: row.get(6)? }),
+        false => Ok(JobEnd::Failed { error: row.get(7)?, reason: row.get(8)? }),
+    }
+}
+
+fn task_row(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
+    Ok(TaskRow {
+        id: row.get(0)?,
+        machine: row.get(1)?,
+        version: row.get(2)?,
+        title: row.get(3)?,
+        correlation: row.get(4)?,
+        updated_at: row.get(5)?,
+        body: row.get(6)?,
+    })
+}
+
+fn get(connection: &Connection, id: TaskId) -> Result<Option<TaskView>> {
+    let mut statement = connection.prepare_cached(&format!("SELECT {COLUMNS} FROM task WHERE id = ?"))?;
+    statement.query_row([id.0], task_row).optional()?.map(TaskRow::view).transpose()
+}
+
+fn list(
+    connection: &Connection,
+    filter: &TaskFilter,
+    before: Option<TaskId>,
+    limit: usize,
+) -> Result<(Vec<TaskView>, u64)> {
+    let condition = "(?1 IS NULL OR machine = ?1) AND (?2 IS NULL OR version = ?2) AND (?3 IS NULL OR status = ?3)
+         AND (?4 IS NULL OR state = ?4 OR state LIKE ?4 || '.%' OR state LIKE '%.' || ?4 OR state LIKE '%.' || ?4 || '.%')
+         AND (?5 IS NULL OR correlation = ?5) AND (NOT ?6 OR approval = 1)";
+    let status = filter.status.map(status_text);
+    let parameters = (&filter.machine, filter.version, status, &filter.state, &filter.correlation, filter.approval);
+    let count = format!("SELECT count(*) FROM (SELECT 1 FROM task WHERE {condition} LIMIT {COUNT_LIMIT})");
+    let total: i64 = connection.prepare_cached(&count)?.query_row(parameters, |row| row.get(0))?;
+    let sql =
+        format!("SELECT {COLUMNS} FROM task WHERE {condition} AND (?7 IS NULL OR id < ?7) ORDER BY id DESC LIMIT ?8");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let (machine, version, status, state, correlation, approval) = parameters;
+    let before = before.map(|id| id.0);
+    let rows = statement
+        .query_map((machine, version, status, state, correlation, approval, before, limit as i64), task_row)?;
+    let tasks: Result<Vec<TaskView>> = rows.map(|row| row?.view()).collect();
+    Ok((tasks?, total as u64))
+}
+
+fn history(connection: &Connection, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
+    let mut statement = connection
+        .prepare_cached("SELECT record FROM task_record WHERE task = ? AND sequence > ? ORDER BY sequence LIMIT ?")?;
+    let rows = statement.query_map((id.0, after as i64, limit as i64), |row| row.get::<_, String>(0))?;
+    rows.map(|row| serde_json::from_str(&row?).map_err(|error| StoreError::Internal(error.to_string().into())))
+        .collect()
+}
+
+fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
+    let mut statement =
+        tx.connection.prepare_cached("SELECT id FROM task WHERE ended_at < ? ORDER BY ended_at LIMIT ?")?;
+    let ids: Vec<TaskId> = statement
+        .query_map((before.as_ms(), limit as i64), |row| Ok(TaskId(row.get(0)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    for id in &ids {
+        for sql in [
+            "DELETE FROM task_record WHERE task = ?",
+            "DELETE FROM task_inbox WHERE task = ?",
+            "DELETE FROM task_job WHERE task = ?",
+            "DELETE FROM event_head WHERE subject = ?",
+            "DELETE FROM task WHERE id = ?",
+        ] {
+            tx.connection.prepare_cached(sql)?.execute([id.0])?;
+        }
+    }
+    Ok(ids.len())
+}

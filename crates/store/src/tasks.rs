@@ -1,0 +1,485 @@
+//! Tasks and machines: the store methods, and what one batch of inputs changes.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use faena_domain::{FieldError, JobId, NewJob, TaskId, Timestamp};
+use faena_machine::{Definition, Effect, Input, JobRequest, Outcome, Record, Status, Step, Task, step};
+use parking_lot::RwLock;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{AuditEntry, Result, StoreError};
+
+/// Machines and tasks.
+#[async_trait]
+pub trait TaskStore: Send + Sync + 'static {
+    /// Stores a version of a machine, with its entry in the audit log. The same definition again changes nothing.
+    async fn machine_register(&self, machine: NewMachine, by: &str, now: Timestamp) -> Result<Registered>;
+
+    /// Returns every version of every machine, with the number of its tasks by status.
+    async fn machine_list(&self) -> Result<Vec<MachineStatus>>;
+
+    /// Returns a version of a machine, or its newest.
+    async fn machine_get(&self, name: &str, version: Option<u32>) -> Result<Option<StoredMachine>>;
+
+    /// Stores a new task, with its history, events and jobs.
+    async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()>;
+
+    /// Applies inputs in their order. Each task's input is one transaction with everything that follows from it; inputs of several tasks may
+    /// share one. The answer to an unknown task is `None`.
+    async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
+
+    /// Fires the timers of up to `limit` due tasks, and tells tasks of up to `limit` ended jobs.
+    async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired>;
+
+    /// Returns a task.
+    async fn task_get(&self, id: TaskId) -> Result<Option<TaskView>>;
+
+    /// Returns matching tasks, the newest first, and how many match, counted up to [`crate::COUNT_LIMIT`].
+    async fn task_list(&self, filter: TaskFilter, before: Option<TaskId>, limit: usize)
+    -> Result<(Vec<TaskView>, u64)>;
+
+    /// Returns the history of a task after a record.
+    async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>>;
+
+    /// Deletes up to `limit` tasks that ended before `before`, with their history. Returns how many.
+    async fn task_prune(&self, before: Timestamp, limit: usize) -> Result<usize>;
+}
+
+/// A version of a machine to store.
+#[derive(Clone, Debug)]
+pub struct NewMachine {
+    pub definition: Arc<Definition>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Registered {
+    New,
+    /// The same definition was registered before.
+    Known,
+}
+
+#[derive(Clone, Debug)]
+pub struct StoredMachine {
+    pub definition: Arc<Definition>,
+    pub created_at: Timestamp,
+    pub created_by: String,
+}
+
+/// A version of a machine and its tasks.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineStatus {
+    pub name: String,
+    pub version: u32,
+    pub hash: String,
+    pub created_at: Timestamp,
+    pub created_by: String,
+    /// Number of tasks by status.
+    pub tasks: BTreeMap<String, u64>,
+}
+
+/// A task to store, as [`faena_machine::create`] returned it.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    pub id: TaskId,
+    pub definition: Arc<Definition>,
+    pub title: Option<String>,
+    pub correlation: String,
+    pub first: Step,
+}
+
+#[derive(Clone, Debug)]
+pub struct TaskInput {
+    pub task: TaskId,
+    pub input: Input,
+}
+
+/// What an input did to a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskAnswer {
+    pub outcome: Outcome,
+    pub state: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    /// The event had arrived before; this is the answer to its first delivery.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub duplicate: bool,
+}
+
+/// What one round of [`TaskStore::task_fire`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TasksFired {
+    pub tasks: usize,
+    pub jobs: usize,
+    /// When the next timer is due.
+    pub next_at: Option<Timestamp>,
+    /// Whether a task waits for the end of a job.
+    pub has_jobs: bool,
+}
+
+/// A task with what the store knows about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskView {
+    pub machine: String,
+    pub version: u32,
+    pub title: Option<String>,
+    pub correlation: String,
+    pub updated_at: Timestamp,
+    pub task: Task,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct TaskFilter {
+    pub machine: Option<String>,
+    pub version: Option<u32>,
+    pub status: Option<Status>,
+    /// A state, with those inside it.
+    pub state: Option<String>,
+    pub correlation: Option<String>,
+    /// Only tasks that wait for a decision.
+    pub approval: bool,
+}
+
+pub const COLUMNS: &str = "id, machine, version, title, correlation, updated_at, body";
+
+/// A row of `task`, before its body is parsed.
+pub struct TaskRow {
+    pub id: Uuid,
+    pub machine: String,
+    pub version: u32,
+    pub title: Option<String>,
+    pub correlation: String,
+    pub updated_at: i64,
+    pub body: String,
+}
+
+impl TaskRow {
+    pub fn view(self) -> Result<TaskView> {
+        let task = serde_json::from_str(&self.body)
+            .map_err(|error| StoreError::Internal(format!("task {} is not readable: {error}", self.id).into()))?;
+        let Self { machine, version, title, correlation, .. } = self;
+        Ok(TaskView { machine, version, title, correlation, updated_at: Timestamp::from_ms(self.updated_at), task })
+    }
+}
+
+/// The definitions that this process has read. They never change.
+#[derive(Default)]
+pub struct MachineCache(RwLock<HashMap<(String, u32), Arc<Definition>>>);
+
+impl MachineCache {
+    pub fn get(&self, name: &str, version: u32) -> Option<Arc<Definition>> {
+        self.0.read().get(&(name.to_owned(), version)).cloned()
+    }
+
+    pub fn put(&self, definition: Arc<Definition>) -> Arc<Definition> {
+        let key = (definition.machine.clone(), definition.version);
+        self.0.write().entry(key).or_insert(definition).clone()
+    }
+
+    /// Parses a stored definition.
+    pub fn parse(&self, text: &str) -> Result<Arc<Definition>> {
+        let definition = Definition::parse(text).map_err(|findings| {
+            let first = findings.first().map(ToString::to_string).unwrap_or_default();
+            StoreError::Internal(format!("a stored machine is not readable: {first}").into())
+        })?;
+        Ok(self.put(Arc::new(definition)))
+    }
+}
+
+/// A task as a batch changes it.
+pub struct ChangedTask {
+    pub view: TaskView,
+    pub definition: Arc<Definition>,
+    is_changed: bool,
+}
+
+/// What one batch of inputs changes.
+#[derive(Default)]
+pub struct Plan {
+    pub answers: Vec<Option<TaskAnswer>>,
+    pub records: Vec<(TaskId, Record)>,
+    /// Answers to events, by their ids.
+    pub inbox: Vec<(TaskId, String, TaskAnswer)>,
+    pub events: Vec<TaskEvent>,
+    pub jobs: Vec<NewJob>,
+    /// The links of `jobs`, in the same order.
+    pub links: Vec<TaskJob>,
+    /// Jobs that are not valid, each with the reason.
+    refused: Vec<(TaskJob, String)>,
+}
+
+/// An event of a task to publish.
+pub struct TaskEvent {
+    pub id: Uuid,
+    pub kind: String,
+    pub task: TaskId,
+    pub correlation: String,
+    pub actor: String,
+    pub data: String,
+}
+
+/// A job whose end a task waits for.
+#[derive(Clone, Debug)]
+pub struct TaskJob {
+    pub job: JobId,
+    pub task: TaskId,
+    pub name: String,
+    pub state: String,
+    pub epoch: u64,
+}
+
+/// The tasks and the answers that a batch needs.
+#[derive(Default)]
+pub struct Batch {
+    pub tasks: HashMap<TaskId, ChangedTask>,
+    pub known: HashMap<(TaskId, String), TaskAnswer>,
+}
+
+impl Batch {
+    pub fn add(&mut self, id: TaskId, view: TaskView, definition: Arc<Definition>) {
+        self.tasks.insert(id, ChangedTask { view, definition, is_changed: false });
+    }
+
+    /// Applies the inputs to the tasks in memory, and adds what to write to `plan`.
+    pub fn plan(&mut self, plan: &mut Plan, inputs: Vec<TaskInput>, now: Timestamp) {
+        for TaskInput { task: id, input } in inputs {
+            let answer = self.apply(plan, id, input, now);
+            plan.answers.push(answer);
+            self.fail_jobs(plan, now);
+        }
+    }
+
+    /// Returns what a new task writes.
+    pub fn plan_new(&mut self, new: &NewTask, now: Timestamp) -> Plan {
+        let mut plan = Plan::default();
+        let view = TaskView {
+            machine: new.definition.machine.clone(),
+            version: new.definition.version,
+            title: new.title.clone(),
+            correlation: new.correlation.clone(),
+            updated_at: now,
+            task: new.first.task.clone(),
+        };
+        let mut changed = ChangedTask { view, definition: new.definition.clone(), is_changed: true };
+        plan.add_step(new.id, &mut changed, new.first.clone(), &new.first.task.created_by, now);
+        self.tasks.insert(new.id, changed);
+        self.fail_jobs(&mut plan, now);
+        plan
+    }
+
+    /// Refuses a planned job that cannot be submitted. Its task gets the failure at once, so that no other task waits for it.
+    pub fn refuse(&mut self, plan: &mut Plan, job: usize, reason: String, now: Timestamp) {
+        plan.jobs.remove(job);
+        let link = plan.links.remove(job);
+        plan.refused.push((link, reason));
+        self.fail_jobs(plan, now);
+    }
+
+    /// Tells tasks about jobs that cannot be submitted.
+    fn fail_jobs(&mut self, plan: &mut Plan, now: Timestamp) {
+        while let Some((link, error)) = plan.refused.pop() {
+            let end = JobEnd::Failed { error: Some(error), reason: Some("invalid".into()) };
+            let TaskInput { task, input } = job_end(&link, end, now);
+            self.apply(plan, task, input, now);
+        }
+    }
+
+    fn apply(&mut self, plan: &mut Plan, id: TaskId, input: Input, now: Timestamp) -> Option<TaskAnswer> {
+        let changed = self.tasks.get_mut(&id)?;
+        let event_id = event_id(&input);
+        if let Some(known) = event_id.as_ref().and_then(|event| self.known.get(&(id, event.clone()))) {
+            return Some(TaskAnswer { duplicate: true, ..known.clone() });
+        }
+        let actor = actor(&input);
+        let applied = step(&changed.definition, &changed.view.task, input, now);
+        let answer = TaskAnswer {
+            outcome: applied.outcome,
+            state: applied.task.state(),
+            reason: applied.reason.clone(),
+            duplicate: false,
+        };
+        // A heartbeat leaves no trace, and a refused event may be sent again.
+        if let Some(event_id) = event_id.filter(|_| !applied.records.is_empty()) {
+            self.known.insert((id, event_id.clone()), answer.clone());
+            plan.inbox.push((id, event_id, answer.clone()));
+        }
+        if applied.task != changed.view.task {
+            changed.is_changed = true;
+            changed.view.updated_at = now;
+        }
+        plan.add_step(id, changed, applied, &actor, now);
+        Some(answer)
+    }
+
+    /// Returns the tasks that the batch has changed.
+    pub fn changed(&self) -> impl Iterator<Item = (TaskId, &TaskView)> {
+        self.tasks.iter().filter(|(_, task)| task.is_changed).map(|(id, task)| (*id, &task.view))
+    }
+}
+
+impl Plan {
+    fn add_step(&mut self, id: TaskId, changed: &mut ChangedTask, step: Step, actor: &str, now: Timestamp) {
+        let correlation = changed.view.correlation.clone();
+        let mut event = |kind: &str, payload: Value| {
+            let event_id = Uuid::now_v7();
+            let metadata = json!({"taskId": id, "traceId": event_id, "timestamp": now, "originator": "faena"});
+            self.events.push(TaskEvent {
+                id: event_id,
+                kind: kind.to_owned(),
+                task: id,
+                correlation: correlation.clone(),
+                actor: actor.to_owned(),
+                data: json!({"metadata": metadata, "payload": payload}).to_string(),
+            });
+        };
+        for record in &step.records {
+            if let Some(to) = &record.to {
+                let kind = if record.from.is_empty() { "task.created" } else { "task.state.changed" };
+                let payload = json!({
+                    "machine": changed.view.machine, "version": changed.view.version, "from": record.from, "to": to,
+                    "event": record.event, "reason": record.reason,
+                });
+                event(kind, payload);
+            }
+        }
+        let mut requests = Vec::new();
+        for effect in step.effects {
+            match effect {
+                Effect::Emit { event: kind, payload } => event(&kind, payload),
+                Effect::Notice { event: kind, data } if kind.starts_with("task.") => event(kind, data),
+                Effect::Notice { event: kind, data } => event(&format!("task.{kind}"), data),
+                Effect::Job(request) => requests.push(request),
+            }
+        }
+        for request in requests {
+            self.add_job(id, &correlation, request);
+        }
+        self.records.extend(step.records.into_iter().map(|record| (id, record)));
+        changed.view.task = step.task;
+    }
+
+    fn add_job(&mut self, id: TaskId, correlation: &str, request: JobRequest) {
+        let job = request.job(correlation);
+        let JobRequest { name, state, epoch, .. } = request;
+        let link = |job| TaskJob { job, task: id, name, state, epoch };
+        match job {
+            Ok(job) => {
+                self.links.push(link(job.id));
+                self.jobs.push(job);
+            }
+            Err(errors) => self.refused.push((link(JobId::new()), FieldError::join(&errors))),
+        }
+    }
+}
+
+/// Returns the ids of the tasks that inputs are for, in a fixed order, so that two batches lock them in the same order.
+pub fn task_ids(inputs: &[&TaskInput]) -> Vec<TaskId> {
+    let ids: HashSet<TaskId> = inputs.iter().map(|input| input.task).collect();
+    let mut ids: Vec<TaskId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Returns the tasks and ids of the events among inputs.
+pub fn event_ids(inputs: &[&TaskInput]) -> Vec<(TaskId, String)> {
+    inputs.iter().filter_map(|input| Some((input.task, event_id(&input.input)?))).collect()
+}
+
+fn event_id(input: &Input) -> Option<String> {
+    match input {
+        Input::Event(event) if !event.id.is_empty() => Some(event.id.clone()),
+        _ => None,
+    }
+}
+
+fn actor(input: &Input) -> String {
+    match input {
+        Input::Event(event) | Input::JobEnded { event, .. } => event.actor.clone(),
+        Input::Decision { actor, .. }
+        | Input::Cancel { actor, .. }
+        | Input::Pause { actor }
+        | Input::Resume { actor } => actor.clone(),
+        Input::Timers => TASKS.to_owned(),
+    }
+}
+
+/// The actor of what Faena does to a task on its own.
+pub const TASKS: &str = "system:tasks";
+
+/// Returns the event that tells a task about the end of a job.
+pub fn job_end(link: &TaskJob, end: JobEnd, now: Timestamp) -> TaskInput {
+    let (name, payload) = match end {
+        JobEnd::Completed { result } => {
+            let result = result.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+            ("completed", json!({"jobId": link.job, "result": result}))
+        }
+        JobEnd::Failed { error, reason } => {
+            ("failed", json!({"jobId": link.job, "error": {"message": error, "reason": reason}}))
+        }
+    };
+    let event = faena_machine::Event {
+        id: String::new(),
+        kind: format!("job.{}.{name}", link.name),
+        payload,
+        actor: TASKS.to_owned(),
+        groups: Vec::new(),
+        at: now,
+    };
+    TaskInput { task: link.task, input: Input::JobEnded { state: link.state.clone(), epoch: link.epoch, event } }
+}
+
+/// How a job ended.
+pub enum JobEnd {
+    Completed {
+        result: Option<String>,
+    },
+    /// Also if it was cancelled, or deleted before it ended.
+    Failed {
+        error: Option<String>,
+        reason: Option<String>,
+    },
+}
+
+/// Returns the error for a machine whose version exists with another content.
+pub fn version_conflict(definition: &Definition) -> StoreError {
+    let message = format!(
+        "machine {} has a version {} with another definition; give the new one another version",
+        definition.machine, definition.version
+    );
+    StoreError::Conflict { message, existing_job: None }
+}
+
+/// Returns the name of a status in the database.
+pub fn status_text(status: Status) -> &'static str {
+    match status {
+        Status::Running => "running",
+        Status::Paused => "paused",
+        Status::Completed => "completed",
+        Status::Failed => "failed",
+        Status::Cancelled => "cancelled",
+    }
+}
+
+/// Writes a value as JSON.
+pub fn to_text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| StoreError::Internal(error.to_string().into()))
+}
+
+/// Returns the audit entry of a new version.
+pub fn machine_audit(definition: &Definition, by: &str) -> AuditEntry {
+    AuditEntry {
+        actor: by.into(),
+        action: "machine.register".into(),
+        target: format!("{}:{}", definition.machine, definition.version),
+        details: json!({"hash": definition.hash}),
+        count: 1,
+    }
+}
