@@ -27,6 +27,12 @@ pub enum BrokerUrlError {
     Scheme(String),
     #[error("no host; write amqp://user:password@host:5672/vhost")]
     NoHost,
+    #[error("the database after the host must be a number, like redis://host:6379/0")]
+    RedisDatabase,
+    #[error("the virtual host after the host contains a slash; write it as %2f")]
+    VirtualHost,
+    #[error("a NATS URL has nothing after the host and port, like nats://host:4222")]
+    NatsPath,
 }
 
 impl BrokerUrl {
@@ -39,6 +45,7 @@ impl BrokerUrl {
         if url.host_str().unwrap_or_default().is_empty() {
             return Err(BrokerUrlError::NoHost);
         }
+        check_path(&url)?;
         let mut secrets = Vec::new();
         if let Some(raw) = secret_part(&url) {
             secrets.push(raw.to_owned());
@@ -81,6 +88,18 @@ impl BrokerUrl {
 
     fn without_secrets(&self, text: &str) -> String {
         self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), REDACTED))
+    }
+}
+
+/// Checks the part after the host, which each kind of broker understands in its own way.
+fn check_path(url: &Url) -> Result<(), BrokerUrlError> {
+    let path = url.path().strip_prefix('/').unwrap_or(url.path());
+    match url.scheme() {
+        _ if path.is_empty() => Ok(()),
+        "redis" | "rediss" => path.parse::<u32>().map(|_| ()).map_err(|_| BrokerUrlError::RedisDatabase),
+        "amqp" | "amqps" if path.contains('/') => Err(BrokerUrlError::VirtualHost),
+        "nats" | "tls" => Err(BrokerUrlError::NatsPath),
+        _ => Ok(()),
     }
 }
 
@@ -166,6 +185,22 @@ mod tests {
         assert_eq!(url.credentials(), (Some("us@er".into()), Some("a+b&c".into())));
         assert_eq!(url.without_credentials(), "nats://host:4222");
         assert_eq!(BrokerUrl::parse("nats://host").unwrap().credentials(), (None, None));
+    }
+
+    #[test]
+    fn the_part_after_the_host_must_suit_the_broker() {
+        for good in ["redis://h", "redis://h/", "redis://h/15", "amqp://h/%2f", "amqp://h/a%2fb", "nats://h:4222/"] {
+            assert!(BrokerUrl::parse(good).is_ok(), "{good}");
+        }
+        for (bad, error) in [
+            ("redis://h/abc", BrokerUrlError::RedisDatabase),
+            ("rediss://h/0/1", BrokerUrlError::RedisDatabase),
+            ("redis://h/-1", BrokerUrlError::RedisDatabase),
+            ("amqp://h/a/b", BrokerUrlError::VirtualHost),
+            ("nats://h/stream", BrokerUrlError::NatsPath),
+        ] {
+            assert_eq!(BrokerUrl::parse(bad), Err(error), "{bad}");
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! The error type for a broker that cannot be used.
+//! The error type for an unavailable broker.
 
 use std::{error::Error, fmt, time::Duration};
 
 use crate::BrokerUrl;
 
-/// Reason why a broker cannot be used. The next call connects again.
+/// Why a broker is unavailable. The next call connects again.
 ///
 /// `{}` shows this error alone, `{:#}` appends its causes, each after a colon. Causes are kept as text: an error of a
 /// client library may contain the password, and only text can be redacted.

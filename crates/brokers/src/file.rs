@@ -136,7 +136,7 @@ impl Sink for FileSink {
 
 fn encode(message: &Message) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(&message.body).map_err(|_| "body is not UTF-8 text")?;
-    // A line break in valid JSON is white space, because a string must escape it.
+    // In valid JSON a raw line break is always whitespace: strings must escape it.
     let flat = if text.contains(['\n', '\r']) { text.replace(['\n', '\r'], " ") } else { text.to_owned() };
     let body = match serde_json::from_str::<&RawValue>(&flat) {
         Ok(json) => Body::Json(json),

@@ -11,7 +11,7 @@ use crate::BrokerError;
 /// One message to publish.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Stays the same when the message is published again; receivers drop duplicates by it.
+    /// Stays the same when the message is republished, so that receivers can drop duplicates.
     pub id: String,
     /// The type: `job.completed`, or a type name like `TicketFlow.Domain.Events.TicketStatusChangedEvent`.
     pub kind: String,
@@ -30,7 +30,8 @@ pub struct Message {
 pub enum PublishOutcome {
     /// The broker confirmed that it has the message.
     Confirmed,
-    /// The message is bad, for this reason: no routing key, no bound queue, too large, negatively acknowledged.
+    /// The message was rejected, with the reason: for example no routing key, no bound queue, too large, or a negative
+    /// acknowledgement.
     Rejected(String),
 }
 
@@ -39,8 +40,7 @@ pub enum PublishOutcome {
 pub struct PublishReport {
     /// One entry per message; `None` if the outcome is unknown: not sent, or sent and not confirmed.
     pub outcomes: Vec<Option<PublishOutcome>>,
-    /// Why the broker cannot be used. Without an outage, the caller may publish messages of unknown outcome again
-    /// without waiting.
+    /// Why the broker is unavailable. If `None`, the caller may immediately republish messages whose outcome is unknown.
     pub outage: Option<BrokerError>,
 }
 
@@ -64,8 +64,8 @@ pub enum Declare {
 pub trait Sink: Send + Sync {
     /// Publishes the messages in the order given and waits for all confirmations, for at most the sink's timeout.
     ///
-    /// Messages are sent without waiting in between, and a rejected message does not stop those after it. A caller that
-    /// needs it to must publish one message per key at a time.
+    /// Messages are sent without waiting for each confirmation, and a rejected message does not stop later ones. A caller that
+    /// needs a rejection to stop later messages with the same key must publish one message per key at a time.
     async fn publish(&self, messages: &[Message]) -> PublishReport;
 
     /// Closes the connection to the broker. A later `publish` connects again.

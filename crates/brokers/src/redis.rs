@@ -1,6 +1,7 @@
 //! Publishes to a Redis stream: one entry per message, appended by pipelined `XADD`.
 //!
-//! Redis confirms what it has in memory. Its settings `appendonly` and `appendfsync` decide what survives its crash.
+//! Redis confirms an entry once it is in memory. Its settings `appendonly` and `appendfsync` decide which entries survive a
+//! crash of Redis.
 
 use std::time::Duration;
 
@@ -76,8 +77,9 @@ impl RedisSink {
             let pipeline = self.pipeline(indexes.iter().map(|index| &messages[*index]));
             let replies: Result<Vec<Result<String, RedisError>>, RedisError> =
                 pipeline.query_async(&mut connection).await;
-            let replies =
-                replies.map_err(|error| BrokerError::new(format!("lost {}", self.options.url)).with_source(&error))?;
+            let replies = replies.map_err(|error| {
+                BrokerError::new(format!("lost the connection to {}", self.options.url)).with_source(&error)
+            })?;
             self.record_replies(indexes, replies, outcomes)?;
         }
         *idle = Some(connection);
@@ -105,8 +107,8 @@ impl RedisSink {
     async fn connect(&self) -> Result<MultiplexedConnection, BrokerError> {
         let url = &self.options.url;
         let client = Client::open(url.expose())
-            .map_err(|error| BrokerError::new(format!("cannot use {url}")).with_source(&error))?;
-        // The caller limits the whole call; the library's own half second is too short for a pipeline.
+            .map_err(|error| BrokerError::new(format!("invalid Redis URL {url}")).with_source(&error))?;
+        // `publish` limits the whole call; the library's default response timeout of half a second is too short for a pipeline.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(self.options.timeout));

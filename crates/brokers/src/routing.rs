@@ -8,7 +8,7 @@ const MAX_BYTES: usize = 255;
 pub(crate) enum RoutingKeyError {
     #[error("type is empty and has no routing key")]
     Empty,
-    #[error("type has {bytes} bytes and no routing key; use at most {MAX_BYTES} bytes")]
+    #[error("type name has {bytes} bytes and no routing key; use at most {MAX_BYTES} bytes")]
     TypeTooLong { bytes: usize },
     #[error("type {kind:?} has no routing key: it contains {character:?}")]
     ForbiddenCharacter { kind: String, character: String },
@@ -22,26 +22,58 @@ pub(crate) enum RoutingKeyError {
 ///
 /// `TicketFlow.Domain.Events.TicketStatusChangedEvent` becomes `ticket.status.changed`; `job.status.changed` stays the
 /// same. Only the last segment of a type name is used (after `.`, or after `+` for a nested type), without the suffix
-/// `Event`.
+/// `Event`, without type arguments, and without the assembly of a .NET name.
 pub(crate) fn routing_key(kind: &str) -> Result<String, RoutingKeyError> {
     if kind.is_empty() {
         return Err(RoutingKeyError::Empty);
     }
-    if kind.len() > MAX_BYTES {
-        return Err(RoutingKeyError::TypeTooLong { bytes: kind.len() });
+    let is_type_name = kind.contains(ASSEMBLY_SEPARATOR) || kind.chars().any(char::is_uppercase);
+    let name = if is_type_name { type_name(kind) } else { kind.to_owned() };
+    if name.len() > MAX_BYTES {
+        return Err(RoutingKeyError::TypeTooLong { bytes: name.len() });
     }
-    if let Some(character) = kind.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '#' | '>'))
+    if let Some(character) = name.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '#' | '>'))
     {
-        return Err(RoutingKeyError::ForbiddenCharacter { kind: kind.to_owned(), character: character.to_string() });
+        return Err(RoutingKeyError::ForbiddenCharacter { kind: shorten(kind), character: character.to_string() });
     }
-    let key = if kind.chars().any(char::is_uppercase) { key_of_type_name(kind) } else { kind.to_owned() };
+    let key = if name.chars().any(char::is_uppercase) { key_of_type_name(&name) } else { name };
     if key.split('.').any(str::is_empty) {
-        return Err(RoutingKeyError::EmptyWord { kind: kind.to_owned() });
+        return Err(RoutingKeyError::EmptyWord { kind: shorten(kind) });
     }
     if key.len() > MAX_BYTES {
-        return Err(RoutingKeyError::KeyTooLong { kind: kind.to_owned(), bytes: key.len() });
+        return Err(RoutingKeyError::KeyTooLong { kind: shorten(kind), bytes: key.len() });
     }
     Ok(key)
+}
+
+/// What .NET writes between the parts of an assembly-qualified name: the type, the assembly, its version and so on.
+const ASSEMBLY_SEPARATOR: &str = ", ";
+
+/// Returns a type name without its assembly and its type arguments.
+///
+/// ``Shop.Changed`1[[Shop.Order, Shop, Version=1.0.0.0]], Shop, Version=1.0.0.0`` becomes `Shop.Changed`.
+fn type_name(kind: &str) -> String {
+    let (mut name, mut depth, mut in_arity) = (String::with_capacity(kind.len()), 0_usize, false);
+    for character in kind.chars() {
+        match character {
+            '[' | '<' => depth += 1,
+            ']' | '>' if depth > 0 => depth -= 1,
+            _ if depth > 0 => {}
+            ',' => break,
+            '`' => in_arity = true,
+            digit if in_arity && digit.is_ascii_digit() => {}
+            other => {
+                in_arity = false;
+                name.push(other);
+            }
+        }
+    }
+    name
+}
+
+/// Returns the beginning of a type for an error message.
+fn shorten(kind: &str) -> String {
+    kind.chars().take(MAX_BYTES).collect()
 }
 
 fn key_of_type_name(kind: &str) -> String {
@@ -93,6 +125,51 @@ mod tests {
         ] {
             assert_eq!(routing_key(kind).as_deref(), Ok(key), "{kind}");
         }
+    }
+
+    #[test]
+    fn an_assembly_qualified_name_of_dotnet_becomes_the_key_of_its_type() {
+        let assembly = "TicketFlow.Domain, Version=1.0.0.0, Culture=neutral, PublicKeyToken=null";
+        for (name, key) in [
+            ("TicketFlow.Domain.Events.TicketStatusChangedEvent", "ticket.status.changed"),
+            ("TicketFlow.Domain.Tickets+StatusChangedEvent", "status.changed"),
+            ("TicketFlow.Domain.Tickets+Audit+EntryAddedEvent", "entry.added"),
+            (
+                "TicketFlow.EntityChangedEvent`1[[TicketFlow.Ticket, TicketFlow.Domain, Version=1.0.0.0]]",
+                "entity.changed",
+            ),
+            ("TicketFlow.Pair`2[[System.String, mscorlib],[TicketFlow.Ticket, TicketFlow.Domain]]", "pair"),
+            ("TicketFlow.Outer`1+InnerEvent[[System.Int32, mscorlib]]", "inner"),
+            ("TicketFlow.TicketCreatedEvent[]", "ticket.created"),
+            ("EntityChangedEvent<Ticket>", "entity.changed"),
+            ("tickets.created", "tickets.created"),
+        ] {
+            for kind in [format!("{name}, {assembly}"), format!("{name}, TicketFlow")] {
+                assert_eq!(routing_key(&kind).as_deref(), Ok(key), "{kind}");
+            }
+        }
+        let long = format!("A.ListChangedEvent`1[[{}]], {assembly}", "B.Ticket, ".repeat(100));
+        assert_eq!(routing_key(&long).as_deref(), Ok("list.changed"), "only the name of the type has to be short");
+    }
+
+    #[test]
+    fn a_malformed_type_name_is_an_error_and_never_a_panic() {
+        for kind in [
+            ", Assembly",
+            "`1, A",
+            "[[A, B]], C",
+            "A.+, B",
+            "A[[, B",
+            "]], A",
+            "A>B",
+            "+",
+            "Event`",
+            "A`1`2, B",
+            "<>, A",
+        ] {
+            let _ = routing_key(kind);
+        }
+        assert_eq!(routing_key(", Assembly"), Err(RoutingKeyError::EmptyWord { kind: ", Assembly".into() }));
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl NatsConsumer {
             _ = subscription.health.wait_for(|health| health.is_lost) => None,
         };
         let context = subscription.context.clone();
-        let lost = BrokerError::new(format!("lost {}", self.options.url));
+        let lost = BrokerError::new(format!("lost the connection to {}", self.options.url));
         match received {
             Some(Ok(message)) => Ok(self.options.to_delivery(message, context)),
             Some(Err(error)) => Err(lost.with_source(&error)),

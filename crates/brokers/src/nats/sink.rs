@@ -118,7 +118,7 @@ impl NatsSink {
         tokio::select! {
             () = self.send_over(&connection, messages, subjects, window) => {}
             _ = health.wait_for(|health| health.is_lost) => {
-                let lost = BrokerError::new(format!("lost {}", self.options.url));
+                let lost = BrokerError::new(format!("lost the connection to {}", self.options.url));
                 window.outage = Some(lost.with_source(&BrokerError::new("the connection broke")));
             }
         }

@@ -136,7 +136,7 @@ impl RabbitMqConsumer {
         let RabbitMqConsumerOptions { url, queue, timeout, .. } = &self.options;
         match received {
             Some(Ok(received)) => Ok(to_delivery(received, *timeout)),
-            Some(Err(error)) => Err(caused_by(format!("lost {url}"), &error)),
+            Some(Err(error)) => Err(caused_by(format!("lost the connection to {url}"), &error)),
             None => {
                 Err(BrokerError::new(format!("{url} cancelled the consumer; check that queue {queue:?} still exists")))
             }

@@ -31,8 +31,9 @@ const PRECONDITION_FAILED: u16 = 406;
 
 async fn connect(url: &BrokerUrl, name: &str) -> Result<GuardedConnection, BrokerError> {
     let parsed = url.expose().parse();
-    let mut uri: AMQPUri = parsed
-        .map_err(|error: String| BrokerError::new(format!("cannot use {url}")).with_source(&BrokerError::new(error)))?;
+    let mut uri: AMQPUri = parsed.map_err(|error: String| {
+        BrokerError::new(format!("invalid RabbitMQ URL {url}")).with_source(&BrokerError::new(error))
+    })?;
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     uri.query.connection_timeout.get_or_insert(CONNECT_TIMEOUT.as_millis() as u64);
     let properties = ConnectionProperties::default().with_connection_name(name.to_owned().into());

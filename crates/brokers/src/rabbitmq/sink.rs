@@ -84,7 +84,7 @@ impl RabbitMqSink {
         RabbitMqSink { options, idle: Mutex::new(None), max_body_bytes: AtomicUsize::new(MAX_BODY_BYTES) }
     }
 
-    /// Returns the routing key of each message; rejects messages that need no broker to be found bad.
+    /// Returns the routing key of each message; rejects messages that are invalid regardless of the broker.
     fn routing_keys(&self, messages: &[Message], outcomes: &mut [Option<PublishOutcome>]) -> Vec<Option<String>> {
         let limit = self.max_body_bytes.load(Ordering::Relaxed);
         let keys = messages.iter().zip(outcomes).map(|(message, outcome)| {
@@ -159,16 +159,18 @@ impl RabbitMqSink {
         outcomes: &mut [Option<PublishOutcome>],
     ) -> bool {
         let Some((code, text)) = protocol_error(error) else { return false };
-        let offence = Offence::read(code, &text);
-        if let Some(Offence::TooLarge { limit }) = offence {
+        let cause = ChannelCloseCause::read(code, &text);
+        if let Some(ChannelCloseCause::TooLarge { limit }) = cause {
             self.max_body_bytes.store(limit, Ordering::Relaxed);
         }
         let mut has_offender = false;
         let unknown = messages.iter().zip(keys).zip(outcomes).filter(|(_, outcome)| outcome.is_none());
         for ((message, key), outcome) in unknown {
-            let reason = match offence {
-                Some(Offence::TooLarge { limit }) => check_size(message, limit).err(),
-                Some(Offence::ForbiddenKey(forbidden)) if key.as_deref() == Some(forbidden) => Some(text.clone()),
+            let reason = match cause {
+                Some(ChannelCloseCause::TooLarge { limit }) => check_size(message, limit).err(),
+                Some(ChannelCloseCause::ForbiddenKey(forbidden)) if key.as_deref() == Some(forbidden) => {
+                    Some(text.clone())
+                }
                 _ => None,
             };
             has_offender |= reason.is_some();
@@ -204,7 +206,7 @@ impl Sink for RabbitMqSink {
         let outage = match (sent, &window.channel_error) {
             (Ok(Err(error)), _) => Some(error),
             (_, Some(error)) if self.reject_offending(error, messages, &keys, &mut outcomes) => None,
-            (_, Some(error)) => Some(caused_by(format!("lost {}", self.options.url), error)),
+            (_, Some(error)) => Some(caused_by(format!("lost the connection to {}", self.options.url), error)),
             (Err(_), None) => Some(self.timeout_error(&outcomes)),
             (Ok(Ok(())), None) => None,
         };
@@ -238,10 +240,13 @@ fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default()
         .with_delivery_mode(PERSISTENT)
         .with_message_id(short(&message.id))
-        .with_type(short(&message.kind))
         .with_timestamp(seconds.max(0) as u64)
         .with_content_type(short(&message.content_type))
         .with_headers(headers);
+    // The headers contain the whole text of a type or correlation id that is too long for a property.
+    if message.kind.len() <= MAX_PROPERTY_BYTES {
+        properties = properties.with_type(short(&message.kind));
+    }
     if let Some(id) = message.correlation_id.as_deref().filter(|id| id.len() <= MAX_PROPERTY_BYTES) {
         properties = properties.with_correlation_id(id.into());
     }
@@ -282,7 +287,7 @@ fn check_size(message: &Message, limit: usize) -> Result<(), String> {
 
 /// Why the broker closed a channel because of single messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Offence<'a> {
+enum ChannelCloseCause<'a> {
     TooLarge {
         limit: usize,
     },
@@ -290,14 +295,14 @@ enum Offence<'a> {
     ForbiddenKey(&'a str),
 }
 
-impl<'a> Offence<'a> {
+impl<'a> ChannelCloseCause<'a> {
     /// Reads the size limit or the routing key from the broker's reply.
     ///
     /// AMQP has no field for them: a reply is a code and a text. A text of an unknown form counts as an outage.
     fn read(code: u16, text: &'a str) -> Option<Self> {
         match code {
-            PRECONDITION_FAILED => size_limit(text).map(|limit| Offence::TooLarge { limit }),
-            ACCESS_REFUSED => quoted_after(text, "access to topic ").map(Offence::ForbiddenKey),
+            PRECONDITION_FAILED => size_limit(text).map(|limit| ChannelCloseCause::TooLarge { limit }),
+            ACCESS_REFUSED => quoted_after(text, "access to topic ").map(ChannelCloseCause::ForbiddenKey),
             _ => None,
         }
     }
@@ -319,14 +324,14 @@ mod tests {
 
     #[test]
     fn the_offending_messages_are_read_from_the_brokers_reply() {
-        let too_large = Some(Offence::TooLarge { limit: 512 });
+        let too_large = Some(ChannelCloseCause::TooLarge { limit: 512 });
         let old = "PRECONDITION_FAILED - message size 600 is larger than configured max size 512";
-        assert_eq!(Offence::read(PRECONDITION_FAILED, old), too_large);
+        assert_eq!(ChannelCloseCause::read(PRECONDITION_FAILED, old), too_large);
         let new = "PRECONDITION_FAILED - message size 600 is larger than max size 512";
-        assert_eq!(Offence::read(PRECONDITION_FAILED, new), too_large);
-        assert_eq!(Offence::read(PRECONDITION_FAILED, "PRECONDITION_FAILED - inequivalent arg"), None);
+        assert_eq!(ChannelCloseCause::read(PRECONDITION_FAILED, new), too_large);
+        assert_eq!(ChannelCloseCause::read(PRECONDITION_FAILED, "PRECONDITION_FAILED - inequivalent arg"), None);
         let topic = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'e' in vhost '/' refused for user 'u'";
-        assert_eq!(Offence::read(ACCESS_REFUSED, topic), Some(Offence::ForbiddenKey("a.b")));
-        assert_eq!(Offence::read(ACCESS_REFUSED, "ACCESS_REFUSED - access to exchange 'e'"), None);
+        assert_eq!(ChannelCloseCause::read(ACCESS_REFUSED, topic), Some(ChannelCloseCause::ForbiddenKey("a.b")));
+        assert_eq!(ChannelCloseCause::read(ACCESS_REFUSED, "ACCESS_REFUSED - access to exchange 'e'"), None);
     }
 }

@@ -23,12 +23,12 @@ use crate::{
     support::{Broker, Proxy, required_variable},
 };
 
-fn shared_url() -> String {
+fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_NATS")
 }
 
-fn shared_port() -> u16 {
-    shared_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL")
+fn shared_broker_port() -> u16 {
+    shared_broker_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL")
 }
 
 fn parsed(url: &str) -> BrokerUrl {
@@ -67,12 +67,12 @@ async fn create_stream(url: &str, config: stream::Config) {
 #[tokio::test]
 async fn ten_thousand_messages_arrive_in_order() {
     let name = unique("many");
-    let sink = NatsSink::new(options(&shared_url(), &name));
+    let sink = NatsSink::new(options(&shared_broker_url(), &name));
     let report = sink.publish(&messages(10_000)).await;
     assert_eq!((report.confirmed(), &report.outage), (10_000, &None));
     // Duplicates within the stream's window are confirmed and dropped.
     assert_eq!(sink.publish(&messages(100)).await.confirmed(), 100);
-    let arrived = stored_ids(&shared_url(), &name).await;
+    let arrived = stored_ids(&shared_broker_url(), &name).await;
     assert_all_arrived(10_000, &arrived);
     assert_no_duplicates(&arrived);
     sink.close().await;
@@ -81,10 +81,11 @@ async fn ten_thousand_messages_arrive_in_order() {
 #[tokio::test]
 async fn a_message_carries_the_fields_that_receivers_need() {
     let name = unique("fields");
-    let report =
-        NatsSink::new(options(&shared_url(), &name)).publish(&[message_of_kind(5, "TicketStatusChangedEvent")]).await;
+    let report = NatsSink::new(options(&shared_broker_url(), &name))
+        .publish(&[message_of_kind(5, "TicketStatusChangedEvent")])
+        .await;
     assert_eq!(report.outcomes, [Some(PublishOutcome::Confirmed)]);
-    let arrived = stored_messages(&shared_url(), &name).await.remove(0);
+    let arrived = stored_messages(&shared_broker_url(), &name).await.remove(0);
     assert_eq!(arrived.subject.as_str(), format!("{name}.ticket.status.changed"));
     assert_eq!(&arrived.payload[..], br#"{"number":5}"#);
     let headers = arrived.headers.as_ref().unwrap();
@@ -101,7 +102,7 @@ async fn bad_messages_are_rejected_and_the_others_are_confirmed() {
     let name = unique("bad");
     let subjects = vec![format!("{name}.job.>")];
     create_stream(
-        &shared_url(),
+        &shared_broker_url(),
         stream::Config { name: name.clone(), subjects, max_message_size: 50_000, ..Default::default() },
     )
     .await;
@@ -113,7 +114,7 @@ async fn bad_messages_are_rejected_and_the_others_are_confirmed() {
         message_of_size(4, 60_000),
         message(5),
     ];
-    let report = NatsSink::new(options(&shared_url(), &name)).publish(&mixed).await;
+    let report = NatsSink::new(options(&shared_broker_url(), &name)).publish(&mixed).await;
     assert_eq!(report.outage, None);
     assert_eq!(
         (&report.outcomes[0], &report.outcomes[5]),
@@ -123,22 +124,22 @@ async fn bad_messages_are_rejected_and_the_others_are_confirmed() {
     assert!(rejection(&report.outcomes[2]).contains("no routing key"));
     assert!(rejection(&report.outcomes[3]).contains("max payload"), "{:?}", report.outcomes[3]);
     assert!(rejection(&report.outcomes[4]).contains("message size exceeds"), "{:?}", report.outcomes[4]);
-    assert_eq!(stored_ids(&shared_url(), &name).await, ["id-0", "id-5"]);
+    assert_eq!(stored_ids(&shared_broker_url(), &name).await, ["id-0", "id-5"]);
 }
 
 #[tokio::test]
-async fn a_missing_stream_that_may_not_be_declared_is_reported_and_used_once_it_exists() {
+async fn with_declare_never_a_missing_stream_is_reported_and_used_once_it_exists() {
     let name = unique("missing");
-    let sink = NatsSink::new(NatsSinkOptions { declare: Declare::Never, ..options(&shared_url(), &name) });
+    let sink = NatsSink::new(NatsSinkOptions { declare: Declare::Never, ..options(&shared_broker_url(), &name) });
     let error = outage(&sink.publish(&messages(1)).await);
     assert!(error.contains("does not exist; create it"), "{error}");
     create_stream(
-        &shared_url(),
+        &shared_broker_url(),
         stream::Config { name: name.clone(), subjects: vec![format!("{name}.>")], ..Default::default() },
     )
     .await;
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    context(&shared_url()).await.delete_stream(&name).await.unwrap();
+    context(&shared_broker_url()).await.delete_stream(&name).await.unwrap();
     let report = sink.publish(&messages(2)).await;
     assert_eq!(report.outcomes, [None, None]);
     assert!(outage(&report).contains("does not exist; create it"));
@@ -147,9 +148,9 @@ async fn a_missing_stream_that_may_not_be_declared_is_reported_and_used_once_it_
 #[tokio::test]
 async fn a_deleted_stream_is_created_again() {
     let name = unique("vanishing");
-    let sink = NatsSink::new(options(&shared_url(), &name));
+    let sink = NatsSink::new(options(&shared_broker_url(), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    context(&shared_url()).await.delete_stream(&name).await.unwrap();
+    context(&shared_broker_url()).await.delete_stream(&name).await.unwrap();
     assert!(outage(&sink.publish(&messages(1)).await).contains("was deleted"));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
 }
@@ -164,8 +165,8 @@ async fn a_full_stream_is_an_outage_and_no_message_is_rejected() {
         discard: stream::DiscardPolicy::New,
         ..Default::default()
     };
-    create_stream(&shared_url(), config).await;
-    let report = NatsSink::new(options(&shared_url(), &name)).publish(&messages(5)).await;
+    create_stream(&shared_broker_url(), config).await;
+    let report = NatsSink::new(options(&shared_broker_url(), &name)).publish(&messages(5)).await;
     assert_eq!((report.confirmed(), &report.outcomes[4]), (3, &None));
     let error = outage(&report);
     assert!(error.contains("maximum messages exceeded"), "{error}");
@@ -216,7 +217,7 @@ async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing
 
 #[tokio::test]
 async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_recovers() {
-    let (proxy, name) = (Proxy::to(shared_port()).await, unique("cut"));
+    let (proxy, name) = (Proxy::to(shared_broker_port()).await, unique("cut"));
     let sink = NatsSink::new(options(&format!("nats://127.0.0.1:{}", proxy.port()), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
     let mut number = 1;
@@ -232,14 +233,14 @@ async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_
         publish_all(&sink, &batch, &AtomicUsize::new(0)).await;
         number += 5_000;
     }
-    let arrived = stored_ids(&shared_url(), &name).await;
+    let arrived = stored_ids(&shared_broker_url(), &name).await;
     assert_all_arrived(number, &arrived);
     assert_no_duplicates(&arrived);
 }
 
 #[tokio::test]
 async fn a_stalled_connection_is_abandoned_after_the_timeout() {
-    let (proxy, name) = (Proxy::to(shared_port()).await, unique("stalled"));
+    let (proxy, name) = (Proxy::to(shared_broker_port()).await, unique("stalled"));
     let proxied = options(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
     let sink = NatsSink::new(NatsSinkOptions { timeout: Duration::from_secs(2), ..proxied });
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
@@ -263,14 +264,14 @@ fn new_consumer(url: &str, name: &str) -> NatsConsumer {
 #[tokio::test]
 async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_its_acknowledgement() {
     let name = unique("consumed");
-    let sink = NatsSink::new(options(&shared_url(), &name));
+    let sink = NatsSink::new(options(&shared_broker_url(), &name));
     assert_eq!(
         sink.publish(&[message_of_kind(1, "TicketCreatedEvent"), message_of_kind(2, "TicketCreatedEvent")])
             .await
             .confirmed(),
         2
     );
-    let mut consumer = new_consumer(&shared_url(), &name);
+    let mut consumer = new_consumer(&shared_broker_url(), &name);
     let delivery = consumer.next().await.unwrap();
     assert_eq!(delivery.id.as_deref(), Some("id-1"));
     assert_eq!(delivery.kind, "TicketCreatedEvent");
@@ -282,12 +283,17 @@ async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_it
     let unacknowledged = consumer.next().await.unwrap();
     assert_eq!(unacknowledged.id.as_deref(), Some("id-2"));
     drop((unacknowledged, consumer));
-    let mut consumer = new_consumer(&shared_url(), &name);
-    let again = consumer.next().await.unwrap();
-    assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-2"), true));
-    again.ack().await.unwrap();
+    let mut consumer = new_consumer(&shared_broker_url(), &name);
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-2"), true));
+    redelivered.ack().await.unwrap();
     // A message without an id gets its position in the stream as its id.
-    async_nats::connect(shared_url()).await.unwrap().request(format!("{name}.plain"), "body".into()).await.unwrap();
+    async_nats::connect(shared_broker_url())
+        .await
+        .unwrap()
+        .request(format!("{name}.plain"), "body".into())
+        .await
+        .unwrap();
     let plain = consumer.next().await.unwrap();
     assert_eq!(plain.id.as_deref(), Some(format!("{name}:3").as_str()));
     assert_eq!(plain.kind, format!("{name}.plain"));
@@ -298,8 +304,8 @@ async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_it
 #[tokio::test]
 async fn a_rejected_message_goes_to_the_dead_letters_and_a_requeued_message_is_redelivered() {
     let name = unique("poison");
-    let mut consumer = new_consumer(&shared_url(), &name);
-    let sink = NatsSink::new(options(&shared_url(), &name));
+    let mut consumer = new_consumer(&shared_broker_url(), &name);
+    let sink = NatsSink::new(options(&shared_broker_url(), &name));
     assert_eq!(
         sink.publish(&[message_of_kind(1, "ticket.poison"), message_of_kind(2, "ticket.later")]).await.confirmed(),
         2
@@ -309,7 +315,7 @@ async fn a_rejected_message_goes_to_the_dead_letters_and_a_requeued_message_is_r
     let later = consumer.next().await.unwrap();
     assert_eq!((later.id.as_deref(), later.redelivered), (Some("id-2"), true));
     later.ack().await.unwrap();
-    let dead = stored_messages(&shared_url(), &format!("{name}-{name}-inbox-dead")).await;
+    let dead = stored_messages(&shared_broker_url(), &format!("{name}-{name}-inbox-dead")).await;
     assert_eq!(dead.len(), 1);
     assert_eq!(&dead[0].payload[..], br#"{"number":1}"#);
     let headers = dead[0].headers.as_ref().unwrap();
@@ -322,14 +328,14 @@ async fn a_rejected_message_goes_to_the_dead_letters_and_a_requeued_message_is_r
 }
 
 #[tokio::test]
-async fn a_missing_consumer_that_may_not_be_declared_is_reported() {
+async fn with_declare_never_a_missing_consumer_is_reported() {
     let name = unique("owned");
     create_stream(
-        &shared_url(),
+        &shared_broker_url(),
         stream::Config { name: name.clone(), subjects: vec![format!("{name}.>")], ..Default::default() },
     )
     .await;
-    let options = NatsConsumerOptions::new(parsed(&shared_url()), &name, format!("{name}.>"), "inbox");
+    let options = NatsConsumerOptions::new(parsed(&shared_broker_url()), &name, format!("{name}.>"), "inbox");
     let mut consumer = NatsConsumer::new(NatsConsumerOptions { declare: Declare::Never, ..options });
     let error = consumer.next().await.unwrap_err().to_string();
     assert!(error.contains("create it, or set declare = true"), "{error}");
@@ -352,20 +358,20 @@ async fn a_consumer_resumes_after_a_cut_connection_and_a_broker_restart() {
     assert!(unacknowledged.ack().await.is_err());
     assert!(consumer.next().await.is_err(), "the connection is still cut");
     proxy.restore();
-    let again = consumer.next().await.unwrap();
-    assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-1"), true));
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-1"), true));
     broker.kill();
     assert!(consumer.next().await.is_err());
     broker.start().await;
-    let again = consumer.next().await.unwrap();
-    assert_eq!(again.id.as_deref(), Some("id-1"));
-    again.ack().await.unwrap();
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!(redelivered.id.as_deref(), Some("id-1"));
+    redelivered.ack().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_consumer_notices_a_silent_connection() {
-    let (proxy, name) = (Proxy::to(shared_port()).await, unique("silent"));
-    let sink = NatsSink::new(options(&shared_url(), &name));
+    let (proxy, name) = (Proxy::to(shared_broker_port()).await, unique("silent"));
+    let sink = NatsSink::new(options(&shared_broker_url(), &name));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
     let mut consumer = new_consumer(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
     consumer.next().await.unwrap().ack().await.unwrap();

@@ -28,7 +28,7 @@ use crate::{
     support::{Broker, Proxy, required_variable},
 };
 
-fn shared_url() -> String {
+fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_RABBITMQ")
 }
 
@@ -40,17 +40,17 @@ fn options(url: &str, exchange: &str) -> RabbitMqSinkOptions {
     RabbitMqSinkOptions { timeout: Duration::from_secs(60), ..RabbitMqSinkOptions::new(parsed(url), exchange) }
 }
 
-/// A connection of the test itself, beside the code under test.
-struct Observer {
+/// The test's own connection, separate from the code under test.
+struct TestClient {
     _connection: Connection,
     channel: Channel,
 }
 
-impl Observer {
-    async fn at(url: &str) -> Observer {
+impl TestClient {
+    async fn connect(url: &str) -> TestClient {
         let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
-        Observer { _connection: connection, channel }
+        TestClient { _connection: connection, channel }
     }
 
     async fn create_exchange(&self, name: &str, kind: ExchangeKind) {
@@ -102,12 +102,12 @@ impl Observer {
 
 #[tokio::test]
 async fn ten_thousand_messages_arrive_in_order() {
-    let (observer, exchange) = (Observer::at(&shared_url()).await, unique("many"));
-    let queue = observer.create_queue(&exchange, "job.#").await;
-    let sink = RabbitMqSink::new(options(&shared_url(), &exchange));
+    let (client, exchange) = (TestClient::connect(&shared_broker_url()).await, unique("many"));
+    let queue = client.create_queue(&exchange, "job.#").await;
+    let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     let report = sink.publish(&messages(10_000)).await;
     assert_eq!((report.confirmed(), &report.outage), (10_000, &None));
-    let arrived = observer.drain_ids(&queue).await;
+    let arrived = client.drain_ids(&queue).await;
     assert_all_arrived(10_000, &arrived);
     assert_no_duplicates(&arrived);
     sink.close().await;
@@ -115,12 +115,12 @@ async fn ten_thousand_messages_arrive_in_order() {
 
 #[tokio::test]
 async fn a_message_carries_the_fields_that_receivers_need() {
-    let (observer, exchange) = (Observer::at(&shared_url()).await, unique("fields"));
-    let queue = observer.create_queue(&exchange, "ticket.status.changed").await;
+    let (client, exchange) = (TestClient::connect(&shared_broker_url()).await, unique("fields"));
+    let queue = client.create_queue(&exchange, "ticket.status.changed").await;
     let kind = "TicketFlow.Domain.Events.TicketStatusChangedEvent";
-    let report = RabbitMqSink::new(options(&shared_url(), &exchange)).publish(&[message_of_kind(5, kind)]).await;
+    let report = RabbitMqSink::new(options(&shared_broker_url(), &exchange)).publish(&[message_of_kind(5, kind)]).await;
     assert_eq!(report.outcomes, [Some(PublishOutcome::Confirmed)]);
-    let delivery = observer.drain(&queue).await.remove(0);
+    let delivery = client.drain(&queue).await.remove(0);
     let properties = &delivery.properties;
     assert_eq!(delivery.routing_key.as_str(), "ticket.status.changed");
     assert_eq!(delivery.data, br#"{"number":5}"#);
@@ -140,13 +140,13 @@ async fn a_message_carries_the_fields_that_receivers_need() {
 
 #[tokio::test]
 async fn a_message_that_no_queue_accepts_is_rejected_and_the_others_are_confirmed() {
-    let (observer, exchange) = (Observer::at(&shared_url()).await, unique("unroutable"));
-    let queue = observer.create_queue(&exchange, "job.#").await;
+    let (client, exchange) = (TestClient::connect(&shared_broker_url()).await, unique("unroutable"));
+    let queue = client.create_queue(&exchange, "job.#").await;
     let mut mixed = messages(3_000);
     for number in (0..3_000).step_by(7) {
         mixed[number].kind = "unbound.key".into();
     }
-    let report = RabbitMqSink::new(options(&shared_url(), &exchange)).publish(&mixed).await;
+    let report = RabbitMqSink::new(options(&shared_broker_url(), &exchange)).publish(&mixed).await;
     assert_eq!(report.outage, None);
     for (number, outcome) in report.outcomes.iter().enumerate() {
         if number % 7 == 0 {
@@ -155,7 +155,7 @@ async fn a_message_that_no_queue_accepts_is_rejected_and_the_others_are_confirme
             assert_eq!(outcome, &Some(PublishOutcome::Confirmed), "{number}");
         }
     }
-    assert_eq!(observer.message_count(&queue).await as usize, report.confirmed());
+    assert_eq!(client.message_count(&queue).await as usize, report.confirmed());
 }
 
 #[tokio::test]
@@ -170,24 +170,24 @@ async fn a_message_without_a_routing_key_is_rejected_without_asking_the_broker()
 #[tokio::test]
 async fn a_message_that_is_too_large_is_rejected_and_the_next_call_delivers_the_others() {
     let broker = Broker::rabbitmq("max_message_size = 100000").await;
-    let observer = Observer::at(&broker.url()).await;
-    let queue = observer.create_queue("sized", "job.#").await;
+    let client = TestClient::connect(&broker.url()).await;
+    let queue = client.create_queue("sized", "job.#").await;
     let sink = RabbitMqSink::new(options(&broker.url(), "sized"));
     let mixed = [message(0), message_of_size(1, 200_000), message(2)];
     let report = sink.publish(&mixed).await;
     assert_eq!(report.outage, None, "the broker works");
     assert_eq!(rejection(&report.outcomes[1]), "body has 200000 bytes; the broker accepts at most 100000");
-    let again: Vec<_> = mixed
+    let unknown: Vec<_> = mixed
         .iter()
         .zip(&report.outcomes)
         .filter(|(_, outcome)| outcome.is_none())
         .map(|(message, _)| message.clone())
         .collect();
-    assert_eq!(sink.publish(&again).await.confirmed(), again.len());
+    assert_eq!(sink.publish(&unknown).await.confirmed(), unknown.len());
     // The sink knows the limit now, so the channel stays open.
     let report = sink.publish(&[message_of_size(3, 200_000), message(4)]).await;
     assert_eq!((report.confirmed(), report.outage), (1, None));
-    let mut arrived = observer.drain_ids(&queue).await;
+    let mut arrived = client.drain_ids(&queue).await;
     arrived.sort();
     arrived.dedup();
     assert_eq!(arrived, ["id-0", "id-2", "id-4"]);
@@ -195,7 +195,7 @@ async fn a_message_that_is_too_large_is_rejected_and_the_next_call_delivers_the_
 
 #[tokio::test]
 async fn a_wrong_password_is_reported_but_not_shown() {
-    let url = shared_url().replace("guest:guest", "guest:hush%2Fhush");
+    let url = shared_broker_url().replace("guest:guest", "guest:hush%2Fhush");
     let report = RabbitMqSink::new(options(&url, "any")).publish(&messages(2)).await;
     assert_eq!(report.outcomes, [None, None]);
     let error = outage(&report);
@@ -208,13 +208,13 @@ async fn a_wrong_password_is_reported_but_not_shown() {
 
 #[tokio::test]
 async fn an_exchange_of_another_type_is_reported_with_advice() {
-    let (observer, exchange) = (Observer::at(&shared_url()).await, unique("direct"));
-    observer.create_exchange(&exchange, ExchangeKind::Direct).await;
-    let report = RabbitMqSink::new(options(&shared_url(), &exchange)).publish(&messages(1)).await;
+    let (client, exchange) = (TestClient::connect(&shared_broker_url()).await, unique("direct"));
+    client.create_exchange(&exchange, ExchangeKind::Direct).await;
+    let report = RabbitMqSink::new(options(&shared_broker_url(), &exchange)).publish(&messages(1)).await;
     let error = outage(&report);
     assert!(error.contains("is not a durable topic exchange") && error.contains("declare = false"), "{error}");
     // With `declare = false` it is used unchanged.
-    let unchanged = RabbitMqSinkOptions { declare: Declare::Never, ..options(&shared_url(), &exchange) };
+    let unchanged = RabbitMqSinkOptions { declare: Declare::Never, ..options(&shared_broker_url(), &exchange) };
     let report = RabbitMqSink::new(unchanged).publish(&messages(1)).await;
     assert!(rejection(&report.outcomes[0]).contains("no queue is bound"));
 }
@@ -222,21 +222,22 @@ async fn an_exchange_of_another_type_is_reported_with_advice() {
 #[tokio::test]
 async fn a_missing_exchange_that_may_not_be_declared_is_reported_and_used_once_it_exists() {
     let exchange = unique("missing");
-    let sink = RabbitMqSink::new(RabbitMqSinkOptions { declare: Declare::Never, ..options(&shared_url(), &exchange) });
+    let sink =
+        RabbitMqSink::new(RabbitMqSinkOptions { declare: Declare::Never, ..options(&shared_broker_url(), &exchange) });
     let report = sink.publish(&messages(1)).await;
     let error = outage(&report);
     assert!(error.contains("does not exist; create it"), "{error}");
-    Observer::at(&shared_url()).await.create_queue(&exchange, "#").await;
+    TestClient::connect(&shared_broker_url()).await.create_queue(&exchange, "#").await;
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
 }
 
 #[tokio::test]
 async fn a_deleted_exchange_is_created_again() {
-    let (observer, exchange) = (Observer::at(&shared_url()).await, unique("vanishing"));
-    observer.create_queue(&exchange, "#").await;
-    let sink = RabbitMqSink::new(options(&shared_url(), &exchange));
+    let (client, exchange) = (TestClient::connect(&shared_broker_url()).await, unique("vanishing"));
+    client.create_queue(&exchange, "#").await;
+    let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
-    observer.channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await.unwrap();
+    client.channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await.unwrap();
     let report = sink.publish(&messages(10)).await;
     assert_eq!(report.confirmed(), 0);
     assert!(outage(&report).contains("NOT_FOUND"));
@@ -247,7 +248,7 @@ async fn a_deleted_exchange_is_created_again() {
 #[tokio::test]
 async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::rabbitmq("").await;
-    let queue = Observer::at(&broker.url()).await.create_queue("killed", "job.#").await;
+    let queue = TestClient::connect(&broker.url()).await.create_queue("killed", "job.#").await;
     let confirmed = std::sync::Arc::new(AtomicUsize::new(0));
     let (sink, counter) = (RabbitMqSink::new(options(&broker.url(), "killed")), confirmed.clone());
     let publishing = tokio::spawn(async move { publish_all(&sink, &messages(10_000), &counter).await });
@@ -260,16 +261,16 @@ async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing
         broker.start().await;
     }
     publishing.await.unwrap();
-    let arrived = Observer::at(&broker.url()).await.drain_ids(&queue).await;
+    let arrived = TestClient::connect(&broker.url()).await.drain_ids(&queue).await;
     assert_all_arrived(10_000, &arrived);
 }
 
 #[tokio::test]
 async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_recovers() {
-    let url = shared_url();
+    let url = shared_broker_url();
     let proxy = Proxy::to(port_of(&url)).await;
-    let (observer, exchange) = (Observer::at(&url).await, unique("cut"));
-    let queue = observer.create_queue(&exchange, "job.#").await;
+    let (client, exchange) = (TestClient::connect(&url).await, unique("cut"));
+    let queue = client.create_queue(&exchange, "job.#").await;
     let sink = RabbitMqSink::new(options(&with_port(&url, proxy.port()), &exchange));
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
     let mut confirmed = 1;
@@ -277,7 +278,7 @@ async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_
         proxy.cut_after(200_000);
         let report = sink.publish(&messages(5_000)).await;
         assert!(!proxy.is_open() && report.confirmed() < 5_000);
-        assert!(outage(&report).starts_with("lost amqp://guest:***@"));
+        assert!(outage(&report).starts_with("lost the connection to amqp://guest:***@"));
         confirmed += report.confirmed() as u32;
         let report = sink.publish(&messages(1)).await;
         assert!(report.outage.is_some() && report.outcomes == [None]);
@@ -285,15 +286,15 @@ async fn a_connection_cut_in_the_middle_of_a_window_leaves_unknown_outcomes_and_
         assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
         confirmed += 1;
     }
-    assert!(observer.message_count(&queue).await >= confirmed, "a confirmed message is missing");
+    assert!(client.message_count(&queue).await >= confirmed, "a confirmed message is missing");
 }
 
 #[tokio::test]
 async fn a_stalled_connection_is_abandoned_after_the_timeout() {
-    let url = shared_url();
+    let url = shared_broker_url();
     let proxy = Proxy::to(port_of(&url)).await;
-    let (observer, exchange) = (Observer::at(&url).await, unique("stalled"));
-    observer.create_queue(&exchange, "job.#").await;
+    let (client, exchange) = (TestClient::connect(&url).await, unique("stalled"));
+    client.create_queue(&exchange, "job.#").await;
     let proxied = options(&with_port(&url, proxy.port()), &exchange);
     let sink = RabbitMqSink::new(RabbitMqSinkOptions { timeout: Duration::from_secs(2), ..proxied });
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
@@ -344,8 +345,8 @@ fn new_consumer(url: &str, exchange: &str, queue: &str) -> RabbitMqConsumer {
 #[tokio::test]
 async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_its_acknowledgement() {
     let (exchange, queue) = (unique("consumed"), unique("inbox"));
-    let mut consumer = new_consumer(&shared_url(), &exchange, &queue);
-    let sink = RabbitMqSink::new(options(&shared_url(), &exchange));
+    let mut consumer = new_consumer(&shared_broker_url(), &exchange, &queue);
+    let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     // No message exists yet; this call only creates the queue.
     assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err());
     assert_eq!(
@@ -365,20 +366,21 @@ async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_it
     let unacknowledged = consumer.next().await.unwrap();
     consumer.close().await;
     assert!(unacknowledged.ack().await.is_err(), "its connection is closed");
-    let mut consumer = new_consumer(&shared_url(), &exchange, &queue);
-    let again = consumer.next().await.unwrap();
-    assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-2"), true));
-    again.ack().await.unwrap();
+    let mut consumer = new_consumer(&shared_broker_url(), &exchange, &queue);
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-2"), true));
+    redelivered.ack().await.unwrap();
     consumer.close().await;
-    assert_eq!(Observer::at(&shared_url()).await.message_count(&queue).await, 0);
+    assert_eq!(TestClient::connect(&shared_broker_url()).await.message_count(&queue).await, 0);
 }
 
 #[tokio::test]
 async fn a_rejected_message_goes_to_the_dead_queue_and_a_requeued_message_is_redelivered() {
     let (exchange, queue) = (unique("poison"), unique("inbox"));
-    let (observer, mut consumer) = (Observer::at(&shared_url()).await, new_consumer(&shared_url(), &exchange, &queue));
+    let (client, mut consumer) =
+        (TestClient::connect(&shared_broker_url()).await, new_consumer(&shared_broker_url(), &exchange, &queue));
     assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err());
-    let sink = RabbitMqSink::new(options(&shared_url(), &exchange));
+    let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     assert_eq!(
         sink.publish(&[message_of_kind(1, "ticket.poison"), message_of_kind(2, "ticket.later")]).await.confirmed(),
         2
@@ -389,8 +391,8 @@ async fn a_rejected_message_goes_to_the_dead_queue_and_a_requeued_message_is_red
     let later = consumer.next().await.unwrap();
     assert_eq!((later.id.as_deref(), later.redelivered), (Some("id-2"), true));
     later.ack().await.unwrap();
-    observer.wait_for(&format!("{queue}.dead"), 1).await;
-    let dead = observer.drain(&format!("{queue}.dead")).await;
+    client.wait_for(&format!("{queue}.dead"), 1).await;
+    let dead = client.drain(&format!("{queue}.dead")).await;
     assert_eq!(dead[0].properties.message_id().as_ref().unwrap().as_str(), "id-1");
     assert!(dead[0].properties.headers().as_ref().unwrap().contains_key("x-death"));
 }
@@ -398,28 +400,29 @@ async fn a_rejected_message_goes_to_the_dead_queue_and_a_requeued_message_is_red
 #[tokio::test]
 async fn no_more_messages_than_the_prefetch_are_delivered() {
     let (exchange, queue) = (unique("bounded"), unique("inbox"));
-    let (observer, mut consumer) = (Observer::at(&shared_url()).await, new_consumer(&shared_url(), &exchange, &queue));
+    let (client, mut consumer) =
+        (TestClient::connect(&shared_broker_url()).await, new_consumer(&shared_broker_url(), &exchange, &queue));
     assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err());
     let many: Vec<_> = (0..50).map(|number| message_of_kind(number, "ticket.created")).collect();
-    assert_eq!(RabbitMqSink::new(options(&shared_url(), &exchange)).publish(&many).await.confirmed(), 50);
-    observer.wait_for(&queue, 40).await;
+    assert_eq!(RabbitMqSink::new(options(&shared_broker_url(), &exchange)).publish(&many).await.confirmed(), 50);
+    client.wait_for(&queue, 40).await;
     consumer.next().await.unwrap().ack().await.unwrap();
-    observer.wait_for(&queue, 39).await;
+    client.wait_for(&queue, 39).await;
 }
 
 #[tokio::test]
 async fn a_queue_that_may_not_be_declared_must_exist_and_is_used_unchanged() {
-    let (exchange, observer) = (unique("owned"), Observer::at(&shared_url()).await);
+    let (exchange, client) = (unique("owned"), TestClient::connect(&shared_broker_url()).await);
     let queue = format!("{exchange}-queue");
     let passive_options = RabbitMqConsumerOptions {
         declare: Declare::Never,
-        ..RabbitMqConsumerOptions::new(parsed(&shared_url()), &queue)
+        ..RabbitMqConsumerOptions::new(parsed(&shared_broker_url()), &queue)
     };
     let mut consumer = RabbitMqConsumer::new(passive_options);
     let error = consumer.next().await.unwrap_err().to_string();
     assert!(error.contains("does not exist; create it"), "{error}");
-    observer.create_queue(&exchange, "#").await;
-    let sent = observer.channel.basic_publish(
+    client.create_queue(&exchange, "#").await;
+    let sent = client.channel.basic_publish(
         exchange.into(),
         "any.key".into(),
         BasicPublishOptions::default(),
@@ -431,14 +434,14 @@ async fn a_queue_that_may_not_be_declared_must_exist_and_is_used_unchanged() {
     assert_eq!((delivery.id.as_deref(), delivery.kind.as_str(), &delivery.body[..]), (None, "any.key", &b"plain"[..]));
     delivery.reject("not needed").await.unwrap();
     consumer.close().await;
-    assert_eq!(observer.message_count(&queue).await, 0);
+    assert_eq!(client.message_count(&queue).await, 0);
 }
 
 #[tokio::test]
 async fn a_queue_with_other_properties_is_reported_with_advice() {
-    let (exchange, observer) = (unique("other"), Observer::at(&shared_url()).await);
-    let queue = observer.create_queue(&exchange, "#").await;
-    let error = new_consumer(&shared_url(), &exchange, &queue).next().await.unwrap_err().to_string();
+    let (exchange, client) = (unique("other"), TestClient::connect(&shared_broker_url()).await);
+    let queue = client.create_queue(&exchange, "#").await;
+    let error = new_consumer(&shared_broker_url(), &exchange, &queue).next().await.unwrap_err().to_string();
     assert!(error.contains("exists with other properties") && error.contains("declare = false"), "{error}");
 }
 
@@ -457,27 +460,27 @@ async fn a_consumer_resumes_after_a_cut_connection_and_a_broker_restart() {
     assert!(unacknowledged.ack().await.is_err());
     assert!(consumer.next().await.is_err(), "the connection is still cut");
     proxy.restore();
-    let again = consumer.next().await.unwrap();
-    assert_eq!((again.id.as_deref(), again.redelivered), (Some("id-1"), true));
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-1"), true));
     broker.kill();
     assert!(consumer.next().await.is_err());
     broker.start().await;
-    let again = consumer.next().await.unwrap();
-    assert_eq!(again.id.as_deref(), Some("id-1"));
-    again.ack().await.unwrap();
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!(redelivered.id.as_deref(), Some("id-1"));
+    redelivered.ack().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_consumer_notices_a_silent_connection() {
-    let proxy = Proxy::to(port_of(&shared_url())).await;
+    let proxy = Proxy::to(port_of(&shared_broker_url())).await;
     let (exchange, queue) = (unique("silent"), unique("inbox"));
-    let mut consumer = new_consumer(&with_port(&shared_url(), proxy.port()), &exchange, &queue);
+    let mut consumer = new_consumer(&with_port(&shared_broker_url(), proxy.port()), &exchange, &queue);
     assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err(), "no message exists yet");
     proxy.stall();
     let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");
     assert!(result.is_err());
     proxy.restore();
-    let sink = RabbitMqSink::new(options(&shared_url(), &exchange));
+    let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     assert_eq!(sink.publish(&[message_of_kind(1, "ticket.created")]).await.confirmed(), 1);
     assert_eq!(consumer.next().await.unwrap().id.as_deref(), Some("id-1"));
 }

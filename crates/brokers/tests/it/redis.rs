@@ -22,7 +22,7 @@ use crate::{
     support::{Broker, Proxy, required_variable},
 };
 
-fn shared_url() -> String {
+fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_REDIS")
 }
 
@@ -46,10 +46,10 @@ async fn stored_ids(url: &str, stream: &str) -> Vec<String> {
 #[tokio::test]
 async fn ten_thousand_messages_arrive_in_order() {
     let stream = unique("many");
-    let sink = RedisSink::new(options(&shared_url(), &stream));
+    let sink = RedisSink::new(options(&shared_broker_url(), &stream));
     let report = sink.publish(&messages(10_000)).await;
     assert_eq!((report.confirmed(), &report.outage), (10_000, &None));
-    let arrived = stored_ids(&shared_url(), &stream).await;
+    let arrived = stored_ids(&shared_broker_url(), &stream).await;
     assert_all_arrived(10_000, &arrived);
     assert_no_duplicates(&arrived);
     sink.close().await;
@@ -58,9 +58,9 @@ async fn ten_thousand_messages_arrive_in_order() {
 #[tokio::test]
 async fn an_entry_carries_the_fields_that_receivers_need() {
     let stream = unique("fields");
-    let report = RedisSink::new(options(&shared_url(), &stream)).publish(&[message(5)]).await;
+    let report = RedisSink::new(options(&shared_broker_url(), &stream)).publish(&[message(5)]).await;
     assert_eq!(report.outcomes, [Some(PublishOutcome::Confirmed)]);
-    let stored: StreamRangeReply = connect(&shared_url()).await.xrange_all(&stream).await.unwrap();
+    let stored: StreamRangeReply = connect(&shared_broker_url()).await.xrange_all(&stream).await.unwrap();
     let field = |name: &str| stored.ids[0].get::<String>(name).unwrap();
     assert_eq!(
         (field("id"), field("type"), field("key")),
@@ -74,9 +74,9 @@ async fn an_entry_carries_the_fields_that_receivers_need() {
 #[tokio::test]
 async fn a_stream_is_trimmed_to_about_its_maximum_length() {
     let stream = unique("bounded");
-    let sink = RedisSink::new(RedisSinkOptions { max_length: Some(500), ..options(&shared_url(), &stream) });
+    let sink = RedisSink::new(RedisSinkOptions { max_length: Some(500), ..options(&shared_broker_url(), &stream) });
     assert_eq!(sink.publish(&messages(5_000)).await.confirmed(), 5_000);
-    let stored = stored_ids(&shared_url(), &stream).await;
+    let stored = stored_ids(&shared_broker_url(), &stream).await;
     assert!((500..1_000).contains(&stored.len()), "{}", stored.len());
     assert_eq!(stored.last().unwrap(), "id-4999");
 }
@@ -84,11 +84,11 @@ async fn a_stream_is_trimmed_to_about_its_maximum_length() {
 #[tokio::test]
 async fn a_body_that_is_too_large_is_rejected_and_the_others_are_confirmed() {
     let stream = unique("sized");
-    let sink = RedisSink::new(RedisSinkOptions { max_body_bytes: 1_000, ..options(&shared_url(), &stream) });
+    let sink = RedisSink::new(RedisSinkOptions { max_body_bytes: 1_000, ..options(&shared_broker_url(), &stream) });
     let report = sink.publish(&[message(0), message_of_size(1, 2_000), message(2)]).await;
     assert_eq!((report.confirmed(), &report.outage), (2, &None));
     assert!(rejection(&report.outcomes[1]).contains("2000 bytes"));
-    assert_eq!(stored_ids(&shared_url(), &stream).await, ["id-0", "id-2"]);
+    assert_eq!(stored_ids(&shared_broker_url(), &stream).await, ["id-0", "id-2"]);
 }
 
 #[tokio::test]
@@ -110,8 +110,8 @@ async fn a_server_that_accepts_no_messages_is_an_outage_and_no_message_is_reject
 #[tokio::test]
 async fn a_key_of_another_type_is_reported_with_advice() {
     let stream = unique("text");
-    let _: () = connect(&shared_url()).await.set(&stream, "text").await.unwrap();
-    let report = RedisSink::new(options(&shared_url(), &stream)).publish(&messages(1)).await;
+    let _: () = connect(&shared_broker_url()).await.set(&stream, "text").await.unwrap();
+    let report = RedisSink::new(options(&shared_broker_url(), &stream)).publish(&messages(1)).await;
     let error = outage(&report);
     assert!(error.contains("is not a stream"), "{error}");
 }
@@ -151,7 +151,7 @@ async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing
 
 #[tokio::test]
 async fn a_connection_cut_or_stalled_in_the_middle_of_a_window_leaves_unknown_outcomes_and_recovers() {
-    let port = shared_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL");
+    let port = shared_broker_url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port in the URL");
     let (proxy, stream) = (Proxy::to(port).await, unique("cut"));
     let proxied = options(&format!("redis://127.0.0.1:{}", proxy.port()), &stream);
     let sink = RedisSink::new(RedisSinkOptions { timeout: Duration::from_secs(2), ..proxied });
@@ -168,5 +168,5 @@ async fn a_connection_cut_or_stalled_in_the_middle_of_a_window_leaves_unknown_ou
     assert!(report.confirmed() < 5_000 && report.outage.is_some());
     proxy.restore();
     publish_all(&sink, &messages(5_000), &AtomicUsize::new(0)).await;
-    assert_all_arrived(5_000, &stored_ids(&shared_url(), &stream).await);
+    assert_all_arrived(5_000, &stored_ids(&shared_broker_url(), &stream).await);
 }

@@ -4,15 +4,17 @@
 
 #![allow(dead_code, reason = "each crate that includes this file uses a part of it")]
 
+pub mod ports;
 mod proxy;
 
 use std::{
     env, fs,
-    net::{Ipv4Addr, TcpListener},
+    net::Ipv4Addr,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
+use ports::free_port;
 pub use proxy::Proxy;
 use tempfile::TempDir;
 use tokio::{
@@ -211,9 +213,4 @@ fn bound_to_test(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", program]);
     command
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("the local address").port()
 }
