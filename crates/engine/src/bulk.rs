@@ -1,7 +1,7 @@
 //! Runs actions on many jobs, a few jobs per round, no faster than requested.
 //!
 //! Each step stores its progress in its own transaction and counts only if no other node has made the same step. So the
-//! loop is safe on every node at once, continues after a crash, and acts on no job twice.
+//! loop is safe to run on all nodes concurrently, continues after a crash, and acts on no job twice.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
         match step(store, bulk, now).await {
             Ok(()) => {}
             // It would fail again and delay all actions that are due after it.
-            Err(error @ (StoreError::Broken { .. } | StoreError::Invalid(_))) => {
+            Err(error @ (StoreError::Internal { .. } | StoreError::Invalid(_))) => {
                 tracing::error!(bulk = %id, %error, "bulk action abandoned");
                 store.bulk_stop(id, &format!("faena: {error}"), now).await?;
             }
@@ -48,9 +48,9 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
 async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
     let size = per_second.map_or(MAX_STEP, |n| (n / 10).clamp(1, MAX_STEP));
-    let found = store.job_find(&bulk.filter, bulk.last, bulk.upto, size).await?;
+    let found = store.job_find(&bulk.filter, bulk.last, bulk.up_to, size).await?;
     let due_at = match found.next {
-        Some(next) if next < bulk.upto => Some(match per_second {
+        Some(next) if next < bulk.up_to => Some(match per_second {
             Some(n) => now.plus_ms(i64::try_from((found.ids.len() * 1_000).div_ceil(n)).unwrap_or(1_000)),
             None => now.plus_ms(ms(LEASE)),
         }),

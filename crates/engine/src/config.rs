@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use faena_domain::JobLimits;
-use faena_store::{Configured, GracePeriods, Retention};
+use faena_store::{ConfiguredRules, GracePeriods, Retention};
 use ipnet::IpNet;
 
-use crate::{InboxConfig, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig};
+use crate::{
+    InboxConfig, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig, builtin::LlmConfig, traces::TraceConfig,
+};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub roles: Roles,
-    /// Name of this node for people, such as its host name.
+    /// Display name of this node, such as its host name.
     pub node_name: String,
     /// Slots of the built-in worker.
     pub concurrency: usize,
@@ -38,16 +40,19 @@ pub struct EngineConfig {
     /// Longest time between two rounds of the guardian.
     pub guardian_interval: Duration,
     pub retention: Retention,
-    /// Settings of queues and limits. Settings made at run time take precedence.
-    pub rules: Configured,
+    /// Configured rules of queues and limits. Rules set at run time take precedence.
+    pub rules: ConfiguredRules,
     /// Limits on the jobs that callers, sources and inboxes submit.
     pub job_limits: JobLimits,
     /// Pools of worker processes to run.
     pub pools: Vec<PoolConfig>,
-    /// Command that starts the processes of pools. It kills their process group when this process ends.
-    pub guard: Vec<String>,
+    /// Command (`faena guard --`) that wraps each process that is started and kills its process group when this process ends.
+    /// Empty: no wrapper.
+    pub guard_command: Vec<String>,
     /// URL under which the processes of pools reach this server.
     pub own_url: String,
+    /// API key of the processes of pools.
+    pub pool_token: PoolToken,
     /// Private networks that jobs and webhooks may call.
     pub allowed_networks: Vec<IpNet>,
     pub webhooks: WebhookConfig,
@@ -56,11 +61,15 @@ pub struct EngineConfig {
     pub sources: Vec<SourceConfig>,
     /// Queues of brokers whose messages become jobs.
     pub inboxes: Vec<InboxConfig>,
+    /// Where to send spans. `None`: none are made.
+    pub traces: Option<TraceConfig>,
+    /// The language model of `llm.chat` jobs.
+    pub llm: Option<LlmConfig>,
     /// Whether `shell.run` jobs are allowed.
-    pub shell_allowed: bool,
-    /// Largest response body that `http.request` keeps.
-    pub http_answer_bytes: usize,
-    /// Largest part of each output that `shell.run` keeps.
+    pub is_shell_allowed: bool,
+    /// Number of bytes of a response body that `http.request` keeps.
+    pub http_response_bytes: usize,
+    /// Number of bytes of stdout, and of stderr, that `shell.run` keeps.
     pub shell_output_bytes: usize,
 }
 
@@ -104,20 +113,33 @@ impl Default for EngineConfig {
             no_handler_timeout: Duration::from_secs(24 * 3_600),
             guardian_interval: Duration::from_secs(30),
             retention: Retention::default(),
-            rules: Configured::default(),
+            rules: ConfiguredRules::default(),
             pools: Vec::new(),
-            guard: Vec::new(),
+            guard_command: Vec::new(),
             own_url: String::new(),
+            pool_token: PoolToken::default(),
             allowed_networks: Vec::new(),
             webhooks: WebhookConfig::default(),
             outbox: OutboxConfig::default(),
             sources: Vec::new(),
             inboxes: Vec::new(),
             job_limits: JobLimits::default(),
-            shell_allowed: false,
-            http_answer_bytes: 256 << 10,
+            traces: None,
+            llm: None,
+            is_shell_allowed: false,
+            http_response_bytes: 256 << 10,
             shell_output_bytes: 64 << 10,
         }
+    }
+}
+
+/// API key of the processes of pools. `Debug` hides it.
+#[derive(Clone, Default)]
+pub struct PoolToken(pub String);
+
+impl std::fmt::Debug for PoolToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PoolToken(…)")
     }
 }
 

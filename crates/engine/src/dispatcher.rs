@@ -130,8 +130,8 @@ impl Dispatcher {
         if wanted > 0 {
             let lanes =
                 candidates.iter().filter(|lane| self.kinds.contains(lane.kind.as_str())).map(|lane| lane.id).collect();
-            let at_once = self.slots.idle.load(Ordering::Acquire).saturating_sub(self.in_flight.queued());
-            plan.add(Owner::Node(engine.node_id()), lanes, (wanted, at_once), Claimer::BuiltIn);
+            let idle_slots = self.slots.idle.load(Ordering::Acquire).saturating_sub(self.in_flight.queued());
+            plan.add(Owner::Node(engine.node_id()), lanes, (wanted, idle_slots), Claimer::BuiltIn);
         }
         for (capacity, worker) in self.workers_with_capacity(now) {
             let lanes = candidates.iter().filter(|lane| worker.serves(lane)).map(|lane| lane.id).collect();
@@ -179,8 +179,8 @@ impl Dispatcher {
         let mut last: HashMap<LaneId, bool> = HashMap::new();
         let mut handled = 0;
         for (request, claim) in plan.requests.iter().zip(claims) {
-            // A refused claim says nothing about its lanes.
-            let is_full = claim.jobs.len() >= request.limit || claim.refused;
+            // A rejected claim says nothing about its lanes.
+            let is_full = claim.jobs.len() >= request.limit || claim.rejected;
             handled += claim.jobs.len();
             last.extend(request.lanes.iter().map(|lane| (*lane, is_full)));
         }
@@ -253,7 +253,7 @@ impl Dispatcher {
         }
     }
 
-    /// Stops claiming ahead: from here on only what a free slot can start.
+    /// Stops prefetching: from now on only jobs for free slots are claimed.
     pub fn stop_claiming_ahead(&self) {
         let mut state = self.state.lock();
         state.batch = self.slot_count;
@@ -263,9 +263,9 @@ impl Dispatcher {
 }
 
 impl Plan {
-    fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, (limit, at_once): (usize, usize), claimer: Claimer) {
+    fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, (limit, idle_slots): (usize, usize), claimer: Claimer) {
         if !lanes.is_empty() {
-            self.requests.push(ClaimRequest { owner, lanes, limit, at_once });
+            self.requests.push(ClaimRequest { owner, lanes, limit, idle_slots });
             self.claimers.push(claimer);
         }
     }

@@ -24,7 +24,7 @@ impl Round {
         Round { handled, ..Round::default() }
     }
 
-    /// A round that had nothing to do and waits until `at`, or for its period.
+    /// Returns the result of a round that had nothing to do and waits until `at`, or for its period.
     pub fn idle_until(at: Option<Timestamp>) -> Round {
         Round { next_at: at, ..Round::default() }
     }
@@ -110,7 +110,7 @@ fn backoff(failures: u32, period: Duration) -> Duration {
 
 fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) {
     if failures > 0 {
-        tracing::info!(name, failures, "loop recovered");
+        tracing::info!("loop" = name, failures, "loop recovered");
     }
     health.update(name, |status| {
         status.last_at = Some(Timestamp::now());
@@ -125,12 +125,13 @@ fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) 
 /// Logs the first of several failures in a row, and counts all of them.
 fn record_failure(health: &LoopHealth, name: &str, error: &EngineError, failures: u32) {
     if failures == 1 && error.is_temporary() {
-        tracing::warn!(name, %error, "loop waits for the database");
+        tracing::warn!("loop" = name, %error, "loop waits for the database");
     } else if failures == 1 {
-        tracing::error!(name, %error, "loop failed");
+        tracing::error!("loop" = name, %error, "loop failed");
     }
     health.update(name, |status| {
         status.failures = u64::from(failures);
+        status.all_failures += 1;
         status.last_error = Some(error.to_string());
         status.busy_since = None;
     });

@@ -5,12 +5,15 @@ use faena_store::StoreError;
 
 #[derive(thiserror::Error, Debug)]
 pub enum EngineError {
-    /// The store refused or failed. It says itself whether a later call may succeed.
+    /// The store rejected the call or failed. Its error says whether a later call may succeed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A worker registered with invalid fields.
     #[error("the registration is not valid")]
     InvalidRegistration(Vec<FieldError>),
+    /// This server stops and admits no more workers.
+    #[error("the server is stopping; connect again in a moment, or to another server")]
+    Stopping,
     /// The configuration of an outbox source cannot be used.
     #[error("outbox source \"{name}\" cannot be used: {source}")]
     InvalidSource { name: String, source: StoreError },

@@ -4,7 +4,7 @@
 //! and passes them to all. No subscriber delays another: each has its own position, and one that falls behind reads from the
 //! store by itself. A subscriber receives a gap for events that were deleted before it could read them.
 //!
-//! Safe on every node at once: it only reads.
+//! Safe to run on all nodes concurrently: it only reads.
 
 mod subscription;
 
@@ -34,7 +34,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(600);
 const BATCH: usize = 256;
 /// Reads that are buffered for subscribers. A slower subscriber reads from the store.
 const BATCHES: usize = 64;
-/// Most subscribers of one process. Each costs a connection.
+/// Maximum number of subscribers of one process. Each uses a connection.
 pub const MAX_SUBSCRIBERS: usize = 1_000;
 /// How many subscribers that fell behind may read the database at the same time.
 const MAX_CATCHING_UP: usize = 3;
@@ -56,7 +56,7 @@ pub struct EventReader {
 /// The events after one position and up to another.
 struct Batch {
     after: EventPosition,
-    upto: EventPosition,
+    up_to: EventPosition,
     events: Vec<Arc<StoredEvent>>,
 }
 
@@ -93,16 +93,16 @@ impl EventReader {
     ) -> Result<Subscription, SubscribeError> {
         let permit = SubscriberPermit::acquire(self).ok_or(SubscribeError::TooManySubscribers)?;
         self.renew_subscription(now).await?;
-        // Before the position is read: an event in between is received twice and dropped once.
+        // Subscribes before reading the position: an event in between is received twice, and its repetition is dropped.
         let batches = self.batches.subscribe();
-        let (position, gaps_upto) = match from {
-            None => (self.store.event_end().await?, 0),
+        let (position, gaps_up_to) = match from {
+            None => (self.store.event_last_position().await?, 0),
             // Position 0 asks for all events that are kept, so a gap before them is not reported.
             Some(0) => (0, self.store.event_range(SUBSCRIPTION).await?.map_or(0, |range| range.after)),
             Some(position) => (position, 0),
         };
         self.wakeups.events_changed();
-        Ok(Subscription::new(permit, batches, filter, position, gaps_upto))
+        Ok(Subscription::new(permit, batches, filter, position, gaps_up_to))
     }
 
     /// Returns the number of subscribers of this process.
@@ -128,20 +128,20 @@ impl EventReader {
         let after = match *position {
             Some(after) => after,
             None => {
-                let end = *position.insert(self.store.event_end().await?);
+                let end = *position.insert(self.store.event_last_position().await?);
                 // Events between a subscriber's last read and this position are not read here; an empty batch makes the
                 // subscriber read them from the store.
-                let _ = self.batches.send(Arc::new(Batch { after: end, upto: end, events: Vec::new() }));
+                let _ = self.batches.send(Arc::new(Batch { after: end, up_to: end, events: Vec::new() }));
                 end
             }
         };
         let events = self.store.event_list(EventQuery::After(after), BATCH).await?;
-        let Some(upto) = events.last().map(|event| event.position) else { return Ok(Round::done(0)) };
+        let Some(up_to) = events.last().map(|event| event.position) else { return Ok(Round::done(0)) };
         let handled = events.len();
-        let batch = Batch { after, upto, events: events.into_iter().map(Arc::new).collect() };
+        let batch = Batch { after, up_to, events: events.into_iter().map(Arc::new).collect() };
         // An error means that the last subscriber has left; the next one starts at its own position.
         let _ = self.batches.send(Arc::new(batch));
-        *position = Some(upto);
+        *position = Some(up_to);
         Ok(Round { handled, more: handled == BATCH, next_at: None })
     }
 

@@ -4,6 +4,7 @@
 //! | what | checked in | by |
 //! |---|---|---|
 //! | jobs of connected workers: not started, running too long, not stopping | `workers/watch.rs` | the node the worker is connected to |
+//! | the same of workers whose node is gone | `unattended_jobs` | any node |
 //! | workers that are silent or did not reconnect | `workers/watch.rs`, `lost_workers` | that node; after its death, any node |
 //! | jobs that wait too long for a slot of this process | `slot_queue` | this node |
 //! | processes that are being started for a job | `pool.rs` | this node |
@@ -12,7 +13,7 @@
 //! | webhooks and bulk actions of a dead node | their own loops: they become due again | any node |
 //!
 //! Each action is guarded in its transaction by what was read before (the claim, the worker's session, the row's due time),
-//! so a late action does nothing and all nodes may act at once. A check that fails, or has more than one batch to do, does
+//! so a late action does nothing and all nodes may act concurrently. A check that fails, or has more than one batch to do, does
 //! not delay the others.
 
 use std::{
@@ -21,17 +22,16 @@ use std::{
 };
 
 use faena_domain::{LogEvent, LogLine, Timestamp};
-use faena_store::RunOutcome;
+use faena_store::{GUARDIAN, RunEnd, RunOutcome};
 
 use crate::{
     Engine, EngineError, Round,
     config::ms,
+    in_flight::InFlightJob,
     nodes,
+    verdict::judge,
     workers::{CloseReason, watch},
 };
-
-/// Actor of the guardian in logs.
-pub const ACTOR: &str = "system:guardian";
 
 /// Rows per check and round.
 const BATCH: usize = 100;
@@ -157,9 +157,9 @@ fn slot_queue(engine: &Engine, now: Timestamp) -> Round {
         engine.dispatch.dispatcher.stop_claiming_ahead();
     }
     for job in &late {
-        let line = LogLine::new(now, LogEvent::HandedBack, "no slot became free here in time");
-        let end = job.end(RunOutcome::HandedBack, vec![line], now);
-        engine.finish_job(job, end);
+        let line = LogLine::new(now, LogEvent::Released, "no slot became free here in time");
+        let end = job.end(RunOutcome::Released, vec![line], now);
+        engine.finish_job(job, RunEnd { by_guardian: true, ..end });
     }
     engine.guardian.actions.add(Check::SlotQueue, late.len());
     Round { handled: late.len(), more: false, next_at: next_at.map(|at| at.plus_ms(MAX_SLOT_WAIT_MS)) }
@@ -168,14 +168,50 @@ fn slot_queue(engine: &Engine, now: Timestamp) -> Round {
 async fn expired_jobs(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let due = engine.store.job_expire(BATCH, now).await?;
     engine.guardian.actions.add(Check::Expired, due.expired);
+    if due.expired > 0 {
+        tracing::warn!(actor = GUARDIAN, jobs = due.expired, "expired jobs failed");
+    }
     Ok(Round { handled: due.expired, more: due.more, next_at: due.next_at })
 }
 
 /// Recovers the jobs of dead nodes and of workers that no live node is responsible for.
 async fn orphans(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let nodes = dead_nodes(engine, now).await;
+    // Before the workers are declared lost: a job whose time is up has timed out and is not orphaned.
+    let jobs = unattended_jobs(engine, now).await;
     let workers = lost_workers(engine, now).await?;
-    Ok(nodes?.and(workers))
+    Ok(nodes?.and(jobs?).and(workers))
+}
+
+/// Ends jobs whose time is up and whose worker has no server: the server that watched their deadline is gone.
+async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let mut next: Option<Timestamp> = None;
+    let mut ends = Vec::new();
+    for unattended in engine.store.worker_unattended_jobs().await? {
+        let (worker, is_starting) = (unattended.worker_key.clone(), unattended.is_starting);
+        let job = InFlightJob::unattended(unattended);
+        let (deadline, failure) = engine.time_limit(&job, &worker, is_starting, now);
+        if deadline > now {
+            next = Some(next.map_or(deadline, |known| known.min(deadline)));
+            continue;
+        }
+        let reason = failure.message.clone();
+        tracing::warn!(actor = GUARDIAN, job = %job.id(), worker, reason, "job timed out without a server");
+        let (outcome, lines) = judge(&job, Err(failure), now);
+        ends.push(RunEnd { by_guardian: true, ..job.end(outcome, lines, now) });
+    }
+    if ends.is_empty() {
+        return Ok(Round::idle_until(next));
+    }
+    let accepted = engine.store.job_end(ends.clone(), now).await?;
+    // A worker that reported its end just now, through any node, was faster.
+    let ended: Vec<&RunEnd> = ends.iter().zip(accepted).filter(|(_, accepted)| *accepted).map(|(end, _)| end).collect();
+    for end in &ended {
+        engine.bus.changed(end.id, end.outcome.state(), Some(end.run), now);
+    }
+    engine.measures.jobs.add(&ended);
+    engine.guardian.actions.add(Check::Jobs, ended.len());
+    Ok(Round { handled: ended.len(), more: false, next_at: next })
 }
 
 async fn dead_nodes(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
@@ -191,9 +227,11 @@ async fn lost_workers(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
     let keep_since = now.plus_ms(-ms(KEEP_WORKERS));
     let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), keep_since, now).await?;
     for lost in &swept.lost {
-        let jobs = lost.freed.orphaned + lost.freed.returned;
-        tracing::warn!(actor = ACTOR, worker = lost.key, reason = "did not reconnect", jobs, "worker lost");
-        if let Some(worker) = engine.workers.find(lost.id) {
+        let jobs = lost.released.orphaned + lost.released.returned;
+        tracing::warn!(actor = GUARDIAN, worker = lost.key, reason = "did not reconnect", jobs, "worker lost");
+        let known = engine.workers.find(lost.id);
+        engine.measures.workers.record_end(known.as_ref().map(|worker| worker.status.lock().state_since()), now);
+        if let Some(worker) = known {
             worker.close(CloseReason::WorkerLost);
             engine.workers.drop_worker(&worker, &engine.dispatch.in_flight);
         }

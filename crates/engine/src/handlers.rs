@@ -1,6 +1,6 @@
 //! Warns about job types that no worker can run, and fails their jobs after `no_handler_timeout`.
 //!
-//! A type is served if a live worker on any node has the capability. Safe on every node at once: a job that a worker claims
+//! A type is served if a live worker on any node has the capability. Safe to run on all nodes concurrently: a job that a worker claims
 //! meanwhile is no longer there to be failed.
 
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ const BATCH: usize = 500;
 
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let counts = engine.store.counts().await?;
-    let waiting: BTreeMap<LaneId, i64> = counts
+    let queued: BTreeMap<LaneId, i64> = counts
         .by_lane
         .into_iter()
         .filter(|((_, tally), count)| *tally == Tally::Queued && *count > 0)
         .map(|((lane, _), count)| (lane, count))
         .collect();
-    if waiting.is_empty() {
+    if queued.is_empty() {
         engine.dispatch.unhandled.0.lock().clear();
         return Ok(Round::default());
     }
@@ -33,12 +33,12 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
     let lanes = engine.store.lanes().await?;
     let unserved: Vec<_> = lanes
         .iter()
-        .filter(|lane| waiting.contains_key(&lane.id))
+        .filter(|lane| queued.contains_key(&lane.id))
         .filter(|lane| !capabilities.iter().any(|capabilities| capabilities.covers(&lane.queue, &lane.kind)))
         .collect();
     let mut jobs_by_type: BTreeMap<(String, String), i64> = BTreeMap::new();
     for lane in &unserved {
-        *jobs_by_type.entry((lane.kind.clone(), lane.queue.clone())).or_default() += waiting[&lane.id];
+        *jobs_by_type.entry((lane.kind.clone(), lane.queue.clone())).or_default() += queued[&lane.id];
     }
     engine.dispatch.unhandled.replace(jobs_by_type);
     if unserved.is_empty() || engine.config.no_handler_timeout.is_zero() {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use faena_domain::{JobId, LogEvent, LogLine, Run, Timestamp, WorkerId};
-use faena_store::{ClaimedJob, RunEnd, RunOutcome};
+use faena_store::{ClaimedJob, ResumedJob, RunEnd, RunOutcome, RunTiming, RunTrace, UnattendedJob};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +42,8 @@ pub struct InFlightJob {
     /// When the process that was started for it received it, in milliseconds. 0 if it went to a worker that was already
     /// running, `WAITS_FOR_PROCESS` while the process is being started.
     assigned_at: AtomicI64,
+    /// When its last finished step ended, in milliseconds; 0 if it has none.
+    step_ended_at: AtomicI64,
 }
 
 #[derive(Default)]
@@ -95,7 +97,21 @@ impl InFlightJob {
             recorded: AtomicBool::new(false),
             acknowledged: AtomicBool::new(false),
             assigned_at: AtomicI64::new(0),
+            step_ended_at: AtomicI64::new(0),
         }
+    }
+
+    /// Returns a job of a worker without a server. It is not in flight in this process.
+    pub fn unattended(unattended: UnattendedJob) -> InFlightJob {
+        let ResumedJob { job, kind, claimed_at, started_at } = unattended.job;
+        let job = InFlightJob::new(job, kind.into(), unattended.worker, claimed_at);
+        if unattended.is_starting {
+            job.schedule();
+        }
+        if let Some(at) = started_at {
+            job.start(at);
+        }
+        job
     }
 
     pub fn id(&self) -> JobId {
@@ -118,6 +134,14 @@ impl InFlightJob {
         match self.started_at.load(Ordering::Acquire) {
             0 => None,
             ms => Some(Timestamp::from_ms(ms)),
+        }
+    }
+
+    /// Marks that a step ends now, and returns when it began: at the end of the step before it, else at the start of the run.
+    pub fn begin_step(&self, now: Timestamp) -> Timestamp {
+        match self.step_ended_at.swap(now.as_ms().max(1), Ordering::AcqRel) {
+            0 => self.started_at().unwrap_or(self.claimed_at),
+            ms => Timestamp::from_ms(ms),
         }
     }
 
@@ -189,7 +213,7 @@ impl InFlightJob {
     pub fn end(&self, outcome: RunOutcome, lines: Vec<LogLine>, at: Timestamp) -> RunEnd {
         let claimed = &self.claimed;
         let options = &claimed.options;
-        let on_record = self.recorded.load(Ordering::Acquire)
+        let may_have_other_rows = self.recorded.load(Ordering::Acquire)
             || self.cancel.is_cancelled()
             || options.unique_key.is_some()
             || options.concurrency_key.is_some()
@@ -206,8 +230,29 @@ impl InFlightJob {
             at,
             log: self.log(lines),
             outcome,
-            on_record,
+            may_have_other_rows,
             closes_claim: false,
+            by_guardian: false,
+            timing: self.timing(),
+        }
+    }
+
+    fn timing(&self) -> RunTiming {
+        let assigned_at = self.assigned_at.load(Ordering::Acquire);
+        RunTiming {
+            claimed_at: Some(self.claimed_at),
+            was_scheduled: assigned_at != 0,
+            assigned_at: (assigned_at > 0).then(|| Timestamp::from_ms(assigned_at)),
+            trace: self.trace(),
+        }
+    }
+
+    /// Returns the id of its trace, or the correlation id that its caller gave. Most jobs have neither.
+    fn trace(&self) -> Option<RunTrace> {
+        let trace_id = self.claimed.options.traceparent.as_deref().and_then(|text| text.split('-').nth(1));
+        match trace_id.filter(|id| id.len() == 32) {
+            Some(id) => Some(RunTrace::Trace(id.to_owned())),
+            None => self.claimed.correlation_id.clone().map(RunTrace::Correlation),
         }
     }
 

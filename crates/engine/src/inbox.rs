@@ -18,8 +18,8 @@ use faena_brokers::{
     nats::{NatsConsumer, NatsConsumerOptions},
     rabbitmq::{RabbitMqConsumer, RabbitMqConsumerOptions},
 };
-use faena_domain::{NewJob, Priority, Timestamp, parse::JobParser};
-use faena_store::{Store, StoreError};
+use faena_domain::{NewJob, Priority, Timestamp, TraceContext, parse::JobParser};
+use faena_store::{InputKind, InputView, Store, StoreError};
 use futures_util::{FutureExt, StreamExt, stream};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, Round,
-    input::{Outage, Submission, submit_once},
+    input::{Backlog, InputHealth, Outage, Submission, submit_once},
 };
 
 #[derive(Clone, Debug)]
@@ -82,6 +82,7 @@ pub struct Inbox {
     config: InboxConfig,
     parser: JobParser,
     stop: CancellationToken,
+    health: InputHealth,
     state: Mutex<State>,
 }
 
@@ -117,7 +118,12 @@ impl Inbox {
             waiting: AtomicU64::new(0),
             parser,
             stop,
-            state: Mutex::new(State { consumer: config.broker.open(), waiting: Vec::new(), outage: Outage::default() }),
+            health: InputHealth::default(),
+            state: Mutex::new(State {
+                consumer: config.broker.open(),
+                waiting: Vec::new(),
+                outage: Outage::new(InputKind::Inbox, &config.name),
+            }),
             config: config.clone(),
         }
     }
@@ -156,16 +162,26 @@ impl Inbox {
         }
         let handled = count - state.waiting.len();
         self.waiting.store(state.waiting.len() as u64, Ordering::Relaxed);
-        let outage = &mut state.outage;
+        let State { outage, waiting, .. } = &mut *state;
         let next_at = if let Some(error) = store_error {
-            Some(outage.record_failure(&self.name, "job database", &error.to_string(), MAX_STORE_BACKOFF, now))
+            Some(outage.record_failure("job database", &error.to_string(), MAX_STORE_BACKOFF, now))
         } else if let Some(reason) = down {
-            Some(outage.record_failure(&self.name, "broker", &reason, MAX_BROKER_BACKOFF, now))
+            Some(outage.record_failure("broker", &reason, MAX_BROKER_BACKOFF, now))
         } else {
-            outage.clear(&self.name);
+            outage.clear();
             None
         };
+        let oldest_at = outage.status().map(|(since, _)| since).filter(|_| !waiting.is_empty());
+        self.health.set_backlog(Some(Backlog { pending: waiting.len() as u64, oldest_at }));
+        self.health.set_outage(outage);
         Ok(Round { handled, more: next_at.is_none(), next_at })
+    }
+
+    /// Returns the state of this inbox. Only messages that this node has received and not stored yet count as pending: the
+    /// broker does not say how many wait behind them.
+    pub fn view(&self) -> InputView {
+        let processed = [("job", &self.jobs), ("duplicate", &self.duplicates), ("rejected", &self.rejected)];
+        self.health.view(InputKind::Inbox, &self.name, processed)
     }
 
     /// Closes the connection. The broker delivers the waiting messages again.
@@ -215,7 +231,7 @@ impl Inbox {
         match message.reject(reason).await {
             Ok(()) => {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(name = self.name, id, subject, reason, "inbox message rejected");
+                tracing::warn!(inbox = self.config.name, id, subject, reason, "inbox message rejected");
                 Outcome::Done
             }
             Err(error) => Outcome::NotAcknowledged(format!("{error:#}")),
@@ -238,7 +254,8 @@ impl Inbox {
         };
         let body = serde_json::to_string(&body).map_err(|error| error.to_string())?;
         let mut job = self.parser.parse(body.as_bytes()).map_err(|error| error.to_string())?;
-        job.options.traceparent = message.traceparent.clone().filter(|trace| trace.len() <= 100);
+        job.options.traceparent =
+            message.traceparent.as_deref().and_then(TraceContext::parse).map(|trace| trace.to_string());
         Ok(job)
     }
 }

@@ -1,13 +1,98 @@
-//! Jobs from outside the API: how a source or inbox stores a job once, and waits while something is down.
+//! Jobs from outside the API: how a source or inbox stores a job once, waits while something is down, and shows its state.
 
 mod outage;
 
-use faena_domain::{FieldError, NewJob, Timestamp};
-use faena_store::{Store, StoreError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Bus;
+use faena_domain::{FieldError, NewJob, Timestamp};
+use faena_store::{InputKind, InputState, InputView, NodeReport, Store, StoreError};
+use parking_lot::Mutex;
+
+use crate::{Bus, Engine};
 
 pub(crate) use outage::Outage;
+
+/// What a source or inbox shows of itself while its loop runs.
+#[derive(Default)]
+pub(crate) struct InputHealth(Mutex<Shown>);
+
+#[derive(Clone, Default)]
+struct Shown {
+    down: Option<(Timestamp, String)>,
+    backlog: Option<Backlog>,
+}
+
+/// What waits in a source or inbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Backlog {
+    pub pending: u64,
+    pub oldest_at: Option<Timestamp>,
+}
+
+impl InputHealth {
+    pub fn set_outage(&self, outage: &Outage) {
+        self.0.lock().down = outage.status();
+    }
+
+    /// `None`: another node works on it, so its backlog is not known here.
+    pub fn set_backlog(&self, backlog: Option<Backlog>) {
+        self.0.lock().backlog = backlog;
+    }
+
+    /// Returns the state of the source or inbox `name`, which has its kind as prefix.
+    pub fn view<const N: usize>(
+        &self,
+        kind: InputKind,
+        name: &str,
+        processed: [(&'static str, &AtomicU64); N],
+    ) -> InputView {
+        let Shown { down, backlog } = self.0.lock().clone();
+        let (down_since, down_reason) = down.unzip();
+        InputView {
+            name: name.split_once(':').map_or(name, |(_, name)| name).to_owned(),
+            kind,
+            state: if down_since.is_some() { InputState::Down } else { InputState::Up },
+            down_since,
+            down_reason,
+            pending: backlog.map(|backlog| backlog.pending),
+            oldest_pending_at: backlog.and_then(|backlog| backlog.oldest_at),
+            processed: processed.map(|(outcome, count)| (outcome.to_owned(), count.load(Ordering::Relaxed))).into(),
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the state of the sources and inboxes that this node runs.
+    pub fn input_views(&self) -> Vec<InputView> {
+        if !self.config.roles.engine {
+            return Vec::new();
+        }
+        let sources = self.inputs.sources.iter().map(|source| source.view());
+        sources.chain(self.inputs.inboxes.iter().map(|inbox| inbox.view())).collect()
+    }
+
+    /// Returns the state of the sources and inboxes of every live node. Of other nodes it is some seconds old.
+    pub async fn input_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>, StoreError> {
+        let mut reports = self.store.node_reports(now).await?;
+        let own = NodeReport { node: self.node_id(), name: self.config.node_name.clone(), inputs: self.input_views() };
+        match reports.iter_mut().find(|report| report.node == own.node) {
+            Some(report) => *report = own,
+            None => reports.push(own),
+        }
+        Ok(reports)
+    }
+
+    /// Stores the state of this node's sources and inboxes for the other nodes, if it has changed.
+    pub(crate) async fn report_inputs(&self) -> Result<(), StoreError> {
+        let inputs = self.input_views();
+        if !self.store.is_shared() || inputs == *self.inputs.reported.lock() {
+            return Ok(());
+        }
+        self.store.node_report(self.node_id(), inputs.clone()).await?;
+        *self.inputs.reported.lock() = inputs;
+        Ok(())
+    }
+}
 
 /// Result of submitting the job of a message.
 #[derive(Debug)]
@@ -40,8 +125,8 @@ pub(crate) async fn submit_once(
         Ok(None) => Submission::Duplicate,
         Err(StoreError::Invalid(errors)) => Submission::Rejected(FieldError::join(&errors)),
         Err(
-            refusal @ (StoreError::Conflict { .. } | StoreError::NotFound(_) | StoreError::InvalidTransition { .. }),
-        ) => Submission::Rejected(refusal.to_string()),
+            rejection @ (StoreError::Conflict { .. } | StoreError::NotFound(_) | StoreError::InvalidTransition { .. }),
+        ) => Submission::Rejected(rejection.to_string()),
         Err(error) => Submission::Deferred(error),
     }
 }

@@ -1,7 +1,7 @@
 //! Moves jobs forward: loops, dispatch, the built-in worker, connected workers, pools, webhooks and event delivery.
 //!
 //! `engine/loops.rs` lists everything that runs. Each loop does one bounded batch per round, runs on a period and when it
-//! is woken, and is safe to run on every node at once.
+//! is woken, and is safe to run on all nodes concurrently.
 
 pub mod address;
 pub mod breaker;
@@ -19,31 +19,39 @@ mod handlers;
 mod in_flight;
 mod inbox;
 mod input;
+mod key_usage;
+mod log_throttle;
 mod loop_health;
+pub mod measure;
 mod nodes;
 pub mod outbox;
 mod poller;
 mod pool;
+mod process_end;
 mod promoter;
 mod recorder;
 mod reporter;
 mod retention;
 pub mod schedules;
+mod tasks;
 mod signature;
 pub mod throughput;
 pub mod trace;
+pub mod traces;
 mod verdict;
 mod wakeups;
 mod webhooks;
 mod why;
 pub mod workers;
 
+pub use builtin::LlmConfig;
 pub use bus::Bus;
-pub use config::{EngineConfig, Roles};
+pub use config::{EngineConfig, PoolToken, Roles};
 pub use driver::{Driver, Round};
 pub use engine::{CancelResult, Engine};
 pub use error::EngineError;
 pub use inbox::{Inbox, InboxBroker, InboxConfig};
+pub use key_usage::KeyUsage;
 pub use loop_health::{LoopHealth, LoopStatus};
 pub use outbox::{DatabaseUrl, OutboxConfig, SinkConfig, Source, SourceConfig, Target};
 pub use pool::PoolConfig;

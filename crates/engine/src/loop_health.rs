@@ -18,6 +18,7 @@ pub struct LoopStatus {
     pub handled: u64,
     /// Rounds that failed since the last successful one.
     pub failures: u64,
+    pub all_failures: u64,
     pub last_error: Option<String>,
     /// Start of the round in progress.
     pub busy_since: Option<Timestamp>,
@@ -41,6 +42,7 @@ impl LoopHealth {
             rounds: 0,
             handled: 0,
             failures: 0,
+            all_failures: 0,
             last_error: None,
             busy_since: None,
             stopped: false,

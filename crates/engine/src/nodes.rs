@@ -4,15 +4,15 @@
 //! started use an attempt, the others do not. A node that was itself cut off (suspended, or without database) keeps its own
 //! lease for one whole period before it declares others dead.
 //!
-//! Safe on every node at once: recovery deletes the claim first, and only one node can delete it.
+//! Safe to run on all nodes concurrently: recovery deletes the claim first, and only one node can delete it.
 
 use std::{sync::Arc, time::Duration};
 
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{GracePeriods, NodeInfo, Store, StoreError};
+use faena_store::{GUARDIAN, GracePeriods, NodeInfo, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 
-use crate::{Engine, EngineConfig, EngineError, Round, config::ms, guardian::ACTOR, workers::CloseReason};
+use crate::{Engine, EngineConfig, EngineError, Round, config::ms, workers::CloseReason};
 
 /// A claim unknown to this process after this time was never received: no call to the database takes this long.
 const LOST_CLAIM: Duration = Duration::from_secs(45);
@@ -71,29 +71,30 @@ pub async fn recover_dead(
     if store.is_shared() && !lease_history.can_reap(now, lease_ms) {
         return Ok(Round::default());
     }
-    let freed = store.node_recover(grace_periods, now).await?;
-    let handled = freed.orphaned + freed.returned;
-    if handled > 0 || freed.nodes > 0 {
+    let released = store.node_recover(grace_periods, now).await?;
+    let handled = released.orphaned + released.returned;
+    if handled > 0 || released.nodes > 0 {
         tracing::warn!(
-            actor = ACTOR,
-            nodes = freed.nodes,
-            orphaned = freed.orphaned,
-            returned = freed.returned,
+            actor = GUARDIAN,
+            nodes = released.nodes,
+            orphaned = released.orphaned,
+            returned = released.returned,
             "dead node recovered"
         );
     }
     Ok(Round { handled, more: handled > 0, next_at: None })
 }
 
-/// Renews this node's lease. If another node has declared it dead, drops everything and joins again as a new node.
+/// Renews this node's lease and reports the state of its sources and inboxes. If another node has declared it dead, drops everything and joins again as a new node.
 pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let lease_ms = ms(engine.config.node_lease);
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
         engine.node.lease_history.record_renewal(now, lease_ms);
+        engine.report_inputs().await?;
         return Ok(Round::done(1));
     }
     let lost = engine.dispatch.in_flight.drop_all();
-    tracing::error!(jobs = lost.len(), "node was declared dead; joining again as a new node");
+    tracing::error!(jobs = lost.len(), "node declared dead, joining as a new node");
     engine.workers.drop_all(&engine.dispatch.in_flight, CloseReason::ServerDeclaredDead);
     for job in lost {
         job.request_stop("this node lost its lease", now);
@@ -101,6 +102,7 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
     let id = NodeId::new();
     join(&*engine.store, id, &engine.config, now).await?;
     engine.node.current.replace(id);
+    engine.inputs.reported.lock().clear();
     if engine.config.roles.worker {
         engine.local.record.register(engine, now).await?;
     }

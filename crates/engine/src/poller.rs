@@ -12,13 +12,13 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
     for lane in &poll.ready_lanes {
         engine.dispatch.lanes.add(*lane);
     }
-    for (id, reason) in &poll.cancels {
+    for (id, reason) in &poll.cancel_requests {
         engine.request_stop(*id, reason, now);
     }
     if poll.next_due_at.is_some_and(|at| at <= now) {
         engine.check_due_times();
     }
-    if poll.orphans {
+    if poll.needs_recovery {
         engine.guardian.due_checks.check_orphans();
         engine.wakeups.deadline_changed();
     }

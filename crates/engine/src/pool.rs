@@ -6,6 +6,7 @@
 //!
 //! Each process runs under a guard that kills its whole process group when this server ends, however it ends.
 
+mod output;
 mod process;
 
 use std::{
@@ -14,15 +15,17 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
-use faena_store::{Counts, Lane, Tally, WorkerEnd};
+use faena_domain::{ErrorReason, Failure, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
+use faena_store::{Counts, GUARDIAN, Lane, Tally, WorkerEnd};
 use parking_lot::Mutex;
 
 use crate::{
     Engine, EngineError, Round,
     breaker::{Breaker, BreakerRule},
     config::ms,
-    workers::{ConnectedWorker, Transport, WorkerIdentity},
+    guardian::Check,
+    process_end::ProcessEnd,
+    workers::{ConnectedWorker, Transport, WorkerIdentity, watch::not_connected},
 };
 use process::Process;
 
@@ -62,6 +65,35 @@ struct Member {
     /// Since when it has had no job.
     idle_since: Option<Timestamp>,
     stopping_since: Option<Timestamp>,
+    /// Whether its process did not connect in time and was killed.
+    has_timed_out: bool,
+}
+
+/// A process that has ended, and what was known about it.
+struct EndedProcess {
+    worker: WorkerId,
+    end: ProcessEnd,
+    /// Whether it was asked to stop.
+    was_asked: bool,
+    has_timed_out: bool,
+    /// Whether it ended by itself, with an error and soon after its start.
+    has_failed_at_start: bool,
+}
+
+impl EndedProcess {
+    /// Returns `None` while the process runs.
+    fn of(worker: WorkerId, member: &Member, now: Timestamp) -> Option<EndedProcess> {
+        let end = member.process.as_ref()?.ended()?;
+        let was_asked = member.stopping_since.is_some();
+        let is_early = now.ms_since(member.started_at) < STARTED_MS;
+        Some(EndedProcess {
+            worker,
+            was_asked,
+            has_timed_out: member.has_timed_out,
+            has_failed_at_start: is_early && !was_asked && !end.is_success(),
+            end,
+        })
+    }
 }
 
 /// Processes in a row that ended at their start.
@@ -73,8 +105,9 @@ struct StartFailures {
 
 /// Time between two rounds.
 const PERIOD: Duration = Duration::from_secs(1);
-const SUCCESS: &str = "exit status: 0";
 const MAX_BACKOFF_MS: i64 = 60_000;
+/// After this many failures in a row a person has to look at the pool.
+const REPORTED_FAILURES: u32 = 5;
 /// A process that has run for this long did not crash at its start.
 const STARTED_MS: i64 = 10_000;
 
@@ -138,52 +171,75 @@ impl Pools {
 impl Pool {
     /// Ends the workers of processes that have ended.
     async fn remove_ended(&self, engine: &Engine, now: Timestamp) -> Result<usize, EngineError> {
-        let ended: Vec<(WorkerId, String, bool, bool)> = self
-            .members
-            .lock()
-            .iter()
-            .filter_map(|(id, member)| {
-                let status = member.process.as_ref()?.ended()?;
-                let is_early = now.ms_since(member.started_at) < STARTED_MS;
-                Some((*id, status, is_early, member.stopping_since.is_some()))
-            })
-            .collect();
-        for (id, status, is_early, was_asked) in &ended {
-            let worker = engine.workers.find(*id);
-            let was_connected = worker.as_ref().is_some_and(|worker| worker.state().is_operational());
-            let reason = format!("its process ended: {status}");
-            // A process that ends successfully and without jobs is not lost.
-            let has_left =
-                (status == SUCCESS || *was_asked) && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
-            let end = if has_left { WorkerEnd::Left { reason: reason.clone() } } else { engine.lost(&reason) };
-            match worker {
-                Some(worker) => engine.end_worker(&worker, end, &reason, now).await?,
-                // It has deregistered, or never connected; then the store still has it.
-                None => drop(engine.store.worker_end(*id, 1, end, now).await?),
-            }
-            self.record_start(*is_early && !was_asked && status != SUCCESS && !was_connected, now, status);
-            self.members.lock().remove(id);
+        let ended: Vec<EndedProcess> = {
+            let members = self.members.lock();
+            members.iter().filter_map(|(id, member)| EndedProcess::of(*id, member, now)).collect()
+        };
+        for process in &ended {
+            self.end_worker_of(engine, process, now).await?;
+            self.members.lock().remove(&process.worker);
         }
         Ok(ended.len())
     }
 
-    /// Counts a process that ended at its start and delays the next one, or resets the count.
-    fn record_start(&self, has_failed: bool, now: Timestamp, status: &str) {
-        let mut failures = self.start_failures.lock();
-        if !has_failed {
-            *failures = StartFailures::default();
-            return;
+    async fn end_worker_of(&self, engine: &Engine, process: &EndedProcess, now: Timestamp) -> Result<(), EngineError> {
+        let worker = engine.workers.find(process.worker);
+        let has_failed =
+            process.has_failed_at_start && !worker.as_ref().is_some_and(|worker| worker.state().is_operational());
+        let reason = match process.has_timed_out {
+            true => format!("process did not connect within {:?}", engine.config.scheduled_timeout),
+            false => format!("process {}", process.end),
+        };
+        // A process that ends successfully and without jobs is not lost.
+        let has_left = (process.end.is_success() || process.was_asked)
+            && worker.as_ref().is_none_or(|worker| worker.load().0 == 0);
+        let end = if has_left { WorkerEnd::Left { reason: reason.clone() } } else { engine.lost(&reason) };
+        let is_logged = has_failed || process.has_timed_out;
+        let jobs = match worker {
+            Some(worker) if is_logged => engine.end_registration(&worker, end, now).await?.unwrap_or(0),
+            Some(worker) => {
+                engine.end_worker(&worker, end, &reason, now).await?;
+                0
+            }
+            // It has deregistered, or never connected; then the store still has it.
+            None => {
+                if engine.store.worker_end(process.worker, 1, end, now).await?.is_some() {
+                    engine.measures.workers.record_end(None, now);
+                }
+                0
+            }
+        };
+        match has_failed {
+            true => self.record_failed_start(&process.end, jobs, now),
+            false => *self.start_failures.lock() = StartFailures::default(),
         }
+        Ok(())
+    }
+
+    /// Counts a process that ended at its start and delays the next one.
+    fn record_failed_start(&self, end: &ProcessEnd, jobs: usize, now: Timestamp) {
+        let mut failures = self.start_failures.lock();
         failures.count += 1;
         let delay_ms = (500_i64 << failures.count.min(10)).min(MAX_BACKOFF_MS);
         failures.retry_at = Some(now.plus_ms(delay_ms));
-        tracing::error!(
-            pool = self.config.name,
-            status,
-            failures = failures.count,
-            retry_in_ms = delay_ms,
-            "pool process ended at its start"
-        );
+        let (pool, failures) = (&self.config.name, failures.count);
+        let retry_in = Duration::from_millis(delay_ms.unsigned_abs());
+        let error = match end {
+            ProcessEnd::NotStarted(error) => Some(error),
+            ProcessEnd::Exited(_) | ProcessEnd::KilledBySignal(_) => None,
+        };
+        let exit_code = end.exit_code();
+        tracing::warn!(pool, exit_code, error, jobs, failures, ?retry_in, "pool process failed at its start");
+        if failures == REPORTED_FAILURES {
+            tracing::error!(
+                pool,
+                exit_code,
+                error,
+                failures,
+                command = self.config.command.join(" "),
+                "pool is broken"
+            );
+        }
     }
 
     /// Updates each member: its connection, whether it can be started, whether it is late, spent or idle.
@@ -208,16 +264,14 @@ impl Pool {
                 handled += 1;
             }
             let starting = matches!(member.worker.state(), WorkerState::Creating | WorkerState::Connecting);
-            if starting
-                && member.process.is_some()
-                && now.ms_since(member.started_at) >= ms(engine.config.scheduled_timeout)
-            {
-                tracing::error!(pool = self.config.name, "pool process did not connect in time, killing it");
-                member.process.as_mut().into_iter().for_each(Process::kill);
+            let is_late = now.ms_since(member.started_at) >= ms(engine.config.scheduled_timeout);
+            if starting && is_late && member.process.is_some() && !member.has_timed_out {
+                self.time_out(engine, member, now);
+                handled += 1;
             }
-            if member.worker.is_spent() && member.stopping_since.is_none() {
+            if member.worker.has_finished_only_job() && member.stopping_since.is_none() {
                 member.stopping_since = Some(now);
-                engine.workers.drain(*id, true, now);
+                engine.workers.set_draining(*id, true, now);
                 member.process.as_mut().into_iter().for_each(Process::request_stop);
             }
             if member.stopping_since.is_some_and(|since| now.ms_since(since) >= ms(engine.config.drain_grace)) {
@@ -232,6 +286,28 @@ impl Pool {
         handled
     }
 
+    /// Kills a process that did not connect in time. The jobs it was started for time out.
+    fn time_out(&self, engine: &Engine, member: &mut Member, now: Timestamp) {
+        member.has_timed_out = true;
+        member.process.as_mut().into_iter().for_each(Process::kill);
+        let worker = &member.worker;
+        let jobs: Vec<_> = worker.status.lock().in_flight.values().cloned().collect();
+        tracing::warn!(
+            actor = GUARDIAN,
+            pool = self.config.name,
+            worker = worker.key,
+            timeout = ?engine.config.scheduled_timeout,
+            jobs = jobs.len(),
+            "pool process did not connect in time, killing it"
+        );
+        let reason = not_connected(&worker.key, engine.config.scheduled_timeout);
+        for job in &jobs {
+            let failure = Failure::error(reason.clone()).with_reason(ErrorReason::Timeout);
+            engine.reports.handler.end_overdue(worker, job, failure, now);
+        }
+        engine.guardian.actions.add(Check::Jobs, jobs.len());
+    }
+
     fn can_start(&self, now: Timestamp) -> bool {
         self.start_failures.lock().retry_at.is_none_or(|at| at <= now)
     }
@@ -242,10 +318,8 @@ impl Pool {
         engine.wakeups.worker_changed();
         match Process::start(&self.config, &member.worker, &engine.config, engine.wakeups.pools.clone()) {
             Ok(process) => member.process = Some(process),
-            Err(error) => {
-                tracing::error!(pool = self.config.name, command = ?self.config.command, %error, "pool process not started");
-                member.process = Some(Process::not_started(error.to_string()));
-            }
+            // The next round logs it.
+            Err(error) => member.process = Some(Process::not_started(&error)),
         }
     }
 
@@ -273,15 +347,15 @@ impl Pool {
             })
             .sum();
         let waiting = usize::try_from(waiting).unwrap_or(0);
-        let (size, places, in_flight) = {
+        let (size, unstarted, in_flight) = {
             let members = self.members.lock();
-            let places = members.values().filter(|member| member.process.is_none()).count();
-            (members.len(), places, members.values().map(|member| member.worker.load().0).sum::<usize>())
+            let unstarted = members.values().filter(|member| member.process.is_none()).count();
+            (members.len(), unstarted, members.values().map(|member| member.worker.load().0).sum::<usize>())
         };
         let missing = if self.config.ephemeral {
             // One place is kept open; its process is started when it gets a job.
             let wanted = waiting.clamp(1, 16);
-            wanted.saturating_sub(places).min(self.config.max.saturating_sub(size))
+            wanted.saturating_sub(unstarted).min(self.config.max.saturating_sub(size))
         } else {
             let wanted = (in_flight + waiting).div_ceil(self.config.concurrency as usize);
             wanted.clamp(self.config.min, self.config.max).saturating_sub(size)
@@ -307,14 +381,24 @@ impl Pool {
             reports_starts: false,
             pool: Some(config.name.clone()),
             ephemeral: config.ephemeral,
+            api_key: None,
+            may_adopt: false,
         };
         let entry = identity.entry(Some(config.name.clone()), engine.node_id());
         let admitted = engine.store.worker_admit(entry, now).await?;
         identity.session = admitted.session;
+        engine.measures.workers.record_registration(admitted.was, false, now);
         let breaker = Breaker::new(BreakerRule::default());
-        let worker = Arc::new(ConnectedWorker::new(identity, WorkerState::Creating, breaker, now));
-        let mut member =
-            Member { worker: worker.clone(), process: None, started_at: now, idle_since: None, stopping_since: None };
+        let worker =
+            Arc::new(ConnectedWorker::new(identity, WorkerState::Creating, breaker, engine.measures.clone(), now));
+        let mut member = Member {
+            worker: worker.clone(),
+            process: None,
+            started_at: now,
+            idle_since: None,
+            stopping_since: None,
+            has_timed_out: false,
+        };
         engine.workers.add(worker);
         if !config.ephemeral {
             self.launch(engine, &mut member, now);
@@ -339,7 +423,7 @@ impl Pool {
             if stopped < spare && idle && member.stopping_since.is_none() && member.worker.state() == WorkerState::Ready
             {
                 member.stopping_since = Some(now);
-                engine.workers.drain(*id, true, now);
+                engine.workers.set_draining(*id, true, now);
                 member.process.as_mut().into_iter().for_each(Process::request_stop);
                 stopped += 1;
             }

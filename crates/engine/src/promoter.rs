@@ -1,6 +1,6 @@
 //! Makes due jobs ready: delayed and retrying jobs, and jobs whose parents have completed.
 //!
-//! Sleeps until the next due time and is woken when a due time changes. Safe on every node at once: the store skips rows
+//! Sleeps until the next due time and is woken when a due time changes. Safe to run on all nodes concurrently: the store skips rows
 //! that another node is processing.
 
 use faena_domain::Timestamp;

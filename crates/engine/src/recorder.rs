@@ -1,12 +1,12 @@
 //! Records that jobs have started, once they have run for a moment.
 //!
 //! Most jobs end before their start is worth a write: the log of their end contains it. Longer runs are recorded here, so
-//! that every node knows of them after a crash. Safe at any time: a note of a run that is over changes nothing.
+//! that every node knows of them after a crash. Safe at any time: an update of a run that is over changes nothing.
 
 use std::time::Duration;
 
 use faena_domain::{JobState, NodeId, Timestamp};
-use faena_store::{NoteKind, RunNote, Store, StoreError};
+use faena_store::{RunUpdate, RunUpdateKind, Store, StoreError};
 
 use crate::{
     Bus, Round,
@@ -25,10 +25,10 @@ pub async fn run_once(
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     let (due, next) = in_flight.take_unrecorded(now.plus_ms(-ms(RECORD_AFTER)));
-    let notes: Vec<RunNote> = due.iter().filter_map(|job| note(job, node, NoteKind::Started, now)).collect();
-    let handled = notes.len();
+    let updates: Vec<RunUpdate> = due.iter().filter_map(|job| update(job, node, RunUpdateKind::Started, now)).collect();
+    let handled = updates.len();
     if handled > 0 {
-        store.job_note(notes, now).await?;
+        store.run_update(updates, now).await?;
         for job in &due {
             bus.changed(job.id(), JobState::Processing, Some(job.run()), now);
         }
@@ -36,10 +36,10 @@ pub async fn run_once(
     Ok(Round { handled, more: false, next_at: next.map(|at| at.plus_ms(ms(RECORD_AFTER))) })
 }
 
-/// Returns a note about a job. Returns `None` if the job has not started.
-pub fn note(job: &InFlightJob, node: NodeId, kind: NoteKind, at: Timestamp) -> Option<RunNote> {
+/// Returns an update about a job. Returns `None` if the job has not started.
+pub fn update(job: &InFlightJob, node: NodeId, kind: RunUpdateKind, at: Timestamp) -> Option<RunUpdate> {
     let claimed = &job.claimed;
-    Some(RunNote {
+    Some(RunUpdate {
         id: claimed.id,
         run: claimed.run,
         lane: claimed.lane,

@@ -6,19 +6,25 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use faena_domain::{JobId, Run, Timestamp, WorkerId};
-use faena_store::{RunEnd, Store, StoreError};
+use faena_store::{RunEnd, RunOutcome, RunUpdate, Store, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::{
     Bus, Round,
+    in_flight::InFlightJob,
+    log_throttle::LogThrottle,
+    measure::Measures,
+    traces::{RunTrace, Tracer},
     wakeups::Wakeups,
-    workers::{Ack, ConnectedWorker, Refusal, WorkerCommand},
+    workers::{Ack, ConnectedWorker, Rejection, WorkerCommand},
 };
 
 /// Ends that may wait. Beyond that, slots wait before they take another job.
 const MAX_WAITING: usize = 10_000;
 const BATCH: usize = 2_000;
+/// How much of an error is logged. The job has all of it.
+const LOGGED_ERROR_BYTES: usize = 200;
 
 /// Where to confirm that an end is stored.
 pub enum Receipt {
@@ -31,6 +37,8 @@ pub enum Receipt {
 struct PendingEnd {
     end: RunEnd,
     receipts: Vec<Receipt>,
+    /// For the spans of the run, if its trace is recorded.
+    trace: Option<Box<RunTrace>>,
 }
 
 pub struct Reporter {
@@ -39,25 +47,46 @@ pub struct Reporter {
     /// Notified after each batch.
     batch_stored: Notify,
     bus: Bus,
+    measures: Arc<Measures>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
+    dead_letter_log: LogThrottle,
 }
 
 impl Reporter {
-    pub(crate) fn new(bus: Bus, wakeups: Wakeups) -> Reporter {
-        Reporter { queue: Mutex::default(), wakeups, batch_stored: Notify::new(), bus }
+    pub(crate) fn new(bus: Bus, wakeups: Wakeups, measures: Arc<Measures>, tracer: Option<Arc<Tracer>>) -> Reporter {
+        Reporter {
+            queue: Mutex::default(),
+            wakeups,
+            batch_stored: Notify::new(),
+            bus,
+            measures,
+            tracer,
+            dead_letter_log: LogThrottle::default(),
+        }
     }
 
-    pub fn push(&self, end: RunEnd, receipt: Option<Receipt>) {
+    pub fn push(&self, job: &InFlightJob, end: RunEnd, receipt: Option<Receipt>) {
+        let trace = self.tracer.as_ref().and_then(|tracer| tracer.run(job));
         let mut queue = self.queue.lock();
-        queue.push_back(PendingEnd { end, receipts: receipt.into_iter().collect() });
+        queue.push_back(PendingEnd { end, receipts: receipt.into_iter().collect(), trace });
         if queue.len() == 1 {
             self.wakeups.run_ended();
         }
     }
 
     /// Adds a receipt to an end that is repeated before it is stored. Returns the receipt if no such end waits.
-    pub fn join(&self, id: JobId, run: Option<Run>, worker: WorkerId, receipt: Receipt) -> Option<Receipt> {
+    pub fn join(
+        &self,
+        id: JobId,
+        run: Option<Run>,
+        worker: WorkerId,
+        is_repeated: impl Fn(&RunEnd) -> bool,
+        receipt: Receipt,
+    ) -> Option<Receipt> {
         let mut queue = self.queue.lock();
-        let same = |end: &RunEnd| end.id == id && end.worker == worker && run.is_none_or(|run| run == end.run);
+        let same = |end: &RunEnd| {
+            end.id == id && end.worker == worker && run.is_none_or(|run| run == end.run) && is_repeated(end)
+        };
         match queue.iter_mut().rev().find(|pending| same(&pending.end)) {
             Some(pending) => {
                 pending.receipts.push(receipt);
@@ -72,13 +101,18 @@ impl Reporter {
         self.wait_while(|queue| queue.iter().any(|pending| pending.end.worker == worker)).await;
     }
 
+    /// Waits until no end of this job waits.
+    pub async fn flushed_job(&self, id: JobId) {
+        self.wait_while(|queue| queue.iter().any(|pending| pending.end.id == id)).await;
+    }
+
     /// Waits while too many ends are waiting.
     pub async fn wait_for_capacity(&self) {
         self.wait_while(|queue| queue.len() > MAX_WAITING).await;
     }
 
     /// Waits until every end is stored.
-    pub async fn flushed(&self) {
+    pub async fn wait_until_flushed(&self) {
         self.wait_while(|queue| !queue.is_empty()).await;
     }
 
@@ -96,8 +130,11 @@ impl Reporter {
 
     pub async fn run_once(&self, store: &dyn Store, now: Timestamp) -> Result<Round, StoreError> {
         let batch: Vec<RunEnd> = self.queue.lock().iter().take(BATCH).map(|pending| pending.end.clone()).collect();
+        if let Some(jobs) = self.dead_letter_log.take_suppressed(now) {
+            tracing::warn!(jobs, "more jobs dead-lettered");
+        }
         if batch.is_empty() {
-            return Ok(Round::default());
+            return Ok(Round::idle_until(self.dead_letter_log.summary_at()));
         }
         let accepted = store.job_end(batch, now).await?;
         let (stored, more) = {
@@ -107,17 +144,38 @@ impl Reporter {
         };
         self.batch_stored.notify_waiters();
         let handled = stored.len();
-        self.acknowledge(stored, &accepted);
-        Ok(Round { handled, more, next_at: None })
+        let measured: Vec<&RunEnd> =
+            stored.iter().zip(&accepted).filter(|(_, accepted)| **accepted).map(|(pending, _)| &pending.end).collect();
+        self.measures.jobs.add(&measured);
+        let stale = self.acknowledge(stored, &accepted, now);
+        if !stale.is_empty() {
+            store.run_update(stale, now).await?;
+        }
+        Ok(Round { handled, more, next_at: self.dead_letter_log.summary_at() })
     }
 
-    fn acknowledge(&self, stored: Vec<PendingEnd>, accepted: &[bool]) {
+    /// Logs a job that has failed for good.
+    fn log_dead_letter(&self, end: &RunEnd, now: Timestamp) {
+        let RunOutcome::Failed { error, reason } = &end.outcome else { return };
+        if self.dead_letter_log.admits(now) {
+            let (reason, error) = (reason.as_str(), error.get(..error.floor_char_boundary(LOGGED_ERROR_BYTES)));
+            tracing::warn!(job = %end.id, run = end.run, reason, error, "job dead-lettered");
+        }
+    }
+
+    /// Answers all receipts. Returns the traces of rejected reports for the logs of their jobs.
+    fn acknowledge(&self, stored: Vec<PendingEnd>, accepted: &[bool], now: Timestamp) -> Vec<RunUpdate> {
+        let mut stale = Vec::new();
         // Acknowledgements of one worker mostly follow each other, and are sent together.
         let mut acks: Vec<WorkerCommand> = Vec::new();
         let mut to: Option<Arc<ConnectedWorker>> = None;
-        for (PendingEnd { end, receipts }, accepted) in stored.into_iter().zip(accepted) {
+        for (PendingEnd { end, receipts, trace }, accepted) in stored.into_iter().zip(accepted) {
             if *accepted {
                 self.bus.changed(end.id, end.outcome.state(), Some(end.run), end.at);
+                self.log_dead_letter(&end, now);
+                if let (Some(tracer), Some(trace)) = (&self.tracer, trace) {
+                    tracer.run_ended(*trace, &end);
+                }
             } else {
                 tracing::warn!(job = %end.id, run = end.run, "late report rejected");
             }
@@ -130,8 +188,12 @@ impl Reporter {
                         if let Some(known) = to.as_ref().filter(|known| !Arc::ptr_eq(known, &worker)) {
                             known.send(acks.drain(..));
                         }
-                        let refusal = (!accepted).then(|| Refusal::stale(end.run));
-                        acks.push(WorkerCommand::Ack(Ack { job_id: end.id, run: Some(end.run), report, refusal }));
+                        let rejection = (!accepted).then(|| Rejection::stale(end.run));
+                        if let Some(rejection) = &rejection {
+                            let text = format!("{report} from worker {}: {}", worker.key, rejection.message);
+                            stale.push(RunUpdate::stale(end.id, end.run, text, now));
+                        }
+                        acks.push(WorkerCommand::Ack(Ack { job_id: end.id, run: Some(end.run), report, rejection }));
                         to = Some(worker);
                     }
                 }
@@ -140,5 +202,6 @@ impl Reporter {
         if let Some(worker) = to {
             worker.send(acks);
         }
+        stale
     }
 }

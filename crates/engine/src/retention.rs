@@ -1,5 +1,5 @@
-//! Deletes finished jobs and events that are older than their retention, in small batches, and creates the partitions of
-//! the coming days.
+//! Deletes finished jobs and tasks, events and history that are older than their retention, in small batches, and creates the
+//! partitions of the coming days.
 
 use std::time::Duration;
 
@@ -19,6 +19,10 @@ pub async fn run_once(
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     let jobs = store.job_prune(retention, BATCH, now).await?;
-    let events = store.event_settle(now.plus_ms(-ms(keep_events)), EVENT_BATCH, now).await?;
-    Ok(Round { handled: jobs + events, more: jobs == BATCH || events == EVENT_BATCH, next_at: None })
+    let tasks = store.task_prune(now.plus_ms(-retention.longest_ms()), BATCH).await?;
+    let events = store.event_prune(now.plus_ms(-ms(keep_events)), EVENT_BATCH, now).await?;
+    let (hours, days) = (now.plus_ms(-retention.hourly_history_ms), now.plus_ms(-retention.daily_history_ms));
+    let history = store.history_prune(hours, days, EVENT_BATCH).await?;
+    let more = jobs == BATCH || tasks == BATCH || events == EVENT_BATCH || history >= EVENT_BATCH;
+    Ok(Round { handled: jobs + tasks + events + history, more, next_at: None })
 }

@@ -58,10 +58,10 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_secret_is_refused_without_being_repeated() {
-        for text in ["", "whsec_", "whsec_geheim", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"] {
-            let error = text.parse::<Secret>().expect_err("refused");
-            assert!(!error.contains("geheim"), "{error}");
+    fn an_invalid_secret_is_rejected_without_being_repeated() {
+        for text in ["", "whsec_", "whsec_s3cret", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"] {
+            let error = text.parse::<Secret>().expect_err("rejected");
+            assert!(!error.contains("s3cret"), "{error}");
         }
         let long = format!("whsec_{}", STANDARD.encode([7; 65]));
         assert!(long.parse::<Secret>().is_err());

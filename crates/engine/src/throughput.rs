@@ -17,9 +17,20 @@ const KEEP_MS: i64 = 65_000;
 #[derive(Default)]
 pub struct Throughput(Mutex<VecDeque<Sample>>);
 
+/// Throughput of the whole system over about the last minute.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Overall {
+    /// Runs that end per second.
+    pub per_second: f64,
+    /// Part of them that failed, from 0 to 1.
+    pub error_ratio: f64,
+}
+
 struct Sample {
     at: Timestamp,
     ran: HashMap<LaneId, i64>,
+    /// Runs that failed, of all lanes.
+    failed: i64,
 }
 
 impl Throughput {
@@ -42,7 +53,22 @@ impl Throughput {
         let ran = ran.map(|((lane, _), n)| (*lane, *n)).collect();
         let mut samples = self.0.lock();
         samples.retain(|sample| now.ms_since(sample.at) <= KEEP_MS);
-        samples.push_back(Sample { at: now, ran });
+        samples.push_back(Sample { at: now, ran, failed: counts.total(Tally::FailedRuns) });
+    }
+
+    /// Returns how many runs end per second, and which part of them fails, or `None` if that is unknown.
+    pub fn overall(&self, now: Timestamp) -> Option<Overall> {
+        let samples = self.0.lock();
+        let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
+        let last = samples.back()?;
+        let passed_ms = last.at.ms_since(first.at);
+        if passed_ms <= 0 {
+            return None;
+        }
+        let ran = |sample: &Sample| sample.ran.values().sum::<i64>();
+        let (ran, failed) = ((ran(last) - ran(first)).max(0), (last.failed - first.failed).max(0));
+        let error_ratio = if ran == 0 { 0.0 } else { failed as f64 / ran as f64 };
+        Some(Overall { per_second: ran as f64 * 1_000.0 / passed_ms as f64, error_ratio })
     }
 
     /// Returns how many runs of these lanes end per minute, or `None` if that is unknown.
@@ -93,6 +119,17 @@ mod tests {
         assert_eq!(throughput.per_minute(&[1, 2], at(30)), Some(22.0));
         assert_eq!(throughput.per_minute(&[3], at(30)), Some(10.0), "a new lane started at zero");
         assert_eq!(throughput.per_minute(&[4], at(30)), Some(0.0));
+    }
+
+    #[test]
+    fn the_error_ratio_is_the_part_of_the_runs_that_failed() {
+        let throughput = Throughput::default();
+        throughput.add(&counts(&[(1, 100)]), at(0));
+        assert_eq!(throughput.overall(at(0)), None);
+        let mut later = counts(&[(1, 110), (2, 10)]);
+        later.by_lane.insert((1, Tally::FailedRuns), 5);
+        throughput.add(&later, at(10));
+        assert_eq!(throughput.overall(at(10)), Some(Overall { per_second: 2.0, error_ratio: 0.25 }));
     }
 
     #[test]

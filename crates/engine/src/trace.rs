@@ -58,9 +58,9 @@ async fn jobs(store: &dyn Store, correlation_id: &str) -> Result<(Vec<JobId>, bo
     let mut ids = Vec::new();
     let mut after = None;
     loop {
-        let page = store.job_list(&filter, Page::After { id: after, limit: PAGE }).await?;
+        let page = store.job_list(&filter, Page::after(after, PAGE)).await?;
         ids.extend(page.jobs.iter().map(|job| job.id));
-        after = page.next;
+        after = page.next.map(|cursor| cursor.id);
         if after.is_none() || ids.len() >= MAX_JOBS {
             ids.reverse();
             return Ok((ids, after.is_some()));
@@ -124,8 +124,8 @@ fn last_run(job: &JobView) -> Option<Attempt> {
 fn log(job: &JobView, runs: &[Attempt], webhooks: &[TraceEntry]) -> Vec<TraceEntry> {
     // The attempts of a webhook contain more than the log lines about them.
     let is_webhook_line =
-        |event: LogEvent| matches!(event, LogEvent::WebhookSent | LogEvent::WebhookFailed) && !webhooks.is_empty();
-    let lines = job.execution_log.iter().filter(|line| !is_webhook_line(line.event));
+        |event: &LogEvent| matches!(event, LogEvent::WebhookSent | LogEvent::WebhookFailed) && !webhooks.is_empty();
+    let lines = job.execution_log.iter().filter(|line| !is_webhook_line(&line.event));
     lines
         .map(|line| {
             let run = runs.iter().find(|run| run.run.is_some() && run.run == line.run);

@@ -28,7 +28,7 @@ pub fn judge(job: &InFlightJob, result: Result<Option<String>, Failure>, now: Ti
                 let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());
                 (RunOutcome::Cancelled { cause }, vec![line])
             }
-            None => (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, failure.message)]),
+            None => (RunOutcome::Released, vec![LogLine::new(now, LogEvent::Released, failure.message)]),
         };
     }
     let event = if failure.reason == ErrorReason::Timeout { LogEvent::Timeout } else { LogEvent::Failed };
@@ -37,8 +37,7 @@ pub fn judge(job: &InFlightJob, result: Result<Option<String>, Failure>, now: Ti
     match claimed.options.retry.decide(claimed.retry_count, &failure, random) {
         RetryDecision::RetryAfter { delay_ms } => {
             let due_at = now.plus_ms(i64::try_from(delay_ms).unwrap_or(i64::MAX));
-            let attempts = claimed.options.retry.max_retries + 1;
-            let text = format!("attempt {} of {attempts} at {due_at}", claimed.retry_count + 2);
+            let text = claimed.options.next_attempt_text(claimed.retry_count, due_at);
             let next = LogLine::new(now, LogEvent::RetryScheduled, text);
             (RunOutcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
         }

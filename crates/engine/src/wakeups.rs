@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 #[derive(Clone, Default)]
 pub(crate) struct Wakeups {
     pub scheduler: Arc<Notify>,
+    pub tasks: Arc<Notify>,
     pub promoter: Arc<Notify>,
     pub dispatcher: Arc<Notify>,
     pub recorder: Arc<Notify>,
@@ -93,6 +94,11 @@ impl Wakeups {
     /// A schedule was created, changed or enabled.
     pub fn schedules_changed(&self) {
         self.scheduler.notify_one();
+    }
+
+    /// A task waits for a time or for a job.
+    pub fn tasks_changed(&self) {
+        self.tasks.notify_one();
     }
 
     /// Events were committed, or a subscriber arrived.

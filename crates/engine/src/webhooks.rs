@@ -4,7 +4,7 @@
 //! a task of its own, so that a receiver that does not answer delays no other. Each host has a bounded number of concurrent
 //! attempts and a breaker; while the breaker is open the host's webhooks wait and use no attempt.
 //!
-//! Safe on every node at once: each attempt is taken by one node and fenced by its number. If that node dies, another sends
+//! Safe to run on all nodes concurrently: each attempt is taken by one node and fenced by its number. If that node dies, another sends
 //! the webhook again when the lease has expired. So every webhook arrives at least once, and its id identifies repetitions.
 
 use std::{
@@ -34,7 +34,9 @@ use crate::{
     breaker::{Breaker, BreakerRule, BreakerState},
     config::ms,
     driver::panic_text,
+    log_throttle::LogThrottle,
     signature::{Secret, sign},
+    traces::Tracer,
     wakeups::Wakeups,
 };
 
@@ -72,11 +74,11 @@ impl Default for WebhookConfig {
 const MAX_DELAY: Duration = Duration::from_secs(5 * 60);
 /// Time beyond the timeout to store a result, before another node sends the webhook again.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
-/// Largest part of a response body that is kept.
-const ANSWER_BYTES: usize = 1_024;
+/// Number of bytes of a response body that are kept.
+const RESPONSE_BYTES: usize = 1_024;
 /// How long to read the response body after its status.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// When failing hosts that got no capacity are considered again.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Delay before failing hosts that got no capacity are considered again.
 const RECHECK_MS: i64 = 1_000;
 /// After this time without a failure a host is forgotten.
 const FORGET_MS: i64 = 3_600_000;
@@ -88,10 +90,12 @@ pub struct Webhooks {
     client: Client,
     wakeups: Wakeups,
     state: Mutex<SenderState>,
+    tracer: Option<Arc<Tracer>>,
     pub delivered: AtomicU64,
     pub failed: AtomicU64,
-    /// Results that came after another node had taken the webhook.
+    /// Results that were reported after another node had taken the webhook.
     pub late: AtomicU64,
+    failure_log: LogThrottle,
 }
 
 /// Attempts in progress and results that are not stored yet.
@@ -110,7 +114,7 @@ struct Host {
 }
 
 /// Result of one attempt.
-struct Outcome {
+struct AttemptResult {
     status: Option<u16>,
     error: Option<String>,
     answer: Option<String>,
@@ -119,17 +123,17 @@ struct Outcome {
     is_permanent: bool,
 }
 
-impl Outcome {
-    fn failed(error: String) -> Outcome {
-        Outcome { status: None, is_permanent: false, error: Some(error), answer: None, retry_after: None }
+impl AttemptResult {
+    fn failed(error: String) -> AttemptResult {
+        AttemptResult { status: None, is_permanent: false, error: Some(error), answer: None, retry_after: None }
     }
 
-    fn refused(error: String) -> Outcome {
-        Outcome { is_permanent: true, ..Outcome::failed(error) }
+    fn rejected(error: String) -> AttemptResult {
+        AttemptResult { is_permanent: true, ..AttemptResult::failed(error) }
     }
 
     /// Returns whether the host is healthy. A client error says nothing about other requests to the host, and an address
-    /// that was refused here was never called.
+    /// that was rejected here was never called.
     fn is_host_healthy(&self) -> bool {
         self.is_permanent || self.status.is_some_and(|status| status < 500 && status != 429)
     }
@@ -138,10 +142,15 @@ impl Outcome {
 impl Webhooks {
     /// Creates a sender outside an engine: its caller runs every round.
     pub fn new(config: WebhookConfig, rule: AddressRule) -> Webhooks {
-        Webhooks::with_wakeups(config, rule, Wakeups::default())
+        Webhooks::with_wakeups(config, rule, Wakeups::default(), None)
     }
 
-    pub(crate) fn with_wakeups(config: WebhookConfig, rule: AddressRule, wakeups: Wakeups) -> Webhooks {
+    pub(crate) fn with_wakeups(
+        config: WebhookConfig,
+        rule: AddressRule,
+        wakeups: Wakeups,
+        tracer: Option<Arc<Tracer>>,
+    ) -> Webhooks {
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
@@ -160,9 +169,11 @@ impl Webhooks {
             client,
             wakeups,
             state: Mutex::default(),
+            tracer,
             delivered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             late: AtomicU64::new(0),
+            failure_log: LogThrottle::default(),
         }
     }
 
@@ -178,12 +189,16 @@ impl Webhooks {
             // The end of an attempt wakes the loop.
             return Ok(Round::done(stored));
         }
+        if let Some(webhooks) = self.failure_log.take_suppressed(now) {
+            tracing::warn!(webhooks, "more webhooks failed");
+        }
         let taken = store.webhook_take(request, now).await?;
         let handled = stored + taken.deliveries.len();
         for delivery in taken.deliveries {
             self.start(delivery, now);
         }
-        Ok(Round { handled, more: false, next_at: taken.next_at.into_iter().chain(recheck_at).min() })
+        let next_at = [taken.next_at, recheck_at, self.failure_log.summary_at()].into_iter().flatten().min();
+        Ok(Round { handled, more: false, next_at })
     }
 
     /// Stores the results of ended attempts and starts no new ones.
@@ -201,7 +216,7 @@ impl Webhooks {
     }
 
     /// Waits until no attempt is in progress and every result is stored.
-    pub async fn flushed(&self) {
+    pub async fn wait_until_flushed(&self) {
         let is_busy = || {
             let state = self.state.lock();
             state.in_progress > 0 || !state.results.is_empty()
@@ -212,7 +227,7 @@ impl Webhooks {
     }
 
     /// Returns why webhooks to this URL are not sent now, if they are not.
-    pub fn held_back(&self, url: &str, now: Timestamp) -> Option<String> {
+    pub fn delay_reason(&self, url: &str, now: Timestamp) -> Option<String> {
         let host = host_of(url);
         let until = self.state.lock().hosts.get(&host)?.breaker.retry_at(now)?;
         Some(format!("{host} keeps failing; its circuit is open until {until}"))
@@ -233,7 +248,7 @@ impl Webhooks {
             host.in_progress > 0 || failing
         });
         let per_host = self.config.per_host;
-        let mut rooms = Vec::new();
+        let mut host_capacities = Vec::new();
         let mut recheck_at = None;
         // However many hosts fail, half of the capacity is for hosts that do not. The failing hosts share the other half; if
         // there are more of them than capacity, they are picked at random.
@@ -253,13 +268,16 @@ impl Webhooks {
                 spare -= capacity;
             }
             if capacity < per_host {
-                rooms.push((name.clone(), capacity));
+                host_capacities.push((name.clone(), capacity));
             }
             recheck_at = recheck_at.into_iter().chain(host.breaker.retry_at(now)).min();
         }
         let limit = self.config.concurrency.saturating_sub(state.in_progress + state.results.len());
         let lease_ms = ms(self.config.timeout.saturating_add(LEASE_MARGIN));
-        (WebhookTakeRequest { node, limit, per_host, rooms, allowed: self.config.attempts, lease_ms }, recheck_at)
+        (
+            WebhookTakeRequest { node, limit, per_host, host_capacities, allowed: self.config.attempts, lease_ms },
+            recheck_at,
+        )
     }
 
     fn start(self: &Arc<Webhooks>, delivery: Delivery, now: Timestamp) {
@@ -281,26 +299,26 @@ impl Webhooks {
             let call = tokio::time::timeout(webhooks.config.timeout, webhooks.call(&delivery, now));
             let outcome = match AssertUnwindSafe(call).catch_unwind().await {
                 Ok(Ok(outcome)) => outcome,
-                Ok(Err(_)) => Outcome::failed(format!("no answer within {:?}", webhooks.config.timeout)),
-                Err(panic) => Outcome::failed(panic_text(panic.as_ref())),
+                Ok(Err(_)) => AttemptResult::failed(format!("no answer within {:?}", webhooks.config.timeout)),
+                Err(panic) => AttemptResult::failed(panic_text(panic.as_ref())),
             };
             webhooks.finish(&delivery, outcome, now, started.elapsed());
         });
     }
 
-    async fn call(&self, delivery: &Delivery, now: Timestamp) -> Outcome {
+    async fn call(&self, delivery: &Delivery, now: Timestamp) -> AttemptResult {
         let url: url::Url = match delivery.url.parse() {
             Ok(url) => url,
-            Err(error) => return Outcome::refused(format!("the URL is not valid: {error}")),
+            Err(error) => return AttemptResult::rejected(format!("the URL is not valid: {error}")),
         };
         if let Err(error) = self.rule.check_url(&url) {
-            return Outcome::refused(error.to_string());
+            return AttemptResult::rejected(error.to_string());
         }
         let call = self.client.post(url).headers(self.headers(delivery, now)).body(delivery.body.clone());
         let mut answer = match call.send().await {
             Ok(answer) => answer,
-            Err(error) if is_forbidden(&error) => return Outcome::refused(describe(error)),
-            Err(error) => return Outcome::failed(describe(error)),
+            Err(error) if is_forbidden(&error) => return AttemptResult::rejected(describe(error)),
+            Err(error) => return AttemptResult::failed(describe(error)),
         };
         let status = answer.status();
         let retry_after = matches!(status.as_u16(), 429 | 503).then(|| retry_after(answer.headers())).flatten();
@@ -313,13 +331,17 @@ impl Webhooks {
         };
         let text = read_start(&mut answer).await;
         let text = (!text.is_empty()).then_some(text);
-        Outcome { status: Some(status.as_u16()), error, answer: text, retry_after, is_permanent: false }
+        AttemptResult { status: Some(status.as_u16()), error, answer: text, retry_after, is_permanent: false }
     }
 
     fn headers(&self, delivery: &Delivery, now: Timestamp) -> HeaderMap {
         let timestamp = now.as_ms().div_euclid(1_000);
         let id = delivery.id.to_string();
         let signature = sign(&self.config.secrets, &id, timestamp, &delivery.body);
+        let traceparent = match &self.tracer {
+            Some(tracer) => Some(tracer.webhook_context(delivery).1.to_string()),
+            None => delivery.traceparent.clone(),
+        };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert("x-webhook-event", HeaderValue::from_static("job.status"));
@@ -329,7 +351,7 @@ impl Webhooks {
             ("webhook-signature", signature.as_str()),
             ("x-job-id", &delivery.job.to_string()),
             ("x-correlation-id", &delivery.correlation_id),
-            ("traceparent", delivery.traceparent.as_deref().unwrap_or_default()),
+            ("traceparent", traceparent.as_deref().unwrap_or_default()),
         ] {
             // Values that are not valid in a header are left out; the body contains everything that matters.
             if let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
@@ -341,11 +363,18 @@ impl Webhooks {
         headers
     }
 
-    fn finish(&self, delivery: &Delivery, outcome: Outcome, started_at: Timestamp, took: Duration) {
+    fn finish(&self, delivery: &Delivery, outcome: AttemptResult, started_at: Timestamp, took: Duration) {
         let at = started_at.plus_ms(ms(took));
         let next = self.next(delivery, &outcome, at);
         let counter = if next == WebhookNext::Delivered { &self.delivered } else { &self.failed };
         counter.fetch_add(1, Ordering::Relaxed);
+        if let Some(tracer) = &self.tracer {
+            tracer.webhook_attempted(delivery, outcome.status, outcome.error.as_deref(), (started_at, at));
+        }
+        if next == WebhookNext::Failed && self.failure_log.admits(at) {
+            let (host, attempts, error) = (&delivery.host, delivery.attempt, outcome.error.as_deref());
+            tracing::warn!(webhook = %delivery.id, job = %delivery.job, host, attempts, error, "webhook failed");
+        }
         let mut state = self.state.lock();
         state.in_progress -= 1;
         if let Some(host) = state.hosts.get_mut(&delivery.host) {
@@ -381,15 +410,15 @@ impl Webhooks {
         self.wakeups.webhooks_changed();
     }
 
-    fn next(&self, delivery: &Delivery, outcome: &Outcome, at: Timestamp) -> WebhookNext {
+    fn next(&self, delivery: &Delivery, outcome: &AttemptResult, at: Timestamp) -> WebhookNext {
         if outcome.error.is_none() {
             return WebhookNext::Delivered;
         }
         if outcome.is_permanent || delivery.attempt >= self.config.attempts {
             return WebhookNext::Failed;
         }
-        let own = delay(self.config.base_delay, delivery.attempt);
-        let delay = outcome.retry_after.map_or(own, |wanted| wanted.max(own).min(MAX_DELAY));
+        let backoff = delay(self.config.base_delay, delivery.attempt);
+        let delay = outcome.retry_after.map_or(backoff, |requested| requested.max(backoff).min(MAX_DELAY));
         WebhookNext::Again { due_at: at.plus_ms(ms(delay)) }
     }
 }
@@ -408,13 +437,13 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 async fn read_start(answer: &mut reqwest::Response) -> String {
     let mut bytes = Vec::new();
     let read = async {
-        while bytes.len() < ANSWER_BYTES
+        while bytes.len() < RESPONSE_BYTES
             && let Ok(Some(part)) = answer.chunk().await
         {
-            bytes.extend_from_slice(&part[..part.len().min(ANSWER_BYTES - bytes.len())]);
+            bytes.extend_from_slice(&part[..part.len().min(RESPONSE_BYTES - bytes.len())]);
         }
     };
-    let _ = tokio::time::timeout(ANSWER_TIMEOUT, read).await;
+    let _ = tokio::time::timeout(RESPONSE_TIMEOUT, read).await;
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

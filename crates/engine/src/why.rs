@@ -4,10 +4,10 @@
 //! worker is connected to. All reasons are listed, not only the first: a person who removes one should know what comes next.
 
 use faena_domain::{
-    ErrorReason, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, Why, WorkerCapabilities, WorkerState,
-    WorkerView,
+    ErrorReason, Explanation, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, WorkerCapabilities,
+    WorkerState, WorkerView,
 };
-use faena_store::{ClaimOwner, Filter, JobPosition, LaneId, Page, StoredLimit, Tally};
+use faena_store::{ClaimOwner, Filter, JobPosition, Lane, LaneId, Page, StoredLimit, Tally};
 use serde_json::json;
 
 use crate::{Engine, EngineError, config::ms};
@@ -19,9 +19,10 @@ const MAX_WORKERS: usize = 10_000;
 
 impl Engine {
     /// Explains why a job is in its state. Returns `None` if there is no such job.
-    pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Why>, EngineError> {
+    pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Explanation>, EngineError> {
         let Some(job) = self.store.job_get(id).await? else { return Ok(None) };
-        let Some(position) = self.store.job_position(id).await? else { return Ok(None) };
+        let unserved = if job.status == JobState::Queued { self.unserved_lanes(&job.queue).await? } else { Vec::new() };
+        let Some(position) = self.store.job_position(id, unserved).await? else { return Ok(None) };
         let reasons = match job.status {
             JobState::Pending => pending(&job, &position, now),
             JobState::Retrying => vec![retrying(&job)],
@@ -33,7 +34,15 @@ impl Engine {
             JobState::Failed => vec![failed(&job)],
             JobState::Cancelled => vec![cancelled(&job)],
         };
-        Ok(Some(Why::new(id, job.status, reasons)))
+        Ok(Some(Explanation::new(id, job.status, reasons)))
+    }
+
+    /// Returns the lanes of a queue whose jobs no worker can run. They delay no other job.
+    async fn unserved_lanes(&self, queue: &str) -> Result<Vec<LaneId>, EngineError> {
+        let capabilities = self.store.worker_capabilities().await?;
+        let is_served = |lane: &Lane| capabilities.iter().any(|known| known.covers(&lane.queue, &lane.kind));
+        let lanes = self.store.lanes().await?.into_iter().filter(|lane| lane.queue == queue && !is_served(lane));
+        Ok(lanes.map(|lane| lane.id).collect())
     }
 }
 
@@ -65,10 +74,12 @@ fn pending(job: &JobView, position: &JobPosition, now: Timestamp) -> Vec<Reason>
 }
 
 fn retrying(job: &JobView) -> Reason {
-    let until = job.next_retry_at;
+    let until = job.next_attempt_at;
     let when = until.map_or_else(|| "soon".to_owned(), |at| at.to_string());
     let error = job.error.as_deref().unwrap_or("no error was reported");
-    let (attempt, attempts) = (job.retry_count + 1, job.max_retries + 1);
+    // Attempts before a manual retry count too, as in every view of the job.
+    let earlier = job.attempt.saturating_sub(job.retry_count);
+    let (attempt, attempts) = (job.attempt + 1, earlier + job.max_retries + 1);
     let message = format!("attempt {attempt} of {attempts} starts at {when}; the last attempt failed: {error}");
     let facts = json!({
         "until": until, "attempt": attempt, "attempts": attempts, "error": job.error, "errorReason": job.error_reason,
@@ -139,8 +150,8 @@ async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Re
             .map(|(_, n)| n)
             .sum();
         if let Some(most) = limit.concurrency.filter(|most| running >= i64::from(*most)) {
-            let holders = running_jobs(engine, &scope).await?;
-            reasons.push(limit_reached(&scope, most, u64::try_from(running).unwrap_or(0), &holders));
+            let in_flight = running_jobs(engine, &scope).await?;
+            reasons.push(limit_reached(&scope, most, u64::try_from(running).unwrap_or(0), &in_flight));
         }
         if let Some(rate) = limit.rate {
             let bucket = rate.refilled(bucket, now);
@@ -160,15 +171,15 @@ async fn running_jobs(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, Engi
         Scope::Type(name) => filter.kind = Some(name.clone()),
         Scope::System | Scope::Key(_) => {}
     }
-    let page = engine.store.job_list(&filter, Page::After { id: None, limit: MAX_LISTED }).await?;
+    let page = engine.store.job_list(&filter, Page::after(None, MAX_LISTED)).await?;
     Ok(page.jobs.into_iter().map(|job| job.id).collect())
 }
 
 fn key_limit(key: &str, limit: Limit, position: &JobPosition, now: Timestamp) -> Vec<Reason> {
     let scope = Scope::Key(key.to_owned());
     let mut reasons = Vec::new();
-    if let Some(most) = limit.concurrency.filter(|most| position.key_held >= u64::from(*most)) {
-        reasons.push(limit_reached(&scope, most, position.key_held, &position.key_holders));
+    if let Some(most) = limit.concurrency.filter(|most| position.key_in_flight >= u64::from(*most)) {
+        reasons.push(limit_reached(&scope, most, position.key_in_flight, &position.key_jobs));
     }
     if let Some(rate) = limit.rate {
         let bucket = rate.refilled(position.key_bucket, now);
@@ -179,13 +190,13 @@ fn key_limit(key: &str, limit: Limit, position: &JobPosition, now: Timestamp) ->
     reasons
 }
 
-fn limit_reached(scope: &Scope, most: u32, running: u64, holders: &[JobId]) -> Reason {
-    let listed = holders.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
-    let more = if running > holders.len() as u64 { ", …" } else { "" };
+fn limit_reached(scope: &Scope, most: u32, running: u64, in_flight: &[JobId]) -> Reason {
+    let listed = in_flight.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
+    let more = if running > in_flight.len() as u64 { ", …" } else { "" };
     let are = if running == 1 { "is" } else { "are" };
     let message = format!("{scope} may run {most} concurrently, and {running} {are} running: {listed}{more}");
     let (word, name) = (scope.kind(), scope.parts().1);
-    let facts = json!({"scope": word, "name": name, "limit": most, "held": running, "heldBy": holders});
+    let facts = json!({"scope": word, "name": name, "limit": most, "inFlight": running, "jobs": in_flight});
     Reason::new("limit_reached", message, facts)
 }
 
@@ -401,19 +412,25 @@ fn completed(job: &JobView) -> Reason {
     let when = job.completed_at.unwrap_or(job.updated_at);
     let took = took_ms.map(|ms| format!(" after {ms} ms")).unwrap_or_default();
     let facts = json!({"completedAt": job.completed_at, "tookMs": took_ms, "retries": job.retry_count});
-    Reason::new("completed", format!("it completed at {when}{took}, in attempt {}", job.retry_count + 1), facts)
+    Reason::new("completed", format!("it completed at {when}{took}, in attempt {}", job.attempt), facts)
 }
 
 fn failed(job: &JobView) -> Reason {
     let error = job.error.as_deref().unwrap_or("no error was reported");
     let reason = job.error_reason.unwrap_or(ErrorReason::Error);
-    let (attempt, attempts) = (job.retry_count + 1, job.max_retries + 1);
+    let earlier = job.attempt.saturating_sub(job.retry_count + 1);
+    let (attempt, attempts) = (job.attempt, earlier + job.max_retries + 1);
+    let ending = match reason {
+        ErrorReason::Timeout => "timed out",
+        ErrorReason::Orphaned => "was lost with its worker",
+        _ => "failed",
+    };
     let why = match reason {
         ErrorReason::Expired => "no worker started it before its expiry".to_owned(),
         ErrorReason::NoHandler => "no worker could run it".to_owned(),
-        _ if attempts == 1 => format!("its only attempt failed with {}", reason.as_str()),
-        _ if attempt >= attempts => format!("all {attempts} attempts failed, the last one with {}", reason.as_str()),
-        _ => format!("attempt {attempt} of {attempts} failed with {} and is not retried", reason.as_str()),
+        _ if attempts == 1 => format!("its only attempt {ending}"),
+        _ if attempt >= attempts => format!("the last of {attempts} attempts {ending}"),
+        _ => format!("attempt {attempt} of {attempts} {ending} and is not retried"),
     };
     let facts = json!({
         "error": job.error, "errorReason": reason, "attempt": attempt, "attempts": attempts, "failedAt": job.completed_at,

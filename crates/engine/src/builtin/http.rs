@@ -54,6 +54,8 @@ struct Answer {
     truncated: bool,
 }
 
+const EXPECTED: &str = r#"{"method": "POST", "url": "https://example.org", "headers": {"accept": "*/*"}, "body": {}, "expectStatus": [200, 201], "timeoutMs": 5000}"#;
+
 impl HttpCaller {
     pub fn new(rule: AddressRule, answer_bytes: usize) -> HttpCaller {
         let client = Client::builder()
@@ -70,7 +72,7 @@ impl HttpCaller {
     }
 
     pub async fn run(&self, context: &Context<'_>) -> Result<Option<String>, Failure> {
-        let request: Request = payload(context)?;
+        let request: Request = payload(context, EXPECTED)?;
         let invalid = |what: String| Failure::fatal(format!("the payload is not valid: {what}"));
         let url: url::Url = request.url.parse().map_err(|e| invalid(format!("url: {e}")))?;
         self.rule.check_url(&url).map_err(|e| invalid(format!("url: {e}")))?;
@@ -149,7 +151,8 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
     let json = body_is_json.then(|| ("content-type", "application/json".to_owned()));
     let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.clone()));
     // The headers that identify the run come last, so that a payload cannot replace them.
-    for (name, value) in json.into_iter().chain(given).chain(own) {
+    let trace = context.traceparent().map(|trace| ("traceparent", trace));
+    for (name, value) in json.into_iter().chain(given).chain(own).chain(trace) {
         let name: HeaderName = name
             .parse()
             .map_err(|_| Failure::fatal(format!("the payload is not valid: headers: {name:?} is not a header name")))?;
@@ -161,7 +164,7 @@ fn headers(request: &Request, context: &Context<'_>) -> Result<HeaderMap, Failur
     Ok(headers)
 }
 
-/// Returns the failure of a call. A refused address is a fatal failure.
+/// Returns the failure of a call. A rejected address is a fatal failure.
 fn failure(error: reqwest::Error) -> Failure {
     let (is_timeout, is_forbidden) = (error.is_timeout(), is_forbidden(&error));
     let text = describe(error);

@@ -1,6 +1,7 @@
 //! The built-in worker: slots inside the server that run the built-in job types.
 
 mod http;
+mod llm;
 mod record;
 mod run;
 mod shell;
@@ -10,13 +11,13 @@ use std::{
     panic::AssertUnwindSafe,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, Progress, Timestamp};
-use faena_store::{NoteKind, RunOutcome, Store, StoreError};
+use faena_store::{RunOutcome, RunUpdateKind, Store, StoreError};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -28,17 +29,20 @@ use crate::{
     nodes::CurrentNode,
     recorder,
     reporter::Reporter,
+    traces::{Tracer, traceparent_of},
     verdict::judge,
     wakeups::Wakeups,
+    workers::watch::timed_out,
 };
 
 pub use http::HttpCaller;
+pub use llm::{LlmCaller, LlmConfig};
 pub use record::BuiltInRecord;
 pub use shell::INHERITED;
 
 /// Returns the job types that the built-in worker runs.
 pub fn kinds() -> HashSet<&'static str> {
-    HashSet::from(["noop", "sleep", "http.request", "shell.run"])
+    HashSet::from(["noop", "sleep", "http.request", "llm.chat", "shell.run"])
 }
 
 /// State that the slots share with the dispatcher.
@@ -68,6 +72,28 @@ impl SlotState {
     }
 }
 
+/// How many runs have ended in the slots of this process.
+#[derive(Default)]
+pub struct EndCounts {
+    completed: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl EndCounts {
+    fn add(&self, outcome: &RunOutcome) {
+        match outcome {
+            RunOutcome::Completed { .. } => self.completed.fetch_add(1, Ordering::Relaxed),
+            RunOutcome::Released => 0,
+            _ => self.failed.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Returns the number of completed runs and the number of others.
+    fn totals(&self) -> (u64, u64) {
+        (self.completed.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
+    }
+}
+
 pub struct BuiltInWorker {
     pub node: CurrentNode,
     pub store: Arc<dyn Store>,
@@ -78,6 +104,9 @@ pub struct BuiltInWorker {
     pub(crate) wakeups: Wakeups,
     pub bus: Bus,
     pub http: HttpCaller,
+    pub llm: LlmCaller,
+    pub ends: EndCounts,
+    pub tracer: Option<Arc<Tracer>>,
     /// Cancelled when the slots must take no more jobs.
     pub drain: CancellationToken,
 }
@@ -109,13 +138,18 @@ impl Context<'_> {
         self.job.correlation_id()
     }
 
+    /// Returns the trace context for what the run calls.
+    pub fn traceparent(&self) -> Option<String> {
+        traceparent_of(self.worker.tracer.as_deref(), self.job)
+    }
+
     /// Stores the job's progress. A failure to store it does not fail the job.
     pub async fn progress(&self, progress: Progress) {
         let now = Timestamp::now();
         self.job.mark_recorded();
-        let note = recorder::note(self.job, self.worker.node.id(), NoteKind::Progress(progress.clone()), now);
-        if let Some(note) = note {
-            if let Err(error) = self.worker.store.job_note(vec![note], now).await {
+        let update = recorder::update(self.job, self.worker.node.id(), RunUpdateKind::Progress(progress.clone()), now);
+        if let Some(update) = update {
+            if let Err(error) = self.worker.store.run_update(vec![update], now).await {
                 tracing::debug!(job = %self.id(), %error, "progress not stored");
             }
             self.worker.bus.progress(self.id(), self.run(), progress, now);
@@ -166,8 +200,8 @@ impl BuiltInWorker {
             return self.finish(&job, outcome, vec![line], now);
         }
         job.start(now);
-        if job.claimed.start_first && !self.record_start(&job, now).await {
-            return self.finish(&job, RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, "")], now);
+        if job.claimed.must_record_start && !self.record_start(&job, now).await {
+            return self.finish(&job, RunOutcome::Released, vec![LogLine::new(now, LogEvent::Released, "")], now);
         }
         self.bus.changed(job.id(), JobState::Processing, Some(job.run()), now);
         let result = match &*job.kind {
@@ -196,7 +230,7 @@ impl BuiltInWorker {
                 Ok(Ok(result)) => result,
                 Ok(Err(panic)) => Err(Failure::error(panic_text(panic.as_ref()))),
                 Err(_) => {
-                    let text = format!("took longer than its limit of {} ms", limit.as_millis());
+                    let text = timed_out(limit);
                     Err(Failure::error(text).with_reason(ErrorReason::Timeout))
                 }
             }
@@ -207,8 +241,8 @@ impl BuiltInWorker {
     /// the store is away.
     async fn record_start(&self, job: &InFlightJob, now: Timestamp) -> bool {
         job.mark_recorded();
-        let Some(note) = recorder::note(job, self.node.id(), NoteKind::Started, now) else { return false };
-        match self.store.job_note(vec![note], now).await {
+        let Some(update) = recorder::update(job, self.node.id(), RunUpdateKind::Started, now) else { return false };
+        match self.store.run_update(vec![update], now).await {
             Ok(accepted) => accepted.first() == Some(&true),
             Err(StoreError::Unavailable { .. }) => false,
             Err(error) => {
@@ -220,15 +254,18 @@ impl BuiltInWorker {
 
     fn finish(&self, job: &InFlightJob, outcome: RunOutcome, lines: Vec<LogLine>, now: Timestamp) {
         let end = job.end(outcome, lines, now);
-        self.in_flight.finish(job, end, |end| self.reporter.push(end, None));
+        self.in_flight.finish(job, end, |end| {
+            self.ends.add(&end.outcome);
+            self.reporter.push(job, end, None);
+        });
     }
 
     /// Releases all jobs that wait for a slot.
     pub fn release_queued(&self) {
         let now = Timestamp::now();
         for job in self.in_flight.take_queued() {
-            let line = LogLine::new(now, LogEvent::HandedBack, "the server stops");
-            self.finish(&job, RunOutcome::HandedBack, vec![line], now);
+            let line = LogLine::new(now, LogEvent::Released, "the server stops");
+            self.finish(&job, RunOutcome::Released, vec![line], now);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The built-in worker's record among the workers. It has the same life cycle as that of any other worker.
 
-use faena_domain::{Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
 use faena_store::{StoreError, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 
@@ -16,7 +16,12 @@ struct Stored {
     id: WorkerId,
     session: i64,
     state: WorkerState,
+    since: Timestamp,
     updated_at: Timestamp,
+    /// Completed and failed runs of this process before this registration.
+    before: (u64, u64),
+    /// Completed and failed runs of this process that the store has counted, including those before this registration.
+    counted: (u64, u64),
 }
 
 impl BuiltInRecord {
@@ -36,11 +41,17 @@ impl BuiltInRecord {
             capabilities: WorkerCapabilities { types: capabilities, queues: Vec::new() },
             concurrency: u32::try_from(engine.config.concurrency).unwrap_or(u32::MAX),
             pool: None,
+            api_key: None,
+            may_adopt: false,
             deadline: None,
         };
         let admitted = engine.store.worker_admit(entry, now).await?;
         let (id, session) = (admitted.id, admitted.session);
-        *self.0.lock() = Some(Stored { id, session, state: WorkerState::Ready, updated_at: now });
+        let before = engine.local.worker.ends.totals();
+        let state = WorkerState::Ready;
+        let stored = Stored { id, session, state, since: now, updated_at: now, before, counted: before };
+        engine.measures.workers.record_registration(admitted.was, true, now);
+        *self.0.lock() = Some(stored);
         Ok(())
     }
 
@@ -48,12 +59,14 @@ impl BuiltInRecord {
         self.0.lock().map_or_else(WorkerId::default, |stored| stored.id)
     }
 
-    /// Stores a heartbeat and the current state, if either is due. Returns how many updates were stored.
+    /// Stores the state, the counts and a heartbeat, if any of them is due. Returns how many updates were stored.
+    ///
+    /// A run that ends does not wake the loop that calls this, so the counts of many runs are stored together.
     pub async fn update(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
         let Some(stored) = *self.0.lock() else { return Ok(0) };
-        let is_idle = engine.dispatch.in_flight.is_built_in_idle();
-        let state = if is_idle { WorkerState::Ready } else { WorkerState::Busy };
-        if state == stored.state && now.ms_since(stored.updated_at) < ms(engine.config.worker_heartbeat) {
+        let (state, counts) = (current_state(engine), engine.local.worker.ends.totals());
+        let is_late = now.ms_since(stored.updated_at) >= ms(engine.config.worker_heartbeat);
+        if state == stored.state && counts == stored.counted && !is_late {
             return Ok(0);
         }
         let changes =
@@ -64,14 +77,37 @@ impl BuiltInRecord {
             changes,
             seen_at: now,
             deadline: None,
-            completed: 0,
-            failed: 0,
+            completed: counts.0 - stored.counted.0,
+            failed: counts.1 - stored.counted.1,
             breaker: "closed",
         };
         engine.store.worker_update(vec![update], now).await?;
         if let Some(known) = self.0.lock().as_mut().filter(|known| known.id == stored.id) {
-            (known.state, known.updated_at) = (state, now);
+            if state != stored.state {
+                engine.measures.workers.observe(stored.state, stored.since, now);
+                known.since = now;
+            }
+            (known.state, known.updated_at, known.counted) = (state, now, counts);
         }
         Ok(1)
     }
+
+    /// Brings the view of this process's built-in worker up to date: the stored values may be older.
+    pub fn refresh(&self, engine: &Engine, view: &mut WorkerView, now: Timestamp) {
+        let Some(stored) = self.0.lock().filter(|stored| stored.id.to_string() == view.registration_id) else { return };
+        if view.ended_at.is_some() {
+            return;
+        }
+        if view.state.is_operational() {
+            view.state = current_state(engine);
+            view.category = view.state.category().as_str().to_owned();
+        }
+        let (completed, failed) = engine.local.worker.ends.totals();
+        (view.completed, view.failed) = (completed - stored.before.0, failed - stored.before.1);
+        view.last_seen_at = now;
+    }
+}
+
+fn current_state(engine: &Engine) -> WorkerState {
+    if engine.dispatch.in_flight.is_built_in_idle() { WorkerState::Ready } else { WorkerState::Busy }
 }

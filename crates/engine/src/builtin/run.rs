@@ -12,6 +12,7 @@ pub async fn run(context: &Context<'_>) -> Result<Option<String>, Failure> {
         "noop" => Ok(None),
         "sleep" => sleep(context).await,
         "http.request" => context.worker.http.run(context).await,
+        "llm.chat" => context.worker.llm.run(context).await,
         "shell.run" => shell::run(context, &context.worker.config).await,
         other => Err(Failure::fatal(format!("the built-in worker cannot run type \"{other}\""))
             .with_reason(ErrorReason::NoHandler)),
@@ -19,8 +20,13 @@ pub async fn run(context: &Context<'_>) -> Result<Option<String>, Failure> {
 }
 
 /// Parses a payload. An invalid payload is a fatal failure: it stays invalid on a retry.
-pub fn payload<T: DeserializeOwned>(context: &Context<'_>) -> Result<T, Failure> {
-    serde_json::from_str(context.payload()).map_err(|e| Failure::fatal(format!("the payload is not valid: {e}")))
+///
+/// `expected`: a payload with every field, for the error.
+pub fn payload<T: DeserializeOwned>(context: &Context<'_>, expected: &str) -> Result<T, Failure> {
+    serde_json::from_str(context.payload()).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        Failure::fatal(format!("the payload is not valid at line {line}, column {column}; write it like {expected}"))
+    })
 }
 
 #[derive(Deserialize)]
@@ -33,7 +39,7 @@ struct Sleep {
 }
 
 async fn sleep(context: &Context<'_>) -> Result<Option<String>, Failure> {
-    let Sleep { ms, steps } = payload(context)?;
+    let Sleep { ms, steps } = payload(context, r#"{"ms": 500, "steps": 5}"#)?;
     if steps > 1_000 {
         return Err(Failure::fatal("the payload is not valid: steps must be at most 1000"));
     }
@@ -48,7 +54,7 @@ async fn sleep(context: &Context<'_>) -> Result<Option<String>, Failure> {
                 phase: Some("sleep".into()),
                 completed_steps: Some(step),
                 total_steps: Some(steps),
-                percentage: Some(f64::from(step) * 100.0 / f64::from(steps)),
+                percentage: Progress::percentage_of(step, steps),
                 message: Some(format!("step {step} of {steps}")),
                 ..Progress::default()
             })

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{Context, run::payload};
-use crate::EngineConfig;
+use crate::{EngineConfig, process_end::ProcessEnd};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,17 +72,17 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_millis(500);
 pub const INHERITED: [&str; 5] = ["PATH", "HOME", "LANG", "TZ", "TMPDIR"];
 
 pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<String>, Failure> {
-    if !config.shell_allowed {
+    if !config.is_shell_allowed {
         return Err(Failure::fatal(
             "shell.run is not allowed; the operator can allow it with worker.shell = true (FAENA_WORKER_SHELL=true)",
         ));
     }
-    let command: Command = payload(context)?;
+    let command: Command = payload(context, r#"{"argv": ["ls", "-l"], "env": {"LANG": "C"}, "cwd": "/tmp"}"#)?;
     let Some(program) = command.argv.first() else {
         return Err(Failure::fatal("the payload is not valid: argv must name a program"));
     };
-    let guarded = !config.guard.is_empty();
-    let argv: Vec<&String> = config.guard.iter().chain(&command.argv).collect();
+    let guarded = !config.guard_command.is_empty();
+    let argv: Vec<&String> = config.guard_command.iter().chain(&command.argv).collect();
     let mut wrap = CommandWrap::with_new(argv[0], |inner| {
         inner
             .args(&argv[1..])
@@ -94,6 +94,10 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         inner.env("FAENA_JOB_ID", context.id().to_string());
         inner.env("FAENA_RUN", context.run().to_string());
         inner.env("FAENA_CORRELATION_ID", context.correlation_id());
+        if let Some(traceparent) = context.traceparent() {
+            // The name that the tools of OpenTelemetry read.
+            inner.env("TRACEPARENT", traceparent);
+        }
         inner.envs(&command.env);
         if let Some(cwd) = &command.cwd {
             inner.current_dir(cwd);
@@ -133,7 +137,9 @@ pub async fn run(context: &Context<'_>, config: &EngineConfig) -> Result<Option<
         return Err(Failure::fatal(output.stderr.trim()));
     }
     let tail: String = output.stderr.chars().rev().take(500).collect::<Vec<_>>().into_iter().rev().collect();
-    Err(Failure::error(format!("{program}: {status}: {}", tail.trim())))
+    let ending = format!("{program} {}", ProcessEnd::from(status));
+    let tail = tail.trim();
+    Err(Failure::error(if tail.is_empty() { ending } else { format!("{ending}: {tail}") }))
 }
 
 /// The first `limit` bytes of an output. The rest is read and discarded, so that the program is not blocked.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use faena_domain::{JobId, JobState, NewJob, ScheduleId, Timestamp};
-use faena_store::{CancelOutcome, RunEnd, StoreError, Submitted};
+use faena_store::{CancelOutcome, Retried, RunEnd, StoreError, Submitted};
 
 use super::Engine;
 use crate::{EngineError, in_flight::InFlightJob};
@@ -27,9 +27,9 @@ pub enum CancelResult {
 }
 
 impl Engine {
-    /// Stores all jobs or none, and announces those that are new.
-    pub async fn submit(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Submitted>, EngineError> {
-        let submitted = self.store.job_submit(jobs, now).await?;
+    /// Stores all jobs or none, and announces those that are new. `by`: the caller.
+    pub async fn submit(&self, jobs: Vec<NewJob>, by: &str, now: Timestamp) -> Result<Vec<Submitted>, EngineError> {
+        let submitted = self.store.job_submit(jobs, Some(by), now).await?;
         for job in submitted.iter().filter(|job| !job.existed) {
             self.bus.changed(job.id, job.status, None, job.created_at);
         }
@@ -70,11 +70,11 @@ impl Engine {
         }
     }
 
-    /// Retries a failed or cancelled job with all its attempts.
-    pub async fn retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<JobState, EngineError> {
-        self.store.job_retry(id, Some(by), now).await?;
-        self.bus.changed(id, JobState::Pending, None, now);
-        Ok(JobState::Pending)
+    /// Retries a failed or cancelled job with all its attempts, or lets a retrying job make its next attempt now.
+    pub async fn retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<Retried, EngineError> {
+        let retried = self.store.job_retry(id, Some(by), now).await?;
+        self.bus.changed(id, retried.state, None, now);
+        Ok(retried)
     }
 
     /// Retries a dead-lettered job. Returns its new state: it is ready, or waits for a parent that was retried before.
@@ -105,7 +105,7 @@ impl Engine {
 
     /// Ends a job of this process and passes its end to the reporter.
     pub(crate) fn finish_job(&self, job: &InFlightJob, end: RunEnd) {
-        self.dispatch.in_flight.finish(job, end, |end| self.reports.reporter.push(end, None));
+        self.dispatch.in_flight.finish(job, end, |end| self.reports.reporter.push(job, end, None));
     }
 
     /// Asks the worker that runs this job here to stop it; the guardian ends the job if the worker does not.

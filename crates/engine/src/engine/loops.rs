@@ -13,9 +13,10 @@ use super::Engine;
 use crate::{
     EngineError, Round, bulk, handlers,
     inbox::Inbox,
-    nodes,
+    measure, nodes,
     outbox::{Relay, Source},
-    poller, promoter, recorder, retention, schedules,
+    poller, promoter, recorder, retention, schedules, tasks,
+    traces::{self, Tracer},
     workers::status_writer,
 };
 
@@ -33,6 +34,10 @@ const SCHEDULES: Duration = Duration::from_secs(10);
 const INPUTS: Duration = Duration::from_secs(60);
 /// Period of the check for claims that this node never received.
 const RECONCILE: Duration = Duration::from_secs(15);
+/// Period of storing when API keys were last used.
+const KEY_USAGE: Duration = Duration::from_secs(30);
+/// Period of adding what happened to the history. A server that dies loses the times it measured since the last round.
+const HISTORY: Duration = Duration::from_secs(10);
 /// Period of deleting finished jobs and events that are older than their retention.
 const RETENTION: Duration = Duration::from_secs(60);
 
@@ -117,16 +122,20 @@ impl Engine {
         }
         loops.extend(self.worker_loops());
         loops.extend(self.node_loops());
+        loops.extend(self.tracer.clone().map(trace_loop));
         if self.config.roles.engine {
             loops.extend(self.maintenance_loops());
         }
         loops
     }
 
-    fn due_loops(&self) -> [Loop; 2] {
+    fn due_loops(&self) -> [Loop; 3] {
         [
             Loop::intake("scheduler", SCHEDULES, &self.wakeups.scheduler, |e, now| async move {
                 Ok(schedules::run_once(&*e.store, &e.schedules, now).await?)
+            }),
+            Loop::intake("tasks", SCHEDULES, &self.wakeups.tasks, |e, now| async move {
+                Ok(tasks::run_once(&*e.store, now).await?)
             }),
             Loop::intake("promoter", FALLBACK, &self.wakeups.promoter, |e, now| async move {
                 Ok(promoter::run_once(&*e.store, now).await?)
@@ -172,7 +181,7 @@ impl Engine {
                 let round = e.persist_worker_status(now).await?;
                 if round.handled > 0 {
                     // Collects the changes of the next moment, so that one round stores them together.
-                    tokio::time::sleep(status_writer::GATHER).await;
+                    tokio::time::sleep(status_writer::BATCH_WINDOW).await;
                 }
                 Ok(round)
             }),
@@ -188,7 +197,7 @@ impl Engine {
         loops
     }
 
-    fn node_loops(&self) -> [Loop; 3] {
+    fn node_loops(&self) -> [Loop; 5] {
         // No signal wakes these loops.
         let never = Arc::new(Notify::new());
         [
@@ -197,6 +206,13 @@ impl Engine {
                 nodes::renew_lease(&e, now).await
             }),
             Loop::outgoing("reconciler", RECONCILE, &never, |e, now| async move { nodes::reconcile(&e, now).await }),
+            Loop::outgoing("history", HISTORY, &never, |e, now| async move { measure::record_history(&e, now).await }),
+            Loop::outgoing(
+                "key-usage",
+                KEY_USAGE,
+                &never,
+                |e, _| async move { Ok(e.key_usage.run_once(&*e.store).await?) },
+            ),
         ]
     }
 
@@ -228,6 +244,15 @@ impl Engine {
         }
         Ok(webhooks.run_once(&*self.store, self.node_id(), now).await?)
     }
+}
+
+/// Exports spans, on every node with a configured collector.
+fn trace_loop(tracer: Arc<Tracer>) -> Loop {
+    let wakeup = tracer.exporter.wakeup.clone();
+    Loop::outgoing("trace-exporter", traces::INTERVAL, &wakeup, move |e, now| {
+        let tracer = tracer.clone();
+        async move { Ok(tracer.run_once(&*e.store, now).await) }
+    })
 }
 
 fn relay_loop(relay: Arc<Relay>, period: Duration) -> Loop {

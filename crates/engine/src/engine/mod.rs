@@ -13,13 +13,14 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use faena_domain::{AddressRule, NodeId, Timestamp, WorkerId, parse::JobParser};
-use faena_store::Store;
+use faena_domain::{AddressRule, NodeId, Timestamp, WorkerId, WorkerView, parse::JobParser};
+use faena_store::{InputView, Store};
+use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Bus, Driver, EngineConfig, EngineError, LoopHealth, Round,
-    builtin::{self, BuiltInRecord, BuiltInWorker, HttpCaller, SlotState},
+    Bus, Driver, EngineConfig, EngineError, KeyUsage, LoopHealth, Round,
+    builtin::{self, BuiltInRecord, BuiltInWorker, EndCounts, HttpCaller, LlmCaller, SlotState},
     config::ms,
     dispatcher::{Dispatcher, ReadyLanes},
     event_reader::EventReader,
@@ -27,12 +28,15 @@ use crate::{
     handlers::UnhandledTypes,
     in_flight::InFlight,
     inbox::Inbox,
+    measure::Measures,
     nodes::{self, CurrentNode},
     outbox::{Outbox, Source},
     pool::Pools,
     reporter::Reporter,
     schedules::Schedules,
+    tasks,
     throughput::Throughput,
+    traces::Tracer,
     wakeups::Wakeups,
     webhooks::Webhooks,
     workers::{ReportHandler, Workers, status_writer},
@@ -60,6 +64,13 @@ pub struct Engine {
     pub job_parser: JobParser,
     /// Runs that end per minute, by lane.
     pub throughput: Throughput,
+    /// How long jobs and workers spend in their states.
+    pub measures: Arc<Measures>,
+    pub started_at: Timestamp,
+    /// Last uses of API keys, until they are stored.
+    pub key_usage: KeyUsage,
+    /// `None` if no collector is configured.
+    pub tracer: Option<Arc<Tracer>>,
     pub loops: Loops,
 }
 
@@ -113,6 +124,8 @@ pub struct Events {
 pub struct Inputs {
     pub sources: Vec<Arc<Source>>,
     pub inboxes: Vec<Arc<Inbox>>,
+    /// The state of these that the other nodes know.
+    pub(crate) reported: Mutex<Vec<InputView>>,
 }
 
 /// The running loops. On shutdown those that bring in work stop first, those that report stop last.
@@ -130,10 +143,11 @@ impl Engine {
         if engine.config.roles.worker {
             engine.local.record.register(&engine, now).await?;
         }
+        tasks::register_built_in(&*engine.store, now).await?;
         if engine.config.roles.engine
             && let Err(error) = engine.events.outbox.subscribe(&*engine.store, now).await
         {
-            tracing::warn!(%error, "sink subscriptions not stored; events until the next attempt are missed");
+            tracing::warn!(%error, "sink subscriptions not stored, events are missed");
         }
         engine.start_loops();
         Ok(engine)
@@ -155,11 +169,14 @@ impl Engine {
         let bus = Bus::default();
         let node = NodeState { current: CurrentNode::new(node), lease_history: nodes::LeaseHistory::default() };
         let loops = Loops::new();
+        let measures = Arc::<Measures>::default();
         let workers = Arc::new(Workers::new(wakeups.clone()));
         let in_flight = Arc::new(InFlight::default());
         let lanes = Arc::new(ReadyLanes::new(wakeups.clone()));
         let slots = Arc::new(SlotState::default());
-        let reporter = Arc::new(Reporter::new(bus.clone(), wakeups.clone()));
+        let tracer =
+            config.traces.as_ref().map(|traces| Arc::new(Tracer::new(traces, node.current.id(), lanes.clone())));
+        let reporter = Arc::new(Reporter::new(bus.clone(), wakeups.clone(), measures.clone(), tracer.clone()));
         let handler = Arc::new(ReportHandler::new(
             store.clone(),
             node.current.clone(),
@@ -178,7 +195,10 @@ impl Engine {
             slots: slots.clone(),
             wakeups: wakeups.clone(),
             bus: bus.clone(),
-            http: HttpCaller::new(AddressRule::new(&config.allowed_networks), config.http_answer_bytes),
+            http: HttpCaller::new(AddressRule::new(&config.allowed_networks), config.http_response_bytes),
+            llm: LlmCaller::new(config.llm.clone()),
+            ends: EndCounts::default(),
+            tracer: tracer.clone(),
             drain: drain.clone(),
             config: config.clone(),
         });
@@ -188,7 +208,7 @@ impl Engine {
         let addresses = AddressRule::new(&config.allowed_networks);
         let job_parser = JobParser { limits: config.job_limits.clone(), addresses };
         Ok(Engine {
-            events: Events::new(&store, &config, &loops, &wakeups),
+            events: Events::new(&store, &config, &loops, &wakeups, &tracer),
             inputs: Inputs::new(&config, &job_parser, &loops)?,
             job_parser,
             dispatch: Dispatch { lanes, in_flight, dispatcher, unhandled: UnhandledTypes::default() },
@@ -207,6 +227,10 @@ impl Engine {
                 next_check_at: AtomicI64::new(i64::MAX),
             },
             throughput: Throughput::default(),
+            measures,
+            started_at: Timestamp::now(),
+            key_usage: KeyUsage::default(),
+            tracer,
             store,
             config,
             bus,
@@ -231,6 +255,16 @@ impl Engine {
         (self.dispatch.in_flight.count(), self.local.worker.slots.idle.load(Ordering::Relaxed))
     }
 
+    /// Returns how many slots the workers of this node have, and how many of them have a job.
+    pub fn slots(&self) -> (usize, usize) {
+        let built_in = if self.config.roles.worker { self.config.concurrency } else { 0 };
+        let busy = built_in.saturating_sub(self.local.worker.slots.idle.load(Ordering::Relaxed));
+        let workers = self.workers.all();
+        let slots: usize = workers.iter().map(|worker| worker.concurrency).sum();
+        let in_flight: usize = workers.iter().map(|worker| worker.load().0.min(worker.concurrency)).sum();
+        (built_in + slots, busy + in_flight)
+    }
+
     /// Drains a worker, wherever it is connected, or cancels its drain. Returns `false` if no such worker is registered.
     pub async fn set_worker_drain(
         &self,
@@ -240,12 +274,22 @@ impl Engine {
         now: Timestamp,
     ) -> Result<bool, EngineError> {
         let Some(id) = self.store.worker_drain(key, drain, by, now).await? else { return Ok(false) };
-        self.workers.drain(id, drain, now);
+        self.workers.set_draining(id, drain, now);
         if !drain {
             // Jobs may have waited for it.
             self.dispatch.lanes.reconsider();
         }
         Ok(true)
+    }
+
+    /// Brings the view of a worker of this node up to date: the stored values change in batches and may be older.
+    pub fn refresh_worker(&self, view: &mut WorkerView, now: Timestamp) {
+        let connected = view.registration_id.parse().ok().and_then(|id| self.workers.find(id));
+        let Some(connected) = connected else { return self.local.record.refresh(self, view, now) };
+        view.state = connected.state();
+        view.category = view.state.category().as_str().into();
+        view.last_seen_at = connected.seen_at();
+        view.breaker = connected.breaker_state(now).as_str().into();
     }
 
     /// Stores what changed about the workers of this node.
@@ -261,12 +305,18 @@ impl Engine {
 }
 
 impl Events {
-    fn new(store: &Arc<dyn Store>, config: &EngineConfig, loops: &Loops, wakeups: &Wakeups) -> Events {
+    fn new(
+        store: &Arc<dyn Store>,
+        config: &EngineConfig,
+        loops: &Loops,
+        wakeups: &Wakeups,
+        tracer: &Option<Arc<Tracer>>,
+    ) -> Events {
         let rule = AddressRule::new(&config.allowed_networks);
         Events {
             reader: Arc::new(EventReader::new(store.clone(), wakeups.clone())),
             outbox: Outbox::new(&config.outbox, &rule, &loops.outgoing.stop),
-            webhooks: Arc::new(Webhooks::with_wakeups(config.webhooks.clone(), rule, wakeups.clone())),
+            webhooks: Arc::new(Webhooks::with_wakeups(config.webhooks.clone(), rule, wakeups.clone(), tracer.clone())),
         }
     }
 }
@@ -276,7 +326,11 @@ impl Inputs {
         let sources = config.sources.iter().map(|source| Source::new(source, parser.clone()).map(Arc::new));
         let inboxes = config.inboxes.iter();
         let inboxes = inboxes.map(|inbox| Arc::new(Inbox::new(inbox, parser.clone(), loops.intake.stop.clone())));
-        Ok(Inputs { sources: sources.collect::<Result<Vec<_>, _>>()?, inboxes: inboxes.collect() })
+        Ok(Inputs {
+            sources: sources.collect::<Result<Vec<_>, _>>()?,
+            inboxes: inboxes.collect(),
+            reported: Mutex::default(),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::Engine;
-use crate::workers::CloseReason;
+use crate::{in_flight::InFlightJob, measure, workers::CloseReason};
 
 /// How long sources and inboxes have to release their locks and close their connections.
 const CLOSE_INPUTS: Duration = Duration::from_secs(2);
@@ -16,10 +16,23 @@ const CLOSE_INPUTS: Duration = Duration::from_secs(2);
 const STOP_SLOTS: Duration = Duration::from_secs(5);
 /// How long the last webhook attempts have. Another node or the next start repeats what does not get through.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
+/// How long the last spans have.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 const LAST_REPORTS: Duration = Duration::from_secs(10);
 const LEAVE: Duration = Duration::from_secs(5);
 
 impl Engine {
+    /// Returns whether `stop` was called: no new job is assigned.
+    pub fn is_stopping(&self) -> bool {
+        self.loops.intake.stop.is_cancelled()
+    }
+
+    /// Returns how many jobs end with this process: those of the built-in worker and of pools. Other workers keep theirs.
+    pub fn local_jobs(&self) -> usize {
+        let is_local = |job: &InFlightJob| job.connection().is_none_or(|worker| worker.pool.is_some());
+        self.dispatch.in_flight.all().iter().filter(|job| is_local(job)).count()
+    }
+
     /// Stops the engine.
     ///
     /// No new jobs start and jobs that wait for a slot go back immediately. Running jobs may finish within the grace
@@ -32,7 +45,7 @@ impl Engine {
         self.close_inputs().await;
         self.stop_local_workers(hurry).await;
         if timeout(LAST_REPORTS, self.flush_reports()).await.is_err() {
-            tracing::error!("last reports not stored; other nodes will run these jobs again");
+            tracing::error!("last reports not stored, their jobs will run again");
         }
         self.leave().await;
     }
@@ -51,8 +64,10 @@ impl Engine {
         local.slots.close();
         tokio::select! {
             _ = async { tokio::join!(local.slots.wait(), local.pools.stop()) } => {}
-            () = tokio::time::sleep(self.config.drain_grace) => {}
-            () = hurry.cancelled() => {}
+            () = tokio::time::sleep(self.config.drain_grace) => {
+                tracing::warn!(jobs = self.local_jobs(), "grace period is over, jobs released");
+            }
+            () = hurry.cancelled() => tracing::warn!(jobs = self.local_jobs(), "forced stop, jobs released"),
         }
         local.pools.kill();
         for job in self.dispatch.in_flight.all().into_iter().filter(|job| !job.is_remote()) {
@@ -65,8 +80,20 @@ impl Engine {
     /// Stores the last reports and webhook results, then stops the loops that did it.
     async fn flush_reports(&self) {
         self.workers.close_all(CloseReason::ServerStopping);
-        self.reports.reporter.flushed().await;
-        let _ = timeout(LAST_WEBHOOKS, self.events.webhooks.flushed()).await;
+        self.reports.reporter.wait_until_flushed().await;
+        let _ = timeout(LAST_WEBHOOKS, self.events.webhooks.wait_until_flushed()).await;
+        if let Err(error) = self.local.record.update(self, Timestamp::now()).await {
+            tracing::warn!(%error, "last counts of the built-in worker not stored");
+        }
+        if let Err(error) = self.key_usage.run_once(&*self.store).await {
+            tracing::warn!(%error, "last uses of API keys not stored");
+        }
+        if let Err(error) = measure::record_history(self, Timestamp::now()).await {
+            tracing::warn!(%error, "last times of runs not added to the history");
+        }
+        if let Some(tracer) = &self.tracer {
+            let _ = timeout(LAST_SPANS, tracer.exporter.wait_until_flushed()).await;
+        }
         self.loops.outgoing.stop.cancel();
         self.loops.outgoing.tasks.close();
         self.loops.outgoing.tasks.wait().await;
@@ -78,7 +105,7 @@ impl Engine {
         self.events.outbox.leave(&*self.store, node).await;
         let left = timeout(LEAVE, self.store.node_leave(node, self.config.grace_periods(), Timestamp::now())).await;
         if let Ok(Err(error)) = left {
-            tracing::warn!(%error, "node could not leave; its lease will expire");
+            tracing::warn!(%error, "node not unregistered, its lease will expire");
         }
     }
 }

@@ -33,11 +33,13 @@ impl Engine {
             Signal::Ready(lane) => self.dispatch.lanes.add(lane),
             Signal::Waiting => self.check_due_times(),
             Signal::Worker(id) => self.workers.request_update(id),
-            Signal::Room => self.dispatch.lanes.open_limited(),
+            Signal::Capacity => self.dispatch.lanes.open_limited(),
             Signal::Rules => self.reload_rules().await,
+            Signal::ApiKeys => self.reload_api_keys().await,
             Signal::Webhook => self.wakeups.webhooks_changed(),
             Signal::Schedule => self.wakeups.schedules_changed(),
-            Signal::Event => self.announce_events(),
+            Signal::Task => self.wakeups.tasks_changed(),
+            Signal::Event => self.wake_event_loops(),
             Signal::Cancel(id) => {
                 if self.dispatch.in_flight.find(id).is_some() {
                     tokio::spawn(stop_cancelled_job(self.clone(), id));
@@ -53,7 +55,7 @@ impl Engine {
         self.wakeups.due_times_changed();
     }
 
-    fn announce_events(&self) {
+    fn wake_event_loops(&self) {
         self.events.outbox.wake_relays();
         self.wakeups.events_changed();
     }
@@ -66,8 +68,17 @@ impl Engine {
         self.check_due_times();
         self.wakeups.webhooks_changed();
         self.wakeups.schedules_changed();
-        self.announce_events();
+        self.wakeups.tasks_changed();
+        self.wake_event_loops();
         self.reload_rules().await;
+        self.reload_api_keys().await;
+    }
+
+    /// Reloads the API keys. If that fails now, the poller does it later.
+    async fn reload_api_keys(&self) {
+        if let Err(error) = self.store.api_keys_load().await {
+            tracing::debug!(%error, "API keys not reloaded");
+        }
     }
 
     /// Reloads limits and pauses. If that fails now, the poller does it later.
@@ -83,7 +94,7 @@ impl Engine {
     }
 }
 
-/// Asks a job of this node to stop whose cancellation was requested at another node, with the reason given there.
+/// Stops a job of this node whose cancellation was requested on another node, with the reason given there.
 async fn stop_cancelled_job(engine: Arc<Engine>, id: JobId) {
     let reason = match engine.store.job_get(id).await {
         Ok(Some(job)) => {

@@ -15,6 +15,8 @@ pub struct EventFilter {
     /// Patterns such as `job.*` or `schedule.missed`. Empty: all types.
     pub types: Vec<String>,
     pub queue: Option<String>,
+    /// Queues that the subscriber is restricted to: events of others, and those without a queue, are hidden. `None`: all.
+    pub queues: Option<Vec<String>>,
     pub correlation_id: Option<String>,
     pub job: Option<JobId>,
 }
@@ -25,6 +27,10 @@ impl EventFilter {
             && self.correlation_id.as_ref().is_none_or(|id| *id == event.correlation_id)
             && self.job.is_none_or(|id| id.0 == event.subject)
             && self.queue.as_ref().is_none_or(|queue| queue_of(event).is_some_and(|of| of == queue.as_str()))
+            && self
+                .queues
+                .as_ref()
+                .is_none_or(|queues| queue_of(event).is_some_and(|of| queues.iter().any(|queue| of == queue.as_str())))
     }
 }
 
@@ -60,10 +66,10 @@ pub struct Subscription {
     /// Everything up to here was delivered or does not match the filter.
     position: EventPosition,
     /// Everything up to here was read; what matches is in `queue`.
-    read_upto: EventPosition,
+    read_up_to: EventPosition,
     queue: VecDeque<StreamItem>,
     /// Gaps up to here were reported or are not to be reported.
-    gaps_upto: EventPosition,
+    gaps_up_to: EventPosition,
     /// Position after the last gap: behind it, or at the first event in it that is kept.
     after_gap: EventPosition,
     /// The next events have to be read from the store.
@@ -76,16 +82,16 @@ impl Subscription {
         batches: broadcast::Receiver<Arc<Batch>>,
         filter: EventFilter,
         from: EventPosition,
-        gaps_upto: EventPosition,
+        gaps_up_to: EventPosition,
     ) -> Subscription {
         Subscription {
             permit,
             batches,
             filter,
             position: from,
-            read_upto: from,
+            read_up_to: from,
             queue: VecDeque::new(),
-            gaps_upto,
+            gaps_up_to,
             after_gap: from,
             is_behind: true,
         }
@@ -109,16 +115,16 @@ impl Subscription {
                 };
                 return Ok(item);
             }
-            self.position = self.read_upto;
+            self.position = self.read_up_to;
             if self.is_behind {
                 self.catch_up().await?;
                 continue;
             }
             match self.batches.recv().await {
-                Ok(batch) if batch.after > self.read_upto => self.is_behind = true,
+                Ok(batch) if batch.after > self.read_up_to => self.is_behind = true,
                 Ok(batch) => {
-                    let new = batch.events.iter().filter(|event| event.position > self.read_upto).cloned().collect();
-                    self.enqueue(new, batch.upto);
+                    let new = batch.events.iter().filter(|event| event.position > self.read_up_to).cloned().collect();
+                    self.enqueue(new, batch.up_to);
                 }
                 Err(RecvError::Lagged(_)) => self.is_behind = true,
                 Err(RecvError::Closed) => std::future::pending().await,
@@ -130,27 +136,27 @@ impl Subscription {
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let reader = self.permit.0.clone();
         let Ok(_permit) = reader.catching_up.acquire().await else { return Ok(()) };
-        let events = reader.store.event_list(EventQuery::After(self.read_upto), BATCH).await?;
+        let events = reader.store.event_list(EventQuery::After(self.read_up_to), BATCH).await?;
         // Checked after the read, because old events may be deleted at any moment.
-        if self.read_upto >= self.gaps_upto
-            && let Some(gap) = reader.gap_after(self.read_upto).await?
+        if self.read_up_to >= self.gaps_up_to
+            && let Some(gap) = reader.gap_after(self.read_up_to).await?
         {
             self.queue.push_back(StreamItem::Gap(gap));
-            self.gaps_upto = gap.first - 1;
+            self.gaps_up_to = gap.first - 1;
             if events.first().is_none_or(|event| event.position >= gap.first) {
-                self.read_upto = gap.first - 1;
+                self.read_up_to = gap.first - 1;
             }
-            self.after_gap = self.read_upto;
+            self.after_gap = self.read_up_to;
         }
         self.is_behind = events.len() == BATCH;
-        if let Some(upto) = events.last().map(|event| event.position) {
-            self.enqueue(events.into_iter().map(Arc::new).collect(), upto);
+        if let Some(up_to) = events.last().map(|event| event.position) {
+            self.enqueue(events.into_iter().map(Arc::new).collect(), up_to);
         }
         Ok(())
     }
 
-    fn enqueue(&mut self, events: Vec<Arc<StoredEvent>>, upto: EventPosition) {
+    fn enqueue(&mut self, events: Vec<Arc<StoredEvent>>, up_to: EventPosition) {
         self.queue.extend(events.into_iter().filter(|event| self.filter.matches(event)).map(StreamItem::Event));
-        self.read_upto = self.read_upto.max(upto);
+        self.read_up_to = self.read_up_to.max(up_to);
     }
 }

@@ -21,6 +21,8 @@ use faena_store::{EventSubscription, OnRejected, Store, StoreError, Subscription
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
+use crate::Engine;
+
 pub use relay::{Relay, TimeSpent};
 pub use source::{DatabaseUrl, JOB_TYPE, Source, SourceConfig};
 pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
@@ -114,6 +116,14 @@ impl SinkConfig {
     }
 }
 
+impl Engine {
+    /// Returns the sinks that this node publishes to, each with since when and why it is down, as far as this node knows.
+    pub fn sink_outages(&self) -> Vec<(String, Option<(Timestamp, String)>)> {
+        let relays = self.events.outbox.relays.iter().filter(|_| self.config.roles.engine);
+        relays.map(|relay| (relay.name().to_owned(), relay.outage())).collect()
+    }
+}
+
 /// The relays of this node.
 pub struct Outbox {
     pub relays: Vec<Arc<Relay>>,
@@ -156,7 +166,7 @@ impl Outbox {
             tokio::time::timeout(CLOSE_TIMEOUT, closed)
         );
         if !matches!(left, Ok(Ok(()))) {
-            tracing::warn!("outbox partitions not released; other nodes take them when the lease expires");
+            tracing::warn!("outbox partitions not released, their leases will expire");
         }
     }
 }

@@ -9,7 +9,7 @@
 //! is rejected, only that message is delayed, and after `MAX_ATTEMPTS` it becomes a dead letter. Where later messages of its
 //! subject wait for it (`park`), each call contains at most one message of a subject.
 //!
-//! Safe on every node at once: a partition belongs to one node, and the store refuses a node that has lost it.
+//! Safe to run on all nodes concurrently: a partition belongs to one node, and the store rejects a node that has lost it.
 
 use std::{
     collections::HashSet,
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{OutboxConfig, SinkConfig};
-use crate::{Round, config::ms};
+use crate::{Round, config::ms, measure::Histogram};
 
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// How often the subscription is renewed. It is kept for days.
@@ -46,6 +46,9 @@ pub struct Relay {
     pub wakeup: Arc<Notify>,
     confirmed: AtomicU64,
     rejected: AtomicU64,
+    /// Messages that a call to the sink did not confirm.
+    failed: AtomicU64,
+    calls: Mutex<Histogram>,
     time_spent: Mutex<TimeSpent>,
     sink: Box<dyn Sink>,
     source: String,
@@ -85,6 +88,8 @@ fn message(event: &StoredEvent, source: &str) -> Message {
 struct Health {
     /// `None`: this node has not used it yet.
     is_down: Option<bool>,
+    /// Since when and why it is down.
+    outage: Option<(Timestamp, String)>,
     failures: u32,
     retry_at: Option<Timestamp>,
 }
@@ -113,6 +118,8 @@ impl Relay {
             wakeup: Arc::new(Notify::new()),
             confirmed: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            calls: Mutex::default(),
             time_spent: Mutex::default(),
             sink,
             source: config.source.clone(),
@@ -137,6 +144,21 @@ impl Relay {
     /// Returns how many messages of this node the sink rejected.
     pub fn rejected(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Returns since when and why the sink is down, as far as this node knows.
+    pub fn outage(&self) -> Option<(Timestamp, String)> {
+        self.health.lock().outage.clone()
+    }
+
+    /// Returns how many messages were passed to the sink and not confirmed. One that is tried again counts again.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Returns how long the calls to the sink took.
+    pub fn calls(&self) -> Histogram {
+        self.calls.lock().clone()
     }
 
     pub fn time_spent(&self) -> TimeSpent {
@@ -165,8 +187,8 @@ impl Relay {
         let handled = answers.results.len();
         let more = answers.down.is_none() && (is_full || answers.is_partial) && !self.stop.is_cancelled();
         // The store knows when each rejected message is due again; this loop has to run then.
-        let again_at = answers.results.iter().filter(|result| result.refused.is_some()).map(|result| result.again_at);
-        let next_at = again_at.chain(taken.next_at).min();
+        let retry_at = answers.results.iter().filter(|result| result.rejected.is_some()).map(|result| result.retry_at);
+        let next_at = retry_at.chain(taken.next_at).min();
         if handled > 0 {
             store.outbox_settle(&self.config.name, taken.partitions, answers.results, at).await?;
         } else if answers.down.is_none() {
@@ -215,14 +237,22 @@ impl Relay {
                 break;
             }
             let messages: Vec<Message> = call.iter().map(|one| message(&one.event, &self.source)).collect();
+            let called = Instant::now();
             let Some(report) = self.publish_unless_stopped(&messages).await else {
                 answers.is_partial = true;
                 break;
             };
+            self.measure_call(&report, messages.len(), called.elapsed());
             let at = now.plus_ms(ms(started.elapsed()));
             self.add_answers(&call, report, at, &mut answers, &mut blocked);
         }
         answers
+    }
+
+    fn measure_call(&self, report: &PublishReport, messages: usize, took: Duration) {
+        let confirmed = report.outcomes.iter().filter(|outcome| matches!(outcome, Some(PublishOutcome::Confirmed)));
+        self.failed.fetch_add(messages.saturating_sub(confirmed.count()) as u64, Ordering::Relaxed);
+        self.calls.lock().observe(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
     }
 
     /// Publishes messages. Returns `None` if this server stops and has waited long enough.
@@ -248,7 +278,7 @@ impl Relay {
     ) {
         let before = answers.results.len();
         for (one, outcome) in call.iter().zip(report.outcomes) {
-            let refused = match outcome {
+            let rejected = match outcome {
                 Some(PublishOutcome::Confirmed) => {
                     answers.confirmed += 1;
                     None
@@ -267,8 +297,8 @@ impl Relay {
             answers.results.push(OutboxResult {
                 partition: one.partition,
                 position: one.event.position,
-                refused,
-                again_at: at.plus_ms(ms(backoff(self.first_backoff, one.attempts))),
+                rejected,
+                retry_at: at.plus_ms(ms(backoff(self.first_backoff, one.attempts))),
             });
         }
         answers.down = report.outage.map(|error| format!("{error:#}"));
@@ -304,11 +334,13 @@ impl Relay {
             let delay = jittered(backoff(self.first_backoff, health.failures - 1));
             let retry_at = at.plus_ms(ms(delay));
             health.retry_at = Some(retry_at);
+            let since = health.outage.as_ref().map_or(at, |(since, _)| *since);
+            health.outage = Some((since, reason.clone()));
             retry_at
         };
         if was_down != Some(true) {
             store.outbox_down(name, Some(reason.clone()), at).await?;
-            tracing::warn!(sink = name, reason, "sink is down; events are queued, retrying");
+            tracing::warn!(sink = name, reason, "sink is down");
             self.health.lock().is_down = Some(true);
         }
         Ok(Some(retry_at))

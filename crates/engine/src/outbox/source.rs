@@ -5,7 +5,7 @@
 //! before the row is marked. A rejected row uses an attempt and is retried later by itself; the others continue. A sink or
 //! database that is down uses no attempt of any row.
 //!
-//! Safe on every node at once: a node without the lock does nothing, and a node that loses the lock's session stops
+//! Safe to run on all nodes concurrently: a node without the lock does nothing, and a node that loses the lock's session stops
 //! immediately.
 
 use std::{
@@ -22,7 +22,8 @@ use bytes::Bytes;
 use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::{Timestamp, parse::JobParser};
 use faena_store::{
-    ForeignEnd, ForeignMapping, ForeignOutbox, ForeignRow, ForeignSettled, ForeignTake, MAX_ATTEMPTS, Store, StoreError,
+    ExternalEnd, ExternalMapping, ExternalOutbox, ExternalRow, ExternalSettled, ExternalTake, InputKind, InputView,
+    MAX_ATTEMPTS, Store, StoreError,
 };
 use futures_util::{StreamExt, stream};
 use serde::de::IgnoredAny;
@@ -32,7 +33,7 @@ use super::Target;
 use crate::{
     Bus, EngineError, Round,
     config::ms,
-    input::{Outage, Submission, submit_once},
+    input::{Backlog, InputHealth, Outage, Submission, submit_once},
 };
 
 /// The type of rows that become jobs.
@@ -47,12 +48,14 @@ const MAX_DELAYED: usize = 1_000;
 /// Timeout of publishing and storing one batch. Below the time after which the database ends an idle transaction.
 const WORK_TIMEOUT: Duration = Duration::from_secs(45);
 const CONCURRENT_SUBMITS: usize = 8;
+/// How often the rows that wait are counted while there are any.
+const COUNT_PERIOD: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub struct SourceConfig {
     pub name: String,
     pub url: DatabaseUrl,
-    pub mapping: ForeignMapping,
+    pub mapping: ExternalMapping,
     /// Where its rows go. `None`: only rows that become jobs are relayed.
     pub sink: Option<Target>,
     /// How often it is polled without a notification.
@@ -81,14 +84,17 @@ pub struct Source {
     period: Duration,
     sink: Option<Box<dyn Sink>>,
     parser: JobParser,
+    health: InputHealth,
     state: Mutex<State>,
 }
 
 struct State {
-    outbox: ForeignOutbox,
+    outbox: ExternalOutbox,
     /// Rejected rows and when they are retried.
     delayed: HashMap<String, Timestamp>,
     outage: Outage,
+    /// When the waiting rows were last counted.
+    counted_at: Option<Timestamp>,
 }
 
 /// Why a round stopped: something it depends on is down.
@@ -106,7 +112,7 @@ const STORE: &str = "job database";
 /// Results of processing a batch, as far as they are known.
 #[derive(Default)]
 struct Processed {
-    ends: Vec<(String, ForeignEnd)>,
+    ends: Vec<(String, ExternalEnd)>,
     jobs: u64,
     sent: u64,
     stopped: Option<Stopped>,
@@ -114,18 +120,24 @@ struct Processed {
 
 impl Source {
     pub fn new(config: &SourceConfig, parser: JobParser) -> Result<Source, EngineError> {
-        let outbox = ForeignOutbox::open(&config.url.0, config.mapping.clone())
+        let outbox = ExternalOutbox::open(&config.url.0, config.mapping.clone())
             .map_err(|source| EngineError::InvalidSource { name: config.name.clone(), source })?;
         Ok(Source {
             name: format!("source:{}", config.name),
-            wakeup: outbox.nudge.clone(),
+            wakeup: outbox.wakeup.clone(),
             sent: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             jobs: AtomicU64::new(0),
             period: config.period,
             sink: config.sink.as_ref().map(|target| target.open(&parser.addresses)),
             parser,
-            state: Mutex::new(State { outbox, delayed: HashMap::new(), outage: Outage::default() }),
+            health: InputHealth::default(),
+            state: Mutex::new(State {
+                outbox,
+                delayed: HashMap::new(),
+                outage: Outage::new(InputKind::Source, &config.name),
+                counted_at: None,
+            }),
         })
     }
 
@@ -134,18 +146,40 @@ impl Source {
         if let Some(at) = state.outage.retry_at(now) {
             return Ok(Round::idle_until(Some(at)));
         }
-        match self.round(&mut state, store, bus, now).await {
+        let round = match self.round(&mut state, store, bus, now).await {
             Ok(round) => {
-                state.outage.clear(&self.name);
-                Ok(round)
+                state.outage.clear();
+                round
             }
             Err(stopped) => {
+                self.count_pending(&mut state, now).await;
                 // Another node may succeed. If the release fails too, the session is closed, and the lock with it.
                 let _ = state.outbox.release().await;
                 let Stopped { dependency, reason } = stopped;
-                let at = state.outage.record_failure(&self.name, dependency, &reason, MAX_BACKOFF, now);
-                Ok(Round::idle_until(Some(at)))
+                let at = state.outage.record_failure(dependency, &reason, MAX_BACKOFF, now);
+                Round::idle_until(Some(at))
             }
+        };
+        self.health.set_outage(&state.outage);
+        Ok(round)
+    }
+
+    /// Returns the state of this source.
+    pub fn view(&self) -> InputView {
+        let processed = [("sent", &self.sent), ("rejected", &self.rejected), ("job", &self.jobs)];
+        self.health.view(InputKind::Source, &self.name, processed)
+    }
+
+    /// Counts the rows that wait, if this node has the lock and did not count them lately. A failure changes nothing: the
+    /// round that follows reports it.
+    async fn count_pending(&self, state: &mut State, now: Timestamp) {
+        if state.counted_at.is_some_and(|at| now.ms_since(at) < ms(COUNT_PERIOD)) {
+            return;
+        }
+        let kind = self.sink.is_none().then_some(JOB_TYPE);
+        if let Ok(Some((pending, oldest_at))) = state.outbox.count_pending(kind).await {
+            self.health.set_backlog(Some(Backlog { pending, oldest_at }));
+            state.counted_at = Some(now);
         }
     }
 
@@ -167,15 +201,21 @@ impl Source {
         let except: Vec<String> = state.delayed.keys().cloned().collect();
         let kind = self.sink.is_none().then_some(JOB_TYPE);
         let rows = match state.outbox.take_of(kind, &except).await.map_err(unusable)? {
-            ForeignTake::Elsewhere => return Ok(Round::idle_until(Some(next_at))),
-            ForeignTake::Rows(rows) => rows,
+            ExternalTake::Elsewhere => {
+                self.health.set_backlog(None);
+                return Ok(Round::idle_until(Some(next_at)));
+            }
+            ExternalTake::Rows(rows) => rows,
         };
         if rows.is_empty() {
+            state.counted_at = None;
             if state.delayed.is_empty() {
+                self.health.set_backlog(Some(Backlog::default()));
                 state.outbox.release().await.map_err(unusable)?;
             } else {
                 // Keeps the lock: only this node knows when the delayed rows are retried.
                 state.outbox.settle(&[], now).await.map_err(unusable)?;
+                self.count_pending(state, now).await;
             }
             return Ok(Round::idle_until(Some(next_at)));
         }
@@ -184,12 +224,13 @@ impl Source {
             biased;
             () = session_ended.cancelled() => return Err(lock_lost()),
             processed = tokio::time::timeout(WORK_TIMEOUT, self.process(store, bus, &rows, now)) => {
-                let reason = format!("it took longer than {WORK_TIMEOUT:?}");
+                let reason = format!("no answer within {WORK_TIMEOUT:?}");
                 processed.map_err(|_| Stopped { dependency: SINK, reason })?
             }
         };
         let settled = state.outbox.settle(&processed.ends, now).await.map_err(unusable)?;
         let handled = self.count(state, &processed, &settled, now);
+        self.count_pending(state, now).await;
         match processed.stopped {
             Some(stopped) => Err(stopped),
             None => Ok(Round { handled, more: handled > 0, next_at: Some(next_at) }),
@@ -197,32 +238,34 @@ impl Source {
     }
 
     /// Counts the results, and delays rejected rows.
-    fn count(&self, state: &mut State, processed: &Processed, settled: &ForeignSettled, now: Timestamp) -> usize {
+    fn count(&self, state: &mut State, processed: &Processed, settled: &ExternalSettled, now: Timestamp) -> usize {
         self.sent.fetch_add(processed.sent, Ordering::Relaxed);
         self.jobs.fetch_add(processed.jobs, Ordering::Relaxed);
-        self.rejected.fetch_add(settled.refused.len() as u64, Ordering::Relaxed);
-        for (id, attempts) in &settled.refused {
+        self.rejected.fetch_add(settled.rejected.len() as u64, Ordering::Relaxed);
+        for (id, attempts) in &settled.rejected {
+            let reason = processed.ends.iter().find_map(|(known, end)| match end {
+                ExternalEnd::Rejected(reason) if known == id => Some(reason.as_str()),
+                _ => None,
+            });
+            let source = self.name.trim_start_matches("source:");
             if *attempts >= MAX_ATTEMPTS {
-                let reason = processed.ends.iter().find_map(|(known, end)| match end {
-                    ForeignEnd::Refused(reason) if known == id => Some(reason.as_str()),
-                    _ => None,
-                });
-                tracing::warn!(name = self.name, row = id, reason, "outbox row abandoned");
+                tracing::warn!(source, row = id, attempts, reason, "outbox row abandoned");
                 continue;
             }
+            tracing::warn!(source, row = id, attempts, max_attempts = MAX_ATTEMPTS, reason, "outbox row rejected");
             let delay = ROW_BACKOFF * 2u32.saturating_pow(attempts.saturating_sub(1));
             state.delayed.insert(id.clone(), now.plus_ms(ms(delay)));
         }
-        settled.dispatched + settled.refused.len()
+        settled.dispatched + settled.rejected.len()
     }
 
-    async fn process(&self, store: &dyn Store, bus: &Bus, rows: &[ForeignRow], now: Timestamp) -> Processed {
+    async fn process(&self, store: &dyn Store, bus: &Bus, rows: &[ExternalRow], now: Timestamp) -> Processed {
         let mut processed = Processed::default();
         let (mut messages, mut jobs) = (Vec::new(), Vec::new());
         for row in rows {
-            let rejected = |reason: String| (row.id.clone(), ForeignEnd::Refused(reason));
+            let rejected = |reason: String| (row.id.clone(), ExternalEnd::Rejected(reason));
             match &row.payload {
-                _ if row.is_processed => processed.ends.push((row.id.clone(), ForeignEnd::Dispatched)),
+                _ if row.is_processed => processed.ends.push((row.id.clone(), ExternalEnd::Dispatched)),
                 Err(reason) => processed.ends.push(rejected(reason.clone())),
                 Ok(payload) if row.kind == JOB_TYPE => jobs.push((row, payload)),
                 Ok(payload) => match serde_json::from_str::<IgnoredAny>(payload) {
@@ -254,7 +297,7 @@ impl Source {
         &self,
         store: &dyn Store,
         bus: &Bus,
-        row: &ForeignRow,
+        row: &ExternalRow,
         payload: &str,
         now: Timestamp,
     ) -> Submission {
@@ -276,9 +319,9 @@ impl Processed {
             let end = match outcome {
                 Some(PublishOutcome::Confirmed) => {
                     self.sent += 1;
-                    ForeignEnd::Dispatched
+                    ExternalEnd::Dispatched
                 }
-                Some(PublishOutcome::Rejected(reason)) => ForeignEnd::Refused(reason),
+                Some(PublishOutcome::Rejected(reason)) => ExternalEnd::Rejected(reason),
                 None => continue,
             };
             self.ends.push((message.id.clone(), end));
@@ -288,14 +331,14 @@ impl Processed {
         }
     }
 
-    fn add_submission(&mut self, row: &ForeignRow, submission: Submission) {
+    fn add_submission(&mut self, row: &ExternalRow, submission: Submission) {
         let end = match submission {
             Submission::Stored => {
                 self.jobs += 1;
-                ForeignEnd::Dispatched
+                ExternalEnd::Dispatched
             }
-            Submission::Duplicate => ForeignEnd::Dispatched,
-            Submission::Rejected(reason) => ForeignEnd::Refused(reason),
+            Submission::Duplicate => ExternalEnd::Dispatched,
+            Submission::Rejected(reason) => ExternalEnd::Rejected(reason),
             Submission::Deferred(error) => {
                 self.stopped = Some(Stopped { dependency: STORE, reason: error.to_string() });
                 return;
@@ -305,7 +348,7 @@ impl Processed {
     }
 }
 
-fn message(row: &ForeignRow, payload: &str, now: Timestamp) -> Message {
+fn message(row: &ExternalRow, payload: &str, now: Timestamp) -> Message {
     Message {
         id: row.id.clone(),
         kind: row.kind.clone(),

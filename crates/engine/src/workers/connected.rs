@@ -9,16 +9,19 @@ use std::{
     },
 };
 
-use faena_domain::{JobId, NodeId, Run, Step, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{
+    ApiKeyId, JobId, NodeId, Run, Step, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
+};
 use faena_store::{Lane, LaneId, WorkerEntry};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Refusal, status::WorkerStatus};
+use super::{Rejection, status::WorkerStatus};
 use crate::{
     breaker::{Breaker, BreakerState},
     in_flight::InFlightJob,
+    measure::Measures,
 };
 
 /// How a worker is connected.
@@ -90,15 +93,17 @@ pub struct Delivery {
     /// When the worker is asked to stop it.
     pub deadline: Timestamp,
     pub steps: Vec<Step>,
+    /// Trace context of the run, or of the job if no spans are made here.
+    pub traceparent: Option<String>,
 }
 
-/// The answer to a report: it is stored, or why it was refused.
+/// The answer to a report: it is stored, or why it was rejected.
 pub struct Ack {
     pub job_id: JobId,
     pub run: Option<Run>,
     /// Name of the report.
     pub report: &'static str,
-    pub refusal: Option<Refusal>,
+    pub rejection: Option<Rejection>,
 }
 
 pub struct ConnectedWorker {
@@ -110,12 +115,12 @@ pub struct ConnectedWorker {
     commands: Mutex<VecDeque<WorkerCommand>>,
     /// Notified when there is something in `commands`.
     commands_added: Notify,
-    /// How many jobs a polling worker waits for at this moment.
-    waits_for: AtomicUsize,
+    /// Number of jobs that the waiting requests of a polling worker ask for.
+    requested_jobs: AtomicUsize,
     served_lanes: Mutex<HashMap<LaneId, bool>>,
 }
 
-/// Commands that may wait for a worker, beyond what its slots need. A worker with more does not read.
+/// Commands that may wait for a worker, beyond what its slots need. A worker with more is not reading its messages.
 const MAX_COMMANDS: usize = 20_000;
 
 /// Lanes for which a worker remembers whether it serves them.
@@ -136,6 +141,10 @@ pub struct WorkerIdentity {
     /// The worker reports when it starts a job. Otherwise a job counts as started when it is sent.
     pub reports_starts: bool,
     pub pool: Option<String>,
+    /// API key that it registered with.
+    pub api_key: Option<ApiKeyId>,
+    /// Whether it may resume a registration without a key.
+    pub may_adopt: bool,
     /// It runs one job and ends.
     pub ephemeral: bool,
 }
@@ -163,6 +172,8 @@ impl WorkerIdentity {
             capabilities: self.capabilities.clone(),
             concurrency: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
             pool: self.pool.clone(),
+            api_key: self.api_key,
+            may_adopt: self.may_adopt,
             deadline: None,
         }
     }
@@ -173,9 +184,10 @@ impl ConnectedWorker {
         identity: WorkerIdentity,
         state: WorkerState,
         breaker: Breaker,
+        measures: Arc<Measures>,
         now: Timestamp,
     ) -> ConnectedWorker {
-        let status = WorkerStatus::new(state, breaker, identity.ephemeral, now);
+        let status = WorkerStatus::new(state, breaker, identity.ephemeral, measures, now);
         ConnectedWorker {
             identity,
             closing: CancellationToken::new(),
@@ -183,13 +195,13 @@ impl ConnectedWorker {
             status: Mutex::new(status),
             commands: Mutex::default(),
             commands_added: Notify::new(),
-            waits_for: AtomicUsize::new(0),
+            requested_jobs: AtomicUsize::new(0),
             served_lanes: Mutex::default(),
         }
     }
 
     /// Records a heartbeat.
-    pub fn seen(&self, now: Timestamp) {
+    pub fn record_heartbeat(&self, now: Timestamp) {
         let mut status = self.status.lock();
         status.seen_at = status.seen_at.max(now);
     }
@@ -269,7 +281,7 @@ impl ConnectedWorker {
         }
         let free = self.concurrency.saturating_sub(status.in_flight.len() + status.stopping.len());
         let wanted = match self.transport {
-            Transport::Http => free.min(self.waits_for.load(Ordering::Acquire)),
+            Transport::Http => free.min(self.requested_jobs.load(Ordering::Acquire)),
             _ => free,
         };
         status.breaker.capacity(wanted, now)
@@ -289,7 +301,7 @@ impl ConnectedWorker {
     }
 
     /// Returns whether this is an ephemeral worker whose only job has ended.
-    pub(crate) fn is_spent(&self) -> bool {
+    pub(crate) fn has_finished_only_job(&self) -> bool {
         let status = self.status.lock();
         self.ephemeral && status.used && status.in_flight.is_empty() && status.state.is_operational()
     }
@@ -319,13 +331,13 @@ impl ConnectedWorker {
     }
 
     /// Marks that a polling worker waits for up to `count` jobs, until the guard is dropped.
-    pub(crate) fn wait_for(self: &Arc<Self>, count: usize) -> PollGuard {
-        self.waits_for.fetch_add(count, Ordering::AcqRel);
+    pub(crate) fn begin_poll(self: &Arc<Self>, count: usize) -> PollGuard {
+        self.requested_jobs.fetch_add(count, Ordering::AcqRel);
         PollGuard(self.clone(), count)
     }
 
     /// Returns the number of free slots, as far as this node knows.
-    pub fn free(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         let status = self.status.lock();
         self.concurrency.saturating_sub(status.in_flight.len() + status.stopping.len())
     }
@@ -368,6 +380,6 @@ pub struct PollGuard(Arc<ConnectedWorker>, usize);
 
 impl Drop for PollGuard {
     fn drop(&mut self) {
-        self.0.waits_for.fetch_sub(self.1, Ordering::AcqRel);
+        self.0.requested_jobs.fetch_sub(self.1, Ordering::AcqRel);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use faena_domain::{ErrorReason, Failure, JobId, JobState, Step, Timestamp, WorkerState};
 
 use super::{ConnectedWorker, Delivery, PollGuard, ReportKind, WorkerCommand};
-use crate::{Engine, EngineError, config::ms, in_flight::InFlightJob};
+use crate::{Engine, EngineError, config::ms, in_flight::InFlightJob, traces::traceparent_of};
 
 /// Jobs to send, by worker.
 type Assignments = Vec<(Arc<ConnectedWorker>, Vec<Arc<InFlightJob>>)>;
@@ -16,7 +16,7 @@ type Assignments = Vec<(Arc<ConnectedWorker>, Vec<Arc<InFlightJob>>)>;
 impl Engine {
     /// Marks that a polling worker waits for up to `count` jobs until the guard is dropped, and wakes the dispatcher.
     pub fn wait_for_jobs(&self, worker: &Arc<ConnectedWorker>, count: usize) -> PollGuard {
-        let guard = worker.wait_for(count);
+        let guard = worker.begin_poll(count);
         self.wakeups.slot_freed();
         guard
     }
@@ -109,7 +109,8 @@ impl Engine {
         if check_at.as_ms() < self.guardian.next_check_at.load(Ordering::Acquire) {
             self.wakeups.deadline_changed();
         }
-        Some(Delivery { job, lane, deadline, steps })
+        let traceparent = traceparent_of(self.tracer.as_deref(), &job);
+        Some(Delivery { job, lane, deadline, steps, traceparent })
     }
 
     /// Returns when a job times out if it starts at `start`.

@@ -6,7 +6,7 @@
 
 mod connected;
 mod deliver;
-mod refusal;
+mod rejection;
 mod registration;
 mod report_handler;
 mod status;
@@ -18,7 +18,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -26,8 +26,8 @@ use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
 
 pub use connected::{Ack, CloseReason, ConnectedWorker, Delivery, PollGuard, Transport, WorkerCommand, WorkerIdentity};
-pub use refusal::Refusal;
-pub use registration::{Connection, Registration};
+pub use registration::{Connection, Registration, WorkerCaller};
+pub use rejection::Rejection;
 pub use report_handler::{Report, ReportHandler, ReportKind};
 
 use crate::{
@@ -36,12 +36,12 @@ use crate::{
     wakeups::Wakeups,
 };
 
-/// Locks by name: registrations under one name run one after another, others do not wait for them.
+/// Locks by worker key: registrations of one key run one after another, and other keys do not wait for them.
 #[derive(Default)]
 pub(crate) struct KeyLocks([tokio::sync::Mutex<()>; 32]);
 
 impl KeyLocks {
-    pub fn of(&self, key: &str) -> &tokio::sync::Mutex<()> {
+    pub fn lock_for(&self, key: &str) -> &tokio::sync::Mutex<()> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         &self.0[usize::try_from(hasher.finish() % 32).unwrap_or(0)]
@@ -52,6 +52,8 @@ pub struct Workers {
     by_id: RwLock<HashMap<WorkerId, Arc<ConnectedWorker>>>,
     pub(crate) registration_locks: KeyLocks,
     wakeups: Wakeups,
+    /// Whether all connections are closed for good, because this server stops.
+    is_closed: AtomicBool,
     /// Jobs that were sent to a worker and not accepted or not started.
     pub dispatch_failures: AtomicU64,
 }
@@ -62,6 +64,7 @@ impl Workers {
             by_id: RwLock::default(),
             registration_locks: KeyLocks::default(),
             wakeups,
+            is_closed: AtomicBool::new(false),
             dispatch_failures: AtomicU64::new(0),
         }
     }
@@ -105,11 +108,17 @@ impl Workers {
         worker.status.lock().in_flight.drain().map(|(_, job)| job).collect()
     }
 
-    /// Closes all connections. The workers stay registered.
-    pub fn close_all(&self, reason: CloseReason) {
+    /// Closes all connections because this server stops. The workers stay registered, and none is admitted any more.
+    pub(crate) fn close_all(&self, reason: CloseReason) {
+        self.is_closed.store(true, Ordering::Release);
         for worker in self.all() {
             worker.close(reason);
         }
+    }
+
+    /// Returns whether this server admits no worker any more, not even one that reconnects.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Closes all connections and drops all jobs: this node was declared dead and its workers have to register again.
@@ -136,7 +145,7 @@ impl Workers {
     }
 
     /// Returns how many workers are in each state.
-    pub fn states(&self) -> Vec<(WorkerState, usize)> {
+    pub fn state_counts(&self) -> Vec<(WorkerState, usize)> {
         let all = self.all();
         WorkerState::ALL
             .into_iter()
@@ -153,7 +162,7 @@ impl Workers {
     }
 
     /// Drains a worker of this node, or cancels its drain.
-    pub fn drain(&self, id: WorkerId, drain: bool, now: Timestamp) {
+    pub fn set_draining(&self, id: WorkerId, drain: bool, now: Timestamp) {
         let Some(worker) = self.find(id) else { return };
         {
             let mut status = worker.status.lock();

@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{FieldError, JobId, Run, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
-use faena_store::{ResumedJob, WorkerAdmitted, WorkerEnd};
+use faena_domain::{
+    ApiKeyId, FieldError, JobId, Run, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
+};
+use faena_store::{GUARDIAN, ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 
 use super::{CloseReason, ConnectedWorker, ReportKind, Transport, WorkerCommand, WorkerIdentity, status_writer};
 use crate::{
@@ -23,8 +25,25 @@ pub struct Registration {
     pub queues: Vec<String>,
     pub concurrency: Option<u32>,
     pub reports_starts: bool,
+    /// Who registers it. A worker that registered with a key can be resumed only with it.
+    pub caller: WorkerCaller,
     /// The jobs it has, if it says so. Other jobs of this worker are released.
     pub in_flight: Option<Vec<(JobId, Run)>>,
+}
+
+/// The caller of a worker's requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WorkerCaller {
+    pub api_key: Option<ApiKeyId>,
+    /// Whether the caller may use a worker without a key, registered before there were any.
+    pub may_adopt: bool,
+}
+
+impl WorkerCaller {
+    fn may_use(self, worker: &ConnectedWorker) -> bool {
+        let may_adopt = self.may_adopt && worker.api_key.is_none() && worker.pool.is_none();
+        worker.api_key == self.api_key || may_adopt
+    }
 }
 
 /// A registered worker.
@@ -71,7 +90,7 @@ impl Registration {
             errors.push(FieldError::new(path, format!("must have at most {MAX_NAMES} names, has {}", list.len())));
         }
         if let Some(concurrency) = self.concurrency.filter(|value| !(1..=MAX_CONCURRENCY).contains(value)) {
-            let message = format!("must be from 1 to {MAX_CONCURRENCY}, is {concurrency}");
+            let message = format!("must be between 1 and {MAX_CONCURRENCY}, got {concurrency}");
             errors.push(FieldError::new("concurrency", message));
         }
         errors
@@ -82,7 +101,8 @@ impl Engine {
     /// Registers a worker, or resumes its registration after a reconnect.
     ///
     /// # Errors
-    /// `EngineError::InvalidRegistration` if a field is invalid or the id is that of a built-in worker.
+    /// `EngineError::InvalidRegistration` if a field is invalid or the id is that of a built-in worker;
+    /// `EngineError::Stopping` if this server stops.
     pub async fn register_worker(
         &self,
         registration: Registration,
@@ -93,11 +113,14 @@ impl Engine {
         if !errors.is_empty() {
             return Err(EngineError::InvalidRegistration(errors));
         }
+        if self.workers.is_closed() {
+            return Err(EngineError::Stopping);
+        }
         let Some(key) = registration.worker_id.clone() else {
             return self.register_as(WorkerId::new().to_string(), registration, transport, now).await;
         };
         // Two connections under one id register one after another.
-        let _lock = self.workers.registration_locks.of(&key).lock().await;
+        let _lock = self.workers.registration_locks.lock_for(&key).lock().await;
         if self.workers.find_by_key(&key).is_none() {
             self.refuse_built_in(&key).await?;
         }
@@ -112,6 +135,8 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Connection, EngineError> {
         let previous = self.workers.find_by_key(&key);
+        self.check_admits(previous.as_deref())?;
+        check_owner(previous.as_deref(), &registration, &key)?;
         if let Some(previous) = &previous {
             previous.close(CloseReason::Reconnected);
             // Its reports on the old connection are stored first: it no longer has these jobs.
@@ -121,6 +146,7 @@ impl Engine {
         let mut identity = identify(key, registration, transport, previous.as_deref());
         let admitted = self.store.worker_admit(identity.entry(name, self.node_id()), now).await?;
         (identity.id, identity.session) = (admitted.id, admitted.session);
+        self.measures.workers.record_registration(admitted.was, true, now);
         let previous = previous.filter(|previous| previous.id == admitted.id);
         let resumed =
             identity.session > 1 && !matches!(admitted.was, Some(WorkerState::Creating | WorkerState::Connecting));
@@ -138,14 +164,22 @@ impl Engine {
             worker = worker.key,
             transport = transport.as_str(),
             concurrency = worker.concurrency,
-            capabilities = ?worker.capabilities.types,
+            types = worker.capabilities.types.join(","),
             resumed,
             "worker connected"
         );
         Ok(Connection { worker, resumed })
     }
 
-    /// Refuses the id of a built-in worker, which never connects.
+    /// Fails if this server stops. While running jobs finish, a worker of this server may still reconnect to report them.
+    fn check_admits(&self, previous: Option<&ConnectedWorker>) -> Result<(), EngineError> {
+        if self.workers.is_closed() || (self.is_stopping() && previous.is_none()) {
+            return Err(EngineError::Stopping);
+        }
+        Ok(())
+    }
+
+    /// Rejects the id of a built-in worker, which never connects.
     async fn refuse_built_in(&self, key: &str) -> Result<(), EngineError> {
         let known = self.store.worker_get(key).await?;
         match known.filter(|known| known.kind == WorkerKind::BuiltIn && known.ended_at.is_none()) {
@@ -171,11 +205,14 @@ impl Engine {
         // A worker whose connection flaps keeps its breaker.
         let breaker = previous.map(|previous| previous.status.lock().breaker.clone());
         let breaker = breaker.unwrap_or_else(|| Breaker::new(BreakerRule::default()));
-        let worker = Arc::new(ConnectedWorker::new(identity, state, breaker, now));
+        let worker = Arc::new(ConnectedWorker::new(identity, state, breaker, self.measures.clone(), now));
         {
             let mut status = worker.status.lock();
             status.drain = state == WorkerState::Draining;
             status.used = previous.is_some_and(|previous| previous.status.lock().used);
+            if let Some(previous) = previous {
+                status.continue_state(previous.status.lock().state_since());
+            }
         }
         self.workers.add(worker.clone());
         worker
@@ -239,23 +276,33 @@ impl Engine {
 
     /// Finds a worker that polls and may call any node. If it is connected to another node, or was before this process
     /// started, it is connected here from now on. Returns `None` if no such worker is registered.
+    ///
+    /// # Errors
+    /// `EngineError::Stopping` if this server stops; a conflict if the worker registered with another API key.
     pub async fn find_polling_worker(
         &self,
         key: &str,
+        caller: WorkerCaller,
         now: Timestamp,
     ) -> Result<Option<Arc<ConnectedWorker>>, EngineError> {
         // A worker that is connected by another transport uses only that.
         let polls =
             |worker: &Arc<ConnectedWorker>| worker.transport == Transport::Http && !worker.closing.is_cancelled();
-        let here = || self.workers.find_by_key(key).filter(polls);
+        let is_owner = |worker: &Arc<ConnectedWorker>| caller.may_use(worker);
+        // A worker of another key is rejected by the store below.
+        let here = || self.workers.find_by_key(key).filter(polls).filter(is_owner);
+        if self.workers.is_closed() {
+            // The connections are closed for good; the worker's next call reaches another server, or this one restarted.
+            return Err(EngineError::Stopping);
+        }
         if let Some(worker) = here()
             && self.is_latest(&worker).await?
         {
-            worker.seen(now);
+            worker.record_heartbeat(now);
             return Ok(Some(worker));
         }
         // Two concurrent calls move the worker once.
-        let _lock = self.workers.registration_locks.of(key).lock().await;
+        let _lock = self.workers.registration_locks.lock_for(key).lock().await;
         if let Some(worker) = here()
             && self.is_latest(&worker).await?
         {
@@ -268,6 +315,7 @@ impl Engine {
             capabilities: known.capabilities,
             queues: known.queues,
             concurrency: Some(known.concurrency),
+            caller,
             ..Registration::default()
         };
         Ok(Some(self.register_as(key.to_owned(), registration, Transport::Http, now).await?.worker))
@@ -291,18 +339,24 @@ impl Engine {
         }
         let has_no_jobs = worker.status.lock().in_flight.is_empty();
         if left || (has_no_jobs && worker.close_reason().is_none() && !worker.is_flapping(now)) {
-            let reason = if left { "it deregistered" } else { "its connection closed" };
+            let reason = if left { "deregistered" } else { "connection closed" };
             return self.deregister_worker(worker, reason, now).await;
         }
         worker.status.lock().disconnected_at = Some(now);
-        if worker.load().0 > 0 {
+        let (jobs, _) = worker.load();
+        if jobs > 0 {
             self.workers.record_dispatch_failure(worker, now);
         }
-        tracing::info!(worker = worker.key, grace = ?self.config.reconnect_grace, "worker disconnected");
+        let grace = self.config.reconnect_grace;
+        match worker.close_reason() {
+            // This server closes all connections when it stops.
+            Some(CloseReason::ServerStopping) => tracing::debug!(worker = worker.key, jobs, "worker disconnected"),
+            _ => tracing::info!(worker = worker.key, jobs, ?grace, "worker disconnected"),
+        }
         self.wakeups.connection_changed();
     }
 
-    /// Stores the last status of a worker and ends its registration.
+    /// Ends the registration of a worker and logs that it left or was lost.
     pub(crate) async fn end_worker(
         &self,
         worker: &Arc<ConnectedWorker>,
@@ -310,21 +364,34 @@ impl Engine {
         reason: &str,
         now: Timestamp,
     ) -> Result<(), EngineError> {
-        let _ = tokio::time::timeout(FLUSH, self.reports.reporter.flushed_for(worker.id)).await;
-        status_writer::store_last(&*self.store, worker, now).await?;
         let is_lost = matches!(end, WorkerEnd::Lost { .. });
-        let freed = self.store.worker_end(worker.id, worker.session, end, now).await?;
-        worker.close(if is_lost { CloseReason::WorkerLost } else { CloseReason::Left });
-        self.workers.drop_worker(worker, &self.dispatch.in_flight);
-        self.wakeups.lanes_ready();
-        let Some(freed) = freed else { return Ok(()) };
-        let jobs = freed.orphaned + freed.returned;
+        let Some(jobs) = self.end_registration(worker, end, now).await? else { return Ok(()) };
         if is_lost {
-            tracing::warn!(worker = worker.key, reason, jobs, "worker lost");
+            tracing::warn!(actor = GUARDIAN, worker = worker.key, reason, jobs, "worker lost");
         } else {
             tracing::info!(worker = worker.key, reason, jobs, "worker left");
         }
         Ok(())
+    }
+
+    /// Stores the last status of a worker and ends its registration. Returns how many jobs it had, or `None` if the
+    /// registration had already ended.
+    pub(crate) async fn end_registration(
+        &self,
+        worker: &Arc<ConnectedWorker>,
+        end: WorkerEnd,
+        now: Timestamp,
+    ) -> Result<Option<usize>, EngineError> {
+        let _ = tokio::time::timeout(FLUSH, self.reports.reporter.flushed_for(worker.id)).await;
+        status_writer::store_last(&*self.store, worker, now).await?;
+        let is_lost = matches!(end, WorkerEnd::Lost { .. });
+        let released = self.store.worker_end(worker.id, worker.session, end, now).await?;
+        worker.close(if is_lost { CloseReason::WorkerLost } else { CloseReason::Left });
+        self.workers.drop_worker(worker, &self.dispatch.in_flight);
+        self.wakeups.lanes_ready();
+        let Some(released) = released else { return Ok(None) };
+        self.measures.workers.record_end(Some(worker.status.lock().state_since()), now);
+        Ok(Some(released.orphaned + released.returned))
     }
 
     /// Deregisters a worker. Its jobs are released without using an attempt.
@@ -341,6 +408,18 @@ impl Engine {
     /// Returns how a worker is lost that did not leave, for the store.
     pub(crate) fn lost(&self, reason: &str) -> WorkerEnd {
         WorkerEnd::Lost { reason: reason.to_owned(), delay_ms: ms(self.config.orphan_delay) }
+    }
+}
+
+/// Fails if another caller uses the id of a connected worker. The store checks workers of other nodes.
+fn check_owner(previous: Option<&ConnectedWorker>, registration: &Registration, key: &str) -> Result<(), EngineError> {
+    match previous {
+        Some(previous) if !registration.caller.may_use(previous) => Err(StoreError::Conflict {
+            message: format!("worker \"{key}\" belongs to another API key; choose another workerId"),
+            existing_job: None,
+        }
+        .into()),
+        _ => Ok(()),
     }
 }
 
@@ -368,5 +447,7 @@ fn identify(
         reports_starts: registration.reports_starts,
         ephemeral: previous.is_some_and(|previous| previous.ephemeral),
         pool,
+        api_key: registration.caller.api_key,
+        may_adopt: registration.caller.may_adopt,
     }
 }

@@ -1,26 +1,30 @@
 //! Handles the reports of workers: starts, progress, steps, log lines, ends.
 //!
 //! The reports of one worker are handled in order: what a job reported is stored before its end. An end is acknowledged
-//! after its commit. A repeated end counts once; a report of an older run changes nothing and is refused.
+//! after its commit. A repeated end counts once; a report of an older run changes nothing and is rejected.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use faena_domain::{
     ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, Progress, Run, Timestamp,
 };
-use faena_store::{NoteKind, RunNote, RunOutcome, Store};
+use faena_store::{RunEnd, RunOutcome, RunUpdate, RunUpdateKind, Store};
 use tokio::sync::oneshot;
 
-use super::{Ack, ConnectedWorker, Refusal, WorkerCommand, Workers};
+use super::{Ack, ConnectedWorker, Rejection, WorkerCommand, Workers};
 use crate::{
     Bus, EngineError,
     in_flight::{InFlight, InFlightJob},
     nodes::CurrentNode,
     recorder,
     reporter::{Receipt, Reporter},
+    traces::Span,
     verdict::judge,
     wakeups::Wakeups,
 };
@@ -38,7 +42,11 @@ pub struct Report {
 pub enum ReportKind {
     Started,
     Progress(Progress),
-    Log(String),
+    /// A line for the log, under the name `message` or one that the worker chose.
+    Log {
+        event: LogEvent,
+        text: String,
+    },
     Step {
         name: String,
         result: String,
@@ -52,16 +60,37 @@ pub enum ReportKind {
     Release,
 }
 
+impl Report {
+    /// Returns whether it is about this run. A report may leave the run out.
+    fn is_of_run(&self, run: Run) -> bool {
+        self.run.is_none_or(|reported| reported == run)
+    }
+}
+
 impl ReportKind {
     pub fn name(&self) -> &'static str {
         match self {
             ReportKind::Started => "started",
             ReportKind::Progress(_) => "progress",
-            ReportKind::Log(_) => "log",
+            ReportKind::Log { .. } => "log",
             ReportKind::Step { .. } => "step",
             ReportKind::Complete { .. } => "complete",
             ReportKind::Fail(_) => "fail",
             ReportKind::Release => "release",
+        }
+    }
+
+    /// Returns whether this report repeats the one that led to `end`.
+    fn repeats(&self, end: &RunEnd) -> bool {
+        match (self, &end.outcome) {
+            _ if end.by_guardian => false,
+            (ReportKind::Complete { result }, RunOutcome::Completed { result: stored }) => result == stored,
+            (
+                ReportKind::Fail(_),
+                RunOutcome::Retry { .. } | RunOutcome::Failed { .. } | RunOutcome::Cancelled { .. },
+            ) => true,
+            (ReportKind::Release, RunOutcome::Released) => true,
+            _ => false,
         }
     }
 
@@ -78,15 +107,28 @@ pub struct ReportHandler {
     workers: Arc<Workers>,
     bus: Bus,
     wakeups: Wakeups,
-    /// Reports that were refused.
+    /// Reports that were rejected.
     pub stale_reports: AtomicU64,
 }
 
-/// A note that waits to be stored, and what to answer.
-struct PendingNote {
-    note: RunNote,
+/// How long a report about a job waits until the job's end is stored.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// Whether a report of a run that is over was to be expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lateness {
+    Unexpected,
+    /// This node has ended the run, because its time was up, and asked the worker to stop it.
+    AfterStop,
+}
+
+/// An update that waits to be stored, and what to answer.
+struct PendingUpdate {
+    update: RunUpdate,
     report: &'static str,
     progress: Option<Progress>,
+    /// The span of a finished step, if its trace is recorded.
+    span: Option<Span>,
 }
 
 impl ReportHandler {
@@ -104,24 +146,24 @@ impl ReportHandler {
 
     /// Handles reports of a worker on a stream, in order. The answers are sent to it as commands.
     pub async fn handle(&self, worker: &Arc<ConnectedWorker>, reports: Vec<Report>, now: Timestamp) {
-        let mut notes: Vec<PendingNote> = Vec::new();
+        let mut updates: Vec<PendingUpdate> = Vec::new();
         for report in reports {
-            let Some(job) = self.find_in_flight(worker, &report) else {
-                self.persist(worker, std::mem::take(&mut notes), now).await;
+            let Some(job) = find_in_flight(worker, &report) else {
+                self.persist(worker, std::mem::take(&mut updates), now).await;
                 self.handle_unknown(worker, report, now).await;
                 continue;
             };
             if report.kind.is_end() {
-                if notes.iter().any(|pending| pending.note.id == report.job_id) {
-                    self.persist(worker, std::mem::take(&mut notes), now).await;
+                if updates.iter().any(|pending| pending.update.id == report.job_id) {
+                    self.persist(worker, std::mem::take(&mut updates), now).await;
                 }
                 let name = report.kind.name();
                 self.end(worker, &job, report.kind, Receipt::Worker(worker.clone(), name), now);
             } else {
-                notes.push(self.note(&job, report.kind, now));
+                updates.push(self.update(&job, report.kind, now));
             }
         }
-        self.persist(worker, notes, now).await;
+        self.persist(worker, updates, now).await;
         self.reporter.wait_for_capacity().await;
     }
 
@@ -131,31 +173,34 @@ impl ReportHandler {
         worker: &Arc<ConnectedWorker>,
         report: Report,
         now: Timestamp,
-    ) -> Result<Result<(), Refusal>, EngineError> {
-        let Some(job) = self.find_in_flight(worker, &report) else {
+    ) -> Result<Result<(), Rejection>, EngineError> {
+        let Some(job) = find_in_flight(worker, &report) else {
+            let lateness = self.confirm_stopped(worker, &report);
             let (sender, stored) = oneshot::channel();
-            let is_waiting = self.reporter.join(report.job_id, report.run, worker.id, Receipt::Call(sender)).is_none();
+            let is_repeated = |end: &RunEnd| report.kind.repeats(end);
+            let receipt = Receipt::Call(sender);
+            let is_waiting = self.reporter.join(report.job_id, report.run, worker.id, is_repeated, receipt).is_none();
             if is_waiting && report.kind.is_end() && stored.await == Ok(true) {
                 return Ok(Ok(()));
             }
-            return self.judge_unknown(worker, &report, now).await;
+            return self.judge_unknown(worker, &report, lateness, now).await;
         };
-        let run = job.run();
+        let (run, name) = (job.run(), report.kind.name());
         if report.kind.is_end() {
             let (sender, stored) = oneshot::channel();
             self.end(worker, &job, report.kind, Receipt::Call(sender), now);
-            let is_accepted = stored.await == Ok(true);
-            return Ok(if is_accepted { Ok(()) } else { Err(Refusal::stale(run)) });
+            if stored.await == Ok(true) {
+                return Ok(Ok(()));
+            }
+            return self.reject_stale(worker, job.id(), run, name, Lateness::Unexpected, now).await.map(Err);
         }
-        let PendingNote { note, progress, .. } = self.note(&job, report.kind, now);
-        let id = note.id;
-        let is_accepted = self.store.job_note(vec![note], now).await?.first() == Some(&true);
+        let PendingUpdate { update, progress, span, .. } = self.update(&job, report.kind, now);
+        let id = update.id;
+        let is_accepted = self.store.run_update(vec![update], now).await?.first() == Some(&true);
         if !is_accepted {
-            return Ok(Err(Refusal::stale(run)));
+            return self.reject_stale(worker, id, run, name, Lateness::Unexpected, now).await.map(Err);
         }
-        if let Some(progress) = progress {
-            self.bus.progress(id, run, progress, now);
-        }
+        self.announce(id, run, progress, span, now);
         Ok(Ok(()))
     }
 
@@ -170,15 +215,38 @@ impl ReportHandler {
     ) {
         let (outcome, lines) = decide(worker, job, kind, now);
         let receipt = receipt.into();
-        let is_completed = matches!(outcome, RunOutcome::Completed { .. });
-        let is_released = matches!(outcome, RunOutcome::HandedBack);
-        let is_reported = receipt.is_some();
-        if job.started_at().is_none() && is_reported && !is_released {
+        if job.started_at().is_none() && receipt.is_some() && !matches!(outcome, RunOutcome::Released) {
             // The worker never reported the start, but a job that has ended has started.
             job.start(job.claimed_at);
         }
-        let end = job.end(outcome, lines, now);
-        if !self.in_flight.finish(job, end, |end| self.reporter.push(end, receipt)) {
+        self.finish(worker, job, job.end(outcome, lines, now), receipt, now);
+    }
+
+    /// Ends a run because the guardian decided so.
+    pub(crate) fn end_overdue(
+        &self,
+        worker: &Arc<ConnectedWorker>,
+        job: &InFlightJob,
+        failure: Failure,
+        now: Timestamp,
+    ) {
+        let (outcome, lines) = decide(worker, job, ReportKind::Fail(failure), now);
+        let end = RunEnd { by_guardian: true, ..job.end(outcome, lines, now) };
+        self.finish(worker, job, end, None, now);
+    }
+
+    fn finish(
+        &self,
+        worker: &Arc<ConnectedWorker>,
+        job: &InFlightJob,
+        end: RunEnd,
+        receipt: Option<Receipt>,
+        now: Timestamp,
+    ) {
+        let is_completed = matches!(end.outcome, RunOutcome::Completed { .. });
+        let is_released = matches!(end.outcome, RunOutcome::Released);
+        let is_reported = receipt.is_some();
+        if !self.in_flight.finish(job, end, |end| self.reporter.push(job, end, receipt)) {
             return;
         }
         // A worker that releases jobs although it is not draining does not accept what it is sent.
@@ -201,24 +269,23 @@ impl ReportHandler {
         self.wakeups.remote_job_ended(worker.ephemeral);
     }
 
-    /// Returns the job of a report if this worker has this run.
-    fn find_in_flight(&self, worker: &Arc<ConnectedWorker>, report: &Report) -> Option<Arc<InFlightJob>> {
-        let is_same_run = |run: Run| report.run.is_none_or(|reported| reported == run);
+    /// Frees the slot of a handler that was asked to stop and reports its end now. Returns whether the report is
+    /// expected to be late.
+    fn confirm_stopped(&self, worker: &ConnectedWorker, report: &Report) -> Lateness {
         let mut status = worker.status.lock();
-        if let Some(job) = status.in_flight.get(&report.job_id).filter(|job| is_same_run(job.run())) {
-            return Some(job.clone());
+        let was_asked = status.stopping.get(&report.job_id).is_some_and(|stopping| report.is_of_run(stopping.run));
+        if !was_asked {
+            return Lateness::Unexpected;
         }
-        // A handler that was asked to stop has stopped: its slot is free.
-        if report.kind.is_end() && status.stopping.get(&report.job_id).is_some_and(|stopping| is_same_run(stopping.run))
-        {
+        if report.kind.is_end() {
             status.stopping.remove(&report.job_id);
             drop(status);
             self.wakeups.slot_freed();
         }
-        None
+        Lateness::AfterStop
     }
 
-    fn note(&self, job: &Arc<InFlightJob>, kind: ReportKind, now: Timestamp) -> PendingNote {
+    fn update(&self, job: &Arc<InFlightJob>, kind: ReportKind, now: Timestamp) -> PendingUpdate {
         let report = kind.name();
         if job.started_at().is_none() {
             job.start(now);
@@ -230,115 +297,140 @@ impl ReportHandler {
         job.acknowledge();
         job.mark_recorded();
         let mut progress = None;
+        let mut span = None;
         let kind = match kind {
             ReportKind::Progress(reported) => {
                 progress = Some(reported.clone());
-                NoteKind::Progress(reported)
+                RunUpdateKind::Progress(reported)
             }
-            ReportKind::Log(text) => NoteKind::Message(text),
+            ReportKind::Log { event, text } => RunUpdateKind::Message { event, text },
             ReportKind::Step { name, result, total } => {
+                span = self.reporter.tracer.as_ref().and_then(|tracer| tracer.step(job, &name, now));
                 progress =
                     Some(Progress { current_step: Some(name.clone()), total_steps: total, ..Progress::default() });
-                NoteKind::Step { name, result, total }
+                RunUpdateKind::Step { name, result, total }
             }
-            _ => NoteKind::Started,
+            _ => RunUpdateKind::Started,
         };
-        let note = recorder::note(job, self.node.id(), kind, now).expect("the job was started above");
-        PendingNote { note, report, progress }
+        let update = recorder::update(job, self.node.id(), kind, now).expect("the job was started above");
+        PendingUpdate { update, report, progress, span }
     }
 
-    async fn persist(&self, worker: &Arc<ConnectedWorker>, pending: Vec<PendingNote>, now: Timestamp) {
+    async fn persist(&self, worker: &Arc<ConnectedWorker>, pending: Vec<PendingUpdate>, now: Timestamp) {
         if pending.is_empty() {
             return;
         }
-        let notes = pending.iter().map(|pending| pending.note.clone()).collect();
-        let accepted = self.store.job_note(notes, now).await;
+        let updates = pending.iter().map(|pending| pending.update.clone()).collect();
+        let accepted = self.store.run_update(updates, now).await;
         let mut acks = Vec::with_capacity(pending.len());
-        for (at, PendingNote { note, report, progress }) in pending.into_iter().enumerate() {
-            let refusal = match &accepted {
+        for (at, PendingUpdate { update, report, progress, span }) in pending.into_iter().enumerate() {
+            let rejection = match &accepted {
                 Ok(accepted) if accepted.get(at) == Some(&true) => None,
-                Ok(_) => Some(Refusal::stale(note.run)),
-                Err(_) => Some(Refusal::unavailable()),
+                Ok(_) => {
+                    let lateness = Lateness::Unexpected;
+                    let rejected = self.reject_stale(worker, update.id, update.run, report, lateness, now).await;
+                    Some(rejected.unwrap_or_else(|_| Rejection::unavailable()))
+                }
+                Err(_) => Some(Rejection::unavailable()),
             };
-            if refusal.is_none()
-                && let Some(progress) = progress
-            {
-                self.bus.progress(note.id, note.run, progress, now);
+            if rejection.is_none() {
+                self.announce(update.id, update.run, progress, span, now);
             }
-            acks.push(WorkerCommand::Ack(Ack { job_id: note.id, run: Some(note.run), report, refusal }));
+            acks.push(WorkerCommand::Ack(Ack { job_id: update.id, run: Some(update.run), report, rejection }));
         }
         worker.send(acks);
     }
 
+    /// Announces the progress and exports the span of an update that is stored.
+    fn announce(&self, id: JobId, run: Run, progress: Option<Progress>, span: Option<Span>, now: Timestamp) {
+        if let Some(progress) = progress {
+            self.bus.progress(id, run, progress, now);
+        }
+        if let (Some(tracer), Some(span)) = (&self.reporter.tracer, span) {
+            tracer.record(span);
+        }
+    }
+
     /// Answers a report of a run that this worker does not have: repeated, late, or of another worker's job.
     async fn handle_unknown(&self, worker: &Arc<ConnectedWorker>, report: Report, now: Timestamp) {
-        let name = report.kind.name();
+        let (name, lateness) = (report.kind.name(), self.confirm_stopped(worker, &report));
         if report.kind.is_end() {
             let receipt = Receipt::Worker(worker.clone(), name);
-            if self.reporter.join(report.job_id, report.run, worker.id, receipt).is_none() {
+            let is_repeated = |end: &RunEnd| report.kind.repeats(end);
+            if self.reporter.join(report.job_id, report.run, worker.id, is_repeated, receipt).is_none() {
                 return;
             }
         }
-        let refusal = match self.judge_unknown(worker, &report, now).await {
+        let rejection = match self.judge_unknown(worker, &report, lateness, now).await {
             Ok(verdict) => verdict.err(),
-            Err(_) => Some(Refusal::unavailable()),
+            Err(_) => Some(Rejection::unavailable()),
         };
-        worker.send([WorkerCommand::Ack(Ack { job_id: report.job_id, run: report.run, report: name, refusal })]);
+        worker.send([WorkerCommand::Ack(Ack { job_id: report.job_id, run: report.run, report: name, rejection })]);
     }
 
-    /// Decides from the store whether a report repeats a stored end or is refused, and logs a refusal.
+    /// Decides from the store whether a report repeats a stored end or is rejected, and logs a rejection.
     async fn judge_unknown(
         &self,
         worker: &Arc<ConnectedWorker>,
         report: &Report,
+        lateness: Lateness,
         now: Timestamp,
-    ) -> Result<Result<(), Refusal>, EngineError> {
+    ) -> Result<Result<(), Rejection>, EngineError> {
+        // An end that is not stored yet would be judged as a job in flight.
+        let _ = tokio::time::timeout(FLUSH, self.reporter.flushed_job(report.job_id)).await;
         let Some(job) = self.store.job_get(report.job_id).await? else {
-            return Ok(Err(Refusal::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
+            return Ok(Err(Rejection::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
         };
-        let verdict = judge_repeated(&job, report, &worker.key);
-        if let Err(refusal) = &verdict {
-            self.stale_reports.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                job = %job.id,
-                correlation_id = job.correlation_id,
-                worker = worker.key,
-                report = report.kind.name(),
-                reason = refusal.message,
-                "report refused"
-            );
-            if refusal.code == ErrorCode::StaleRun {
-                let text = format!("{} from worker {}: {}", report.kind.name(), worker.key, refusal.message);
-                self.log_stale(&job, report, worker, text, now).await?;
+        match judge_repeated(&job, report, &worker.key) {
+            Err(rejection) if rejection.code == ErrorCode::StaleRun => {
+                let run = report.run.or(job.run).unwrap_or_default();
+                self.reject_stale(worker, job.id, run, report.kind.name(), lateness, now).await.map(Err)
             }
+            Err(rejection) => {
+                self.count_rejected(worker, job.id, report.kind.name(), &rejection, lateness);
+                Ok(Err(rejection))
+            }
+            Ok(()) => Ok(Ok(())),
         }
-        Ok(verdict)
     }
 
-    /// Adds a refused report to the job's log.
-    async fn log_stale(
+    /// Rejects a report of a run that is over, and adds it to the job's log.
+    async fn reject_stale(
         &self,
-        job: &JobView,
-        report: &Report,
         worker: &ConnectedWorker,
-        text: String,
+        id: JobId,
+        run: Run,
+        report: &'static str,
+        lateness: Lateness,
         now: Timestamp,
-    ) -> Result<(), EngineError> {
-        let note = RunNote {
-            id: job.id,
-            run: report.run.or(job.run).unwrap_or_default(),
-            lane: 0,
-            node: self.node.id(),
-            worker: worker.id,
-            retry_count: job.retry_count,
-            ready_at: now,
-            started_at: now,
-            at: now,
-            kind: NoteKind::Stale(text),
-        };
-        self.store.job_note(vec![note], now).await?;
-        Ok(())
+    ) -> Result<Rejection, EngineError> {
+        let rejection = Rejection::stale(run);
+        self.count_rejected(worker, id, report, &rejection, lateness);
+        let text = format!("{report} from worker {}: {}", worker.key, rejection.message);
+        self.store.run_update(vec![RunUpdate::stale(id, run, text, now)], now).await?;
+        Ok(rejection)
     }
+
+    fn count_rejected(
+        &self,
+        worker: &ConnectedWorker,
+        id: JobId,
+        report: &'static str,
+        rejection: &Rejection,
+        lateness: Lateness,
+    ) {
+        self.stale_reports.fetch_add(1, Ordering::Relaxed);
+        let (worker, reason) = (&worker.key, &rejection.message);
+        match lateness {
+            Lateness::Unexpected => tracing::warn!(job = %id, worker, report, reason, "report rejected"),
+            Lateness::AfterStop => tracing::debug!(job = %id, worker, report, reason, "report rejected"),
+        }
+    }
+}
+
+/// Returns the job of a report if this worker has this run.
+fn find_in_flight(worker: &ConnectedWorker, report: &Report) -> Option<Arc<InFlightJob>> {
+    worker.status.lock().in_flight.get(&report.job_id).filter(|job| report.is_of_run(job.run())).cloned()
 }
 
 /// Returns the outcome of a run that ends with this report, and its last log lines.
@@ -351,32 +443,32 @@ fn decide(worker: &ConnectedWorker, job: &InFlightJob, kind: ReportKind, now: Ti
         ReportKind::Fail(failure) => judge(job, Err(failure), now),
         _ => {
             let text = format!("released by worker {}", worker.key);
-            (RunOutcome::HandedBack, vec![LogLine::new(now, LogEvent::HandedBack, text)])
+            (RunOutcome::Released, vec![LogLine::new(now, LogEvent::Released, text)])
         }
     }
 }
 
-/// Returns `Ok` if the report repeats what is stored, otherwise why it is refused.
-fn judge_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Refusal> {
+/// Returns `Ok` if the report repeats what is stored, otherwise why it is rejected.
+fn judge_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Rejection> {
     if let (Some(reported), Some(current)) = (report.run, job.run)
         && reported != current
     {
         return Err(if reported < current {
-            Refusal::stale(reported)
+            Rejection::stale(reported)
         } else {
-            Refusal::new(ErrorCode::ValidationError, format!("run {reported} of this job does not exist"))
+            Rejection::new(ErrorCode::ValidationError, format!("run {reported} of this job does not exist"))
         });
     }
     let is_same_run = report.run.is_none_or(|run| Some(run) == job.run);
     if job.status.is_in_flight() || !is_same_run {
-        return Err(Refusal::new(ErrorCode::Conflict, "another worker has this job; nothing was changed"));
+        return Err(Rejection::new(ErrorCode::Conflict, "another worker has this job; nothing was changed"));
     }
     let is_own = job.worker_id.as_deref() == Some(key);
     if !is_own && (report.run.is_none() || job.worker_id.is_some()) {
-        return Err(Refusal::new(ErrorCode::Conflict, "this worker does not have this job; nothing was changed"));
+        return Err(Rejection::new(ErrorCode::Conflict, "this worker does not have this job; nothing was changed"));
     }
-    let is_repeated = match report.kind {
-        ReportKind::Complete { .. } => job.status == JobState::Completed,
+    let is_repeated = match &report.kind {
+        ReportKind::Complete { result } => job.status == JobState::Completed && is_same_result(job, result.as_deref()),
         ReportKind::Fail(_) => match job.error_reason {
             Some(ErrorReason::Orphaned | ErrorReason::Timeout) => false,
             _ => matches!(job.status, JobState::Retrying | JobState::Failed | JobState::Cancelled),
@@ -384,14 +476,9 @@ fn judge_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Refus
         ReportKind::Release => job.status == JobState::Queued,
         _ => false,
     };
-    if is_repeated {
-        return Ok(());
-    }
-    match report.run {
-        Some(run) if !job.status.is_terminal() => Err(Refusal::stale(run)),
-        _ => {
-            let message = format!("the job is {}; nothing was changed", job.status);
-            Err(Refusal::new(ErrorCode::InvalidTransition, message))
-        }
-    }
+    if is_repeated { Ok(()) } else { Err(Rejection::stale(report.run.or(job.run).unwrap_or_default())) }
+}
+
+fn is_same_result(job: &JobView, result: Option<&str>) -> bool {
+    job.result.as_ref().map(|stored| stored.get()) == result
 }

@@ -9,6 +9,7 @@ use super::ConnectedWorker;
 use crate::{
     breaker::{Breaker, BreakerState},
     in_flight::InFlightJob,
+    measure::Measures,
 };
 
 pub(crate) struct WorkerStatus {
@@ -23,6 +24,9 @@ pub(crate) struct WorkerStatus {
     /// An ephemeral worker that has received its only job.
     pub used: bool,
     pub is_ephemeral: bool,
+    /// Since when it is in its state.
+    since: Timestamp,
+    measures: Arc<Measures>,
     changes: Vec<WorkerChange>,
     completed: u64,
     failed: u64,
@@ -45,7 +49,13 @@ pub(crate) struct Stopping {
 }
 
 impl WorkerStatus {
-    pub fn new(state: WorkerState, breaker: Breaker, is_ephemeral: bool, now: Timestamp) -> WorkerStatus {
+    pub fn new(
+        state: WorkerState,
+        breaker: Breaker,
+        is_ephemeral: bool,
+        measures: Arc<Measures>,
+        now: Timestamp,
+    ) -> WorkerStatus {
         WorkerStatus {
             state,
             in_flight: HashMap::new(),
@@ -57,6 +67,8 @@ impl WorkerStatus {
             drain: false,
             used: false,
             is_ephemeral,
+            since: now,
+            measures,
             changes: Vec::new(),
             completed: 0,
             failed: 0,
@@ -66,8 +78,23 @@ impl WorkerStatus {
     /// Changes the state to `next` if that is a legal transition; otherwise does nothing.
     pub fn transition(&mut self, next: WorkerState, reason: Option<&str>, now: Timestamp) {
         if self.state.can_transition_to(next) {
-            self.state = next;
+            self.measures.workers.observe(self.state, self.since, now);
+            (self.state, self.since) = (next, now);
             self.changes.push(WorkerChange { at: now, state: next, reason: reason.map(str::to_owned) });
+        }
+    }
+
+    /// Returns its state and since when it is in it.
+    pub fn state_since(&self) -> (WorkerState, Timestamp) {
+        (self.state, self.since)
+    }
+
+    /// Continues the state of an earlier connection, or measures the state that has ended with it.
+    pub fn continue_state(&mut self, (state, since): (WorkerState, Timestamp)) {
+        if state == self.state {
+            self.since = since;
+        } else {
+            self.measures.workers.observe(state, since, self.since);
         }
     }
 

@@ -12,7 +12,7 @@ use super::{CloseReason, ConnectedWorker, Workers};
 use crate::{Round, in_flight::InFlight};
 
 /// How long changes are collected before the next are stored.
-pub const GATHER: Duration = Duration::from_millis(250);
+pub const BATCH_WINDOW: Duration = Duration::from_millis(250);
 const BATCH: usize = 1_000;
 
 pub async fn run_once(
@@ -48,7 +48,7 @@ pub async fn run_once(
     };
     for (worker, result) in changed.iter().zip(results) {
         if result.connected {
-            workers.drain(worker.id, result.drain, now);
+            workers.set_draining(worker.id, result.drain, now);
         } else {
             worker.close(CloseReason::RegisteredElsewhere);
             workers.drop_worker(worker, in_flight);

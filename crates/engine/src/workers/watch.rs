@@ -1,21 +1,19 @@
 //! Watches connected workers and their jobs by due time: jobs that run too long or are not started, requests to stop that
 //! are ignored, workers that are silent or did not reconnect.
 //!
-//! A timed-out job ends immediately and its worker is asked to stop it; later reports about it are refused. A lost worker's
+//! A timed-out job ends immediately and its worker is asked to stop it; later reports about it are rejected. A lost worker's
 //! jobs use an attempt. Each action is fenced (by the claim, by the worker's session), so a late action does nothing.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use faena_domain::{ErrorReason, Failure, Timestamp, WorkerState};
-use faena_store::{NoteKind, RunNote};
+use faena_store::{GUARDIAN, RunUpdate};
 
-use super::{ConnectedWorker, ReportKind, status::Stopping};
-use crate::{
-    Engine, EngineError, Round,
-    config::ms,
-    guardian::{ACTOR, Check},
-    in_flight::InFlightJob,
-};
+use super::{ConnectedWorker, status::Stopping};
+use crate::{Engine, EngineError, Round, config::ms, guardian::Check, in_flight::InFlightJob};
 
 /// How long a handler may take to stop after it was asked to.
 const STOP_MS: i64 = 10_000;
@@ -67,7 +65,7 @@ fn lost_reason(engine: &Engine, worker: &ConnectedWorker, next: &mut NextDue, no
     }
     if let Some(since) = status.disconnected_at {
         let is_due = next.is_due(since.plus_ms(ms(config.reconnect_grace)), now);
-        return is_due.then(|| format!("it disconnected and did not reconnect within {:?}", config.reconnect_grace));
+        return is_due.then(|| format!("did not reconnect within {:?}", config.reconnect_grace));
     }
     let is_due = next.is_due(status.seen_at.plus_ms(ms(config.worker_silence)), now);
     is_due.then(|| format!("no heartbeat for {:?}", config.worker_silence))
@@ -78,7 +76,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut NextDue
     let mut handled = 0;
     for job in jobs {
         if let Some(failure) = overdue(engine, worker, &job, next, now) {
-            take_away(engine, worker, &job, failure, now);
+            end_overdue(engine, worker, &job, failure, now);
             next.is_due(now.plus_ms(STOP_MS), now);
             engine.guardian.actions.add(Check::Jobs, 1);
             handled += 1;
@@ -88,10 +86,10 @@ fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut NextDue
 }
 
 /// Ends a job without waiting for its worker, and asks the worker to stop it.
-fn take_away(engine: &Engine, worker: &Arc<ConnectedWorker>, job: &InFlightJob, failure: Failure, now: Timestamp) {
+fn end_overdue(engine: &Engine, worker: &Arc<ConnectedWorker>, job: &InFlightJob, failure: Failure, now: Timestamp) {
     let was_not_started = job.started_at().is_none();
     let reason = failure.message.clone();
-    engine.reports.handler.end(worker, job, ReportKind::Fail(failure), None, now);
+    engine.reports.handler.end_overdue(worker, job, failure, now);
     if was_not_started {
         engine.workers.record_dispatch_failure(worker, now);
     }
@@ -99,12 +97,12 @@ fn take_away(engine: &Engine, worker: &Arc<ConnectedWorker>, job: &InFlightJob, 
     worker.status.lock().stopping.insert(job.id(), stopping);
     job.send_stop(&reason);
     tracing::warn!(
-        actor = ACTOR,
+        actor = GUARDIAN,
         job = %job.id(),
         correlation_id = job.correlation_id(),
         worker = worker.key,
         reason,
-        "job taken from its worker"
+        "job timed out, stopping it"
     );
 }
 
@@ -120,21 +118,49 @@ fn overdue(
     if let Some(requested_at) = job.stop_requested_at()
         && next.is_due(if is_connected { requested_at.plus_ms(STOP_MS) } else { requested_at }, now)
     {
-        return Some(Failure::error("its worker did not stop in time").with_reason(ErrorReason::Cancelled));
+        return Some(Failure::error("the worker did not stop in time").with_reason(ErrorReason::Cancelled));
     }
-    if let Some(started_at) = job.started_at() {
-        let deadline = engine.deadline_of(job, now);
-        let limit_ms = deadline.ms_since(started_at);
-        return next.is_due(deadline, now).then(|| {
-            Failure::error(format!("took longer than its limit of {limit_ms} ms")).with_reason(ErrorReason::Timeout)
-        });
-    }
-    let limit = engine.config.assigned_timeout;
     let is_waiting = worker.status.lock().state.is_operational();
-    (is_waiting && next.is_due(job.claimed_at.plus_ms(ms(limit)), now)).then(|| {
-        let text = format!("worker {} did not start it within {limit:?}", worker.key);
-        Failure::error(text).with_reason(ErrorReason::Timeout)
-    })
+    if job.started_at().is_none() && !is_waiting {
+        return None;
+    }
+    let (deadline, failure) = engine.time_limit(job, &worker.key, false, now);
+    next.is_due(deadline, now).then_some(failure)
+}
+
+impl Engine {
+    /// Returns when the time of a job is up, and the failure with which it then ends.
+    ///
+    /// `is_starting`: the process of its worker has not connected.
+    pub(crate) fn time_limit(
+        &self,
+        job: &InFlightJob,
+        worker: &str,
+        is_starting: bool,
+        now: Timestamp,
+    ) -> (Timestamp, Failure) {
+        let (deadline, text) = if let Some(started_at) = job.started_at() {
+            let deadline = self.deadline_of(job, now);
+            (deadline, timed_out(Duration::from_millis(deadline.ms_since(started_at).unsigned_abs())))
+        } else if is_starting {
+            let limit = self.config.scheduled_timeout;
+            (job.claimed_at.plus_ms(ms(limit)), not_connected(worker, limit))
+        } else {
+            let limit = self.config.assigned_timeout;
+            (job.claimed_at.plus_ms(ms(limit)), format!("worker {worker} did not start it within {limit:?}"))
+        };
+        (deadline, Failure::error(text).with_reason(ErrorReason::Timeout))
+    }
+}
+
+/// Returns why a job times out that ran for too long.
+pub(crate) fn timed_out(limit: Duration) -> String {
+    format!("took longer than its limit of {limit:?}")
+}
+
+/// Returns why a job times out whose worker never connected.
+pub(crate) fn not_connected(worker: &str, limit: Duration) -> String {
+    format!("the process of worker {worker} did not connect within {limit:?}")
 }
 
 /// Logs once, also in the job's log, that a handler does not stop.
@@ -155,18 +181,15 @@ async fn report_ignored_stops(
         }
     }
     let text = format!("worker {} was asked to stop it and its handler is still running", worker.key);
-    let node = engine.node_id();
-    let notes: Vec<RunNote> = ignored
+    let updates: Vec<RunUpdate> = ignored
         .into_iter()
         .map(|(id, run)| {
             tracing::warn!(job = %id, worker = worker.key, "handler ignores the request to stop");
-            let kind = NoteKind::Stale(text.clone());
-            let worker = worker.id;
-            RunNote { id, run, lane: 0, node, worker, retry_count: 0, ready_at: now, started_at: now, at: now, kind }
+            RunUpdate::stale(id, run, text.clone(), now)
         })
         .collect();
-    if !notes.is_empty() {
-        engine.store.job_note(notes, now).await?;
+    if !updates.is_empty() {
+        engine.store.run_update(updates, now).await?;
     }
     Ok(())
 }

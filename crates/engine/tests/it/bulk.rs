@@ -6,24 +6,24 @@ use faena_domain::{BulkId, JobId, JobState, NewJob, Timestamp};
 use faena_engine::{Round, bulk};
 use faena_store::{Bulk, BulkAction, Filter, NewBulk, Store};
 
-use crate::world::{open_postgres, open_sqlite, reopened};
+use crate::fixture::{open_postgres, open_sqlite, reopened};
 
 async fn submit(store: &dyn Store, count: usize, now: Timestamp) -> Vec<JobId> {
-    let jobs = (0..count).map(|_| NewJob { id: JobId::at(now), ..NewJob::new("elsewhere.kind") }).collect();
-    store.job_submit(jobs, now).await.unwrap().iter().map(|job| job.id).collect()
+    let jobs = (0..count).map(|_| NewJob { id: JobId::at(now), ..NewJob::new("unhandled.type") }).collect();
+    store.job_submit(jobs, None, now).await.unwrap().iter().map(|job| job.id).collect()
 }
 
 async fn begin(
     store: &dyn Store,
     action: BulkAction,
     state: JobState,
-    upto: JobId,
+    up_to: JobId,
     rate: Option<u32>,
     now: Timestamp,
 ) -> BulkId {
     let id = BulkId::new();
     let filter = Filter { states: vec![state], ..Filter::default() };
-    let bulk = NewBulk { id, action, filter, actor: "ana".into(), per_second: rate, upto, matched: 0 };
+    let bulk = NewBulk { id, action, filter, actor: "ana".into(), per_second: rate, up_to, matched: 0 };
     let due_at = if rate.is_some() { now } else { now.plus_ms(5_000) };
     store.bulk_begin(bulk, due_at, now).await.unwrap();
     id
@@ -33,7 +33,7 @@ async fn get(store: &dyn Store, id: BulkId) -> Bulk {
     store.bulk_get(id).await.unwrap().unwrap()
 }
 
-async fn states(store: &dyn Store, ids: &[JobId], state: JobState) -> usize {
+async fn count_in_state(store: &dyn Store, ids: &[JobId], state: JobState) -> usize {
     let mut count = 0;
     for id in ids {
         count += usize::from(store.job_get(*id).await.unwrap().unwrap().status == state);
@@ -43,7 +43,7 @@ async fn states(store: &dyn Store, ids: &[JobId], state: JobState) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_throttled_action_keeps_its_rate_and_finishes() {
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 25, now).await;
     let id = begin(&*store, BulkAction::Cancel, JobState::Queued, ids[24], Some(10), now).await;
@@ -57,27 +57,27 @@ async fn a_throttled_action_keeps_its_rate_and_finishes() {
     for ms in (1_000..=3_000).step_by(10) {
         bulk::run_once(&*store, now.plus_ms(ms)).await.unwrap();
     }
-    let over = get(&*store, id).await;
-    assert_eq!((over.done, over.skipped, over.finished_at), (25, 0, Some(now.plus_ms(2_400))));
-    assert_eq!(states(&*store, &ids, JobState::Cancelled).await, 25);
+    let finished = get(&*store, id).await;
+    assert_eq!((finished.done, finished.skipped, finished.finished_at), (25, 0, Some(now.plus_ms(2_400))));
+    assert_eq!(count_in_state(&*store, &ids, JobState::Cancelled).await, 25);
     assert_eq!(bulk::run_once(&*store, now.plus_ms(9_000)).await.unwrap(), Round::default());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_submitted_later_are_not_touched() {
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 3, now).await;
     let id = begin(&*store, BulkAction::Cancel, JobState::Queued, ids[2], Some(10_000), now).await;
     let later = submit(&*store, 3, now.plus_ms(5)).await;
     bulk::run_once(&*store, now.plus_ms(10)).await.unwrap();
     assert!(get(&*store, id).await.finished_at.is_some());
-    assert_eq!(states(&*store, &ids, JobState::Cancelled).await, 3);
-    assert_eq!(states(&*store, &later, JobState::Queued).await, 3);
+    assert_eq!(count_in_state(&*store, &ids, JobState::Cancelled).await, 3);
+    assert_eq!(count_in_state(&*store, &later, JobState::Queued).await, 3);
 }
 
 /// Retries cancelled jobs and cancels each again immediately: a job that was processed twice would be counted twice.
-async fn round_and_cancel(store: &dyn Store, ids: &[JobId], now: Timestamp) {
+async fn run_round_and_cancel(store: &dyn Store, ids: &[JobId], now: Timestamp) {
     bulk::run_once(store, now).await.unwrap();
     for id in ids {
         if store.job_get(*id).await.unwrap().unwrap().status == JobState::Pending {
@@ -88,7 +88,7 @@ async fn round_and_cancel(store: &dyn Store, ids: &[JobId], now: Timestamp) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_action_continues_after_its_process_has_died_and_processes_no_job_twice() {
-    let (store, place) = open_sqlite().await;
+    let (store, database) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 6, now).await;
     for id in &ids {
@@ -96,15 +96,15 @@ async fn an_action_continues_after_its_process_has_died_and_processes_no_job_twi
     }
     let id = begin(&*store, BulkAction::Retry, JobState::Cancelled, ids[5], Some(1), now).await;
     for second in 0..3 {
-        round_and_cancel(&*store, &ids, now.plus_ms(second * 1_000)).await;
+        run_round_and_cancel(&*store, &ids, now.plus_ms(second * 1_000)).await;
     }
     assert_eq!(get(&*store, id).await.done, 3);
-    let (store, _place) = reopened(store, place).await;
+    let (store, _database) = reopened(store, database).await;
     for second in 3..20 {
-        round_and_cancel(&*store, &ids, now.plus_ms(second * 1_000)).await;
+        run_round_and_cancel(&*store, &ids, now.plus_ms(second * 1_000)).await;
     }
-    let over = get(&*store, id).await;
-    assert_eq!((over.done, over.skipped), (6, 0));
+    let finished = get(&*store, id).await;
+    assert_eq!((finished.done, finished.skipped), (6, 0));
     for id in &ids {
         let log = store.job_get(*id).await.unwrap().unwrap().execution_log;
         assert_eq!(log.iter().filter(|entry| entry.event.as_str() == "retried").count(), 1);
@@ -113,7 +113,7 @@ async fn an_action_continues_after_its_process_has_died_and_processes_no_job_twi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_share_an_action_without_doing_it_twice() {
-    let (store, _place) = open_postgres().await;
+    let (store, _database) = open_postgres().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 40, now).await;
     let id = begin(&*store, BulkAction::Cancel, JobState::Queued, ids[39], Some(100), now).await;
@@ -124,14 +124,14 @@ async fn two_nodes_share_an_action_without_doing_it_twice() {
         a.unwrap();
         b.unwrap();
     }
-    let over = get(&*store, id).await;
-    assert_eq!((over.done, over.skipped), (40, 0));
-    assert_eq!(states(&*store, &ids, JobState::Cancelled).await, 40);
+    let finished = get(&*store, id).await;
+    assert_eq!((finished.done, finished.skipped), (40, 0));
+    assert_eq!(count_in_state(&*store, &ids, JobState::Cancelled).await, 40);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_action_whose_caller_died_is_finished_by_a_loop() {
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 130, now).await;
     let id = begin(&*store, BulkAction::Delete, JobState::Queued, ids[129], None, now).await;

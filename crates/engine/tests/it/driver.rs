@@ -13,7 +13,7 @@ use faena_store::StoreError;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::world::eventually;
+use crate::fixture::eventually;
 
 fn driver() -> Driver {
     Driver { tasks: TaskTracker::new(), stop: CancellationToken::new(), health: LoopHealth::default() }

@@ -9,7 +9,7 @@ use faena_engine::{
 };
 use faena_store::{EventPosition, EventQuery, EventSubscription, OnRejected, StoredEvent, SubscriptionMode};
 
-use crate::world::{World, eventually, job, open_postgres, open_sqlite, submit};
+use crate::fixture::{Fixture, eventually, job, open_postgres, open_sqlite, submit};
 
 async fn watch(engine: &Arc<Engine>, from: Option<EventPosition>, filter: EventFilter) -> Subscription {
     engine.events.reader.subscribe(from, filter, Timestamp::now()).await.unwrap()
@@ -41,67 +41,67 @@ async fn until(subscription: &mut Subscription, kind: &str) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_subscriber_receives_events_from_then_on() {
-    let world = World::new().await;
-    assert!(!world.store.has_event_subscriptions(), "without subscribers no event is stored");
+    let fixture = Fixture::new().await;
+    assert!(!fixture.store.has_event_subscriptions(), "without subscribers no event is stored");
     let mut watcher =
-        watch(&world.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
-    world.ends(job("noop", "{}"), JobState::Completed).await;
+        watch(&fixture.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
     let kinds = until(&mut watcher, "job.completed").await;
     assert_eq!(kinds.first().map(String::as_str), Some("job.created"), "{kinds:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_reconnects_continues_without_a_gap_or_a_repetition() {
-    let world = World::new().await;
-    let mut watcher = everything(&world.engine).await;
-    let mut places = Vec::new();
+    let fixture = Fixture::new().await;
+    let mut watcher = everything(&fixture.engine).await;
+    let mut positions = Vec::new();
     for round in 0..5 {
         let ids: Vec<_> = (0..20).map(|_| job("noop", "{}")).collect();
-        world.store.job_submit(ids, Timestamp::now()).await.unwrap();
+        fixture.store.job_submit(ids, None, Timestamp::now()).await.unwrap();
         // It disconnects in the middle, while more events are committed.
         for _ in 0..17 + round {
-            places.push(event(&mut watcher).await.position);
+            positions.push(event(&mut watcher).await.position);
         }
-        let place = watcher.position();
-        assert_eq!(Some(&place), places.last());
+        let position = watcher.position();
+        assert_eq!(Some(&position), positions.last());
         drop(watcher);
-        world.ends(job("noop", "{}"), JobState::Completed).await;
-        watcher = watch(&world.engine, Some(place), EventFilter::default()).await;
+        fixture.ends(job("noop", "{}"), JobState::Completed).await;
+        watcher = watch(&fixture.engine, Some(position), EventFilter::default()).await;
     }
     eventually("all jobs have ended", async || {
-        let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
+        let stored = fixture.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
         let ended = stored.iter().filter(|event| event.kind == "job.completed").count();
         (ended == 105).then_some(())
     })
     .await;
-    let first = places[0];
-    let stored = world.store.event_list(EventQuery::After(first - 1), 10_000).await.unwrap();
-    while places.len() < stored.len() {
-        places.push(event(&mut watcher).await.position);
+    let first = positions[0];
+    let stored = fixture.store.event_list(EventQuery::After(first - 1), 10_000).await.unwrap();
+    while positions.len() < stored.len() {
+        positions.push(event(&mut watcher).await.position);
     }
-    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>());
+    assert_eq!(positions, stored.iter().map(|event| event.position).collect::<Vec<_>>());
 }
 
 /// Events that were kept only for a sink before there was a subscriber are delivered too.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_kept_for_a_sink_are_delivered_to_a_later_subscriber() {
     for (types, is_complete) in [("*", true), ("job.*", false)] {
-        let world = World::new().await;
+        let fixture = Fixture::new().await;
         let mode = SubscriptionMode::Queue(OnRejected::Skip);
         let sink = EventSubscription { name: "sink".into(), types: vec![types.into()], mode, until: Timestamp::MAX };
-        world.store.event_subscribe(vec![sink], Timestamp::now()).await.unwrap();
-        world.store.job_submit((0..300).map(|_| job("noop", "{}")).collect(), Timestamp::now()).await.unwrap();
+        fixture.store.event_subscribe(vec![sink], Timestamp::now()).await.unwrap();
+        fixture.store.job_submit((0..300).map(|_| job("noop", "{}")).collect(), None, Timestamp::now()).await.unwrap();
         let stored = eventually("all jobs have ended", async || {
-            let stored = world.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
+            let stored = fixture.store.event_list(EventQuery::After(0), 10_000).await.unwrap();
             (stored.iter().filter(|event| event.kind == "job.completed").count() == 300).then_some(stored)
         })
         .await;
-        let mut first = watch(&world.engine, Some(0), EventFilter::default()).await;
+        let mut first = watch(&fixture.engine, Some(0), EventFilter::default()).await;
         for expected in &stored {
             assert_eq!(event(&mut first).await.position, expected.position);
         }
         let (before, after) = stored.split_at(700);
-        let mut back = watch(&world.engine, Some(before[699].position), EventFilter::default()).await;
+        let mut back = watch(&fixture.engine, Some(before[699].position), EventFilter::default()).await;
         if !is_complete {
             assert!(
                 matches!(next(&mut back).await, StreamItem::Gap(_)),
@@ -116,23 +116,24 @@ async fn events_kept_for_a_sink_are_delivered_to_a_later_subscriber() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_deliver_only_matching_events() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let mut wanted = NewJob::new("noop");
     wanted.queue = "mail".into();
     wanted.correlation_id = Some("order-7".into());
     let id = wanted.id;
     let filters = [
         EventFilter { queue: Some("mail".into()), ..Default::default() },
+        EventFilter { queues: Some(vec!["other".into(), "mail".into()]), ..Default::default() },
         EventFilter { correlation_id: Some("order-7".into()), ..Default::default() },
         EventFilter { job: Some(id), types: vec!["job.c*".into(), "job.status.*".into()], ..Default::default() },
     ];
     let mut watchers = Vec::new();
     for filter in filters {
-        watchers.push(watch(&world.engine, None, filter).await);
+        watchers.push(watch(&fixture.engine, None, filter).await);
     }
-    world.ends(job("noop", "{}"), JobState::Completed).await;
-    world.ends(wanted, JobState::Completed).await;
-    world.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.ends(wanted, JobState::Completed).await;
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
     for watcher in &mut watchers {
         loop {
             let event = event(watcher).await;
@@ -145,14 +146,14 @@ async fn filters_deliver_only_matching_events() {
 }
 
 /// Starts an engine whose reader only runs when the test runs it.
-async fn at_rest() -> (Arc<Engine>, crate::world::Place) {
-    let (store, place) = open_sqlite().await;
-    (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), place)
+async fn at_rest() -> (Arc<Engine>, crate::fixture::TestDatabase) {
+    let (store, position) = open_sqlite().await;
+    (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), position)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_subscriber_delays_no_other_and_catches_up_by_itself() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let mut slow = everything(&engine).await;
     let mut fast = everything(&engine).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
@@ -179,7 +180,7 @@ async fn a_slow_subscriber_delays_no_other_and_catches_up_by_itself() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_further_event() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let mut watcher = everything(&engine).await;
     let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
     assert!(nothing.is_err(), "it has read, and found nothing");
@@ -190,15 +191,15 @@ async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_fur
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let mut slow = everything(&engine).await;
     let began = slow.position();
     for _ in 0..100 {
         submit(&*engine.store, NewJob::new("unserved")).await;
         engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     }
-    let end = engine.store.event_end().await.unwrap();
-    engine.store.event_settle(Timestamp::now().plus_ms(60_000), 1_000, Timestamp::now()).await.unwrap();
+    let end = engine.store.event_last_position().await.unwrap();
+    engine.store.event_prune(Timestamp::now().plus_ms(60_000), 1_000, Timestamp::now()).await.unwrap();
     let StreamItem::Gap(gap) = next(&mut slow).await else { panic!("pruned events must be reported as a gap") };
     assert_eq!((gap.after, gap.first), (began, end + 1));
     let id = submit(&*engine.store, NewJob::new("unserved")).await;
@@ -214,7 +215,7 @@ async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_position_of_another_database_is_reported_as_a_gap() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let mut lost = watch(&engine, Some(1_000_000), EventFilter::default()).await;
     assert!(matches!(next(&mut lost).await, StreamItem::Gap(gap) if gap.after == 1_000_000 && gap.first < 10));
     let id = submit(&*engine.store, NewJob::new("unserved")).await;
@@ -224,7 +225,7 @@ async fn a_position_of_another_database_is_reported_as_a_gap() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_hour_after_the_last_subscriber_events_are_no_longer_kept() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let start = Timestamp::now();
     let minutes = |count: i64| start.plus_ms(count * 60_000);
     let watcher = engine.events.reader.subscribe(None, EventFilter::default(), start).await.unwrap();
@@ -248,13 +249,13 @@ async fn an_hour_after_the_last_subscriber_events_are_no_longer_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_subscribers_is_limited() {
-    let (engine, _place) = at_rest().await;
+    let (engine, _database) = at_rest().await;
     let mut watchers = Vec::new();
     for _ in 0..MAX_SUBSCRIBERS {
         watchers.push(everything(&engine).await);
     }
-    let refused = engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await;
-    assert!(matches!(refused.err(), Some(SubscribeError::TooManySubscribers)));
+    let rejected = engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await;
+    assert!(matches!(rejected.err(), Some(SubscribeError::TooManySubscribers)));
     watchers.pop();
     assert_eq!(engine.events.reader.subscribers(), MAX_SUBSCRIBERS - 1);
     everything(&engine).await;
@@ -262,16 +263,16 @@ async fn the_number_of_subscribers_is_limited() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_one_node_are_delivered_on_another() {
-    let (store, place) = open_postgres().await;
-    let watching = World::over((store, place), EngineConfig::default()).await;
-    let other = crate::world::beside(&watching).await;
+    let (store, position) = open_postgres().await;
+    let watching = Fixture::over((store, position), EngineConfig::default()).await;
+    let other = crate::fixture::beside(&watching).await;
     let working = Engine::start(other.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&watching.engine).await;
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     for cut in [false, true, true] {
         if cut {
             // Signals of the other node are lost for a while; its events are found nevertheless.
-            crate::world::end_listening(&watching).await;
+            crate::fixture::end_listening(&watching).await;
         }
         for _ in 0..50 {
             submit(&*other, NewJob::new("noop")).await;
@@ -281,11 +282,11 @@ async fn events_of_one_node_are_delivered_on_another() {
         while ended < 100 {
             let event = event(&mut watcher).await;
             ended += usize::from(event.kind == "job.completed");
-            places.push(event.position);
+            positions.push(event.position);
         }
     }
-    let stored = watching.store.event_list(EventQuery::After(places[0] - 1), places.len()).await.unwrap();
-    assert_eq!(places, stored.iter().map(|event| event.position).collect::<Vec<_>>(), "each once, none skipped");
+    let stored = watching.store.event_list(EventQuery::After(positions[0] - 1), positions.len()).await.unwrap();
+    assert_eq!(positions, stored.iter().map(|event| event.position).collect::<Vec<_>>(), "each once, none skipped");
     working.stop(Default::default()).await;
     watching.stop().await;
     other.close().await;
@@ -293,9 +294,9 @@ async fn events_of_one_node_are_delivered_on_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_notifications_events_of_other_nodes_are_found_by_polling() {
-    let (store, place) = open_postgres().await;
-    let working = World::over((store, place), EngineConfig::default()).await;
-    let deaf = crate::world::without_listening(&working).await;
+    let (store, position) = open_postgres().await;
+    let working = Fixture::over((store, position), EngineConfig::default()).await;
+    let deaf = crate::fixture::without_listening(&working).await;
     let engine = Engine::start(deaf.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&engine).await;
     for _ in 0..3 {

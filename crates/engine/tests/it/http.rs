@@ -14,22 +14,22 @@ use faena_engine::EngineConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::world::{World, count, events, job, once, open_postgres, open_sqlite, result};
+use crate::fixture::{Fixture, count, events, job, once, open_postgres, open_sqlite, result};
 
 /// A server that records its requests and answers according to the path.
-struct FarEnd {
+struct Receiver {
     url: String,
     calls: Arc<Mutex<Vec<Value>>>,
 }
 
-impl FarEnd {
-    async fn start() -> FarEnd {
+impl Receiver {
+    async fn start() -> Receiver {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let calls = Arc::new(Mutex::new(Vec::new()));
         let router = Router::new().fallback(answer).with_state(calls.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        FarEnd { url, calls }
+        Receiver { url, calls }
     }
 
     fn calls(&self) -> Vec<Value> {
@@ -86,13 +86,14 @@ fn error(job: &JobView) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let mut call = request(json!({
         "method": "put", "url": format!("{}/json?a=b", far.url), "headers": {"X-Own": "mine", "Content-Type": "text/odd"},
         "body": {"big": 1},
     }));
     call.correlation_id = Some("order-7".into());
-    let job = world.ends(call, JobState::Completed).await;
+    call.options.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
+    let job = fixture.ends(call, JobState::Completed).await;
     let answer = result(&job);
     assert_eq!((&answer["status"], &answer["body"]), (&json!(200), &json!({"answer": 42})));
     assert_eq!(answer["headers"]["x-far"], "yes");
@@ -107,17 +108,18 @@ async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
     assert_eq!(headers["x-job-id"], job.id.to_string());
     assert_eq!(headers["x-job-run"], job.run.unwrap().to_string());
     assert_eq!(headers["x-correlation-id"], "order-7");
+    assert_eq!(headers["traceparent"], "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_body_is_sent_unchanged_and_json_as_written() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = format!("{}/text", far.url);
     let text =
-        world.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
+        fixture.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
     assert_eq!(result(&text)["body"], "plain");
     let written = format!(r#"{{"url": "{url}", "method": "POST", "body": [1.0, 12345678901234567890123]}}"#);
-    world.ends(once("http.request", written), JobState::Completed).await;
+    fixture.ends(once("http.request", written), JobState::Completed).await;
     let calls = far.calls();
     assert_eq!((&calls[0]["body"], &calls[0]["headers"]["content-type"]), (&json!("a \"text\""), &Value::Null));
     assert_eq!(calls[1]["body"], "[1.0, 12345678901234567890123]");
@@ -126,79 +128,79 @@ async fn a_text_body_is_sent_unchanged_and_json_as_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_expected_status_decides_about_success() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call =
         |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
-    let job = world.ends(call("/gone", json!(410)), JobState::Completed).await;
+    let job = fixture.ends(call("/gone", json!(410)), JobState::Completed).await;
     assert_eq!(result(&job)["status"], 410);
-    world.ends(call("/gone", json!([200, 410])), JobState::Completed).await;
-    world.ends(call("/elsewhere", json!(302)), JobState::Completed).await;
-    let job = world.ends(call("/text", json!(201)), JobState::Failed).await;
+    fixture.ends(call("/gone", json!([200, 410])), JobState::Completed).await;
+    fixture.ends(call("/elsewhere", json!(302)), JobState::Completed).await;
+    let job = fixture.ends(call("/text", json!(201)), JobState::Failed).await;
     assert_eq!(error(&job), "HTTP 200 OK: plain");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn temporary_errors_are_retried_and_permanent_errors_are_not() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call = |path: &str| {
         let mut call = job("http.request", json!({"url": format!("{}{path}", far.url)}).to_string());
         call.options.retry.retry_delays_ms = vec![1];
         call
     };
-    let lucky = world.ends(call("/second-time-lucky"), JobState::Completed).await;
+    let lucky = fixture.ends(call("/second-time-lucky"), JobState::Completed).await;
     assert_eq!((lucky.retry_count, count(&lucky, LogEvent::RetrySuccess)), (1, 1), "{:?}", events(&lucky));
     for (path, retries) in [("/too-many", 3), ("/gone", 0), ("/nothing", 0), ("/elsewhere", 3)] {
-        let job = world.ends(call(path), JobState::Failed).await;
+        let job = fixture.ends(call(path), JobState::Failed).await;
         assert_eq!(job.retry_count, retries, "{path}: {:?}", job.error);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_header_delays_the_retry() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
-    let id = world.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
-    let job = world.job_is(id, JobState::Retrying).await;
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let id = fixture.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
+    let job = fixture.wait_for_state(id, JobState::Retrying).await;
     let failed = job.execution_log.iter().find(|entry| entry.event == LogEvent::Failed).unwrap();
-    assert_eq!(job.next_retry_at.unwrap().ms_since(failed.timestamp), 7_000);
+    assert_eq!(job.next_attempt_at.unwrap().ms_since(failed.timestamp), 7_000);
     assert_eq!(error(&job), "HTTP 503 Service Unavailable: come later");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_response_is_truncated() {
-    let world = World::with(EngineConfig { http_answer_bytes: 10, ..allowed() }).await;
-    let far = FarEnd::start().await;
+    let fixture = Fixture::with(EngineConfig { http_response_bytes: 10, ..allowed() }).await;
+    let far = Receiver::start().await;
     for path in ["/large", "/endless"] {
-        let job = world.ends(request(json!({"url": format!("{}{path}", far.url)})), JobState::Completed).await;
+        let job = fixture.ends(request(json!({"url": format!("{}{path}", far.url)})), JobState::Completed).await;
         assert_eq!((&result(&job)["body"], &result(&job)["truncated"]), (&json!("xxxxxxxxxx"), &json!(true)), "{path}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_an_answer_times_out() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = format!("{}/silent", far.url);
-    let job = world.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
+    let job = fixture.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
     assert!(error(&job).contains("timed out"), "{}", error(&job));
     let mut limited = request(json!({"url": url}));
     limited.options.timeout_ms = Some(30);
-    let job = world.ends(limited, JobState::Failed).await;
+    let job = fixture.ends(limited, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_not_followed() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
-    let job = world.ends(request(json!({"url": format!("{}/elsewhere", far.url)})), JobState::Failed).await;
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let job = fixture.ends(request(json!({"url": format!("{}/elsewhere", far.url)})), JobState::Failed).await;
     assert!(error(&job).starts_with("HTTP 302"), "{}", error(&job));
     assert_eq!(far.calls().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn loopback_is_not_called_unless_it_is_allowed() {
-    let (world, far) = (World::new().await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::new().await, Receiver::start().await);
     let port = far.url.rsplit(':').next().unwrap();
     for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "0.0.0.0", "127.1"] {
-        let job = world.ends(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
+        let job = fixture.ends(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
         assert!(error(&job).contains("private or reserved address"), "{host}: {}", error(&job));
     }
     assert_eq!(far.calls(), Vec::<Value>::new());
@@ -206,55 +208,55 @@ async fn loopback_is_not_called_unless_it_is_allowed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_name_of_an_allowed_network_is_called() {
-    let (world, far) = (World::with(allowed()).await, FarEnd::start().await);
+    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = far.url.replace("127.0.0.1", "localhost");
-    world.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
+    fixture.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_that_is_not_a_request_is_not_retried() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     for payload in [
         json!({}),
         json!({"url": "nonsense"}),
         json!({"url": "ftp://example.org/"}),
-        json!({"url": "http://user:geheim@127.0.0.1/"}),
+        json!({"url": "http://user:s3cret@127.0.0.1/"}),
         json!({"url": "http://127.0.0.1/", "method": "NO WAY"}),
         json!({"url": "http://127.0.0.1/", "headers": {"bad name": "x"}}),
         json!({"url": "http://127.0.0.1/", "headers": {"x": "a\nb"}}),
         json!({"url": "http://127.0.0.1/", "colour": "red"}),
     ] {
-        let job = world.ends(job("http.request", payload.to_string()), JobState::Failed).await;
-        assert!(error(&job).starts_with("the payload is not valid: "), "{payload}: {}", error(&job));
-        assert!(!error(&job).contains("geheim"));
+        let job = fixture.ends(job("http.request", payload.to_string()), JobState::Failed).await;
+        assert!(error(&job).starts_with("the payload is not valid"), "{payload}: {}", error(&job));
+        assert!(!error(&job).contains("s3cret"));
         assert_eq!(job.retry_count, 0, "{payload}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_does_not_contain_the_secrets_of_its_url() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let job = world.ends(request(json!({"url": format!("http://{free}/?token=geheim")})), JobState::Failed).await;
+    let job = fixture.ends(request(json!({"url": format!("http://{free}/?token=s3cret")})), JobState::Failed).await;
     assert!(error(&job).contains("Connection refused"), "{}", error(&job));
-    assert!(!error(&job).contains("geheim"));
+    assert!(!error(&job).contains("s3cret"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_is_not_text_is_stored_on_sqlite() {
-    strange_bytes(World::over(open_sqlite().await, allowed()).await).await;
+    strange_bytes(Fixture::over(open_sqlite().await, allowed()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_is_not_text_is_stored_on_postgres() {
-    strange_bytes(World::over(open_postgres().await, allowed()).await).await;
+    strange_bytes(Fixture::over(open_postgres().await, allowed()).await).await;
 }
 
-async fn strange_bytes(world: World) {
-    let far = FarEnd::start().await;
-    let failed = world.ends(request(json!({"url": format!("{}/nul", far.url)})), JobState::Failed).await;
+async fn strange_bytes(fixture: Fixture) {
+    let far = Receiver::start().await;
+    let failed = fixture.ends(request(json!({"url": format!("{}/nul", far.url)})), JobState::Failed).await;
     assert!(error(&failed).starts_with("HTTP 500 Internal Server Error: a"), "{}", error(&failed));
-    let fine = world.ends(request(json!({"url": format!("{}/nul-fine", far.url)})), JobState::Completed).await;
+    let fine = fixture.ends(request(json!({"url": format!("{}/nul-fine", far.url)})), JobState::Completed).await;
     assert_eq!(result(&fine)["body"], "a\0b\u{fffd}");
-    world.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
 }

@@ -17,9 +17,9 @@ use lapin::{
 };
 
 use crate::{
-    outbox::{far_end::channel, support::required_variable},
+    fixture::{Fixture, TestDatabase, eventually},
+    outbox::{destination::channel, support::required_variable},
     sources::application::all_jobs,
-    world::{Place, World, eventually},
 };
 
 fn config(broker: InboxBroker) -> EngineConfig {
@@ -37,8 +37,8 @@ fn unique(name: &str) -> String {
     format!("{name}-{}", uuid::Uuid::now_v7().simple())
 }
 
-async fn jobs_done(store: &Arc<dyn Store>, count: i64) {
-    eventually(&format!("{count} jobs are done"), async || {
+async fn wait_for_completed(store: &Arc<dyn Store>, count: i64) {
+    eventually(&format!("{count} jobs are completed"), async || {
         let counts = store.counts().await.ok()?;
         assert!(counts.total(Tally::Completed) <= count, "more jobs than messages");
         (counts.total(Tally::Completed) == count).then_some(())
@@ -47,30 +47,31 @@ async fn jobs_done(store: &Arc<dyn Store>, count: i64) {
 }
 
 /// Returns the counts of the inbox: jobs, duplicates, rejected messages.
-fn figures(world: &World) -> (u64, u64, u64) {
-    let inbox = &world.engine.inputs.inboxes[0];
-    let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    (figure(&inbox.jobs), figure(&inbox.duplicates), figure(&inbox.rejected))
+fn inbox_counts(fixture: &Fixture) -> (u64, u64, u64) {
+    let inbox = &fixture.engine.inputs.inboxes[0];
+    let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    (value(&inbox.jobs), value(&inbox.duplicates), value(&inbox.rejected))
 }
 
-async fn with_an_outage_of_the_database(engine: &Engine, place: &Place, send: impl AsyncFnOnce()) {
-    place.shut().await;
-    send().await;
-    eventually("a message waits for it", async || {
+/// Publishes while the database rejects connections, and ends the outage when a message waits for the database.
+async fn during_database_outage(engine: &Engine, database: &TestDatabase, publish: impl AsyncFnOnce()) {
+    database.reject_connections().await;
+    publish().await;
+    eventually("a message waits for the database", async || {
         (engine.inputs.inboxes[0].waiting.load(Ordering::Relaxed) > 0).then_some(())
     })
     .await;
-    place.reopen().await;
+    database.accept_connections().await;
 }
 
 mod rabbitmq {
     use super::*;
     use crate::{
+        fixture::{open_postgres, open_sqlite},
         outbox::support::{Broker, Proxy},
-        world::{open_postgres, open_sqlite},
     };
 
-    fn from(url: &str, name: &str) -> InboxBroker {
+    fn inbox_broker(url: &str, name: &str) -> InboxBroker {
         let options = RabbitMqConsumerOptions::new(BrokerUrl::parse(url).unwrap(), name);
         let bindings = vec![Binding { exchange: name.into(), pattern: "order.#".into() }];
         InboxBroker::RabbitMq(RabbitMqConsumerOptions { bindings, ..options })
@@ -92,9 +93,9 @@ mod rabbitmq {
         }
     }
 
-    /// Waits until the inbox has created its queue.
-    async fn is_there(url: &str, queue: &str) {
-        eventually("the queue is there", async || {
+    /// Waits until the inbox consumes from its queue.
+    async fn wait_for_consumer(url: &str, queue: &str) {
+        eventually("the inbox consumes from the queue", async || {
             let (_connection, channel) = channel(url).await;
             let passive = QueueDeclareOptions { passive: true, ..Default::default() };
             let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.ok()?;
@@ -103,7 +104,7 @@ mod rabbitmq {
         .await;
     }
 
-    async fn waiting(url: &str, queue: &str) -> u32 {
+    async fn message_count(url: &str, queue: &str) -> u32 {
         let (_connection, channel) = channel(url).await;
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
         channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
@@ -111,10 +112,10 @@ mod rabbitmq {
 
     #[tokio::test]
     async fn each_message_becomes_one_job_and_invalid_ones_are_dead_lettered() {
-        for place in [open_sqlite().await, open_postgres().await] {
+        for database in [open_sqlite().await, open_postgres().await] {
             let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
-            let world = World::over(place, config(from(&url, &name))).await;
-            is_there(&url, &name).await;
+            let fixture = Fixture::over(database, config(inbox_broker(&url, &name))).await;
+            wait_for_consumer(&url, &name).await;
             let messages: [(Option<&str>, &[u8]); 8] = [
                 (Some("a"), b"{\"order\":1}"),
                 (Some("a"), b"{\"order\":1}"),
@@ -126,62 +127,65 @@ mod rabbitmq {
                 (Some("e"), b"{\"order\":3}"),
             ];
             publish(&url, &name, &messages).await;
-            jobs_done(&world.store, 3).await;
-            eventually("all are processed", async || (figures(&world) == (3, 2, 3)).then_some(())).await;
-            eventually("the invalid ones are kept", async || {
-                (waiting(&url, &format!("{name}.dead")).await == 3).then_some(())
+            wait_for_completed(&fixture.store, 3).await;
+            eventually("all messages are processed", async || (inbox_counts(&fixture) == (3, 2, 3)).then_some(()))
+                .await;
+            eventually("the invalid messages are in the dead-letter queue", async || {
+                (message_count(&url, &format!("{name}.dead")).await == 3).then_some(())
             })
             .await;
-            let job = all_jobs(&world.store).await.remove(0);
+            let job = all_jobs(&fixture.store).await.remove(0);
             assert_eq!((job.correlation_id.as_str(), job.priority), ("order-7", Priority::High));
-            world.stop().await;
-            assert_eq!(waiting(&url, &name).await, 0, "all are acknowledged");
+            fixture.stop().await;
+            assert_eq!(message_count(&url, &name).await, 0, "all messages are acknowledged");
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn an_outage_of_the_database_loses_and_duplicates_nothing() {
+    async fn a_database_outage_neither_loses_nor_duplicates_messages() {
         let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("inbox"));
-        let (store, place) = open_postgres().await;
-        let engine = Engine::start(store.clone(), config(from(&url, &name))).await.unwrap();
-        is_there(&url, &name).await;
+        let (store, database) = open_postgres().await;
+        let engine = Engine::start(store.clone(), config(inbox_broker(&url, &name))).await.unwrap();
+        wait_for_consumer(&url, &name).await;
         publish(&url, &name, &[(Some("before"), b"{}")]).await;
-        with_an_outage_of_the_database(&engine, &place, async || {
+        during_database_outage(&engine, &database, async || {
             publish(&url, &name, &[(Some("1"), b"{}"), (Some("2"), b"{}"), (Some("1"), b"{}")]).await;
         })
         .await;
-        jobs_done(&store, 3).await;
+        wait_for_completed(&store, 3).await;
         engine.stop(tokio_util::sync::CancellationToken::new()).await;
-        assert_eq!(waiting(&url, &format!("{name}.dead")).await, 0, "an outage rejects no message");
+        assert_eq!(message_count(&url, &format!("{name}.dead")).await, 0, "an outage rejects no message");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_inbox_reconnects_to_a_killed_broker_and_duplicates_nothing() {
         let mut broker = Broker::rabbitmq("").await;
         let proxy = Proxy::to(broker.port()).await;
-        let world = World::over(open_sqlite().await, config(from(&broker.url_with_port(proxy.port()), "orders"))).await;
-        is_there(&broker.url(), "orders").await;
+        let fixture =
+            Fixture::over(open_sqlite().await, config(inbox_broker(&broker.url_with_port(proxy.port()), "orders")))
+                .await;
+        wait_for_consumer(&broker.url(), "orders").await;
         publish(&broker.url(), "orders", &[(Some("1"), b"{}"), (Some("2"), b"{}")]).await;
         proxy.cut();
         publish(&broker.url(), "orders", &[(Some("3"), b"{}"), (Some("2"), b"{}")]).await;
         proxy.restore();
-        jobs_done(&world.store, 3).await;
+        wait_for_completed(&fixture.store, 3).await;
         broker.kill();
         broker.start().await;
         publish(&broker.url(), "orders", &[(Some("4"), b"{}"), (Some("1"), b"{}")]).await;
-        jobs_done(&world.store, 4).await;
-        world.stop().await;
+        wait_for_completed(&fixture.store, 4).await;
+        fixture.stop().await;
     }
 }
 
 mod nats {
     use super::*;
     use crate::{
+        fixture::{open_postgres, open_sqlite},
         outbox::support::Broker,
-        world::{open_postgres, open_sqlite},
     };
 
-    fn from(url: &str, name: &str) -> InboxBroker {
+    fn inbox_broker(url: &str, name: &str) -> InboxBroker {
         let url = BrokerUrl::parse(url).unwrap();
         let options = NatsConsumerOptions::new(url, name, format!("{name}.>"), format!("inbox-{name}"));
         InboxBroker::Nats(options)
@@ -189,7 +193,7 @@ mod nats {
 
     async fn publish(url: &str, name: &str, messages: &[(Option<&str>, &str)]) {
         let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
-        eventually("the stream is there", async || context.get_stream(name).await.ok()).await;
+        eventually("the stream exists", async || context.get_stream(name).await.ok()).await;
         for (id, body) in messages {
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("CorrelationId", "order-7");
@@ -204,34 +208,34 @@ mod nats {
     #[tokio::test]
     async fn each_message_becomes_one_job_and_invalid_ones_are_dead_lettered() {
         let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("inbox"));
-        let world = World::over(open_sqlite().await, config(from(&url, &name))).await;
+        let fixture = Fixture::over(open_sqlite().await, config(inbox_broker(&url, &name))).await;
         // A message without an id is identified by its position in the stream, so the same text twice is two messages.
         let messages = [(Some("a"), "{}"), (None, "{}"), (None, "{}"), (Some("b"), "7")];
         publish(&url, &name, &messages).await;
-        jobs_done(&world.store, 3).await;
-        eventually("all are processed", async || (figures(&world) == (3, 0, 1)).then_some(())).await;
+        wait_for_completed(&fixture.store, 3).await;
+        eventually("all messages are processed", async || (inbox_counts(&fixture) == (3, 0, 1)).then_some(())).await;
         let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
         let dead = context.get_stream(format!("{name}-inbox-{name}-dead")).await.unwrap();
         assert_eq!(dead.cached_info().state.messages, 1);
-        world.stop().await;
+        fixture.stop().await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn outages_of_the_database_and_the_broker_lose_and_duplicate_nothing() {
+    async fn outages_of_database_and_broker_neither_lose_nor_duplicate_messages() {
         let mut broker = Broker::nats("").await;
-        let (store, place) = open_postgres().await;
-        let engine = Engine::start(store.clone(), config(from(&broker.url(), "orders"))).await.unwrap();
+        let (store, database) = open_postgres().await;
+        let engine = Engine::start(store.clone(), config(inbox_broker(&broker.url(), "orders"))).await.unwrap();
         let url = broker.url();
         publish(&url, "orders", &[(Some("before"), "{}")]).await;
-        with_an_outage_of_the_database(&engine, &place, async || {
+        during_database_outage(&engine, &database, async || {
             publish(&url, "orders", &[(Some("1"), "{}"), (Some("2"), "{}")]).await;
         })
         .await;
-        jobs_done(&store, 3).await;
+        wait_for_completed(&store, 3).await;
         broker.kill();
         broker.start().await;
         publish(&url, "orders", &[(Some("3"), "{}")]).await;
-        jobs_done(&store, 4).await;
+        wait_for_completed(&store, 4).await;
         engine.stop(tokio_util::sync::CancellationToken::new()).await;
     }
 }

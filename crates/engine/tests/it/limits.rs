@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use faena_domain::{JobState, JobView, Limit, NewJob, Rate, Scope, Timestamp};
 use faena_engine::EngineConfig;
 
-use crate::world::{World, job, open_postgres, open_sqlite};
+use crate::fixture::{Fixture, job, open_postgres, open_sqlite};
 
 /// Far below the poll period of SQLite, far above the duration of the work.
 const SOON: Duration = Duration::from_secs(20);
@@ -20,15 +20,15 @@ fn of_key(n: usize, payload: &str) -> NewJob {
     job
 }
 
-async fn limited(world: &World, scope: Scope, limit: Limit) {
-    world.store.limit_set(scope, limit, "test", Timestamp::now()).await.unwrap();
+async fn limited(fixture: &Fixture, scope: Scope, limit: Limit) {
+    fixture.store.limit_set(scope, limit, "test", Timestamp::now()).await.unwrap();
 }
 
-async fn all_done(world: &World, jobs: Vec<NewJob>) -> Vec<JobView> {
+async fn all_done(fixture: &Fixture, jobs: Vec<NewJob>) -> Vec<JobView> {
     let began = Instant::now();
     let mut done = Vec::new();
-    for stored in world.store.job_submit(jobs, Timestamp::now()).await.unwrap() {
-        done.push(world.job_is(stored.id, JobState::Completed).await);
+    for stored in fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap() {
+        done.push(fixture.wait_for_state(stored.id, JobState::Completed).await);
     }
     assert!(began.elapsed() < SOON, "a job waited for a poll: {:?}", began.elapsed());
     done
@@ -50,26 +50,26 @@ fn max_concurrent<'a>(jobs: impl Iterator<Item = &'a JobView>) -> i32 {
         .unwrap()
 }
 
-async fn limit_of_two(world: World) {
-    limited(&world, Scope::System, most(2)).await;
-    let done = all_done(&world, (0..60).map(|_| job("sleep", r#"{"ms": 4}"#)).collect()).await;
+async fn limit_of_two(fixture: Fixture) {
+    limited(&fixture, Scope::System, most(2)).await;
+    let done = all_done(&fixture, (0..60).map(|_| job("sleep", r#"{"ms": 4}"#)).collect()).await;
     assert_eq!(max_concurrent(done.iter()), 2);
     assert!(done.iter().map(|job| job.started_at.unwrap()).is_sorted(), "first come, first served");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_two_runs_two_jobs_concurrently_on_sqlite() {
-    limit_of_two(World::with(EngineConfig::default()).await).await;
+    limit_of_two(Fixture::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_two_runs_two_jobs_concurrently_on_postgres() {
-    limit_of_two(World::over(open_postgres().await, EngineConfig::default()).await).await;
+    limit_of_two(Fixture::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
-async fn one_of_each_key(world: World) {
-    limited(&world, Scope::Key("tenant-*".into()), most(1)).await;
-    let done = all_done(&world, (0..80).map(|n| of_key(n % 4, r#"{"ms": 3}"#)).collect()).await;
+async fn one_of_each_key(fixture: Fixture) {
+    limited(&fixture, Scope::Key("tenant-*".into()), most(1)).await;
+    let done = all_done(&fixture, (0..80).map(|n| of_key(n % 4, r#"{"ms": 3}"#)).collect()).await;
     for n in 0..4 {
         let key = Some(format!("tenant-{n}"));
         assert_eq!(max_concurrent(done.iter().filter(|job| job.concurrency_key == key)), 1);
@@ -79,39 +79,39 @@ async fn one_of_each_key(world: World) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_one_key_run_one_after_another_on_sqlite() {
-    one_of_each_key(World::over(open_sqlite().await, EngineConfig::default()).await).await;
+    one_of_each_key(Fixture::over(open_sqlite().await, EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_one_key_run_one_after_another_on_postgres() {
-    one_of_each_key(World::over(open_postgres().await, EngineConfig::default()).await).await;
+    one_of_each_key(Fixture::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
-async fn a_backlog(world: World) {
-    limited(&world, Scope::System, most(20)).await;
-    limited(&world, Scope::Key("*".into()), most(3)).await;
+async fn a_backlog(fixture: Fixture) {
+    limited(&fixture, Scope::System, most(20)).await;
+    limited(&fixture, Scope::Key("*".into()), most(3)).await;
     let jobs = (0..500).map(|n| if n % 2 == 0 { job("noop", "{}") } else { of_key(n % 7, r#"{"ms": 0}"#) });
-    all_done(&world, jobs.collect()).await;
-    assert_eq!(world.engine.load().0, 0, "no job is in flight");
+    all_done(&fixture, jobs.collect()).await;
+    assert_eq!(fixture.engine.load().0, 0, "no job is in flight");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_under_limits_is_processed_on_sqlite() {
-    a_backlog(World::with(EngineConfig::default()).await).await;
+    a_backlog(Fixture::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_under_limits_is_processed_on_postgres() {
-    a_backlog(World::over(open_postgres().await, EngineConfig::default()).await).await;
+    a_backlog(Fixture::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
-async fn by_rate(world: World) {
+async fn by_rate(fixture: Fixture) {
     let rate = Rate { count: 5, period_ms: 250 };
     for scope in [Scope::Type("noop".into()), Scope::Key("tenant-1".into())] {
-        limited(&world, scope, Limit { concurrency: None, rate: Some(rate) }).await;
+        limited(&fixture, scope, Limit { concurrency: None, rate: Some(rate) }).await;
     }
     let jobs = (0..30).map(|n| if n % 2 == 0 { job("noop", "{}") } else { of_key(1, r#"{"ms": 0}"#) });
-    let done = all_done(&world, jobs.collect()).await;
+    let done = all_done(&fixture, jobs.collect()).await;
     for kind in ["noop", "sleep"] {
         let mut starts: Vec<Timestamp> =
             done.iter().filter(|job| job.kind == kind).map(|job| job.started_at.unwrap()).collect();
@@ -123,26 +123,27 @@ async fn by_rate(world: World) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_start_at_the_configured_rate_on_sqlite() {
-    by_rate(World::with(EngineConfig::default()).await).await;
+    by_rate(Fixture::with(EngineConfig::default()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_start_at_the_configured_rate_on_postgres() {
-    by_rate(World::over(open_postgres().await, EngineConfig::default()).await).await;
+    by_rate(Fixture::over(open_postgres().await, EngineConfig::default()).await).await;
 }
 
 /// Blocks jobs of one key, changes the limit, and checks that they continue.
 async fn continues_after(limit: Limit, scope: Scope) {
-    let world = World::over(open_sqlite().await, EngineConfig::default()).await;
-    limited(&world, Scope::Key("*".into()), most(1)).await;
+    let fixture = Fixture::over(open_sqlite().await, EngineConfig::default()).await;
+    limited(&fixture, Scope::Key("*".into()), most(1)).await;
     let jobs = (0..3).map(|_| of_key(7, r#"{"ms": 60000}"#)).collect();
-    let ids: Vec<_> = world.store.job_submit(jobs, Timestamp::now()).await.unwrap().iter().map(|job| job.id).collect();
-    world.job_is(ids[0], JobState::Processing).await;
-    assert_eq!(world.job(ids[2]).await.status, JobState::Queued);
+    let ids: Vec<_> =
+        fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap().iter().map(|job| job.id).collect();
+    fixture.wait_for_state(ids[0], JobState::Processing).await;
+    assert_eq!(fixture.job(ids[2]).await.status, JobState::Queued);
     let began = Instant::now();
-    limited(&world, scope, limit).await;
+    limited(&fixture, scope, limit).await;
     for id in ids {
-        world.job_is(id, JobState::Processing).await;
+        fixture.wait_for_state(id, JobState::Processing).await;
     }
     assert!(began.elapsed() < SOON, "a job waited for a poll: {:?}", began.elapsed());
 }

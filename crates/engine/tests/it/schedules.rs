@@ -15,7 +15,7 @@ use faena_store::Store;
 use futures_util::future::join_all;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::world::{Place, cut_connections, open_postgres, open_sqlite, opened_beside, reopened};
+use crate::fixture::{TestDatabase, cut_connections, open_postgres, open_sqlite, opened_beside, reopened};
 
 const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
@@ -77,7 +77,7 @@ struct Node {
 
 struct Simulation {
     random: StdRng,
-    place: Option<Place>,
+    database: Option<TestDatabase>,
     stores: Vec<Arc<dyn Store>>,
     nodes: Vec<Node>,
     schedules: Vec<Schedule>,
@@ -90,10 +90,10 @@ async fn engine(store: Arc<dyn Store>, now: Timestamp) -> Arc<Engine> {
 }
 
 impl Simulation {
-    async fn new(seed: u64, (store, place): (Arc<dyn Store>, Place), now: Timestamp) -> Simulation {
+    async fn new(seed: u64, (store, database): (Arc<dyn Store>, TestDatabase), now: Timestamp) -> Simulation {
         let mut stores = vec![store];
-        if matches!(place, Place::Database(_)) {
-            stores.extend([opened_beside(&place).await, opened_beside(&place).await]);
+        if matches!(database, TestDatabase::Postgres(_)) {
+            stores.extend([opened_beside(&database).await, opened_beside(&database).await]);
         }
         let mut schedules = Vec::new();
         for case in cases() {
@@ -102,7 +102,7 @@ impl Simulation {
             schedules.push(schedule);
         }
         let random = StdRng::seed_from_u64(seed);
-        let mut simulation = Simulation { random, place: Some(place), stores, nodes: Vec::new(), schedules, now };
+        let mut simulation = Simulation { random, database: Some(database), stores, nodes: Vec::new(), schedules, now };
         for skew_ms in [-2_000, 0, 2_000] {
             let engine = engine(simulation.store_of(simulation.nodes.len()), now).await;
             simulation.nodes.push(Node { engine, skew_ms, sleeps_until: now });
@@ -138,21 +138,21 @@ impl Simulation {
 
     /// Replaces the dead server. On PostgreSQL, half of the time all connections are closed too.
     async fn replace(&mut self, victim: usize) {
-        let place = self.place.take().unwrap();
+        let database = self.database.take().unwrap();
         if self.stores.len() > 1 {
             if self.random.random_range(0..2) == 0 {
-                cut_connections(&place).await;
+                cut_connections(&database).await;
             }
-            let dead = std::mem::replace(&mut self.stores[victim], opened_beside(&place).await);
+            let dead = std::mem::replace(&mut self.stores[victim], opened_beside(&database).await);
             self.nodes[victim].engine = engine(self.stores[victim].clone(), self.now).await;
             // As the system closes the connections of a process that has ended.
             tokio::spawn(async move { dead.close().await });
-            self.place = Some(place);
+            self.database = Some(database);
         } else {
             let store = self.stores.remove(0);
             let skews: Vec<_> = self.nodes.drain(..).map(|node| (node.skew_ms, node.sleeps_until)).collect();
-            let (store, place) = reopened(store, place).await;
-            (self.stores, self.place) = (vec![store], Some(place));
+            let (store, database) = reopened(store, database).await;
+            (self.stores, self.database) = (vec![store], Some(database));
             for (skew_ms, sleeps_until) in skews {
                 let engine = engine(self.store_of(0), self.now).await;
                 self.nodes.push(Node { engine, skew_ms, sleeps_until });
@@ -224,18 +224,18 @@ impl Simulation {
         assert_eq!(usize::try_from(all).unwrap(), jobs.len(), "seed {seed}: there are no other jobs");
     }
 
-    fn dues(&self, schedule: &Schedule, upto: Timestamp) -> Vec<Timestamp> {
+    fn dues(&self, schedule: &Schedule, up_to: Timestamp) -> Vec<Timestamp> {
         let timing = schedule.clone().compile().unwrap().timing;
         let mut last = schedule.created_at;
         let dues = std::iter::from_fn(|| {
             last = timing.next(last)?.due;
-            Some(last).filter(|due| *due <= upto)
+            Some(last).filter(|due| *due <= up_to)
         });
         dues.collect()
     }
 }
 
-async fn simulate(seed: u64, opened: (Arc<dyn Store>, Place)) {
+async fn simulate(seed: u64, opened: (Arc<dyn Store>, TestDatabase)) {
     let start = Timestamp::parse("2026-10-22T00:00:00Z").unwrap();
     let end = start.plus_ms(7 * 24 * HOUR);
     let mut simulation = Simulation::new(seed, opened, start).await;

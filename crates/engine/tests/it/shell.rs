@@ -6,10 +6,10 @@ use faena_domain::{ErrorReason, JobState, NewJob, Timestamp};
 use faena_engine::EngineConfig;
 use serde_json::{Value, json};
 
-use crate::world::{World, eventually, job, once, open_postgres, result};
+use crate::fixture::{Fixture, eventually, job, once, open_postgres, result};
 
 fn allowed() -> EngineConfig {
-    EngineConfig { shell_allowed: true, ..EngineConfig::default() }
+    EngineConfig { is_shell_allowed: true, ..EngineConfig::default() }
 }
 
 fn script(text: &str) -> NewJob {
@@ -38,11 +38,11 @@ fn is_gone(process: &Path) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_are_refused_unless_they_are_allowed() {
-    let world = World::new().await;
+async fn programs_are_rejected_unless_they_are_allowed() {
+    let fixture = Fixture::new().await;
     let folder = tempfile::tempdir().unwrap();
     let payload = json!({"argv": ["touch", folder.path().join("made")]});
-    let job = world.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
+    let job = fixture.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
     assert!(job.error.unwrap().contains("FAENA_WORKER_SHELL=true"));
     assert_eq!(job.retry_count, 0);
     assert!(!folder.path().join("made").exists());
@@ -50,36 +50,36 @@ async fn programs_are_refused_unless_they_are_allowed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_and_exit_code_are_the_result() {
-    let world = World::with(allowed()).await;
-    let job = world.ends(script("echo out; echo err >&2"), JobState::Completed).await;
+    let fixture = Fixture::with(allowed()).await;
+    let job = fixture.ends(script("echo out; echo err >&2"), JobState::Completed).await;
     assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "out\n", "stderr": "err\n"}));
-    let job = world.ends(script("echo why >&2; exit 7"), JobState::Failed).await;
-    assert_eq!(job.error.as_deref(), Some("sh: exit status: 7: why"));
-    let job = world.ends(script("kill -9 $$"), JobState::Failed).await;
-    assert!(job.error.as_deref().unwrap().contains("signal: 9"), "{:?}", job.error);
+    let job = fixture.ends(script("echo why >&2; exit 7"), JobState::Failed).await;
+    assert_eq!(job.error.as_deref(), Some("sh ended with exit code 7: why"));
+    let job = fixture.ends(script("kill -9 $$"), JobState::Failed).await;
+    assert_eq!(job.error.as_deref(), Some("sh was killed by signal 9"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn arguments_are_not_interpreted_by_a_shell() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let payload = json!({"argv": ["echo", "$HOME; ls", "*"]});
-    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], "$HOME; ls *\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_output_is_truncated_and_the_program_is_not_blocked() {
-    let world = World::with(EngineConfig { shell_output_bytes: 10, ..allowed() }).await;
-    let job = world.ends(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
+    let fixture = Fixture::with(EngineConfig { shell_output_bytes: 10, ..allowed() }).await;
+    let job = fixture.ends(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
     assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "xxxxxxxxxx", "stderr": "end\n", "truncated": true}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_servers_private_environment_is_not_passed_on() {
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "there is something to leak");
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let payload = json!({"argv": ["env"], "env": {"OWN": "mine"}});
-    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
     let shown = result(&job)["stdout"].as_str().unwrap().to_owned();
     let mut names: Vec<&str> = shown.lines().map(|line| line.split('=').next().unwrap()).collect();
     names.retain(|name| !["PATH", "HOME", "LANG", "TZ", "TMPDIR"].contains(name));
@@ -89,8 +89,18 @@ async fn the_servers_private_environment_is_not_passed_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_program_receives_the_trace_context_of_its_job() {
+    let fixture = Fixture::with(allowed()).await;
+    let mut job = script("printf %s \"$TRACEPARENT\"");
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    job.options.traceparent = Some(trace.into());
+    let job = fixture.ends(job, JobState::Completed).await;
+    assert_eq!(result(&job)["stdout"], trace);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_cannot_be_started_is_not_retried() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     for payload in [
         json!({"argv": []}),
         json!({"argv": "ls"}),
@@ -100,44 +110,44 @@ async fn a_program_that_cannot_be_started_is_not_retried() {
         json!({"argv": ["true"], "shell": true}),
         json!({"argv": ["true\u{0}"]}),
     ] {
-        let job = world.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
+        let job = fixture.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
         assert_eq!(job.retry_count, 0, "{payload}: {:?}", job.error);
     }
-    world.ends(script("true"), JobState::Completed).await;
+    fixture.ends(script("true"), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_times_out_is_killed_with_its_children() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
     let mut slow = with_child(folder.path());
     slow.options.timeout_ms = Some(1_000);
-    let id = world.submit(slow).await;
+    let id = fixture.submit(slow).await;
     let process = child(folder.path()).await;
-    let job = world.job_is(id, JobState::Failed).await;
+    let job = fixture.wait_for_state(id, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
     eventually("the child has ended", async || is_gone(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_is_cancelled_is_killed_with_its_children() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
-    let id = world.submit(with_child(folder.path())).await;
+    let id = fixture.submit(with_child(folder.path())).await;
     let process = child(folder.path()).await;
-    world.engine.cancel(id, "enough", "test", Timestamp::now()).await.unwrap();
-    world.job_is(id, JobState::Cancelled).await;
+    fixture.engine.cancel(id, "enough", "test", Timestamp::now()).await.unwrap();
+    fixture.wait_for_state(id, JobState::Cancelled).await;
     eventually("the child has ended", async || is_gone(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
-    let world = World::with(allowed()).await;
+    let fixture = Fixture::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
     // The child keeps the outputs open; one of the two has left the process group.
     let text = "sleep 3600 & echo $! >pid; setsid sleep 20 & echo done";
     let payload = json!({"argv": ["sh", "-c", text], "cwd": folder.path()});
-    let job = world.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], "done\n");
     let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
     let process = PathBuf::from(format!("/proc/{}", pid.trim()));
@@ -146,9 +156,9 @@ async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_output_that_is_not_text_is_stored_on_postgres() {
-    let world = World::over(open_postgres().await, allowed()).await;
-    let job = world.ends(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
-    assert!(job.error.as_deref().unwrap().starts_with("sh: exit status: 1: a"), "{:?}", job.error);
-    let job = world.ends(script(r"printf 'a\000b\377'"), JobState::Completed).await;
+    let fixture = Fixture::over(open_postgres().await, allowed()).await;
+    let job = fixture.ends(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
+    assert!(job.error.as_deref().unwrap().starts_with("sh ended with exit code 1: a"), "{:?}", job.error);
+    let job = fixture.ends(script(r"printf 'a\000b\377'"), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], Value::from("a\0b\u{fffd}"));
 }

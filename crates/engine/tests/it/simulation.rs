@@ -1,6 +1,7 @@
-//! Servers, workers and webhook senders that die, stall, fall silent and reconnect, in simulated time: every job of a dead
-//! owner is recovered within one interval of the guardian after that owner's deadline, and none is touched before. The same
-//! holds for webhooks.
+//! Simulates servers, workers and webhook senders that die, stall, fall silent and reconnect.
+//!
+//! Every job of a dead owner must be recovered within one guardian interval after the deadline of that owner, and no job before
+//! it. The same holds for webhooks.
 //!
 //! The seed decides everything that happens; a failure names it. FAENA_TEST_SEEDS=100 runs that many seeds.
 
@@ -11,55 +12,54 @@ use faena_engine::{
     Engine, EngineConfig, Roles,
     workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
-use faena_store::{ClaimRequest, Delivery, Owner, Store, WebhookNext, WebhookResult, WebhookTakeRequest};
+use faena_store::{ClaimRequest, Delivery, Owner, Store, Tally, WebhookNext, WebhookResult, WebhookTakeRequest};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::world::{Place, open_postgres};
+use crate::fixture::{TestDatabase, open_postgres};
 
 const REMOTE: &str = "remote";
-const INSIDE: &str = "inside";
+const BUILT_IN: &str = "built-in";
 const STEPS: usize = 150;
-/// Longest step of the simulated time: an immediate action happens within it.
+/// Longest step of the simulated time. An action that is due immediately happens within one step.
 const STEP_MS: i64 = 6_000;
 
 struct Server {
     engine: Arc<Engine>,
     /// When the driver would wake the guardian.
-    guard_at: Timestamp,
+    guardian_due_at: Timestamp,
     renewed_at: Timestamp,
     alive: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Mood {
-    /// Works and reports.
-    Good,
-    /// Sends heartbeats and never reports anything about its jobs.
+enum WorkerCondition {
+    /// Runs jobs and reports.
+    Healthy,
+    /// Sends heartbeats but never reports on its jobs.
     Stalled,
-    /// It is connected and silent.
+    /// Is connected but sends nothing.
     Silent,
-    /// It is disconnected.
-    Cut,
+    Disconnected,
 }
 
 struct Worker {
     key: String,
     connected: Arc<ConnectedWorker>,
     server: usize,
-    mood: Mood,
+    condition: WorkerCondition,
     seen_at: Timestamp,
     /// Earliest and latest time at which it must be declared lost.
-    lost: Option<(Timestamp, Timestamp)>,
+    lost_between: Option<(Timestamp, Timestamp)>,
 }
 
 #[derive(Clone, Copy)]
-enum Holder {
+enum ClaimOwner {
     Worker(usize),
     Server(usize),
 }
 
 struct Claimed {
-    holder: Holder,
+    owner: ClaimOwner,
     started_at: Timestamp,
     timeout_ms: i64,
 }
@@ -77,14 +77,14 @@ struct Simulation {
     seed: u64,
     random: StdRng,
     store: Arc<dyn Store>,
-    _place: Place,
+    _database: TestDatabase,
     now: Timestamp,
     servers: Vec<Server>,
     workers: Vec<Worker>,
-    out: HashMap<(JobId, Run), Claimed>,
+    in_flight: HashMap<(JobId, Run), Claimed>,
     jobs: Vec<JobId>,
     completed: HashMap<JobId, usize>,
-    found: usize,
+    orphaned: usize,
     returned: usize,
     sending: HashMap<WebhookId, Sending>,
     sent_again: usize,
@@ -96,19 +96,19 @@ fn config() -> EngineConfig {
 
 impl Simulation {
     async fn new(seed: u64) -> Simulation {
-        let (store, place) = open_postgres().await;
+        let (store, database) = open_postgres().await;
         Simulation {
             seed,
             random: StdRng::seed_from_u64(seed),
             store,
-            _place: place,
+            _database: database,
             now: Timestamp::now(),
             servers: Vec::new(),
             workers: Vec::new(),
-            out: HashMap::new(),
+            in_flight: HashMap::new(),
             jobs: Vec::new(),
             completed: HashMap::new(),
-            found: 0,
+            orphaned: 0,
             returned: 0,
             sending: HashMap::new(),
             sent_again: 0,
@@ -119,17 +119,17 @@ impl Simulation {
         self.random.random_range(0..100) < percent
     }
 
-    fn one_of(&mut self, count: usize) -> usize {
+    fn random_index(&mut self, count: usize) -> usize {
         self.random.random_range(0..count)
     }
 
-    fn living(&self) -> Vec<usize> {
+    fn live_servers(&self) -> Vec<usize> {
         (0..self.servers.len()).filter(|at| self.servers[*at].alive).collect()
     }
 
     async fn start_server(&mut self) {
         let engine = Engine::without_loops(self.store.clone(), config(), self.now).await.unwrap();
-        self.servers.push(Server { engine, guard_at: self.now, renewed_at: self.now, alive: true });
+        self.servers.push(Server { engine, guardian_due_at: self.now, renewed_at: self.now, alive: true });
     }
 
     /// Kills a server as `kill -9` does: it reports nothing.
@@ -141,18 +141,18 @@ impl Simulation {
         let latest = lease_ends.plus_ms(10_000 + 30_000 + 3 * STEP_MS);
         for worker in self.workers.iter_mut().filter(|worker| worker.server == at) {
             // An earlier deadline of a lost worker does not count: the server that watched it is dead.
-            let known = worker.lost.map_or(earliest, |(known, _)| known.min(earliest));
-            worker.mood = Mood::Cut;
-            worker.lost = Some((known, latest));
+            let known = worker.lost_between.map_or(earliest, |(known, _)| known.min(earliest));
+            worker.condition = WorkerCondition::Disconnected;
+            worker.lost_between = Some((known, latest));
         }
     }
 
     async fn connect(&mut self, at: Option<usize>) {
-        let living = self.living();
-        if living.is_empty() {
+        let live_servers = self.live_servers();
+        if live_servers.is_empty() {
             return;
         }
-        let server = living[self.one_of(living.len())];
+        let server = live_servers[self.random_index(live_servers.len())];
         let key = match at {
             Some(at) => self.workers[at].key.clone(),
             None => format!("worker-{}", self.workers.len()),
@@ -165,8 +165,14 @@ impl Simulation {
         };
         let connection =
             self.servers[server].engine.register_worker(registration, Transport::WebSocket, self.now).await.unwrap();
-        let worker =
-            Worker { key, connected: connection.worker, server, mood: Mood::Good, seen_at: self.now, lost: None };
+        let worker = Worker {
+            key,
+            connected: connection.worker,
+            server,
+            condition: WorkerCondition::Healthy,
+            seen_at: self.now,
+            lost_between: None,
+        };
         match at {
             Some(at) => self.workers[at] = worker,
             None => self.workers.push(worker),
@@ -174,22 +180,23 @@ impl Simulation {
     }
 
     async fn inject_event(&mut self) {
-        match self.one_of(12) {
-            0 if self.living().len() > 1 => {
-                let living = self.living();
-                let at = living[self.one_of(living.len())];
+        match self.random_index(12) {
+            0 if self.live_servers().len() > 1 => {
+                let live_servers = self.live_servers();
+                let at = live_servers[self.random_index(live_servers.len())];
                 self.kill_server(at);
             }
-            1 if self.living().len() < 3 => self.start_server().await,
+            1 if self.live_servers().len() < 3 => self.start_server().await,
             2 if self.workers.len() < 8 => self.connect(None).await,
-            3 | 4 => self.disturb_worker(Mood::Cut).await,
-            5 => self.disturb_worker(Mood::Silent).await,
-            6 => self.disturb_worker(Mood::Stalled).await,
+            3 | 4 => self.disturb_worker(WorkerCondition::Disconnected).await,
+            5 => self.disturb_worker(WorkerCondition::Silent).await,
+            6 => self.disturb_worker(WorkerCondition::Stalled).await,
             7 | 8 => {
-                let away: Vec<usize> =
-                    (0..self.workers.len()).filter(|at| self.workers[*at].mood != Mood::Good).collect();
-                if !away.is_empty() {
-                    let at = away[self.one_of(away.len())];
+                let unhealthy: Vec<usize> = (0..self.workers.len())
+                    .filter(|at| self.workers[*at].condition != WorkerCondition::Healthy)
+                    .collect();
+                if !unhealthy.is_empty() {
+                    let at = unhealthy[self.random_index(unhealthy.len())];
                     self.connect(Some(at)).await;
                 }
             }
@@ -203,63 +210,65 @@ impl Simulation {
         }
     }
 
-    async fn disturb_worker(&mut self, mood: Mood) {
-        let good: Vec<usize> = (0..self.workers.len())
-            .filter(|at| self.workers[*at].mood == Mood::Good && self.servers[self.workers[*at].server].alive)
+    async fn disturb_worker(&mut self, condition: WorkerCondition) {
+        let healthy: Vec<usize> = (0..self.workers.len())
+            .filter(|at| {
+                self.workers[*at].condition == WorkerCondition::Healthy && self.servers[self.workers[*at].server].alive
+            })
             .collect();
-        if good.is_empty() {
+        if healthy.is_empty() {
             return;
         }
-        let at = good[self.one_of(good.len())];
+        let at = healthy[self.random_index(healthy.len())];
         let worker = &mut self.workers[at];
-        worker.mood = mood;
-        match mood {
-            Mood::Cut => {
+        worker.condition = condition;
+        match condition {
+            WorkerCondition::Disconnected => {
                 let due = self.now.plus_ms(10_000);
-                worker.lost = Some((due, due.plus_ms(30_000 + STEP_MS)));
+                worker.lost_between = Some((due, due.plus_ms(30_000 + STEP_MS)));
                 let (engine, connected) = (self.servers[worker.server].engine.clone(), worker.connected.clone());
                 engine.disconnect_worker(&connected, false, self.now).await;
             }
-            Mood::Silent => {
+            WorkerCondition::Silent => {
                 let due = worker.seen_at.plus_ms(90_000);
-                worker.lost = Some((due, due.plus_ms(30_000 + STEP_MS)));
+                worker.lost_between = Some((due, due.plus_ms(30_000 + STEP_MS)));
             }
-            Mood::Good | Mood::Stalled => {}
+            WorkerCondition::Healthy | WorkerCondition::Stalled => {}
         }
     }
 
     async fn submit(&mut self) {
         for _ in 0..self.random.random_range(1..4) {
-            let mut job = NewJob::new(if self.chance(75) { REMOTE } else { INSIDE });
+            let mut job = NewJob::new(if self.chance(75) { REMOTE } else { BUILT_IN });
             job.options.retry.max_retries = 10;
             job.options.webhook_url = self.chance(50).then(|| "https://example.org/hook".to_owned());
             job.options.timeout_ms = Some(u64::from(self.random.random_range(60..400u32)) * 1_000);
-            self.jobs.push(self.store.job_submit(vec![job], self.now).await.unwrap()[0].id);
+            self.jobs.push(self.store.job_submit(vec![job], None, self.now).await.unwrap()[0].id);
         }
     }
 
     /// Claims jobs as the built-in worker of a server does.
     async fn claim_built_in(&mut self) {
-        let living = self.living();
-        if living.is_empty() {
+        let live_servers = self.live_servers();
+        if live_servers.is_empty() {
             return;
         }
-        let at = living[self.one_of(living.len())];
+        let at = live_servers[self.random_index(live_servers.len())];
         let lanes: Vec<i32> =
-            self.store.lanes().await.unwrap().into_iter().filter(|l| l.kind == INSIDE).map(|l| l.id).collect();
+            self.store.lanes().await.unwrap().into_iter().filter(|l| l.kind == BUILT_IN).map(|l| l.id).collect();
         if lanes.is_empty() {
             return;
         }
         let owner = Owner::Node(self.servers[at].engine.node_id());
-        let ask = ClaimRequest { owner, lanes, limit: 3, at_once: 3 };
-        for job in self.store.job_claim(vec![ask], self.now).await.unwrap().remove(0).jobs {
-            let hand_out = Claimed { holder: Holder::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
-            self.out.insert((job.id, job.run), hand_out);
+        let request = ClaimRequest { owner, lanes, limit: 3, idle_slots: 3 };
+        for job in self.store.job_claim(vec![request], self.now).await.unwrap().remove(0).jobs {
+            let claimed = Claimed { owner: ClaimOwner::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
+            self.in_flight.insert((job.id, job.run), claimed);
         }
     }
 
     async fn run_loops(&mut self) {
-        for at in self.living() {
+        for at in self.live_servers() {
             let engine = self.servers[at].engine.clone();
             engine.run_loop("lease", self.now).await.unwrap();
             self.servers[at].renewed_at = self.now;
@@ -267,40 +276,41 @@ impl Simulation {
                 engine.run_loop(name, self.now).await.unwrap();
             }
             engine.persist_worker_status(self.now).await.unwrap();
-            let has_orphans = self.store.poll(engine.node_id(), self.now).await.unwrap().orphans;
-            if has_orphans || self.servers[at].guard_at <= self.now {
+            let needs_recovery = self.store.poll(engine.node_id(), self.now).await.unwrap().needs_recovery;
+            if needs_recovery || self.servers[at].guardian_due_at <= self.now {
                 let mut round = engine.run_loop("guardian", self.now).await.unwrap();
                 while round.more {
                     round = engine.run_loop("guardian", self.now).await.unwrap();
                 }
                 engine.run_loop("reporter", self.now).await.unwrap();
                 let latest = self.now.plus_ms(30_000);
-                self.servers[at].guard_at = round.next_at.map_or(latest, |at| at.min(latest));
+                self.servers[at].guardian_due_at = round.next_at.map_or(latest, |at| at.min(latest));
             }
         }
     }
 
-    async fn workers_work(&mut self) {
+    async fn run_workers(&mut self) {
         for at in 0..self.workers.len() {
-            let (mood, server) = (self.workers[at].mood, self.workers[at].server);
-            if !self.servers[server].alive || !matches!(mood, Mood::Good | Mood::Stalled) {
+            let (condition, server) = (self.workers[at].condition, self.workers[at].server);
+            if !self.servers[server].alive || !matches!(condition, WorkerCondition::Healthy | WorkerCondition::Stalled)
+            {
                 continue;
             }
             let connected = self.workers[at].connected.clone();
-            connected.seen(self.now);
+            connected.record_heartbeat(self.now);
             self.workers[at].seen_at = self.now;
-            for order in connected.drain_commands() {
-                if let WorkerCommand::Job(delivery) = order {
+            for command in connected.drain_commands() {
+                if let WorkerCommand::Job(delivery) = command {
                     let job = &delivery.job.claimed;
-                    let hand_out = Claimed {
-                        holder: Holder::Worker(at),
+                    let claimed = Claimed {
+                        owner: ClaimOwner::Worker(at),
                         started_at: delivery.job.started_at().unwrap_or(self.now),
                         timeout_ms: i64::try_from(job.options.timeout_ms.unwrap()).unwrap(),
                     };
-                    self.out.entry((job.id, job.run)).or_insert(hand_out);
+                    self.in_flight.entry((job.id, job.run)).or_insert(claimed);
                 }
             }
-            if mood == Mood::Good {
+            if condition == WorkerCondition::Healthy {
                 self.report_some(at).await;
             }
         }
@@ -308,18 +318,18 @@ impl Simulation {
 
     /// Ends some of the jobs of a worker.
     async fn report_some(&mut self, at: usize) {
-        let mine: Vec<(JobId, Run)> = self
-            .out
+        let own_runs: Vec<(JobId, Run)> = self
+            .in_flight
             .iter()
-            .filter(|(_, out)| matches!(out.holder, Holder::Worker(w) if w == at))
+            .filter(|(_, claimed)| matches!(claimed.owner, ClaimOwner::Worker(w) if w == at))
             .map(|(k, _)| *k)
             .collect();
-        for (id, run) in mine {
+        for (id, run) in own_runs {
             if !self.chance(40) {
                 continue;
             }
-            let good = self.chance(80);
-            let kind = if good {
+            let succeeds = self.chance(80);
+            let kind = if succeeds {
                 ReportKind::Complete { result: None }
             } else {
                 ReportKind::Fail(Failure::error("it failed"))
@@ -333,31 +343,32 @@ impl Simulation {
                 engine.run_loop("reporter", self.now).await.unwrap();
             });
             if answer.unwrap().is_ok() {
-                if good {
+                if succeeds {
                     *self.completed.entry(id).or_default() += 1;
                 }
-                self.out.remove(&(id, run));
+                self.in_flight.remove(&(id, run));
             }
         }
     }
 
     /// Every live server takes due webhooks and stores the results of some of them.
     async fn send_webhooks(&mut self) {
-        for at in self.living() {
-            let ask = WebhookTakeRequest {
+        for at in self.live_servers() {
+            let request = WebhookTakeRequest {
                 node: self.servers[at].engine.node_id(),
                 limit: 50,
                 per_host: 50,
-                rooms: Vec::new(),
+                host_capacities: Vec::new(),
                 allowed: 50,
                 lease_ms: WEBHOOK_LEASE_MS,
             };
-            for delivery in self.store.webhook_take(ask, self.now).await.unwrap().deliveries {
+            for delivery in self.store.webhook_take(request, self.now).await.unwrap().deliveries {
                 if let Some(before) = self.sending.get(&delivery.id) {
                     self.sent_again += 1;
                     let sender = &self.servers[before.server];
-                    let gone = if sender.alive { Timestamp::MAX } else { sender.renewed_at.plus_ms(15_000) };
-                    let earliest = before.lease_ends.min(gone);
+                    let sender_lease_ends =
+                        if sender.alive { Timestamp::MAX } else { sender.renewed_at.plus_ms(15_000) };
+                    let earliest = before.lease_ends.min(sender_lease_ends);
                     assert!(self.now >= earliest, "seed {}: a webhook was taken from its sender early", self.seed);
                     assert!(delivery.number > before.delivery.number);
                 }
@@ -365,8 +376,8 @@ impl Simulation {
                 self.sending.insert(delivery.id, Sending { delivery, server: at, lease_ends });
             }
         }
-        let under_way: Vec<WebhookId> = self.sending.keys().copied().collect();
-        for id in under_way {
+        let in_progress: Vec<WebhookId> = self.sending.keys().copied().collect();
+        for id in in_progress {
             let Sending { delivery, server, lease_ends } = &self.sending[&id];
             assert!(
                 self.now <= lease_ends.plus_ms(STEP_MS),
@@ -401,21 +412,22 @@ impl Simulation {
     }
 
     /// Returns the earliest and the latest time at which a job may be recovered.
-    fn limits(&self, out: &Claimed) -> (Timestamp, Timestamp) {
-        let far = Timestamp::MAX;
-        match out.holder {
-            Holder::Worker(at) => {
+    fn recovery_window(&self, claimed: &Claimed) -> (Timestamp, Timestamp) {
+        let never = Timestamp::MAX;
+        match claimed.owner {
+            ClaimOwner::Worker(at) => {
                 let worker = &self.workers[at];
-                let overdue = out.started_at.plus_ms(out.timeout_ms);
-                let watched = self.servers[worker.server].alive && matches!(worker.mood, Mood::Good | Mood::Stalled);
-                let by_time = if watched { overdue.plus_ms(30_000 + STEP_MS) } else { far };
-                match worker.lost {
-                    Some((earliest, latest)) => (earliest.min(overdue), latest.min(by_time)),
-                    None => (overdue, by_time),
+                let overdue = claimed.started_at.plus_ms(claimed.timeout_ms);
+                let is_watched = self.servers[worker.server].alive
+                    && matches!(worker.condition, WorkerCondition::Healthy | WorkerCondition::Stalled);
+                let by_timeout = if is_watched { overdue.plus_ms(30_000 + STEP_MS) } else { never };
+                match worker.lost_between {
+                    Some((earliest, latest)) => (earliest.min(overdue), latest.min(by_timeout)),
+                    None => (overdue, by_timeout),
                 }
             }
-            Holder::Server(at) if self.servers[at].alive => (far, far),
-            Holder::Server(at) => {
+            ClaimOwner::Server(at) if self.servers[at].alive => (never, never),
+            ClaimOwner::Server(at) => {
                 let lease_ends = self.servers[at].renewed_at.plus_ms(15_000);
                 // A server declares others dead only after it has kept its own lease for a whole period.
                 (lease_ends, lease_ends.plus_ms(15_000 + 30_000 + 2 * STEP_MS))
@@ -424,19 +436,22 @@ impl Simulation {
     }
 
     async fn check(&mut self) {
-        let open: Vec<(JobId, Run)> = self.out.keys().copied().collect();
+        let open: Vec<(JobId, Run)> = self.in_flight.keys().copied().collect();
         for (id, run) in open {
             let job = self.store.job_get(id).await.unwrap().unwrap();
-            let (earliest, latest) = self.limits(&self.out[&(id, run)]);
+            let (earliest, latest) = self.recovery_window(&self.in_flight[&(id, run)]);
             let context = || {
-                let out = &self.out[&(id, run)];
-                let who = match out.holder {
-                    Holder::Worker(at) => {
-                        format!("worker {at} ({:?}, server {})", self.workers[at].mood, self.workers[at].server)
+                let claimed = &self.in_flight[&(id, run)];
+                let owner = match claimed.owner {
+                    ClaimOwner::Worker(at) => {
+                        format!("worker {at} ({:?}, server {})", self.workers[at].condition, self.workers[at].server)
                     }
-                    Holder::Server(at) => format!("server {at}"),
+                    ClaimOwner::Server(at) => format!("server {at}"),
                 };
-                format!("seed {}, at {}, run {run} of {who}, started {}: {job:#?}", self.seed, self.now, out.started_at)
+                format!(
+                    "seed {}, at {}, run {run} of {owner}, started {}: {job:#?}",
+                    self.seed, self.now, claimed.started_at
+                )
             };
             if job.status.is_in_flight() && job.run.is_none_or(|current| current == run) {
                 assert!(self.now <= latest, "an orphan was missed (latest {latest}): {}", context());
@@ -448,11 +463,11 @@ impl Simulation {
                 .iter()
                 .any(|line| line.run == Some(run) && matches!(line.event.as_str(), "orphaned" | "timeout"))
             {
-                self.found += 1;
+                self.orphaned += 1;
             } else {
                 self.returned += 1;
             }
-            self.out.remove(&(id, run));
+            self.in_flight.remove(&(id, run));
         }
     }
 
@@ -460,14 +475,14 @@ impl Simulation {
         self.now = self.now.plus_ms(self.random.random_range(500..=STEP_MS));
         self.inject_event().await;
         self.run_loops().await;
-        self.workers_work().await;
+        self.run_workers().await;
         self.send_webhooks().await;
         self.check().await;
     }
 
     /// Stops all faults and lets the remaining jobs finish.
     async fn settle(&mut self) {
-        if self.living().is_empty() {
+        if self.live_servers().is_empty() {
             self.start_server().await;
         }
         self.connect(None).await;
@@ -475,34 +490,39 @@ impl Simulation {
             self.now = self.now.plus_ms(STEP_MS);
             self.claim_built_in().await;
             self.run_loops().await;
-            self.workers_work().await;
-            let inside: Vec<(JobId, Run)> = self
-                .out
+            self.run_workers().await;
+            let built_in: Vec<(JobId, Run)> = self
+                .in_flight
                 .iter()
-                .filter(|(_, o)| matches!(o.holder, Holder::Server(s) if self.servers[s].alive))
+                .filter(|(_, claimed)| matches!(claimed.owner, ClaimOwner::Server(s) if self.servers[s].alive))
                 .map(|(k, _)| *k)
                 .collect();
-            if !inside.is_empty() {
-                self.end_built_in(inside).await;
+            if !built_in.is_empty() {
+                self.end_built_in(built_in).await;
             }
             self.send_webhooks().await;
             self.check().await;
             let open = self.store.counts().await.unwrap();
-            let left: i64 = open.by_lane.iter().filter(|((_, tally), _)| (*tally as i16) < 4).map(|(_, n)| n).sum();
+            let unfinished: i64 = open
+                .by_lane
+                .iter()
+                .filter(|((_, tally), _)| (*tally as i16) < Tally::Completed as i16)
+                .map(|(_, n)| n)
+                .sum();
             let undelivered = self.store.webhook_counts().await.unwrap();
             let undelivered: u64 = undelivered.iter().filter(|(state, _)| !state.is_terminal()).map(|(_, n)| n).sum();
-            if left == 0 && undelivered == 0 {
+            if unfinished == 0 && undelivered == 0 {
                 return;
             }
         }
-        panic!("seed {}: not everything came to its end: {:?}", self.seed, self.store.counts().await);
+        panic!("seed {}: some jobs or webhooks are unfinished: {:?}", self.seed, self.store.counts().await);
     }
 
     async fn end_built_in(&mut self, runs: Vec<(JobId, Run)>) {
         for (id, run) in runs {
             let job = self.store.job_get(id).await.unwrap().unwrap();
             let lanes = self.store.lanes().await.unwrap();
-            let lane = lanes.iter().find(|lane| lane.kind == INSIDE).unwrap().id;
+            let lane = lanes.iter().find(|lane| lane.kind == BUILT_IN).unwrap().id;
             let end = faena_store::RunEnd {
                 id,
                 run,
@@ -514,12 +534,14 @@ impl Simulation {
                 at: self.now,
                 log: String::new(),
                 outcome: faena_store::RunOutcome::Completed { result: None },
-                on_record: true,
+                may_have_other_rows: true,
                 closes_claim: false,
+                by_guardian: false,
+                timing: faena_store::RunTiming::default(),
             };
             if self.store.job_end(vec![end], self.now).await.unwrap()[0] {
                 *self.completed.entry(id).or_default() += 1;
-                self.out.remove(&(id, run));
+                self.in_flight.remove(&(id, run));
             }
         }
     }
@@ -540,7 +562,7 @@ async fn simulate(seed: u64) -> [usize; 3] {
         let completions = simulation.completed.get(id).copied().unwrap_or(0);
         assert_eq!(completions, usize::from(job.status == JobState::Completed), "seed {seed}: {job:#?}");
     }
-    [simulation.found, simulation.returned, simulation.sent_again]
+    [simulation.orphaned, simulation.returned, simulation.sent_again]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -552,9 +574,9 @@ async fn every_orphan_is_recovered_in_time_and_none_early() {
             *total += more;
         }
     }
-    let [found, returned, sent_again] = sum;
+    let [orphaned, returned, sent_again] = sum;
     println!(
-        "{seeds} seeds: {found} orphans cost a try, {returned} had not started and went back, {sent_again} webhooks were sent again"
+        "{seeds} seeds: {orphaned} orphaned runs used an attempt, {returned} were requeued without one, {sent_again} webhooks were sent again"
     );
-    assert!(found + returned > 10 && sent_again > 3, "the simulation lost hardly anything: {sum:?}");
+    assert!(orphaned + returned > 10 && sent_again > 3, "the simulation caused too few faults: {sum:?}");
 }

@@ -12,25 +12,26 @@ use axum::{Router, http::StatusCode};
 use faena_domain::{JobState, NewJob, Timestamp, TraceEntry, TraceKind};
 use faena_engine::{EngineConfig, WebhookConfig, event_reader::EventFilter, trace::trace};
 
-use crate::world::{World, eventually, job, once};
+use crate::fixture::{Fixture, eventually, job, once};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order() {
-    let world = World::new().await;
-    let _watcher = world.engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
+    let fixture = Fixture::new().await;
+    let _watcher =
+        fixture.engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await.unwrap();
     let correlated = |mut job: NewJob| {
         job.correlation_id = Some("order 7".into());
         job
     };
-    let parent = world.ends(correlated(job("noop", "{}")), JobState::Completed).await;
+    let parent = fixture.ends(correlated(job("noop", "{}")), JobState::Completed).await;
     let mut child = correlated(once("http.request", r#"{"url": "http://127.0.0.1/"}"#));
     child.options.depends_on = vec![parent.id];
-    let child = world.ends(child, JobState::Failed).await;
-    world.store.job_retry(child.id, Some("key:ops"), Timestamp::now()).await.unwrap();
-    world.job_is(child.id, JobState::Failed).await;
-    world.ends(job("noop", "{}"), JobState::Completed).await;
+    let child = fixture.ends(child, JobState::Failed).await;
+    fixture.store.job_retry(child.id, Some("key:ops"), Timestamp::now()).await.unwrap();
+    fixture.wait_for_state(child.id, JobState::Failed).await;
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
 
-    let found = trace(&*world.store, "order 7").await.unwrap().unwrap();
+    let found = trace(&*fixture.store, "order 7").await.unwrap().unwrap();
     assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
     assert!(found.omitted.is_empty());
     let ids: Vec<_> = found.jobs.iter().map(|job| job.id).collect();
@@ -57,27 +58,27 @@ async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_without_a_correlation_id_is_found_by_its_own_id() {
-    let world = World::new().await;
-    let own = world.ends(job("noop", "{}"), JobState::Completed).await;
-    let found = trace(&*world.store, &own.id.to_string()).await.unwrap().unwrap();
+    let fixture = Fixture::new().await;
+    let own = fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    let found = trace(&*fixture.store, &own.id.to_string()).await.unwrap().unwrap();
     assert_eq!(found.jobs.len(), 1);
     assert!(found.timeline.iter().all(|entry| entry.kind == TraceKind::Job), "no events were kept");
     let mut given = job("noop", "{}");
     given.correlation_id = Some("x".into());
-    let given = world.ends(given, JobState::Completed).await;
-    assert!(trace(&*world.store, &given.id.to_string()).await.unwrap().is_none());
-    assert!(trace(&*world.store, "nothing").await.unwrap().is_none());
+    let given = fixture.ends(given, JobState::Completed).await;
+    assert!(trace(&*fixture.store, &given.id.to_string()).await.unwrap().is_none());
+    assert!(trace(&*fixture.store, "nothing").await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_jobs_the_latest_are_shown_and_the_omission_is_reported() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let many = |count: usize| {
         let one = || NewJob { correlation_id: Some("flood".into()), ..NewJob::new("unserved") };
         std::iter::repeat_with(one).take(count).collect::<Vec<_>>()
     };
-    world.store.job_submit(many(1_050), Timestamp::now()).await.unwrap();
-    let found = trace(&*world.store, "flood").await.unwrap().unwrap();
+    fixture.store.job_submit(many(1_050), None, Timestamp::now()).await.unwrap();
+    let found = trace(&*fixture.store, "flood").await.unwrap().unwrap();
     assert_eq!((found.jobs.len(), found.omitted.len()), (1_000, 1), "{:?}", found.omitted);
 }
 
@@ -94,12 +95,12 @@ async fn every_attempt_of_a_webhook_is_in_the_timeline() {
     tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
     let webhooks = WebhookConfig { base_delay: Duration::from_millis(5), ..WebhookConfig::default() };
     let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
-    let world = World::with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
+    let fixture = Fixture::with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
     let mut hooked = job("noop", "{}");
     hooked.options.webhook_url = Some(url);
-    let id = world.ends(hooked, JobState::Completed).await.id.to_string();
+    let id = fixture.ends(hooked, JobState::Completed).await.id.to_string();
     let delivered = eventually("it is delivered", async || {
-        let found = trace(&*world.store, &id).await.unwrap().unwrap();
+        let found = trace(&*fixture.store, &id).await.unwrap().unwrap();
         let webhook = found.timeline.into_iter().filter(|entry| entry.kind == TraceKind::Webhook);
         let delivered: Vec<TraceEntry> = webhook.collect();
         (delivered.last().is_some_and(|last| last.what == "delivered")).then_some(delivered)

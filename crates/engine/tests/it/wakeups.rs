@@ -7,19 +7,19 @@ use std::{
 
 use faena_domain::{EventKind, JobState, NewJob, Timestamp};
 
-use crate::world::World;
+use crate::fixture::Fixture;
 
 const WELL_BELOW_THE_POLL: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_wakes_the_dispatcher_and_every_job_is_announced() {
-    let world = World::new().await;
-    let mut changes = world.engine.bus.subscribe();
+    let fixture = Fixture::new().await;
+    let mut changes = fixture.engine.bus.subscribe();
     let started = Instant::now();
     let batch = vec![NewJob::new("noop"), NewJob::new("noop"), NewJob::new("noop")];
-    let submitted = world.engine.submit(batch, Timestamp::now()).await.unwrap();
+    let submitted = fixture.engine.submit(batch, "test", Timestamp::now()).await.unwrap();
     for job in &submitted {
-        world.job_is(job.id, JobState::Completed).await;
+        fixture.wait_for_state(job.id, JobState::Completed).await;
     }
     assert!(started.elapsed() < WELL_BELOW_THE_POLL, "{:?}", started.elapsed());
     let mut announced = HashSet::new();
@@ -33,17 +33,17 @@ async fn a_batch_wakes_the_dispatcher_and_every_job_is_announced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_delayed_jobs_wakes_the_promoter() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let started = Instant::now();
     let delayed = || {
         let mut job = NewJob::new("noop");
         job.options.scheduled_at = Some(Timestamp::now().plus_ms(300));
         job
     };
-    let submitted = world.engine.submit(vec![delayed(), delayed()], Timestamp::now()).await.unwrap();
+    let submitted = fixture.engine.submit(vec![delayed(), delayed()], "test", Timestamp::now()).await.unwrap();
     assert!(submitted.iter().all(|job| job.status == JobState::Pending));
     for job in &submitted {
-        world.job_is(job.id, JobState::Completed).await;
+        fixture.wait_for_state(job.id, JobState::Completed).await;
     }
     assert!(started.elapsed() < WELL_BELOW_THE_POLL, "{:?}", started.elapsed());
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use faena_domain::{
-    Failure, JobId, JobState, Limit, NewJob, NodeId, Pause, Progress, Rate, Reason, Scope, Timestamp, Why, WorkerState,
+    Explanation, Failure, JobId, JobState, Limit, NewJob, NodeId, Pause, Progress, Rate, Reason, Scope, Timestamp,
+    WorkerState,
 };
 use faena_engine::{
     EngineConfig, Roles,
@@ -11,7 +12,7 @@ use faena_engine::{
 };
 use faena_store::{ClaimRequest, NodeInfo, Owner, QueuePatch};
 
-use crate::world::{World, eventually, job, once, open_postgres};
+use crate::fixture::{Fixture, eventually, job, once, open_postgres};
 
 const KIND: &str = "elsewhere";
 
@@ -20,14 +21,14 @@ fn without_worker() -> EngineConfig {
     EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() }
 }
 
-async fn connect(world: &World, key: &str, concurrency: u32) -> Arc<ConnectedWorker> {
+async fn connect(fixture: &Fixture, key: &str, concurrency: u32) -> Arc<ConnectedWorker> {
     let registration = Registration {
         worker_id: Some(key.into()),
         capabilities: vec![KIND.into()],
         concurrency: Some(concurrency),
         ..Registration::default()
     };
-    world.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
+    fixture.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
 async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
@@ -40,42 +41,42 @@ async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     }
 }
 
-async fn report(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
+async fn report(fixture: &Fixture, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) {
     let report = Report { job_id: id, run: None, kind };
-    world.engine.reports.handler.handle_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
+    fixture.engine.reports.handler.handle_one(worker, report, Timestamp::now()).await.unwrap().unwrap();
 }
 
-async fn why(world: &World, id: JobId) -> Why {
-    why_at(world, id, Timestamp::now()).await
+async fn why(fixture: &Fixture, id: JobId) -> Explanation {
+    why_at(fixture, id, Timestamp::now()).await
 }
 
-async fn why_at(world: &World, id: JobId, now: Timestamp) -> Why {
-    world.engine.why(id, now).await.unwrap().unwrap()
+async fn why_at(fixture: &Fixture, id: JobId, now: Timestamp) -> Explanation {
+    fixture.engine.why(id, now).await.unwrap().unwrap()
 }
 
-fn codes(why: &Why) -> Vec<&str> {
+fn codes(why: &Explanation) -> Vec<&str> {
     why.reasons.iter().map(|reason| reason.code.as_str()).collect()
 }
 
 /// Returns the reason with this code.
-fn reason<'a>(why: &'a Why, code: &str) -> &'a Reason {
+fn reason<'a>(why: &'a Explanation, code: &str) -> &'a Reason {
     why.reasons.iter().find(|reason| reason.code == code).unwrap_or_else(|| panic!("no {code} in {why:#?}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_job_has_no_reasons() {
-    let world = World::new().await;
-    assert_eq!(world.engine.why(JobId::new(), Timestamp::now()).await.unwrap(), None);
+    let fixture = Fixture::new().await;
+    assert_eq!(fixture.engine.why(JobId::new(), Timestamp::now()).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delayed_job_says_when_it_is_due() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let until = Timestamp::now().plus_ms(3_600_000);
     let mut later = NewJob::new("noop");
     later.options.scheduled_at = Some(until);
-    let id = world.submit(later).await;
-    let why = why(&world, id).await;
+    let id = fixture.submit(later).await;
+    let why = why(&fixture, id).await;
     assert_eq!((why.status, codes(&why)), (JobState::Pending, vec!["waits_until"]));
     assert_eq!(why.reasons[0].facts["until"], until.to_string());
     assert_eq!(why.summary, format!("it is scheduled for {until}"));
@@ -83,11 +84,11 @@ async fn a_delayed_job_says_when_it_is_due() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_names_the_parents_that_have_not_completed() {
-    let world = World::with(without_worker()).await;
-    let parent = world.submit(NewJob::new(KIND)).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let parent = fixture.submit(NewJob::new(KIND)).await;
     let mut child = NewJob::new(KIND);
     child.options.depends_on = vec![parent];
-    let why = why(&world, world.submit(child).await).await;
+    let why = why(&fixture, fixture.submit(child).await).await;
     assert_eq!(codes(&why), ["depends_on"]);
     assert_eq!(why.reasons[0].facts["jobs"][0]["id"], parent.to_string());
     assert_eq!(why.reasons[0].facts["jobs"][0]["status"], "QUEUED");
@@ -95,40 +96,40 @@ async fn a_child_names_the_parents_that_have_not_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_queue_says_who_paused_it_and_when() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let at = Timestamp::now();
     let pause = Pause { at, by: "ana".into(), reason: Some("the mail server is down".into()) };
     let patch = QueuePatch { paused: Some(Some(pause)), ..QueuePatch::default() };
-    world.store.queue_set("default", patch, "ana", at).await.unwrap();
-    let id = world.submit(NewJob::new("noop")).await;
-    let why = why(&world, id).await;
+    fixture.store.queue_set("default", patch, "ana", at).await.unwrap();
+    let id = fixture.submit(NewJob::new("noop")).await;
+    let why = why(&fixture, id).await;
     let facts = &reason(&why, "queue_paused").facts;
     assert_eq!((facts["by"].as_str(), facts["since"].as_str()), (Some("ana"), Some(at.to_string().as_str())));
     assert!(why.summary.contains("the mail server is down"), "{why:#?}");
     let resume = QueuePatch { paused: Some(None), ..QueuePatch::default() };
-    world.store.queue_set("default", resume, "ana", at).await.unwrap();
-    world.job_is(id, JobState::Completed).await;
+    fixture.store.queue_set("default", resume, "ana", at).await.unwrap();
+    fixture.wait_for_state(id, JobState::Completed).await;
 }
 
 async fn limited_by(scope: Scope, key: Option<&str>) {
-    let world = World::with(without_worker()).await;
+    let fixture = Fixture::with(without_worker()).await;
     let limit = Limit { concurrency: Some(1), rate: None };
-    world.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
-    let worker = connect(&world, "w", 5).await;
+    fixture.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
+    let worker = connect(&fixture, "w", 5).await;
     let mut one = NewJob::new(KIND);
     one.options.concurrency_key = key.map(str::to_owned);
-    let first = world.submit(one.clone()).await;
+    let first = fixture.submit(one.clone()).await;
     let holder = next_delivery(&worker).await.job.id();
     assert_eq!(holder, first);
-    let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
-    let why = why(&world, second).await;
+    let second = fixture.submit(NewJob { id: JobId::new(), ..one }).await;
+    let why = why(&fixture, second).await;
     assert_eq!(codes(&why), ["limit_reached"], "{why:#?}");
     let facts = &why.reasons[0].facts;
     assert_eq!(facts["scope"], scope.kind());
     assert_eq!(facts["name"].as_str(), Some(key.unwrap_or(scope.parts().1)));
-    assert_eq!((facts["limit"].as_u64(), facts["held"].as_u64()), (Some(1), Some(1)));
-    assert_eq!(facts["heldBy"][0], first.to_string());
-    report(&world, &worker, first, ReportKind::Complete { result: None }).await;
+    assert_eq!((facts["limit"].as_u64(), facts["inFlight"].as_u64()), (Some(1), Some(1)));
+    assert_eq!(facts["jobs"][0], first.to_string());
+    report(&fixture, &worker, first, ReportKind::Complete { result: None }).await;
     assert_eq!(next_delivery(&worker).await.job.id(), second, "the next job starts by itself");
 }
 
@@ -153,19 +154,19 @@ async fn a_limit_of_a_key_lists_the_running_jobs() {
 }
 
 async fn rate_limited_by(scope: Scope, key: Option<&str>) {
-    let world = World::with(without_worker()).await;
+    let fixture = Fixture::with(without_worker()).await;
     let limit = Limit { concurrency: None, rate: Some(Rate { count: 1, period_ms: 3_600_000 }) };
-    world.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
-    let worker = connect(&world, "w", 5).await;
+    fixture.store.limit_set(scope.clone(), limit, "test", Timestamp::now()).await.unwrap();
+    let worker = connect(&fixture, "w", 5).await;
     let mut one = NewJob::new(KIND);
     one.options.concurrency_key = key.map(str::to_owned);
-    let first = world.submit(one.clone()).await;
+    let first = fixture.submit(one.clone()).await;
     next_delivery(&worker).await;
     let started = Timestamp::now();
-    report(&world, &worker, first, ReportKind::Complete { result: None }).await;
-    let second = world.submit(NewJob { id: JobId::new(), ..one }).await;
+    report(&fixture, &worker, first, ReportKind::Complete { result: None }).await;
+    let second = fixture.submit(NewJob { id: JobId::new(), ..one }).await;
     let why = eventually("the rate is used up", async || {
-        let why = why(&world, second).await;
+        let why = why(&fixture, second).await;
         (codes(&why) == ["rate_reached"]).then_some(why)
     })
     .await;
@@ -186,8 +187,8 @@ async fn a_rate_of_a_key_says_when_the_next_may_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_type_that_no_worker_can_run_is_named() {
-    let world = World::new().await;
-    let why = why(&world, world.submit(NewJob::new("fly.to.the.moon")).await).await;
+    let fixture = Fixture::new().await;
+    let why = why(&fixture, fixture.submit(NewJob::new("fly.to.the.moon")).await).await;
     assert_eq!(codes(&why), ["no_worker"]);
     assert_eq!(why.reasons[0].facts["type"], "fly.to.the.moon");
     assert!(why.summary.contains("noop"), "the known types are listed: {}", why.summary);
@@ -195,29 +196,32 @@ async fn a_type_that_no_worker_can_run_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_ahead_are_counted() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "w", 1).await;
-    world.submit(NewJob::new(KIND)).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "w", 1).await;
+    fixture.submit(NewJob::new(KIND)).await;
     next_delivery(&worker).await;
     for _ in 0..3 {
-        world.submit(NewJob::new(KIND)).await;
+        fixture.submit(NewJob::new(KIND)).await;
     }
-    let last = world.submit(NewJob::new(KIND)).await;
-    let why = why(&world, last).await;
-    assert_eq!(codes(&why), ["workers_busy", "jobs_ahead"], "{why:#?}");
+    for _ in 0..5 {
+        fixture.submit(NewJob::new("no.worker.runs.this")).await;
+    }
+    let last = fixture.submit(NewJob::new(KIND)).await;
+    let why = why(&fixture, last).await;
+    assert_eq!(codes(&why), ["workers_busy", "jobs_ahead"], "jobs that cannot run do not count: {why:#?}");
     let facts = &reason(&why, "jobs_ahead").facts;
     assert_eq!((facts["jobs"].as_u64(), facts["exact"].as_bool()), (Some(3), Some(true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draining_worker_is_named() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "leaving", 1).await;
-    assert!(world.engine.set_worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "leaving", 1).await;
+    assert!(fixture.engine.set_worker_drain("leaving", true, None, Timestamp::now()).await.unwrap());
     eventually("it drains", async || (worker.state() == WorkerState::Draining).then_some(())).await;
-    let id = world.submit(NewJob::new(KIND)).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
     let why = eventually("it is stored", async || {
-        let why = why(&world, id).await;
+        let why = why(&fixture, id).await;
         (codes(&why) == ["worker_draining"]).then_some(why)
     })
     .await;
@@ -226,14 +230,14 @@ async fn a_draining_worker_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_breaker_is_named_with_its_time() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "flaky", 10).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "flaky", 10).await;
     for _ in 0..5 {
-        world.engine.workers.record_dispatch_failure(&worker, Timestamp::now());
+        fixture.engine.workers.record_dispatch_failure(&worker, Timestamp::now());
     }
-    let id = world.submit(NewJob::new(KIND)).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
     let why = eventually("the breaker is stored", async || {
-        let why = why(&world, id).await;
+        let why = why(&fixture, id).await;
         (codes(&why) == ["breaker_open"]).then_some(why)
     })
     .await;
@@ -245,14 +249,14 @@ async fn an_open_breaker_is_named_with_its_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_of_a_disconnected_worker_says_when_it_is_recovered() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "cut", 1).await;
-    let id = world.submit(NewJob::new(KIND)).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "cut", 1).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
     next_delivery(&worker).await;
     let cut_at = Timestamp::now();
-    world.engine.disconnect_worker(&worker, false, cut_at).await;
+    fixture.engine.disconnect_worker(&worker, false, cut_at).await;
     let why = eventually("its disconnection is stored", async || {
-        let why = why(&world, id).await;
+        let why = why(&fixture, id).await;
         codes(&why).contains(&"worker_lost").then_some(why)
     })
     .await;
@@ -264,34 +268,34 @@ async fn a_job_of_a_disconnected_worker_says_when_it_is_recovered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_of_a_dead_server_says_so() {
-    let world = World::over(open_postgres().await, without_worker()).await;
-    let id = world.submit(NewJob::new(KIND)).await;
+    let fixture = Fixture::over(open_postgres().await, without_worker()).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
     let now = Timestamp::now();
     let dead = NodeId::new();
-    world.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
-    let lanes = world.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
-    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, at_once: 1 };
-    world.store.job_claim(vec![ask], now).await.unwrap();
-    assert_eq!(codes(&why_at(&world, id, now.plus_ms(50_000)).await), ["assigned"]);
-    let silent = why_at(&world, id, now.plus_ms(59_000)).await;
+    fixture.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
+    let lanes = fixture.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
+    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, idle_slots: 1 };
+    fixture.store.job_claim(vec![ask], now).await.unwrap();
+    assert_eq!(codes(&why_at(&fixture, id, now.plus_ms(50_000)).await), ["assigned"]);
+    let silent = why_at(&fixture, id, now.plus_ms(59_000)).await;
     assert_eq!(codes(&silent), ["server_lost", "assigned"], "it should have renewed its lease");
     assert_eq!(silent.reasons[0].facts["recoveryAt"], now.plus_ms(60_000).to_string());
-    let why = why_at(&world, id, now.plus_ms(61_000)).await;
+    let why = why_at(&fixture, id, now.plus_ms(61_000)).await;
     assert_eq!(codes(&why), ["server_lost", "assigned"]);
     assert_eq!(why.reasons[0].facts["server"], "gone:1");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_job_says_its_progress_and_deadline() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "busy", 1).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "busy", 1).await;
     let mut job = NewJob::new(KIND);
     job.options.timeout_ms = Some(600_000);
-    let id = world.submit(job).await;
+    let id = fixture.submit(job).await;
     next_delivery(&worker).await;
     let progress = Progress { percentage: Some(40.0), phase: Some("upload".into()), ..Progress::default() };
-    report(&world, &worker, id, ReportKind::Progress(progress)).await;
-    let why = why(&world, id).await;
+    report(&fixture, &worker, id, ReportKind::Progress(progress)).await;
+    let why = why(&fixture, id).await;
     assert_eq!((why.status, codes(&why)), (JobState::Processing, vec!["running"]));
     let facts = &why.reasons[0].facts;
     assert_eq!((facts["workerId"].as_str(), facts["progress"]["phase"].as_str()), (Some("busy"), Some("upload")));
@@ -299,23 +303,23 @@ async fn a_running_job_says_its_progress_and_deadline() {
     assert_eq!(time("deadline").ms_since(time("since")), 600_000);
     assert!(why.summary.contains("40 %, upload"), "{}", why.summary);
 
-    world.store.job_cancel(id, "not wanted any more", None, Timestamp::now()).await.unwrap();
-    let why = why_at(&world, id, Timestamp::now()).await;
+    fixture.store.job_cancel(id, "not wanted any more", None, Timestamp::now()).await.unwrap();
+    let why = why_at(&fixture, id, Timestamp::now()).await;
     assert_eq!(codes(&why), ["cancel_requested", "running"]);
     assert_eq!(why.reasons[0].facts["reason"], "not wanted any more");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retrying_job_says_when_and_why() {
-    let world = World::with(without_worker()).await;
-    let worker = connect(&world, "w", 1).await;
+    let fixture = Fixture::with(without_worker()).await;
+    let worker = connect(&fixture, "w", 1).await;
     let mut job = NewJob::new(KIND);
     job.options.retry.retry_delay_ms = 60_000;
-    let id = world.submit(job).await;
+    let id = fixture.submit(job).await;
     next_delivery(&worker).await;
-    report(&world, &worker, id, ReportKind::Fail(Failure::error("no route to host"))).await;
-    world.job_is(id, JobState::Retrying).await;
-    let why = why(&world, id).await;
+    report(&fixture, &worker, id, ReportKind::Fail(Failure::error("no route to host"))).await;
+    fixture.wait_for_state(id, JobState::Retrying).await;
+    let why = why(&fixture, id).await;
     assert_eq!(codes(&why), ["waits_until"]);
     let facts = &why.reasons[0].facts;
     assert_eq!((facts["attempt"].as_u64(), facts["attempts"].as_u64()), (Some(2), Some(4)));
@@ -324,33 +328,42 @@ async fn a_retrying_job_says_when_and_why() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_finished_job_says_how_it_ended() {
-    let world = World::new().await;
-    let done = world.ends(NewJob::new("noop"), JobState::Completed).await.id;
-    assert_eq!(codes(&why(&world, done).await), ["completed"]);
+    let fixture = Fixture::new().await;
+    let done = fixture.ends(NewJob::new("noop"), JobState::Completed).await.id;
+    assert_eq!(codes(&why(&fixture, done).await), ["completed"]);
 
-    let failed = world.ends(once("sleep", r#"{"ms":"long"}"#), JobState::Failed).await;
-    let why_failed = why(&world, failed.id).await;
+    let failed = fixture.ends(once("sleep", r#"{"ms":"long"}"#), JobState::Failed).await;
+    let why_failed = why(&fixture, failed.id).await;
     assert_eq!(codes(&why_failed), ["failed"]);
     assert_eq!(why_failed.reasons[0].facts["error"].as_str(), failed.error.as_deref());
     assert!(why_failed.summary.starts_with("its only attempt failed"), "{}", why_failed.summary);
 
+    fixture.engine.retry(failed.id, "ana", Timestamp::now()).await.unwrap();
+    let again = eventually("it has failed again", async || {
+        Some(fixture.job(failed.id).await).filter(|job| job.status == JobState::Failed && job.attempt == 2)
+    })
+    .await;
+    let why_again = why(&fixture, again.id).await;
+    assert!(why_again.summary.starts_with("the last of 2 attempts failed: "), "{}", why_again.summary);
+    assert_eq!(why_again.reasons[0].facts["attempt"], 2, "as the job itself counts");
+
     let mut later = NewJob::new("noop");
     later.options.scheduled_at = Some(Timestamp::now().plus_ms(3_600_000));
-    let id = world.submit(later).await;
-    world.store.job_cancel(id, "a mistake", None, Timestamp::now()).await.unwrap();
-    let why = why(&world, id).await;
+    let id = fixture.submit(later).await;
+    fixture.store.job_cancel(id, "a mistake", None, Timestamp::now()).await.unwrap();
+    let why = why(&fixture, id).await;
     assert_eq!((codes(&why), why.reasons[0].facts["cause"].as_str()), (vec!["cancelled"], Some("a mistake")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_job_says_that_no_worker_started_it() {
-    let world = World::with(without_worker()).await;
+    let fixture = Fixture::with(without_worker()).await;
     let mut job = job(KIND, "{}");
     let expiry = Timestamp::now().plus_ms(50);
     job.options.expires_at = Some(expiry);
-    let id = world.submit(job).await;
-    world.job_is(id, JobState::Failed).await;
-    let why = why(&world, id).await;
+    let id = fixture.submit(job).await;
+    fixture.wait_for_state(id, JobState::Failed).await;
+    let why = why(&fixture, id).await;
     assert_eq!(why.reasons[0].facts["errorReason"], "expired");
     assert!(why.summary.starts_with("no worker started it before its expiry"), "{}", why.summary);
 }

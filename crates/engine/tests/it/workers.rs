@@ -1,15 +1,18 @@
 //! Jobs of connected workers, at simulated times.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use faena_domain::{ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
 use faena_engine::{
     CancelResult, EngineConfig, EngineError, PoolConfig,
     breaker::BreakerState,
-    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCommand},
+    guardian::Check,
+    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCaller, WorkerCommand},
 };
 
-use crate::world::{World, eventually};
+use faena_store::Store;
+
+use crate::fixture::{Fixture, TestDatabase, events, eventually, open_postgres, open_sqlite};
 
 const KIND: &str = "elsewhere";
 
@@ -22,13 +25,13 @@ fn registration(key: &str) -> Registration {
     }
 }
 
-async fn connect(world: &World, registration: Registration) -> Arc<ConnectedWorker> {
-    world.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
+async fn connect(fixture: &Fixture, registration: Registration) -> Arc<ConnectedWorker> {
+    fixture.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
 /// Submits a job and waits until it is delivered.
-async fn delivered(world: &World, worker: &ConnectedWorker, job: NewJob) -> Delivery {
-    world.submit(job).await;
+async fn delivered(fixture: &Fixture, worker: &ConnectedWorker, job: NewJob) -> Delivery {
+    fixture.submit(job).await;
     next_delivery(worker).await
 }
 
@@ -49,20 +52,25 @@ fn cancels(worker: &ConnectedWorker) -> Vec<String> {
         .collect()
 }
 
-async fn report(world: &World, worker: &Arc<ConnectedWorker>, id: JobId, kind: ReportKind) -> Result<(), ErrorCode> {
+async fn report(
+    fixture: &Fixture,
+    worker: &Arc<ConnectedWorker>,
+    id: JobId,
+    kind: ReportKind,
+) -> Result<(), ErrorCode> {
     let report = Report { job_id: id, run: None, kind };
-    world
+    fixture
         .engine
         .reports
         .handler
         .handle_one(worker, report, Timestamp::now())
         .await
         .unwrap()
-        .map_err(|refusal| refusal.code)
+        .map_err(|rejection| rejection.code)
 }
 
-async fn watch(world: &World, now: Timestamp) -> usize {
-    world.engine.watch_workers(now).await.unwrap().handled
+async fn watch(fixture: &Fixture, now: Timestamp) -> usize {
+    fixture.engine.watch_workers(now).await.unwrap().handled
 }
 
 fn details<'a>(job: &'a JobView, event: &str) -> Vec<&'a str> {
@@ -72,72 +80,73 @@ fn details<'a>(job: &'a JobView, event: &str) -> Vec<&'a str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_worker_is_lost_at_its_deadline_and_not_before() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("quiet")).await;
-    let id = delivered(&world, &worker, NewJob::new(KIND)).await.job.id();
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("quiet")).await;
+    let id = delivered(&fixture, &worker, NewJob::new(KIND)).await.job.id();
     let heard_at = worker.seen_at();
-    assert_eq!(watch(&world, heard_at.plus_ms(89_999)).await, 0);
-    assert_eq!(world.job(id).await.worker_id.as_deref(), Some("quiet"));
+    assert_eq!(watch(&fixture, heard_at.plus_ms(89_999)).await, 0);
+    assert_eq!(fixture.job(id).await.worker_id.as_deref(), Some("quiet"));
     let late = heard_at.plus_ms(90_000);
-    assert_eq!(watch(&world, late).await, 1);
-    let job = world.job(id).await;
+    assert_eq!(watch(&fixture, late).await, 1);
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.retry_count, job.error_reason), (JobState::Retrying, 1, Some(ErrorReason::Orphaned)));
-    assert_eq!(job.next_retry_at, Some(late.plus_ms(5_000)));
-    let record = world.store.worker_get("quiet").await.unwrap().unwrap();
+    assert_eq!(job.next_attempt_at, Some(late.plus_ms(5_000)));
+    let record = fixture.store.worker_get("quiet").await.unwrap().unwrap();
     assert_eq!((record.state, record.ended_at), (WorkerState::Terminated, Some(late)));
     assert!(record.reason.unwrap().contains("no heartbeat for"));
     assert_eq!(
-        report(&world, &worker, id, ReportKind::Complete { result: None }).await,
+        report(&fixture, &worker, id, ReportKind::Complete { result: None }).await,
         Err(ErrorCode::Conflict),
         "it has no run to name"
     );
-    assert_eq!(watch(&world, late.plus_ms(1)).await, 0, "it was removed");
+    assert_eq!(watch(&fixture, late.plus_ms(1)).await, 0, "it was removed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disconnected_worker_has_the_grace_period() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("cut")).await;
-    let first = delivered(&world, &worker, NewJob::new(KIND)).await.job;
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("cut")).await;
+    let first = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
     let cut_at = Timestamp::now();
-    world.engine.disconnect_worker(&worker, false, cut_at).await;
-    assert_eq!(watch(&world, cut_at.plus_ms(9_999)).await, 0);
-    let back = world.engine.register_worker(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    fixture.engine.disconnect_worker(&worker, false, cut_at).await;
+    assert_eq!(watch(&fixture, cut_at.plus_ms(9_999)).await, 0);
+    let back =
+        fixture.engine.register_worker(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.id == worker.id);
-    assert_eq!(watch(&world, cut_at.plus_ms(10_000)).await, 0, "it has reconnected");
-    assert_eq!(report(&world, &back.worker, first.id(), ReportKind::Complete { result: None }).await, Ok(()));
-    let job = world.job_is(first.id(), JobState::Completed).await;
+    assert_eq!(watch(&fixture, cut_at.plus_ms(10_000)).await, 0, "it has reconnected");
+    assert_eq!(report(&fixture, &back.worker, first.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let job = fixture.wait_for_state(first.id(), JobState::Completed).await;
     assert_eq!(job.run, Some(first.run()), "the same run");
 
-    let sent = delivered(&world, &back.worker, NewJob::new(KIND)).await.job;
-    world.engine.disconnect_worker(&back.worker, false, cut_at).await;
-    assert_eq!(watch(&world, cut_at.plus_ms(10_000)).await, 1, "it has not reconnected");
-    let job = world.job(sent.id()).await;
+    let sent = delivered(&fixture, &back.worker, NewJob::new(KIND)).await.job;
+    fixture.engine.disconnect_worker(&back.worker, false, cut_at).await;
+    assert_eq!(watch(&fixture, cut_at.plus_ms(10_000)).await, 1, "it has not reconnected");
+    let job = fixture.job(sent.id()).await;
     assert_eq!((job.status, job.retry_count), (JobState::Retrying, 1));
     assert!(details(&job, "orphaned")[0].contains("did not reconnect within 10s"), "{job:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_its_worker_does_not_have_is_released_without_using_an_attempt() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("forgetful")).await;
-    let id = delivered(&world, &worker, NewJob::new(KIND)).await.job.id();
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("forgetful")).await;
+    let id = delivered(&fixture, &worker, NewJob::new(KIND)).await.job.id();
     let without_jobs = Registration { in_flight: Some(Vec::new()), ..registration("forgetful") };
-    let back = connect(&world, without_jobs).await;
+    let back = connect(&fixture, without_jobs).await;
     let again = next_delivery(&back).await.job;
     assert_eq!((again.id(), again.claimed.retry_count), (id, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_its_worker_does_not_start_in_time_is_retried() {
-    let world = World::new().await;
-    let worker = connect(&world, Registration { reports_starts: true, ..registration("slow") }).await;
-    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-    worker.seen(Timestamp::now().plus_ms(600_000));
-    assert_eq!(world.job(sent.id()).await.status, JobState::Assigned);
-    assert_eq!(watch(&world, sent.claimed_at.plus_ms(299_999)).await, 0);
-    assert_eq!(watch(&world, sent.claimed_at.plus_ms(300_000)).await, 1);
-    let job = world.job_is(sent.id(), JobState::Retrying).await;
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, Registration { reports_starts: true, ..registration("slow") }).await;
+    let sent = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    worker.record_heartbeat(Timestamp::now().plus_ms(600_000));
+    assert_eq!(fixture.job(sent.id()).await.status, JobState::Assigned);
+    assert_eq!(watch(&fixture, sent.claimed_at.plus_ms(299_999)).await, 0);
+    assert_eq!(watch(&fixture, sent.claimed_at.plus_ms(300_000)).await, 1);
+    let job = fixture.wait_for_state(sent.id(), JobState::Retrying).await;
     assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
     assert!(job.error.unwrap().contains("did not start it within 300s"));
     assert_eq!(cancels(&worker).len(), 1, "it is asked to stop");
@@ -145,37 +154,37 @@ async fn a_job_that_its_worker_does_not_start_in_time_is_retried() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_started_in_time_may_run_until_its_timeout() {
-    let world = World::new().await;
-    let worker = connect(&world, Registration { reports_starts: true, ..registration("steady") }).await;
-    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-    worker.seen(Timestamp::now().plus_ms(600_000));
-    assert_eq!(report(&world, &worker, sent.id(), ReportKind::Started).await, Ok(()));
-    assert_eq!(world.job(sent.id()).await.status, JobState::Processing);
-    assert_eq!(watch(&world, sent.claimed_at.plus_ms(400_000)).await, 0);
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, Registration { reports_starts: true, ..registration("steady") }).await;
+    let sent = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    worker.record_heartbeat(Timestamp::now().plus_ms(600_000));
+    assert_eq!(report(&fixture, &worker, sent.id(), ReportKind::Started).await, Ok(()));
+    assert_eq!(fixture.job(sent.id()).await.status, JobState::Processing);
+    assert_eq!(watch(&fixture, sent.claimed_at.plus_ms(400_000)).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timed_out_job_ends_immediately_and_frees_its_slot_when_the_handler_stops() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("deaf")).await;
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("deaf")).await;
     let mut job = NewJob::new(KIND);
     job.options.timeout_ms = Some(1_000_000);
-    let sent = delivered(&world, &worker, job).await.job;
+    let sent = delivered(&fixture, &worker, job).await.job;
     let started_at = sent.started_at().unwrap();
-    worker.seen(Timestamp::now().plus_ms(2_000_000));
-    assert_eq!(watch(&world, started_at.plus_ms(999_999)).await, 0);
-    assert_eq!(watch(&world, started_at.plus_ms(1_000_000)).await, 1);
-    let job = world.job_is(sent.id(), JobState::Retrying).await;
+    worker.record_heartbeat(Timestamp::now().plus_ms(2_000_000));
+    assert_eq!(watch(&fixture, started_at.plus_ms(999_999)).await, 0);
+    assert_eq!(watch(&fixture, started_at.plus_ms(1_000_000)).await, 1);
+    let job = fixture.wait_for_state(sent.id(), JobState::Retrying).await;
     assert_eq!((job.retry_count, job.error_reason), (1, Some(ErrorReason::Timeout)));
-    assert_eq!(cancels(&worker), ["took longer than its limit of 1000000 ms"]);
-    assert_eq!(worker.free(), 1, "its handler is still running");
+    assert_eq!(cancels(&worker), ["took longer than its limit of 1000s"]);
+    assert_eq!(worker.free_slots(), 1, "its handler is still running");
 
-    assert_eq!(watch(&world, started_at.plus_ms(1_009_999)).await, 0);
-    assert!(details(&world.job(sent.id()).await, "stale_report").is_empty());
+    assert_eq!(watch(&fixture, started_at.plus_ms(1_009_999)).await, 0);
+    assert!(details(&fixture.job(sent.id()).await, "stale_report").is_empty());
     for _ in 0..2 {
-        watch(&world, started_at.plus_ms(1_010_000)).await;
+        watch(&fixture, started_at.plus_ms(1_010_000)).await;
     }
-    let job = world.job(sent.id()).await;
+    let job = fixture.job(sent.id()).await;
     assert_eq!(
         details(&job, "stale_report"),
         ["worker deaf was asked to stop it and its handler is still running"],
@@ -184,68 +193,113 @@ async fn a_timed_out_job_ends_immediately_and_frees_its_slot_when_the_handler_st
 
     let run = Some(sent.run());
     let report = Report { job_id: sent.id(), run, kind: ReportKind::Complete { result: None } };
-    let answer = world.engine.reports.handler.handle_one(&worker, report, Timestamp::now()).await.unwrap();
+    let answer = fixture.engine.reports.handler.handle_one(&worker, report, Timestamp::now()).await.unwrap();
     assert_eq!(answer.unwrap_err().code, ErrorCode::StaleRun);
-    assert_eq!(worker.free(), 2, "it has stopped");
+    assert_eq!(worker.free_slots(), 2, "it has stopped");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_job_ends_when_its_worker_stops_or_after_ten_seconds() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("polite")).await;
-    let polite = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-    let cancel = world.engine.cancel(polite.id(), "cancelled by request", "test", Timestamp::now());
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("polite")).await;
+    let polite = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    let cancel = fixture.engine.cancel(polite.id(), "cancelled by request", "test", Timestamp::now());
     let stop = async {
         eventually("it is asked to stop", async || (!cancels(&worker).is_empty()).then_some(())).await;
-        report(&world, &worker, polite.id(), ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
+        report(&fixture, &worker, polite.id(), ReportKind::Fail(Failure::error("stopped"))).await.unwrap();
     };
     let (answer, ()) = tokio::join!(cancel, stop);
     assert_eq!(answer.unwrap(), CancelResult::Cancelled);
-    let job = world.job(polite.id()).await;
+    let job = fixture.job(polite.id()).await;
     assert_eq!((job.status, job.error.as_deref()), (JobState::Cancelled, Some("cancelled by request")));
 
-    let stubborn = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-    let answer = world.engine.cancel(stubborn.id(), "cancelled by request", "test", Timestamp::now()).await.unwrap();
+    let stubborn = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    let answer = fixture.engine.cancel(stubborn.id(), "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelResult::Asked { state: JobState::Processing });
     for _ in 0..2 {
         let to_stop: Vec<_> = worker.jobs_to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
         assert_eq!(to_stop, [(stubborn.id(), stubborn.run())], "a polling worker receives it with each call");
     }
     let asked_at = stubborn.stop_requested_at().unwrap();
-    assert_eq!(watch(&world, asked_at.plus_ms(9_999)).await, 0);
-    assert_eq!(watch(&world, asked_at.plus_ms(10_000)).await, 1);
-    world.job_is(stubborn.id(), JobState::Cancelled).await;
+    assert_eq!(watch(&fixture, asked_at.plus_ms(9_999)).await, 0);
+    assert_eq!(watch(&fixture, asked_at.plus_ms(10_000)).await, 1);
+    fixture.wait_for_state(stubborn.id(), JobState::Cancelled).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_releases_every_job_opens_its_circuit() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("unwilling")).await;
-    let id = world.submit(NewJob::new(KIND)).await;
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("unwilling")).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
     for _ in 0..5 {
         assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
         assert_eq!(next_delivery(&worker).await.job.id(), id);
-        assert_eq!(report(&world, &worker, id, ReportKind::Release).await, Ok(()));
+        assert_eq!(report(&fixture, &worker, id, ReportKind::Release).await, Ok(()));
     }
     assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Open);
     assert_eq!(worker.breaker_state(Timestamp::now().plus_ms(30_000)), BreakerState::HalfOpen);
-    let willing = connect(&world, registration("willing")).await;
+    let willing = connect(&fixture, registration("willing")).await;
     let sent = next_delivery(&willing).await.job;
     assert_eq!((sent.id(), sent.claimed.retry_count), (id, 0), "another worker has it, and no attempt was used");
-    assert_eq!(world.engine.workers.dispatch_failures.load(std::sync::atomic::Ordering::Relaxed), 5);
+    assert_eq!(fixture.engine.workers.dispatch_failures.load(std::sync::atomic::Ordering::Relaxed), 5);
     eventually("its record contains it", async || {
-        let record = world.store.worker_get("unwilling").await.unwrap().unwrap();
+        let record = fixture.store.worker_get("unwilling").await.unwrap().unwrap();
         (record.breaker == "open").then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_id_of_a_built_in_worker_is_refused() {
-    let world = World::new().await;
-    let name = world.engine.worker_id().to_string();
-    let refused = world.engine.register_worker(registration(&name), Transport::Http, Timestamp::now()).await;
-    assert!(matches!(refused, Err(EngineError::InvalidRegistration(faults)) if faults[0].path == "workerId"));
+async fn the_id_of_a_built_in_worker_is_rejected() {
+    let fixture = Fixture::new().await;
+    let name = fixture.engine.worker_id().to_string();
+    let rejected = fixture.engine.register_worker(registration(&name), Transport::Http, Timestamp::now()).await;
+    assert!(matches!(rejected, Err(EngineError::InvalidRegistration(faults)) if faults[0].path == "workerId"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_built_in_worker_shows_its_runs_and_its_last_heartbeat() {
+    let fixture = Fixture::new().await;
+    let key = fixture.engine.worker_id().to_string();
+    for _ in 0..3 {
+        fixture.ends(NewJob::new("noop"), JobState::Completed).await;
+    }
+    let mut invalid = NewJob::new("sleep");
+    invalid.options.retry.max_retries = 0;
+    fixture.ends(invalid, JobState::Failed).await;
+    let now = Timestamp::now().plus_ms(30_000);
+    fixture.engine.persist_worker_status(now).await.unwrap();
+    let stored = fixture.store.worker_get(&key).await.unwrap().unwrap();
+    assert_eq!((stored.completed, stored.failed, stored.last_seen_at), (3, 1, now));
+    fixture.engine.persist_worker_status(now.plus_ms(1)).await.unwrap();
+    let again = fixture.store.worker_get(&key).await.unwrap().unwrap();
+    assert_eq!((again.completed, again.last_seen_at), (3, now), "nothing is written while nothing changes");
+
+    // Its own node shows the current numbers without a write.
+    fixture.ends(NewJob::new("noop"), JobState::Completed).await;
+    let mut view = fixture.store.worker_get(&key).await.unwrap().unwrap();
+    fixture.engine.refresh_worker(&mut view, now.plus_ms(2));
+    assert_eq!((view.completed, view.failed, view.last_seen_at), (4, 1, now.plus_ms(2)));
+    fixture.stop().await;
+    let last = fixture.store.worker_get(&key).await.unwrap().unwrap();
+    assert_eq!((last.completed, last.failed, last.state), (4, 1, WorkerState::Terminated));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_has_stopped_admits_no_worker() {
+    let fixture = Fixture::new().await;
+    let polling = Registration { worker_id: Some("polling".into()), ..registration("polling") };
+    fixture.engine.register_worker(polling, Transport::Http, Timestamp::now()).await.unwrap();
+    fixture.stop().await;
+    let now = Timestamp::now();
+    for transport in [Transport::WebSocket, Transport::Grpc, Transport::Http] {
+        let refused = fixture.engine.register_worker(registration("late"), transport, now).await;
+        assert!(matches!(refused, Err(EngineError::Stopping)));
+    }
+    let refused = fixture.engine.find_polling_worker("polling", WorkerCaller::default(), now).await;
+    assert!(matches!(refused, Err(EngineError::Stopping)), "its call must not connect it to a server that has left");
+    let known = fixture.store.worker_get("polling").await.unwrap().unwrap();
+    assert_eq!((known.ended_at, known.node), (None, None), "it may call another server");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,53 +309,52 @@ async fn jobs_that_no_worker_can_run_fail_after_their_timeout() {
         guardian_interval: std::time::Duration::from_millis(20),
         ..EngineConfig::default()
     };
-    let world = World::with(config).await;
-    let _worker = connect(&world, Registration { concurrency: Some(1), ..registration("there") }).await;
-    let (mine, waiting) = (world.submit(NewJob::new(KIND)).await, world.submit(NewJob::new(KIND)).await);
-    let unhandled = world.submit(NewJob::new("unknown.type")).await;
-    let job = world.job_is(unhandled, JobState::Failed).await;
+    let fixture = Fixture::with(config).await;
+    let _worker = connect(&fixture, Registration { concurrency: Some(1), ..registration("there") }).await;
+    let (mine, waiting) = (fixture.submit(NewJob::new(KIND)).await, fixture.submit(NewJob::new(KIND)).await);
+    let unhandled = fixture.submit(NewJob::new("unknown.type")).await;
+    let job = fixture.wait_for_state(unhandled, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::NoHandler));
     assert!(job.error.unwrap().contains("unknown.type"));
-    let states = [world.job(mine).await.status, world.job(waiting).await.status];
+    let states = [fixture.job(mine).await.status, fixture.job(waiting).await.status];
     assert!(!states.contains(&JobState::Failed), "{states:?}: a worker can run them");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopping_server_leaves_jobs_with_their_workers() {
-    let world = World::new().await;
-    let worker = connect(&world, registration("patient")).await;
-    let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-    let world = world.restarted(EngineConfig::default()).await;
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("patient")).await;
+    let sent = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    let fixture = fixture.restarted(EngineConfig::default()).await;
     assert!(worker.closing.is_cancelled(), "it is asked to reconnect");
-    assert_eq!(world.job(sent.id()).await.worker_id.as_deref(), Some("patient"));
+    assert_eq!(fixture.job(sent.id()).await.worker_id.as_deref(), Some("patient"));
     let back =
-        world.engine.register_worker(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+        fixture.engine.register_worker(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed);
-    assert_eq!(report(&world, &back.worker, sent.id(), ReportKind::Complete { result: None }).await, Ok(()));
-    let job = world.job_is(sent.id(), JobState::Completed).await;
+    assert_eq!(report(&fixture, &back.worker, sent.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let job = fixture.wait_for_state(sent.id(), JobState::Completed).await;
     assert_eq!((job.run, job.retry_count), (Some(sent.run()), 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_jobs_that_a_worker_does_not_start_open_its_breaker() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let sleepy = Registration { reports_starts: true, concurrency: Some(10), ..registration("sleepy") };
-    let worker = connect(&world, sleepy).await;
+    let worker = connect(&fixture, sleepy).await;
     for _ in 0..5 {
         assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Closed);
-        let sent = delivered(&world, &worker, NewJob::new(KIND)).await.job;
-        worker.seen(sent.claimed_at.plus_ms(300_000));
-        assert_eq!(watch(&world, sent.claimed_at.plus_ms(300_000)).await, 1);
+        let sent = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+        worker.record_heartbeat(sent.claimed_at.plus_ms(300_000));
+        assert_eq!(watch(&fixture, sent.claimed_at.plus_ms(300_000)).await, 1);
     }
     let much_later = Timestamp::now().plus_ms(300_000);
     assert_eq!(worker.breaker_state(much_later), BreakerState::Open);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_waits_for_its_process_is_cancelled_immediately_and_never_delivered() {
-    let pool = PoolConfig {
+/// A pool whose processes never connect.
+fn pool_without_connections() -> PoolConfig {
+    PoolConfig {
         name: "slow".into(),
-        // A process that never connects.
         command: vec!["sleep".into(), "600".into()],
         capabilities: vec![KIND.into()],
         queues: Vec::new(),
@@ -309,19 +362,106 @@ async fn a_job_that_waits_for_its_process_is_cancelled_immediately_and_never_del
         min: 0,
         max: 2,
         ephemeral: true,
-        idle: std::time::Duration::from_secs(60),
+        idle: Duration::from_secs(60),
         env: Default::default(),
         cwd: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_process_does_not_connect_in_time_times_out() {
+    let config = EngineConfig {
+        pools: vec![pool_without_connections()],
+        scheduled_timeout: Duration::from_millis(200),
+        ..EngineConfig::default()
     };
-    let world = World::with(EngineConfig { pools: vec![pool], ..EngineConfig::default() }).await;
-    let id = world.submit(NewJob::new(KIND)).await;
-    world.job_is(id, JobState::Scheduled).await;
-    let answer = world.engine.cancel(id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
+    let fixture = Fixture::with(config).await;
+    let mut job = NewJob::new(KIND);
+    job.options.retry.max_retries = 0;
+    let id = fixture.submit(job).await;
+    let job = fixture.wait_for_state(id, JobState::Failed).await;
+    assert_eq!((job.error_reason, job.started_at), (Some(ErrorReason::Timeout), None));
+    assert_eq!(events(&job), ["created", "queued", "scheduled", "timeout"]);
+    let worker = job.worker_id.unwrap();
+    assert_eq!(job.error.unwrap(), format!("the process of worker {worker} did not connect within 200ms"));
+    let reason = eventually("its worker has ended", async || {
+        let worker = fixture.store.worker_get(&worker).await.unwrap().unwrap();
+        worker.ended_at.and(worker.reason)
+    })
+    .await;
+    assert_eq!(reason, "lost: process did not connect within 200ms", "and not how the killed process ended");
+    assert!(fixture.engine.guardian.actions.of(Check::Jobs) >= 1);
+    fixture.stop().await;
+}
+
+/// Ends the jobs of two workers without a server: one has started its job, one has not.
+async fn assert_time_limits_apply_without_a_server(database: (Arc<dyn Store>, TestDatabase)) {
+    // The workers may reconnect for longer than their jobs may take.
+    let config = EngineConfig { reconnect_grace: Duration::from_secs(7_200), ..EngineConfig::default() };
+    let fixture = Fixture::over(database, config.clone()).await;
+    let worker = connect(&fixture, Registration { concurrency: Some(1), ..registration("away") }).await;
+    let mut job = NewJob::new(KIND);
+    job.options.timeout_ms = Some(3_600_000);
+    let started = delivered(&fixture, &worker, job).await.job;
+    assert_eq!(report(&fixture, &worker, started.id(), ReportKind::Started).await, Ok(()));
+    let reports_starts = Registration { reports_starts: true, concurrency: Some(1), ..registration("idle") };
+    let worker = connect(&fixture, reports_starts).await;
+    let assigned = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+
+    let fixture = fixture.restarted(config).await;
+    let state = async |id| fixture.job(id).await.status;
+    let assigned_until = assigned.claimed_at.plus_ms(300_000);
+    fixture.engine.run_guardian(assigned_until.plus_ms(-1)).await.unwrap();
+    assert_eq!(state(assigned.id()).await, JobState::Assigned);
+    fixture.engine.run_guardian(assigned_until).await.unwrap();
+    let job = fixture.job(assigned.id()).await;
+    assert_eq!((job.status, job.error_reason), (JobState::Retrying, Some(ErrorReason::Timeout)));
+    assert_eq!(details(&job, "timeout"), ["worker idle did not start it within 300s"]);
+
+    let until = started.started_at().unwrap().plus_ms(3_600_000);
+    fixture.engine.run_guardian(until.plus_ms(-1)).await.unwrap();
+    assert_eq!(state(started.id()).await, JobState::Processing);
+    fixture.engine.run_guardian(until).await.unwrap();
+    let job = fixture.job(started.id()).await;
+    assert_eq!((job.status, job.retry_count, job.attempt), (JobState::Retrying, 1, 1));
+    assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
+    assert_eq!(
+        events(&job),
+        ["created", "queued", "assigned", "started", "timeout", "retry_scheduled"],
+        "{:#?}",
+        job.execution_log
+    );
+
+    let back =
+        fixture.engine.register_worker(registration("away"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let late = Report { job_id: job.id, run: job.run, kind: ReportKind::Complete { result: None } };
+    let answer = fixture.engine.reports.handler.handle_one(&back.worker, late, Timestamp::now()).await.unwrap();
+    assert_eq!(answer.unwrap_err().code, ErrorCode::StaleRun);
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_limits_apply_to_workers_without_a_server() {
+    assert_time_limits_apply_without_a_server(open_sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_limits_on_postgres_apply_to_workers_without_a_server() {
+    assert_time_limits_apply_without_a_server(open_postgres().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_its_process_is_cancelled_immediately_and_never_delivered() {
+    let pool = pool_without_connections();
+    let fixture = Fixture::with(EngineConfig { pools: vec![pool], ..EngineConfig::default() }).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
+    fixture.wait_for_state(id, JobState::Scheduled).await;
+    let answer = fixture.engine.cancel(id, "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelResult::Cancelled);
-    let job = world.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.started_at), (JobState::Cancelled, None));
     let log: Vec<_> = job.execution_log.iter().map(|line| line.event.as_str()).collect();
     assert_eq!(log, ["created", "queued", "scheduled", "cancel_requested", "cancelled"]);
     // Its process ends with the engine.
-    world.stop().await;
+    fixture.stop().await;
 }

@@ -4,13 +4,13 @@ use async_trait::async_trait;
 use faena_brokers::file::FileSinkOptions;
 use faena_engine::{SinkConfig, Target};
 
-use super::{Arrived, all_sent, config, events_of_a_job_arrive, far_end::FarEnd, rabbitmq, sink, view};
-use crate::world::{World, job, open_sqlite};
+use super::{Arrived, all_sent, config, destination::Destination, events_of_a_job_arrive, rabbitmq, sink, view};
+use crate::fixture::{Fixture, job, open_sqlite};
 
 struct Log(std::path::PathBuf);
 
 #[async_trait]
-impl FarEnd for Log {
+impl Destination for Log {
     async fn arrived(&self) -> Vec<Arrived> {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
         let line = |line: &str| {
@@ -29,9 +29,9 @@ fn target(log: &Log) -> Target {
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let log = Log(folder.path().join("events.log"));
-    let world = World::over(open_sqlite().await, config(vec![sink("bus", target(&log))])).await;
-    events_of_a_job_arrive(&world, &log).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![sink("bus", target(&log))])).await;
+    events_of_a_job_arrive(&fixture, &log).await;
+    fixture.stop().await;
 }
 
 #[tokio::test]
@@ -40,17 +40,17 @@ async fn a_sink_that_is_down_delays_neither_jobs_nor_other_sinks() {
     let (ends, all) = (Log(folder.path().join("ends.log")), Log(folder.path().join("all.log")));
     let only_ends = SinkConfig { types: vec!["job.completed".into()], ..sink("ends", target(&ends)) };
     let lost = sink("lost", rabbitmq::target("amqp://127.0.0.1:1", "any"));
-    let world = World::over(open_sqlite().await, config(vec![lost, only_ends, sink("all", target(&all))])).await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![lost, only_ends, sink("all", target(&all))])).await;
     for _ in 0..20 {
-        world.ends(job("noop", "{}"), faena_domain::JobState::Completed).await;
+        fixture.ends(job("noop", "{}"), faena_domain::JobState::Completed).await;
     }
-    all_sent(&*world.store, "ends").await;
-    all_sent(&*world.store, "all").await;
-    let kinds: Vec<String> = ends.arrived().await.iter().map(|one| one.text("type").to_owned()).collect();
+    all_sent(&*fixture.store, "ends").await;
+    all_sent(&*fixture.store, "all").await;
+    let kinds: Vec<String> = ends.arrived().await.iter().map(|message| message.text("type").to_owned()).collect();
     assert_eq!(kinds, vec!["job.completed"; 20]);
-    let of_jobs = all.arrived().await.iter().filter(|one| one.text("type").starts_with("job.")).count();
+    let of_jobs = all.arrived().await.iter().filter(|message| message.text("type").starts_with("job.")).count();
     assert_eq!(of_jobs, 100);
-    let lost = view(&*world.store, "lost").await;
+    let lost = view(&*fixture.store, "lost").await;
     assert!(lost.pending >= 100 && lost.down_since.is_some() && lost.dead == 0, "{lost:?}");
-    world.stop().await;
+    fixture.stop().await;
 }

@@ -1,6 +1,6 @@
 //! Sinks: which events of real jobs arrive, in which order, and what happens during outages.
 
-pub mod far_end;
+pub mod destination;
 mod file;
 mod nats;
 mod rabbitmq;
@@ -23,8 +23,8 @@ use faena_store::{DeadFilter, EventQuery, OnRejected, SinkView, Store, Tally};
 use support::{Broker, Proxy};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::world::{World, job};
-use far_end::FarEnd;
+use crate::fixture::{Fixture, job};
+use destination::Destination;
 
 /// A job has five events: created, queued, assigned, started, completed.
 const EVENTS_PER_JOB: usize = 5;
@@ -66,7 +66,7 @@ async fn at_rest(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp)
 async fn submit_many(store: &dyn Store, count: usize) {
     for first in (0..count).step_by(1_000) {
         let jobs: Vec<NewJob> = (first..count.min(first + 1_000)).map(|_| job("noop", "{}")).collect();
-        store.job_submit(jobs, Timestamp::now()).await.unwrap();
+        store.job_submit(jobs, None, Timestamp::now()).await.unwrap();
     }
 }
 
@@ -75,7 +75,7 @@ async fn view(store: &dyn Store, name: &str) -> SinkView {
     sinks.into_iter().find(|sink| sink.name == name).unwrap_or_else(|| panic!("there is no sink {name}"))
 }
 
-async fn jobs_done(store: &dyn Store, count: usize) {
+async fn wait_for_completed(store: &dyn Store, count: usize) {
     eventually_long("all jobs are done", async || {
         (store.counts().await.unwrap().total(Tally::Completed) == count as i64).then_some(())
     })
@@ -99,11 +99,11 @@ async fn all_sent(store: &dyn Store, name: &str) {
 
 /// Returns all stored events, in order.
 async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
-    let (mut all, mut place) = (Vec::new(), 0);
+    let (mut all, mut database) = (Vec::new(), 0);
     loop {
-        let page = store.event_list(EventQuery::After(place), 5_000).await.unwrap();
+        let page = store.event_list(EventQuery::After(database), 5_000).await.unwrap();
         let Some(last) = page.last() else { return all };
-        place = last.position;
+        database = last.position;
         all.extend(page.iter().map(|event| (event.id.to_string(), event.subject.to_string(), event.sequence)));
     }
 }
@@ -113,15 +113,15 @@ fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
     let expected: HashSet<&str> = happened.iter().map(|(id, ..)| id.as_str()).collect();
     let mut seen: HashMap<&str, &serde_json::Value> = HashMap::new();
     let mut latest: HashMap<&str, i64> = HashMap::new();
-    for one in arrived {
-        assert_eq!(one.message_id, one.text("id"), "the message id is the id of the event");
-        if let Some(before) = seen.insert(&one.message_id, &one.body) {
-            assert_eq!(*before, one.body, "a repetition is identical");
+    for message in arrived {
+        assert_eq!(message.message_id, message.text("id"), "the message id is the id of the event");
+        if let Some(before) = seen.insert(&message.message_id, &message.body) {
+            assert_eq!(*before, message.body, "a repetition is identical");
             continue;
         }
-        let sequence: i64 = one.text("sequence").parse().unwrap();
-        let before = latest.insert(one.text("subject"), sequence);
-        assert!(before.is_none_or(|before| before < sequence), "{} came after number {before:?} of it", one.body);
+        let sequence: i64 = message.text("sequence").parse().unwrap();
+        let before = latest.insert(message.text("subject"), sequence);
+        assert!(before.is_none_or(|before| before < sequence), "{} came after number {before:?} of it", message.body);
     }
     let missing: Vec<&&str> = expected.iter().filter(|id| !seen.contains_key(**id)).collect();
     assert!(missing.is_empty(), "{} of {} are missing: {:?}", missing.len(), expected.len(), missing.first());
@@ -137,14 +137,17 @@ async fn assert_nothing_rejected(store: &dyn Store, engine: &Engine) {
 }
 
 /// Checks the events of a real job at the receiver.
-async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
+async fn events_of_a_job_arrive(fixture: &Fixture, destination: &dyn Destination) {
     let mut ordered = job("noop", "{}");
     ordered.correlation_id = Some("order-7".into());
-    let id = world.ends(ordered, faena_domain::JobState::Completed).await.id.to_string();
-    all_sent(&*world.store, "bus").await;
-    let arrived: Vec<Arrived> = far_end.arrived().await.into_iter().filter(|one| one.text("subject") == id).collect();
-    let kinds: Vec<(&str, &str)> =
-        arrived.iter().map(|one| (one.text("type"), one.body["data"]["status"].as_str().unwrap())).collect();
+    let id = fixture.ends(ordered, faena_domain::JobState::Completed).await.id.to_string();
+    all_sent(&*fixture.store, "bus").await;
+    let arrived: Vec<Arrived> =
+        destination.arrived().await.into_iter().filter(|message| message.text("subject") == id).collect();
+    let kinds: Vec<(&str, &str)> = arrived
+        .iter()
+        .map(|message| (message.text("type"), message.body["data"]["status"].as_str().unwrap()))
+        .collect();
     assert_eq!(
         kinds,
         [
@@ -155,18 +158,27 @@ async fn events_of_a_job_arrive(world: &World, far_end: &dyn FarEnd) {
             ("job.completed", "COMPLETED")
         ]
     );
-    for (at, one) in arrived.iter().enumerate() {
-        assert_eq!((one.text("specversion"), one.text("source")), ("1.0", "/faena"));
-        assert_eq!(one.text("datacontenttype"), "application/json");
-        assert_eq!((one.text("correlationid"), one.text("sequence")), ("order-7", (at + 1).to_string().as_str()));
-        assert!(Timestamp::parse(one.text("time")).is_some() && !one.text("actor").is_empty());
+    for (at, message) in arrived.iter().enumerate() {
+        assert_eq!((message.text("specversion"), message.text("source")), ("1.0", "/faena"));
+        assert_eq!(message.text("datacontenttype"), "application/json");
+        assert_eq!(
+            (message.text("correlationid"), message.text("sequence")),
+            ("order-7", (at + 1).to_string().as_str())
+        );
+        assert!(Timestamp::parse(message.text("time")).is_some() && !message.text("actor").is_empty());
     }
 }
 
 /// Runs the faults of a broker one after another while jobs run: it is down for longer than a message has attempts, is killed
 /// while it publishes, its connection breaks during a batch, and it stops answering.
-async fn faults_lose_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, far_end: &dyn FarEnd, jobs: usize) {
-    let (store, engine) = (&*world.store, &world.engine);
+async fn faults_lose_nothing(
+    fixture: &Fixture,
+    broker: &mut Broker,
+    proxy: &Proxy,
+    destination: &dyn Destination,
+    jobs: usize,
+) {
+    let (store, engine) = (&*fixture.store, &fixture.engine);
     let relay = engine.events.outbox.relays[0].clone();
     let confirmed = || relay.confirmed() as usize;
     let part = jobs / 4;
@@ -177,7 +189,7 @@ async fn faults_lose_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, 
 
     broker.kill();
     submit_many(store, part).await;
-    jobs_done(store, part).await;
+    wait_for_completed(store, part).await;
     let down = eventually_long("the outage is known", async || view(store, "bus").await.down_since).await;
     // Five rejections would take 50, 100, 200, 400 and 800 ms.
     eventually_long("five attempts' worth of time", async || (Timestamp::now().ms_since(down) > 3_000).then_some(()))
@@ -203,11 +215,11 @@ async fn faults_lose_nothing(world: &World, broker: &mut Broker, proxy: &Proxy, 
     eventually_long("the silence is noticed", async || view(store, "bus").await.down_since).await;
     proxy.restore();
 
-    jobs_done(store, jobs).await;
+    wait_for_completed(store, jobs).await;
     all_sent(store, "bus").await;
     let happened = happened(store).await;
     assert!(happened.len() >= jobs * EVENTS_PER_JOB, "{}", happened.len());
-    assert_all_arrived(&happened, &far_end.arrived().await);
+    assert_all_arrived(&happened, &destination.arrived().await);
     assert_nothing_rejected(store, engine).await;
     assert_eq!(view(store, "bus").await.down_since, None);
 }
@@ -223,7 +235,7 @@ impl Mortal {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let url = url.to_owned();
         let starting = runtime.spawn(async move {
-            let store = crate::world::open(&url).await;
+            let store = crate::fixture::open(&url).await;
             Engine::start(store, config).await.unwrap()
         });
         Mortal { engine: starting.await.unwrap(), runtime: Some(runtime) }
@@ -288,7 +300,7 @@ impl std::io::Write for LogBuffer {
 /// Checks that a sink with a wrong password is down, which is logged once, and that the password is not shown.
 async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
     let log = Log::capture();
-    let (store, _place) = crate::world::open_sqlite().await;
+    let (store, _database) = crate::fixture::open_sqlite().await;
     let now = Timestamp::now();
     let engine = at_rest(&store, vec![sink("bus", target)], now).await;
     submit_many(&*store, 1).await;

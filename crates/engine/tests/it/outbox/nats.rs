@@ -6,13 +6,13 @@ use faena_brokers::{BrokerUrl, nats::NatsSinkOptions};
 use faena_engine::Target;
 
 use super::{
-    a_wrong_password_is_not_shown, config, events_of_a_job_arrive,
-    far_end::Stream,
-    faults_lose_nothing, sink,
+    a_wrong_password_is_not_shown, config,
+    destination::Stream,
+    events_of_a_job_arrive, faults_lose_nothing, sink,
     support::{Broker, Proxy, required_variable},
     unique,
 };
-use crate::world::{World, open_sqlite};
+use crate::fixture::{Fixture, open_sqlite};
 
 fn target(url: &str, name: &str) -> Target {
     let options = NatsSinkOptions::new(BrokerUrl::parse(url).unwrap(), name, name);
@@ -22,9 +22,9 @@ fn target(url: &str, name: &str) -> Target {
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
     let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("story"));
-    let world = World::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
-    events_of_a_job_arrive(&world, &Stream { url, name }).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
+    events_of_a_job_arrive(&fixture, &Stream { url, name }).await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,10 +32,10 @@ async fn no_fault_of_the_broker_loses_or_reorders_one_of_100_000_events() {
     let mut broker = Broker::nats("").await;
     let proxy = Proxy::to(broker.port()).await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
-    let world = World::over(open_sqlite().await, config(vec![bus])).await;
-    let far_end = Stream { url: broker.url(), name: "events".into() };
-    faults_lose_nothing(&world, &mut broker, &proxy, &far_end, 20_000).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![bus])).await;
+    let destination = Stream { url: broker.url(), name: "events".into() };
+    faults_lose_nothing(&fixture, &mut broker, &proxy, &destination, 20_000).await;
+    fixture.stop().await;
 }
 
 #[tokio::test]

@@ -13,15 +13,15 @@ use lapin::{
 };
 
 use super::{
-    a_wrong_password_is_not_shown, at_rest, config, events_of_a_job_arrive,
-    far_end::{FarEnd, Queue, channel},
-    faults_lose_nothing, sink, submit_many,
+    a_wrong_password_is_not_shown, at_rest, config,
+    destination::{Destination, Queue, channel},
+    events_of_a_job_arrive, faults_lose_nothing, sink, submit_many,
     support::{Broker, Proxy, required_variable},
     unique, view,
 };
-use crate::world::{World, job, open_postgres, open_sqlite, submit};
+use crate::fixture::{Fixture, job, open_postgres, open_sqlite, submit};
 
-fn shared() -> String {
+fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_RABBITMQ")
 }
 
@@ -32,12 +32,12 @@ pub fn target(url: &str, exchange: &str) -> Target {
 
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
-    for place in [open_sqlite().await, open_postgres().await] {
+    for database in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("story");
-        let queue = Queue::bound(&shared(), &exchange, "#").await;
-        let world = World::over(place, config(vec![sink("bus", target(&shared(), &exchange))])).await;
-        events_of_a_job_arrive(&world, &queue).await;
-        world.stop().await;
+        let queue = Queue::bound(&shared_broker_url(), &exchange, "#").await;
+        let fixture = Fixture::over(database, config(vec![sink("bus", target(&shared_broker_url(), &exchange))])).await;
+        events_of_a_job_arrive(&fixture, &queue).await;
+        fixture.stop().await;
     }
 }
 
@@ -47,9 +47,9 @@ async fn no_fault_of_the_broker_loses_or_reorders_one_of_100_000_events() {
     let proxy = Proxy::to(broker.port()).await;
     let queue = Queue::bound(&broker.url(), "events", "#").await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
-    let world = World::over(open_postgres().await, config(vec![bus])).await;
-    faults_lose_nothing(&world, &mut broker, &proxy, &queue, 20_000).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_postgres().await, config(vec![bus])).await;
+    faults_lose_nothing(&fixture, &mut broker, &proxy, &queue, 20_000).await;
+    fixture.stop().await;
 }
 
 /// Runs the relay `rounds` times, each at a time when every message is due again.
@@ -61,11 +61,11 @@ async fn run_relay(engine: &std::sync::Arc<faena_engine::Engine>, now: Timestamp
 
 #[tokio::test]
 async fn an_unroutable_message_is_dead_lettered_after_five_attempts_and_the_others_continue() {
-    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+    for (store, _database) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("unroutable");
-        let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
+        let queue = Queue::bound(&shared_broker_url(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
-        let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+        let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
         submit_many(&*store, 10).await;
         run_relay(&engine, now.plus_ms(60_000), 1).await;
         assert_eq!(queue.arrived().await.len(), 10, "the routable ones arrive immediately");
@@ -86,11 +86,11 @@ async fn an_unroutable_message_is_dead_lettered_after_five_attempts_and_the_othe
 
 #[tokio::test]
 async fn messages_behind_a_rejected_one_are_parked_until_it_is_resolved() {
-    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+    for (store, _database) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("parked");
-        let queue = Queue::bound(&shared(), &exchange, "job.status.*").await;
+        let queue = Queue::bound(&shared_broker_url(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
-        let bus = SinkConfig { on_rejected: OnRejected::Park, ..sink("bus", target(&shared(), &exchange)) };
+        let bus = SinkConfig { on_rejected: OnRejected::Park, ..sink("bus", target(&shared_broker_url(), &exchange)) };
         let engine = at_rest(&store, vec![bus], now).await;
         let parked = submit(&*store, job("noop", "{}")).await.to_string();
         run_relay(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
@@ -110,15 +110,15 @@ async fn messages_behind_a_rejected_one_are_parked_until_it_is_resolved() {
 #[tokio::test]
 async fn an_exchange_of_another_type_is_reported_and_its_events_wait() {
     let exchange = unique("fanout");
-    let (_connection, channel) = channel(&shared()).await;
+    let (_connection, channel) = channel(&shared_broker_url()).await;
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
     channel
         .exchange_declare(exchange.as_str().into(), ExchangeKind::Fanout, durable, FieldTable::default())
         .await
         .unwrap();
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+    let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
     submit_many(&*store, 1).await;
     run_relay(&engine, now, 3).await;
     let sink = view(&*store, "bus").await;
@@ -127,7 +127,7 @@ async fn an_exchange_of_another_type_is_reported_and_its_events_wait() {
     assert_eq!((sink.pending, sink.dead), (2, 0));
 
     channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await.unwrap();
-    let queue = Queue::bound(&shared(), &exchange, "#").await;
+    let queue = Queue::bound(&shared_broker_url(), &exchange, "#").await;
     run_relay(&engine, now.plus_ms(3_600_000), 1).await;
     assert_eq!(queue.arrived().await.len(), 2);
     assert_eq!(view(&*store, "bus").await.down_since, None);
@@ -135,17 +135,17 @@ async fn an_exchange_of_another_type_is_reported_and_its_events_wait() {
 
 #[tokio::test]
 async fn a_wrong_password_is_reported_but_not_shown() {
-    let url = shared().replace("guest:guest", "guest:hush%2Fhush");
+    let url = shared_broker_url().replace("guest:guest", "guest:hush%2Fhush");
     a_wrong_password_is_not_shown(target(&url, "any"), &["hush/hush", "hush%2Fhush"]).await;
 }
 
 #[tokio::test]
 async fn sent_events_can_be_republished() {
-    for (store, _place) in [open_sqlite().await, open_postgres().await] {
+    for (store, _database) in [open_sqlite().await, open_postgres().await] {
         let exchange = unique("again");
-        let queue = Queue::bound(&shared(), &exchange, "#").await;
+        let queue = Queue::bound(&shared_broker_url(), &exchange, "#").await;
         let now = Timestamp::now();
-        let engine = at_rest(&store, vec![sink("bus", target(&shared(), &exchange))], now).await;
+        let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
         submit_many(&*store, 5).await;
         run_relay(&engine, now.plus_ms(60_000), 1).await;
         let first = queue.arrived().await;
@@ -160,7 +160,7 @@ async fn sent_events_can_be_republished() {
         let second = queue.arrived().await;
         assert_eq!((first.len(), second.len(), count), (10, 10, Some(10)));
         let ids = |all: &[super::Arrived]| {
-            all.iter().map(|one| one.message_id.clone()).collect::<std::collections::BTreeSet<_>>()
+            all.iter().map(|message| message.message_id.clone()).collect::<std::collections::BTreeSet<_>>()
         };
         assert_eq!(ids(&first), ids(&second), "with the same ids");
     }

@@ -6,13 +6,13 @@ use faena_brokers::{BrokerUrl, redis::RedisSinkOptions};
 use faena_engine::Target;
 
 use super::{
-    a_wrong_password_is_not_shown, config, events_of_a_job_arrive,
-    far_end::Key,
-    faults_lose_nothing, sink,
+    a_wrong_password_is_not_shown, config,
+    destination::Key,
+    events_of_a_job_arrive, faults_lose_nothing, sink,
     support::{Broker, Proxy, required_variable},
     unique,
 };
-use crate::world::{World, open_sqlite};
+use crate::fixture::{Fixture, open_sqlite};
 
 fn target(url: &str, key: &str) -> Target {
     let options = RedisSinkOptions::new(BrokerUrl::parse(url).unwrap(), key);
@@ -22,9 +22,9 @@ fn target(url: &str, key: &str) -> Target {
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
     let (url, name) = (required_variable("FAENA_TEST_REDIS"), unique("story"));
-    let world = World::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
-    events_of_a_job_arrive(&world, &Key { url, name }).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
+    events_of_a_job_arrive(&fixture, &Key { url, name }).await;
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,10 +32,10 @@ async fn no_fault_of_the_broker_loses_or_reorders_one_of_30_000_events() {
     let mut broker = Broker::redis("").await;
     let proxy = Proxy::to(broker.port()).await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
-    let world = World::over(open_sqlite().await, config(vec![bus])).await;
-    let far_end = Key { url: broker.url(), name: "events".into() };
-    faults_lose_nothing(&world, &mut broker, &proxy, &far_end, 6_000).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config(vec![bus])).await;
+    let destination = Key { url: broker.url(), name: "events".into() };
+    faults_lose_nothing(&fixture, &mut broker, &proxy, &destination, 6_000).await;
+    fixture.stop().await;
 }
 
 #[tokio::test]

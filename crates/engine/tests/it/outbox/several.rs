@@ -6,13 +6,13 @@ use faena_engine::{EngineConfig, OutboxConfig};
 use faena_store::{PARTITIONS, Store};
 
 use super::{
-    EVENTS_PER_JOB, Mortal, all_sent, assert_all_arrived, config, eventually_long,
-    far_end::{FarEnd, Queue},
-    happened, jobs_done, rabbitmq, sink, submit_many,
+    EVENTS_PER_JOB, Mortal, all_sent, assert_all_arrived, config,
+    destination::{Destination, Queue},
+    eventually_long, happened, rabbitmq, sink, submit_many,
     support::required_variable,
-    unique, view,
+    unique, view, wait_for_completed,
 };
-use crate::world::{Place, open_postgres, postgres_url, run_sql};
+use crate::fixture::{TestDatabase, open_postgres, postgres_url, run_sql};
 
 const JOBS: usize = 6_000;
 
@@ -23,8 +23,8 @@ fn short_lived(exchange: &str) -> EngineConfig {
     EngineConfig { outbox, ..base }
 }
 
-async fn holders(store: &dyn Store) -> Vec<u32> {
-    let mut parts: Vec<u32> = view(store, "bus").await.holders.iter().map(|(_, parts)| *parts).collect();
+async fn partitions_per_node(store: &dyn Store) -> Vec<u32> {
+    let mut parts: Vec<u32> = view(store, "bus").await.nodes.iter().map(|node| node.partitions).collect();
     parts.sort_unstable();
     parts
 }
@@ -33,14 +33,14 @@ async fn holders(store: &dyn Store) -> Vec<u32> {
 async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_nothing() {
     let exchange = unique("three");
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
-    let (store, place) = open_postgres().await;
-    let url = postgres_url(&place);
+    let (store, database) = open_postgres().await;
+    let url = postgres_url(&database);
     let mut mortals = Vec::new();
     for _ in 0..3 {
         mortals.push(Mortal::start(&url, short_lived(&exchange)).await);
     }
     eventually_long("each has its share", async || {
-        let parts = holders(&*store).await;
+        let parts = partitions_per_node(&*store).await;
         (parts.len() == 3 && parts.iter().sum::<u32>() == PARTITIONS as u32 && parts[0] >= 4).then_some(())
     })
     .await;
@@ -51,19 +51,19 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     // One server is killed during its work; another loses all its sessions.
     let victim = uuid::Uuid::new_v4().as_u128() as usize % 3;
     mortals[victim].kill();
-    let Place::Database(name) = &place else { unreachable!() };
+    let TestDatabase::Postgres(name) = &database else { unreachable!() };
     run_sql(&format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
     ))
     .await;
 
     eventually_long("the others have its share", async || {
-        let parts = holders(&*store).await;
+        let parts = partitions_per_node(&*store).await;
         (parts.len() == 2 && parts.iter().sum::<u32>() == PARTITIONS as u32).then_some(())
     })
     .await;
     // Other servers run the dead server's jobs, some of them again.
-    jobs_done(&*store, JOBS).await;
+    wait_for_completed(&*store, JOBS).await;
     all_sent(&*store, "bus").await;
     let happened = happened(&*store).await;
     assert!(happened.len() >= JOBS * EVENTS_PER_JOB);
@@ -75,24 +75,24 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
 async fn a_stopping_relay_releases_its_partitions_immediately() {
     let exchange = unique("leaving");
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
-    let (store, place) = open_postgres().await;
-    let url = postgres_url(&place);
+    let (store, database) = open_postgres().await;
+    let url = postgres_url(&database);
     // The lease is an hour: a relay that does not release its partitions keeps them for the whole test.
     let mut long = short_lived(&exchange);
     long.outbox.lease = Duration::from_secs(3_600);
     let (one, other) = (Mortal::start(&url, long.clone()).await, Mortal::start(&url, long).await);
-    eventually_long("both have parts", async || (holders(&*store).await.len() == 2).then_some(())).await;
+    eventually_long("both have parts", async || (partitions_per_node(&*store).await.len() == 2).then_some(())).await;
     let engine = one.engine.clone();
     let runtime = one.runtime.as_ref().unwrap().handle().clone();
     runtime.spawn(async move { engine.stop(tokio_util::sync::CancellationToken::new()).await }).await.unwrap();
     eventually_long("the other has all of them", async || {
-        (holders(&*store).await == [PARTITIONS as u32]).then_some(())
+        (partitions_per_node(&*store).await == [PARTITIONS as u32]).then_some(())
     })
     .await;
     submit_many(&*store, 20).await;
-    jobs_done(&*store, 20).await;
+    wait_for_completed(&*store, 20).await;
     all_sent(&*store, "bus").await;
-    let arrived: BTreeSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    let arrived: BTreeSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(arrived.len(), happened(&*store).await.len());
     drop(other);
 }

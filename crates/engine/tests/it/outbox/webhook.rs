@@ -13,8 +13,8 @@ use faena_domain::Timestamp;
 use faena_engine::{Engine, EngineConfig, Target, outbox::WebhookSinkOptions};
 use parking_lot::Mutex;
 
-use super::{Arrived, all_sent, config, events_of_a_job_arrive, far_end::FarEnd, sink, submit_many, view};
-use crate::world::{World, open_sqlite};
+use super::{Arrived, all_sent, config, destination::Destination, events_of_a_job_arrive, sink, submit_many, view};
+use crate::fixture::{Fixture, open_sqlite};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -22,7 +22,7 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 struct Receiver {
     calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
     /// Its next answers; after them it succeeds.
-    says: Arc<Mutex<VecDeque<StatusCode>>>,
+    next_answers: Arc<Mutex<VecDeque<StatusCode>>>,
 }
 
 impl Receiver {
@@ -35,13 +35,13 @@ impl Receiver {
         (receiver, address)
     }
 
-    fn says(&self, statuses: &[u16]) {
-        self.says.lock().extend(statuses.iter().map(|status| StatusCode::from_u16(*status).unwrap()));
+    fn answer_with(&self, statuses: &[u16]) {
+        self.next_answers.lock().extend(statuses.iter().map(|status| StatusCode::from_u16(*status).unwrap()));
     }
 }
 
 async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    let status = receiver.says.lock().pop_front().unwrap_or(StatusCode::OK);
+    let status = receiver.next_answers.lock().pop_front().unwrap_or(StatusCode::OK);
     if status.is_success() {
         receiver.calls.lock().push((headers, body));
     }
@@ -49,14 +49,14 @@ async fn answer(State(receiver): State<Receiver>, headers: HeaderMap, body: Byte
 }
 
 #[async_trait]
-impl FarEnd for Receiver {
+impl Destination for Receiver {
     async fn arrived(&self) -> Vec<Arrived> {
         let calls = self.calls.lock();
         calls.iter().map(|(headers, body)| Arrived::new(headers["webhook-id"].to_str().unwrap(), body)).collect()
     }
 }
 
-fn hooked(address: SocketAddr) -> EngineConfig {
+fn config_with_webhook(address: SocketAddr) -> EngineConfig {
     let options = WebhookSinkOptions {
         url: format!("http://{address}/events?token=hushhush").parse().unwrap(),
         secret: Some(SECRET.parse().unwrap()),
@@ -71,26 +71,26 @@ fn hooked(address: SocketAddr) -> EngineConfig {
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order_and_signed() {
     let (receiver, address) = Receiver::start().await;
-    let world = World::over(open_sqlite().await, hooked(address)).await;
-    events_of_a_job_arrive(&world, &receiver).await;
-    let judge = standardwebhooks::Webhook::new(SECRET).unwrap();
+    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(address)).await;
+    events_of_a_job_arrive(&fixture, &receiver).await;
+    let verifier = standardwebhooks::Webhook::new(SECRET).unwrap();
     for (headers, body) in receiver.calls.lock().iter() {
-        judge.verify(body, headers).unwrap();
+        verifier.verify(body, headers).unwrap();
         assert_eq!(headers["content-type"], "application/cloudevents+json");
     }
-    world.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test]
 async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
     let (receiver, address) = Receiver::start().await;
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = Engine::without_loops(store.clone(), hooked(address), now).await.unwrap();
+    let engine = Engine::without_loops(store.clone(), config_with_webhook(address), now).await.unwrap();
     engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
     for (round, status) in [500, 429, 408, 503, 302].into_iter().enumerate() {
-        receiver.says(&[status]);
+        receiver.answer_with(&[status]);
         engine.run_loop("relay:bus", now.plus_ms(round as i64 * 120_000)).await.unwrap();
         let sink = view(&*store, "bus").await;
         assert!(sink.down_since.is_some() && sink.pending == 2 && sink.dead == 0, "{status}: {sink:?}");
@@ -99,13 +99,13 @@ async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
     assert!(reason.starts_with(&format!("http://{address}/events: HTTP 500")), "{reason}");
     assert!(!reason.contains("hushhush"), "{reason}");
 
-    receiver.says(&[422]);
+    receiver.answer_with(&[422]);
     engine.run_loop("relay:bus", now.plus_ms(3_600_000)).await.unwrap();
     let sink = view(&*store, "bus").await;
     assert_eq!((sink.down_since, sink.pending), (None, 1), "the other message was sent");
     engine.run_loop("relay:bus", now.plus_ms(3_800_000)).await.unwrap();
     let mut sequences: Vec<String> =
-        receiver.arrived().await.iter().map(|one| one.text("sequence").to_owned()).collect();
+        receiver.arrived().await.iter().map(|message| message.text("sequence").to_owned()).collect();
     sequences.sort();
     assert_eq!(sequences, ["1", "2"]);
 }
@@ -113,9 +113,9 @@ async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
 #[tokio::test]
 async fn a_private_address_that_is_not_allowed_is_never_called() {
     let (receiver, address) = Receiver::start().await;
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let forbidden = EngineConfig { allowed_networks: Vec::new(), ..hooked(address) };
+    let forbidden = EngineConfig { allowed_networks: Vec::new(), ..config_with_webhook(address) };
     let engine = Engine::without_loops(store.clone(), forbidden, now).await.unwrap();
     engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
@@ -129,14 +129,14 @@ async fn a_private_address_that_is_not_allowed_is_never_called() {
 async fn a_thousand_events_reach_an_unreliable_receiver_in_order() {
     let (receiver, address) = Receiver::start().await;
     for round in 0..30 {
-        receiver.says(&vec![200; round]);
-        receiver.says(&[503]);
+        receiver.answer_with(&vec![200; round]);
+        receiver.answer_with(&[503]);
     }
-    let world = World::over(open_sqlite().await, hooked(address)).await;
-    submit_many(&*world.store, 200).await;
-    super::jobs_done(&*world.store, 200).await;
-    all_sent(&*world.store, "bus").await;
-    super::assert_all_arrived(&super::happened(&*world.store).await, &receiver.arrived().await);
-    super::assert_nothing_rejected(&*world.store, &world.engine).await;
-    world.stop().await;
+    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(address)).await;
+    submit_many(&*fixture.store, 200).await;
+    super::wait_for_completed(&*fixture.store, 200).await;
+    all_sent(&*fixture.store, "bus").await;
+    super::assert_all_arrived(&super::happened(&*fixture.store).await, &receiver.arrived().await);
+    super::assert_nothing_rejected(&*fixture.store, &fixture.engine).await;
+    fixture.stop().await;
 }

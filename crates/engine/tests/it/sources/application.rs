@@ -4,16 +4,22 @@ use std::{sync::Arc, time::Duration};
 
 use faena_domain::{AddressRule, JobView, Timestamp, parse::JobParser};
 use faena_engine::{Bus, DatabaseUrl, Round, Source, SourceConfig, Target};
-use faena_store::{Filter, ForeignMapping, Page, Store};
+use faena_store::{ExternalMapping, Filter, Page, Store};
 use serde_json::Value;
 use tokio_postgres::{Client, NoTls};
 
-use crate::world::{Place, open_database};
+use crate::fixture::{TestDatabase, open_database};
+
+/// Advisory lock of `ExternalMapping::default()`.
+pub const LOCK: i64 = 42;
+/// Condition on `pg_locks`: a session of this database has `LOCK`.
+pub const LOCK_IS_HELD: &str = "locktype = 'advisory' AND objid = 42 AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
 pub struct Application {
     pub client: Client,
     pub url: String,
-    _place: Place,
+    _database: TestDatabase,
 }
 
 /// One row of its outbox.
@@ -26,10 +32,10 @@ pub struct OutboxRow {
 
 impl Application {
     pub async fn new() -> Application {
-        let (url, place) = open_database().await;
+        let (url, database) = open_database().await;
         let client = connect(&url).await;
-        client.batch_execute(&ForeignMapping::default().init_sql()).await.unwrap();
-        Application { client, url, _place: place }
+        client.batch_execute(&ExternalMapping::default().init_sql()).await.unwrap();
+        Application { client, url, _database: database }
     }
 
     /// Commits one message and returns its id.
@@ -69,17 +75,15 @@ impl Application {
 
     /// Ends the session that has the lock, as an administrator does. Returns `false` if no session has it.
     pub async fn end_lock_session(&self) -> bool {
-        let sql = "SELECT pg_terminate_backend(pid) FROM pg_locks
-                   WHERE locktype = 'advisory' AND objid = 42 AND granted
-                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
-        !self.client.query(sql, &[]).await.unwrap().is_empty()
+        let sql = format!("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE {LOCK_IS_HELD}");
+        !self.client.query(&sql, &[]).await.unwrap().is_empty()
     }
 
     pub fn config(&self, sink: Option<Target>) -> SourceConfig {
         SourceConfig {
             name: "app".into(),
             url: DatabaseUrl(self.url.clone()),
-            mapping: ForeignMapping::default(),
+            mapping: ExternalMapping::default(),
             sink,
             period: Duration::from_millis(100),
         }
@@ -125,5 +129,5 @@ impl Worker {
 }
 
 pub async fn all_jobs(store: &Arc<dyn Store>) -> Vec<JobView> {
-    store.job_list(&Filter::default(), Page::Offset { offset: 0, limit: 1_000 }).await.unwrap().jobs
+    store.job_list(&Filter::default(), Page::offset(0, 1_000)).await.unwrap().jobs
 }

@@ -8,7 +8,7 @@ use faena_store::{Store, Tally};
 use serde_json::json;
 
 use super::application::{Application, OutboxRow, all_jobs, connect};
-use crate::world::{World, eventually, open_postgres, open_sqlite};
+use crate::fixture::{Fixture, eventually, open_postgres, open_sqlite};
 
 async fn jobs(store: &Arc<dyn Store>) -> i64 {
     let counts = store.counts().await.unwrap();
@@ -23,29 +23,29 @@ mod postgres {
 
     #[tokio::test]
     async fn a_row_becomes_a_job_that_runs_with_the_rows_correlation_id() {
-        for place in [open_sqlite().await, open_postgres().await] {
+        for database in [open_sqlite().await, open_postgres().await] {
             let application = Application::new().await;
             let config = EngineConfig { sources: vec![application.config(None)], ..EngineConfig::default() };
-            let world = World::over(place, config).await;
+            let fixture = Fixture::over(database, config).await;
             let other = application.insert("TicketCreatedEvent", json!({})).await;
             let id = application.insert("faena.job", json!({"type": "noop", "payload": {"a": 1}})).await;
-            eventually("it is done", async || (jobs_done(&world).await == 1).then_some(())).await;
+            eventually("it is done", async || (completed_jobs(&fixture).await == 1).then_some(())).await;
             eventually("it is marked", async || application.row(&id).await.is_dispatched.then_some(())).await;
-            let job = all_jobs(&world.store).await.remove(0);
+            let job = all_jobs(&fixture.store).await.remove(0);
             assert_eq!((job.correlation_id.as_str(), job.status), ("c-1", JobState::Completed));
             let untouched = OutboxRow { is_dispatched: false, attempts: 0, error: None };
             assert_eq!(application.row(&other).await, untouched, "without a sink only job rows are relayed");
-            world.stop().await;
+            fixture.stop().await;
         }
     }
 
-    async fn jobs_done(world: &World) -> i64 {
-        world.store.counts().await.unwrap().total(Tally::Completed)
+    async fn completed_jobs(fixture: &Fixture) -> i64 {
+        fixture.store.counts().await.unwrap().total(Tally::Completed)
     }
 
     #[tokio::test]
     async fn an_invalid_body_is_marked_with_its_errors_and_the_others_continue() {
-        let (store, _place) = open_sqlite().await;
+        let (store, _database) = open_sqlite().await;
         let application = Application::new().await;
         let bad = application.insert("faena.job", json!({"type": "noop", "payload": 7})).await;
         let worse = application.insert("faena.job", json!([])).await;
@@ -60,7 +60,7 @@ mod postgres {
 
     #[tokio::test]
     async fn a_row_whose_mark_was_lost_creates_no_second_job() {
-        for (store, _place) in [open_sqlite().await, open_postgres().await] {
+        for (store, _database) in [open_sqlite().await, open_postgres().await] {
             let application = Application::new().await;
             let id = application.insert("faena.job", json!({"type": "noop"})).await;
             application.worker(&store, None).drain(Timestamp::now()).await;
@@ -74,17 +74,17 @@ mod postgres {
 
     #[tokio::test]
     async fn while_the_job_database_is_down_rows_wait_and_use_no_attempts() {
-        let (store, place) = open_postgres().await;
+        let (store, database) = open_postgres().await;
         let application = Application::new().await;
         let id = application.insert("faena.job", json!({"type": "noop"})).await;
         let worker = application.worker(&store, None);
         let now = Timestamp::now();
-        place.shut().await;
+        database.reject_connections().await;
         for minute in 0..7 {
             worker.round(now.plus_ms(minute * 60_000)).await;
         }
         assert_eq!(application.row(&id).await, OutboxRow { is_dispatched: false, attempts: 0, error: None });
-        place.reopen().await;
+        database.accept_connections().await;
         assert_eq!(worker.drain(now.plus_ms(600_000)).await, 1);
         assert_eq!(jobs(&store).await, 1);
     }
@@ -93,7 +93,7 @@ mod postgres {
     /// the committed jobs exist.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn exactly_the_committed_rows_become_jobs() {
-        let (store, _place) = open_postgres().await;
+        let (store, _database) = open_postgres().await;
         let application = Application::new().await;
         let writers: Vec<_> = (0..4)
             .map(|writer| {

@@ -8,16 +8,16 @@ use faena_engine::{EngineConfig, Target};
 use faena_store::Store;
 use serde_json::json;
 
-use super::application::{Application, OutboxRow, Worker, connect};
+use super::application::{Application, LOCK, LOCK_IS_HELD, OutboxRow, Worker, connect};
 use crate::{
+    fixture::{Fixture, TestDatabase, eventually, open_sqlite},
     outbox::{
-        far_end::{FarEnd, Queue},
+        destination::{Destination, Queue},
         support::{Broker, Proxy, required_variable},
     },
-    world::{Place, World, eventually, open_sqlite},
 };
 
-fn shared() -> String {
+fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_RABBITMQ")
 }
 
@@ -35,32 +35,32 @@ fn later(now: Timestamp, minutes: i64) -> Timestamp {
 }
 
 /// Creates an application, a queue on a new exchange, and one worker between them.
-async fn setup(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, Place)) {
-    let place = open_sqlite().await;
+async fn setup(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, TestDatabase)) {
+    let database = open_sqlite().await;
     let (application, exchange) = (Application::new().await, unique("app"));
-    let queue = Queue::bound(&shared(), &exchange, pattern).await;
-    let worker = application.worker(&place.0, Some(target(&shared(), &exchange)));
-    (application, queue, worker, place)
+    let queue = Queue::bound(&shared_broker_url(), &exchange, pattern).await;
+    let worker = application.worker(&database.0, Some(target(&shared_broker_url(), &exchange)));
+    (application, queue, worker, database)
 }
 
 #[tokio::test]
 async fn one_worker_publishes_everything_in_order_and_releases_the_lock() {
-    let (application, queue, worker, _place) = setup("ticket.created").await;
+    let (application, queue, worker, _database) = setup("ticket.created").await;
     application.insert_many(120).await;
-    assert_eq!(worker.drain(Timestamp::now()).await, 120, "not one batch of 50 per period");
+    assert_eq!(worker.drain(Timestamp::now()).await, 120, "several batches of 50 in one period");
     let arrived = queue.arrived().await;
-    let numbers: Vec<i64> = arrived.iter().map(|one| one.body["number"].as_i64().unwrap()).collect();
+    let numbers: Vec<i64> = arrived.iter().map(|message| message.body["number"].as_i64().unwrap()).collect();
     assert_eq!(numbers, (1..=120).collect::<Vec<i64>>());
-    assert_eq!(arrived.iter().map(|one| &one.message_id).collect::<HashSet<_>>().len(), 120);
+    assert_eq!(arrived.iter().map(|message| &message.message_id).collect::<HashSet<_>>().len(), 120);
     assert_eq!((application.pending().await, application.count("\"ProcessedEvents\"").await), (0, 120));
-    let free: bool = application.client.query_one("SELECT pg_try_advisory_lock(42)", &[]).await.unwrap().get(0);
+    let free: bool = application.client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.unwrap().get(0);
     assert!(free);
 }
 
 #[tokio::test]
 async fn of_two_workers_one_has_the_lock_and_the_other_waits() {
-    let (application, queue, first, (store, _place)) = setup("#").await;
-    let second = application.worker(&store, Some(target(&shared(), &queue.exchange)));
+    let (application, queue, first, (store, _database)) = setup("#").await;
+    let second = application.worker(&store, Some(target(&shared_broker_url(), &queue.exchange)));
     application.insert_many(60).await;
     let now = Timestamp::now();
     assert_eq!(first.round(now).await.handled, 50);
@@ -75,7 +75,7 @@ async fn of_two_workers_one_has_the_lock_and_the_other_waits() {
 async fn a_broker_that_is_down_uses_no_attempts() {
     let mut broker = Broker::rabbitmq("").await;
     let queue = Queue::bound(&broker.url(), "app", "#").await;
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let application = Application::new().await;
     application.insert_many(60).await;
     let worker = application.worker(&store, Some(target(&broker.url(), "app")));
@@ -96,7 +96,7 @@ async fn a_connection_that_breaks_while_publishing_loses_nothing() {
     let broker = Broker::rabbitmq("").await;
     let proxy = Proxy::to(broker.port()).await;
     let queue = Queue::bound(&broker.url(), "app", "#").await;
-    let (store, _place) = open_sqlite().await;
+    let (store, _database) = open_sqlite().await;
     let application = Application::new().await;
     application.insert_many(200).await;
     let worker = application.worker(&store, Some(target(&broker.url_with_port(proxy.port()), "app")));
@@ -107,13 +107,13 @@ async fn a_connection_that_breaks_while_publishing_loses_nothing() {
     proxy.restore();
     worker.drain(later(now, 1)).await;
     assert_eq!((application.pending().await, application.attempts().await), (0, 0));
-    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids.len(), 200);
 }
 
 #[tokio::test]
 async fn a_message_that_is_already_in_processed_events_is_marked_and_not_published() {
-    let (application, queue, worker, _place) = setup("#").await;
+    let (application, queue, worker, _database) = setup("#").await;
     let id = application.insert("TicketCreatedEvent", json!({})).await;
     application
         .client
@@ -128,29 +128,32 @@ async fn a_message_that_is_already_in_processed_events_is_marked_and_not_publish
 #[tokio::test]
 async fn an_unroutable_row_uses_attempts_and_the_others_continue() {
     // `ticket.*` does not match `ticket.status.changed`.
-    let (application, queue, worker, _place) = setup("ticket.*").await;
-    let lost = application.insert("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
+    let (application, queue, worker, _database) = setup("ticket.*").await;
+    let unroutable = application.insert("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
     let good = application.insert("TicketCreatedEvent", json!({"a": 1})).await;
     let now = Timestamp::now();
     worker.drain(now).await;
     let reason = Some("no queue is bound for routing key \"ticket.status.changed\"".to_owned());
-    assert_eq!(application.row(&lost).await, OutboxRow { is_dispatched: false, attempts: 1, error: reason.clone() });
+    assert_eq!(
+        application.row(&unroutable).await,
+        OutboxRow { is_dispatched: false, attempts: 1, error: reason.clone() }
+    );
     assert!(application.row(&good).await.is_dispatched);
     assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it waits, and uses no attempt meanwhile");
     for minute in 1..10 {
         worker.drain(later(now, minute)).await;
     }
-    assert_eq!(application.row(&lost).await, OutboxRow { is_dispatched: false, attempts: 5, error: reason });
+    assert_eq!(application.row(&unroutable).await, OutboxRow { is_dispatched: false, attempts: 5, error: reason });
     queue.bind("ticket.status.changed").await;
     application.client.batch_execute("UPDATE \"OutboxMessages\" SET \"Attempts\" = 0").await.unwrap();
     worker.drain(later(now, 20)).await;
-    let ids: Vec<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
-    assert_eq!(ids, [good, lost]);
+    let ids: Vec<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
+    assert_eq!(ids, [good, unroutable]);
 }
 
 #[tokio::test]
 async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
-    let (application, queue, worker, _place) = setup("#").await;
+    let (application, queue, worker, _database) = setup("#").await;
     application.client.batch_execute("ALTER TABLE \"OutboxMessages\" ALTER \"PayloadJson\" TYPE text").await.unwrap();
     let insert = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\") VALUES ($1, $2) RETURNING \"Id\"::text";
     let mut ids: Vec<String> = Vec::new();
@@ -169,7 +172,7 @@ async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
 
 #[tokio::test]
 async fn rows_written_during_a_round_are_not_lost() {
-    let (application, queue, worker, _place) = setup("#").await;
+    let (application, queue, worker, _database) = setup("#").await;
     let writers = (0..4).map(|writer| {
         let url = application.url.clone();
         tokio::spawn(async move {
@@ -189,13 +192,13 @@ async fn rows_written_during_a_round_are_not_lost() {
         worker.drain(Timestamp::now()).await;
     }
     worker.drain(Timestamp::now()).await;
-    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!((ids.len(), application.pending().await), (300, 0));
 }
 
 #[tokio::test]
 async fn after_a_crash_between_publishing_and_marking_a_message_is_published_again_with_the_same_id() {
-    let (application, queue, worker, (store, _place)) = setup("#").await;
+    let (application, queue, worker, (store, _database)) = setup("#").await;
     let id = application.insert("TicketCreatedEvent", json!({})).await;
     // The crash: the session that marks rows is ended once.
     application
@@ -214,24 +217,24 @@ async fn after_a_crash_between_publishing_and_marking_a_message_is_published_aga
     assert_eq!(worker.round(now).await.handled, 0);
     assert_eq!((application.pending().await, application.count("\"ProcessedEvents\"").await), (1, 0));
     application.client.batch_execute("DROP TRIGGER crash ON \"OutboxMessages\"").await.unwrap();
-    let second = application.worker(&store, Some(target(&shared(), &queue.exchange)));
+    let second = application.worker(&store, Some(target(&shared_broker_url(), &queue.exchange)));
     assert_eq!(second.drain(now).await, 1);
     assert_eq!(worker.drain(later(now, 1)).await, 0, "it is never published after it is recorded");
-    let ids: Vec<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    let ids: Vec<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids, [id.clone(), id]);
 }
 
-/// Real servers with their loops, and an administrator that ends sessions.
+/// Runs two servers with their loops, while an administrator ends database sessions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_sessions_lose_no_message_and_never_give_the_lock_to_two_servers() {
     let application = Application::new().await;
     let exchange = unique("app");
-    let queue = Queue::bound(&shared(), &exchange, "#").await;
+    let queue = Queue::bound(&shared_broker_url(), &exchange, "#").await;
     let config = || EngineConfig {
-        sources: vec![application.config(Some(target(&shared(), &exchange)))],
+        sources: vec![application.config(Some(target(&shared_broker_url(), &exchange)))],
         ..EngineConfig::default()
     };
-    let worlds = [World::with(config()).await, World::with(config()).await];
+    let servers = [Fixture::with(config()).await, Fixture::with(config()).await];
     let mut ended = 0;
     for round in 1..=10 {
         application.insert_many(300).await;
@@ -241,16 +244,15 @@ async fn ended_sessions_lose_no_message_and_never_give_the_lock_to_two_servers()
                 break;
             }
         }
-        let holders = "pg_locks WHERE locktype = 'advisory' AND objid = 42 AND granted
-                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
-        assert!(application.count(holders).await <= 1, "round {round}");
+        let locks = format!("pg_locks WHERE {LOCK_IS_HELD}");
+        assert!(application.count(&locks).await <= 1, "round {round}");
     }
     eventually("everything is dispatched", async || (application.pending().await == 0).then_some(())).await;
-    for world in &worlds {
-        world.stop().await;
+    for server in &servers {
+        server.stop().await;
     }
     assert_eq!(application.attempts().await, 0);
-    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|one| one.message_id).collect();
+    let ids: HashSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids.len(), 3_000);
-    assert!(ended > 2, "only {ended} sessions were met at work");
+    assert!(ended > 2, "only {ended} sessions had the lock when they were ended");
 }

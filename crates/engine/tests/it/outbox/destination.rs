@@ -12,7 +12,7 @@ use redis::{AsyncCommands, streams::StreamRangeReply};
 use super::Arrived;
 
 #[async_trait]
-pub trait FarEnd: Sync {
+pub trait Destination: Sync {
     /// Returns everything that has arrived so far, in order.
     async fn arrived(&self) -> Vec<Arrived>;
 }
@@ -54,7 +54,7 @@ impl Queue {
 }
 
 #[async_trait]
-impl FarEnd for Queue {
+impl Destination for Queue {
     async fn arrived(&self) -> Vec<Arrived> {
         let (_connection, channel) = channel(&self.url).await;
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
@@ -78,7 +78,7 @@ pub struct Stream {
 }
 
 #[async_trait]
-impl FarEnd for Stream {
+impl Destination for Stream {
     async fn arrived(&self) -> Vec<Arrived> {
         let context = async_nats::jetstream::new(async_nats::connect(&self.url).await.unwrap());
         let mut stream = context.get_stream(&self.name).await.unwrap();
@@ -101,7 +101,7 @@ pub struct Key {
 }
 
 #[async_trait]
-impl FarEnd for Key {
+impl Destination for Key {
     async fn arrived(&self) -> Vec<Arrived> {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(std::time::Duration::from_secs(60)));
         let client = redis::Client::open(self.url.as_str()).unwrap();

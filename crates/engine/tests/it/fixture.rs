@@ -14,32 +14,32 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub struct World {
+pub struct Fixture {
     pub store: Arc<dyn Store>,
     pub engine: Arc<Engine>,
-    _place: Place,
+    _database: TestDatabase,
 }
 
 /// Storage of a test, deleted at its end.
-pub enum Place {
-    Folder(tempfile::TempDir),
-    Database(String),
+pub enum TestDatabase {
+    File(tempfile::TempDir),
+    Postgres(String),
 }
 
 /// How long to wait for a condition. Generous: it only decides how long a failure takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-pub async fn open_sqlite() -> (Arc<dyn Store>, Place) {
+pub async fn open_sqlite() -> (Arc<dyn Store>, TestDatabase) {
     let folder = tempfile::tempdir().unwrap();
-    (open(&sqlite_url(&folder)).await, Place::Folder(folder))
+    (open(&sqlite_url(&folder)).await, TestDatabase::File(folder))
 }
 
 /// Opens the same SQLite file again.
-pub async fn reopened(store: Arc<dyn Store>, place: Place) -> (Arc<dyn Store>, Place) {
+pub async fn reopened(store: Arc<dyn Store>, database: TestDatabase) -> (Arc<dyn Store>, TestDatabase) {
     store.close().await;
     drop(store);
-    let Place::Folder(folder) = &place else { panic!("only a file is opened by one at a time") };
-    (open(&sqlite_url(folder)).await, place)
+    let TestDatabase::File(folder) = &database else { panic!("only a file is opened by one at a time") };
+    (open(&sqlite_url(folder)).await, database)
 }
 
 fn sqlite_url(folder: &tempfile::TempDir) -> String {
@@ -47,67 +47,67 @@ fn sqlite_url(folder: &tempfile::TempDir) -> String {
 }
 
 /// Opens a new database on the server that `./test` has started.
-pub async fn open_postgres() -> (Arc<dyn Store>, Place) {
-    let (url, place) = open_database().await;
-    (open(&url).await, place)
+pub async fn open_postgres() -> (Arc<dyn Store>, TestDatabase) {
+    let (url, database) = open_database().await;
+    (open(&url).await, database)
 }
 
 /// Creates an empty database and returns its URL.
-pub async fn open_database() -> (String, Place) {
+pub async fn open_database() -> (String, TestDatabase) {
     let name = format!("faena_engine_{}", uuid::Uuid::new_v4().simple());
     run_sql(&format!("CREATE DATABASE {name}")).await;
-    let place = Place::Database(name);
-    (postgres_url(&place), place)
+    let database = TestDatabase::Postgres(name);
+    (postgres_url(&database), database)
 }
 
-impl Place {
-    /// Refuses new connections and ends the existing ones.
-    pub async fn shut(&self) {
-        let Place::Database(name) = self else { panic!("only PostgreSQL can be shut") };
+impl TestDatabase {
+    /// Rejects new connections and ends the existing ones.
+    pub async fn reject_connections(&self) {
+        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can be shut") };
         run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
         run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
     }
 
-    pub async fn reopen(&self) {
-        let Place::Database(name) = self else { panic!("only PostgreSQL can be shut") };
+    pub async fn accept_connections(&self) {
+        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can be shut") };
         run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
     }
 }
 
 /// Opens the same PostgreSQL database for another server.
-pub async fn opened_beside(place: &Place) -> Arc<dyn Store> {
-    let Place::Database(name) = place else { panic!("a file is opened by one at a time") };
+pub async fn opened_beside(database: &TestDatabase) -> Arc<dyn Store> {
+    let TestDatabase::Postgres(name) = database else { panic!("a file is opened by one at a time") };
     let server = postgres_server();
     let (base, _) = server.rsplit_once('/').unwrap();
     open(&format!("{base}/{name}")).await
 }
 
 /// Ends every connection to the database.
-pub async fn cut_connections(place: &Place) {
-    let Place::Database(name) = place else { panic!("a file has no connections") };
+pub async fn cut_connections(database: &TestDatabase) {
+    let TestDatabase::Postgres(name) = database else { panic!("a file has no connections") };
     run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
 }
 
 /// Opens the same PostgreSQL database for another node.
-pub async fn beside(world: &World) -> Arc<dyn Store> {
-    open(&address(world)).await
+pub async fn beside(fixture: &Fixture) -> Arc<dyn Store> {
+    open(&address(fixture)).await
 }
 
-fn address(world: &World) -> String {
-    postgres_url(&world._place)
+fn address(fixture: &Fixture) -> String {
+    postgres_url(&fixture._database)
 }
 
 /// Returns the URL of a test's database.
-pub fn postgres_url(place: &Place) -> String {
-    let Place::Database(name) = place else { panic!("only PostgreSQL has an address") };
+pub fn postgres_url(database: &TestDatabase) -> String {
+    let TestDatabase::Postgres(name) = database else { panic!("only PostgreSQL has an address") };
     let server = postgres_server();
     let (base, _) = server.rsplit_once('/').unwrap();
     format!("{base}/{name}")
 }
 
 /// Ends the sessions that receive notifications of other nodes.
-pub async fn end_listening(world: &World) {
-    let Place::Database(name) = &world._place else { panic!("only a server has sessions") };
+pub async fn end_listening(fixture: &Fixture) {
+    let TestDatabase::Postgres(name) = &fixture._database else { panic!("only a server has sessions") };
     let sql = format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'faena listener'"
     );
@@ -115,8 +115,8 @@ pub async fn end_listening(world: &World) {
 }
 
 /// Opens the same database behind a proxy that refuses listeners, as transaction-mode poolers do.
-pub async fn without_listening(world: &World) -> Arc<dyn Store> {
-    let mut url = url::Url::parse(&address(world)).unwrap();
+pub async fn without_listening(fixture: &Fixture) -> Arc<dyn Store> {
+    let mut url = url::Url::parse(&address(fixture)).unwrap();
     let far = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let near = listener.local_addr().unwrap();
@@ -148,25 +148,25 @@ pub async fn open(url: &str) -> Arc<dyn Store> {
     faena_store::open(url, StoreOptions::default()).await.unwrap()
 }
 
-impl World {
-    pub async fn new() -> World {
-        World::with(EngineConfig::default()).await
+impl Fixture {
+    pub async fn new() -> Fixture {
+        Fixture::with(EngineConfig::default()).await
     }
 
-    pub async fn with(config: EngineConfig) -> World {
-        World::over(open_sqlite().await, config).await
+    pub async fn with(config: EngineConfig) -> Fixture {
+        Fixture::over(open_sqlite().await, config).await
     }
 
-    pub async fn over((store, place): (Arc<dyn Store>, Place), config: EngineConfig) -> World {
+    pub async fn over((store, database): (Arc<dyn Store>, TestDatabase), config: EngineConfig) -> Fixture {
         let engine = Engine::start(store.clone(), config).await.unwrap();
-        World { store, engine, _place: place }
+        Fixture { store, engine, _database: database }
     }
 
     /// Stops the engine and starts another on the same store.
-    pub async fn restarted(self, config: EngineConfig) -> World {
+    pub async fn restarted(self, config: EngineConfig) -> Fixture {
         self.stop().await;
         let engine = Engine::start(self.store.clone(), config).await.unwrap();
-        World { engine, ..self }
+        Fixture { engine, ..self }
     }
 
     pub async fn stop(&self) {
@@ -181,7 +181,7 @@ impl World {
         self.store.job_get(id).await.unwrap().unwrap()
     }
 
-    pub async fn job_is(&self, id: JobId, state: JobState) -> JobView {
+    pub async fn wait_for_state(&self, id: JobId, state: JobState) -> JobView {
         let began = Instant::now();
         loop {
             let job = self.job(id).await;
@@ -197,12 +197,12 @@ impl World {
     /// Submits a job and waits until it is in this state.
     pub async fn ends(&self, job: NewJob, state: JobState) -> JobView {
         let id = self.submit(job).await;
-        self.job_is(id, state).await
+        self.wait_for_state(id, state).await
     }
 }
 
 pub async fn submit(store: &dyn Store, job: NewJob) -> JobId {
-    store.job_submit(vec![job], Timestamp::now()).await.unwrap()[0].id
+    store.job_submit(vec![job], None, Timestamp::now()).await.unwrap()[0].id
 }
 
 /// Repeats `look` until it returns a value.
@@ -228,7 +228,7 @@ pub fn once(kind: &str, payload: impl Into<String>) -> NewJob {
     job
 }
 
-pub fn events(job: &JobView) -> Vec<&'static str> {
+pub fn events(job: &JobView) -> Vec<&str> {
     job.execution_log.iter().map(|entry| entry.event.as_str()).collect()
 }
 
@@ -240,9 +240,9 @@ pub fn result(job: &JobView) -> serde_json::Value {
     serde_json::from_str(job.result.as_ref().unwrap().get()).unwrap()
 }
 
-impl Drop for Place {
+impl Drop for TestDatabase {
     fn drop(&mut self) {
-        let Place::Database(name) = self else { return };
+        let TestDatabase::Postgres(name) = self else { return };
         let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
         // The runtime of a test cannot wait while it unwinds.
         let dropped = std::thread::spawn(move || {

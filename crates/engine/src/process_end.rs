@@ -1,0 +1,43 @@
+//! How a process ended, in words and numbers.
+
+use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ProcessEnd {
+    Exited(i32),
+    KilledBySignal(i32),
+    NotStarted(String),
+}
+
+impl ProcessEnd {
+    pub fn exit_code(&self) -> Option<i32> {
+        match self {
+            ProcessEnd::Exited(code) => Some(*code),
+            ProcessEnd::KilledBySignal(_) | ProcessEnd::NotStarted(_) => None,
+        }
+    }
+
+    pub fn is_success(&self) -> bool {
+        self.exit_code() == Some(0)
+    }
+}
+
+impl From<ExitStatus> for ProcessEnd {
+    fn from(status: ExitStatus) -> ProcessEnd {
+        match status.code() {
+            Some(code) => ProcessEnd::Exited(code),
+            None => ProcessEnd::KilledBySignal(status.signal().unwrap_or(0)),
+        }
+    }
+}
+
+/// Completes a sentence that begins with the name of the process.
+impl fmt::Display for ProcessEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProcessEnd::Exited(code) => write!(f, "ended with exit code {code}"),
+            ProcessEnd::KilledBySignal(signal) => write!(f, "was killed by signal {signal}"),
+            ProcessEnd::NotStarted(error) => write!(f, "could not be started: {error}"),
+        }
+    }
+}

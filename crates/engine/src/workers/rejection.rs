@@ -1,0 +1,23 @@
+//! Rejections: why a message of a worker changes nothing.
+
+use faena_domain::{ErrorCode, Run};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    pub code: ErrorCode,
+    pub message: String,
+}
+
+impl Rejection {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Rejection {
+        Rejection { code, message: message.into() }
+    }
+
+    pub(crate) fn stale(run: Run) -> Rejection {
+        Rejection::new(ErrorCode::StaleRun, format!("run {run} no longer has this job; nothing was changed"))
+    }
+
+    pub(crate) fn unavailable() -> Rejection {
+        Rejection::new(ErrorCode::Unavailable, "the database is not available at the moment; report it again")
+    }
+}
